@@ -1,0 +1,34 @@
+"""Every method by name. A new one is a file here and a line below; the contract test finds it."""
+
+import inspect
+
+from fewtag.errors import InputError, nearest
+from fewtag.methods.base import Classifier, Episode, Method, Support
+from fewtag.methods.protonet import ProtoNet
+from fewtag.methods.word_attention import ReferenceWordAttention, WordAttention
+from fewtag.methods.wrappers import EndToEnd
+
+METHODS: dict[str, type[Method]] = {
+    "word-attention": WordAttention,
+    "word-attention-reference": ReferenceWordAttention,
+    "protonet": ProtoNet,
+}
+
+__all__ = ["METHODS", "Classifier", "EndToEnd", "Episode", "Method", "Support", "check_method", "create_method"]
+
+
+def check_method(name: str, options: dict[str, object]) -> None:
+    """Refuses an unknown method, or an option it does not have, before anything is built."""
+    if name not in METHODS:
+        raise InputError(f"unknown method {name!r}; {nearest(name, METHODS)}")
+    parameters = inspect.signature(METHODS[name]).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    for option in options:
+        if option not in known:
+            raise InputError(f"method {name!r} has no option {option!r}; {nearest(option, known)}")
+
+
+def create_method(name: str, *, channels: int, dimensions: int, options: dict[str, object] | None = None) -> Method:
+    """A method of `METHODS` for maps and word vectors of the given sizes."""
+    check_method(name, options or {})
+    return METHODS[name](channels, dimensions, **(options or {}))

@@ -1,0 +1,82 @@
+"""The contract every method keeps: learn from base labels, then meet new ones."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fewtag.errors import InputError
+from fewtag.types import Logits, Maps, Targets, Words
+
+Classifier = Callable[[Maps], Logits]
+
+
+class Support(NamedTuple):
+    """What `adapt` may see of an episode: no query image can leak in, by type."""
+
+    labels: tuple[str, ...]
+    words: Words
+    maps: Maps
+    targets: Targets
+
+
+class Episode(NamedTuple):
+    """A support and the query images, with their targets, on which it is judged."""
+
+    support: Support
+    maps: Maps
+    targets: Targets
+
+
+class Method(nn.Module):
+    """Turns a support into a classifier. One file each; hyper-parameters are keyword-only and default to the paper."""
+
+    serves_words_alone: bool = False
+    """Whether a label without any support image is served from its word vector instead of refused."""
+
+    def __init__(self, channels: int, dimensions: int) -> None:
+        """Of maps with so many channels and word vectors with so many dimensions."""
+        super().__init__()
+        self.channels, self.dimensions = channels, dimensions
+
+    def adapt(self, support: Support) -> Classifier:
+        """Meets the support's labels. Returns a value and changes nothing in the method."""
+        raise NotImplementedError
+
+    def loss(self, episode: Episode) -> Float[Tensor, ""]:
+        """What training lowers: how wrongly the adapted classifier tags the query images."""
+        return bce(self.adapt(episode.support)(episode.maps), episode.targets)
+
+
+def bce(logits: Logits, targets: Targets) -> Float[Tensor, ""]:
+    """Mean binary cross-entropy over images and labels."""
+    return F.binary_cross_entropy_with_logits(logits.float(), targets.float())
+
+
+def pool(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor, "images channels"]:
+    """Global features: the mean over places."""
+    return maps.mean(dim=(2, 3))
+
+
+def places(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor, "images places channels"]:
+    """Local features, a row for each place of the map."""
+    return maps.flatten(2).transpose(1, 2)
+
+
+def cosine(left: Float[Tensor, "images size"], right: Float[Tensor, "labels size"]) -> Logits:
+    """Cosine of each image with each label, in full precision even where the network runs in half."""
+    with torch.autocast(left.device.type, enabled=False):
+        return F.normalize(left.float(), dim=-1) @ F.normalize(right.float(), dim=-1).T
+
+
+def refuse_labels_without_image(support: Support) -> None:
+    """Raises for the first label that no support image shows."""
+    empty = (~support.targets.any(dim=0)).nonzero().flatten().tolist()
+    if empty:
+        raise InputError(
+            f"label {support.labels[empty[0]]!r} has no support image ({len(empty)} of {len(support.labels)} labels "
+            "have none), and this method needs one; add a picture of it or drop the label"
+        )

@@ -1,0 +1,187 @@
+"""The paper: prototypes inferred from support images by an attention that the labels' word vectors guide.
+
+Yan et al., "Inferring Prototypes for Multi-Label Few-Shot Image Classification with Word Vector Guided Attention",
+AAAI 2022. Two faithful readings: `WordAttention` follows the text, `ReferenceWordAttention` the authors' public code.
+Every difference between the two is in the second class; docs/paper-notes.md gives the reasons.
+
+Symbols of the paper: A_visual `visual`, A_text `text`, Q K V `query` `key` `value`, n_a `heads`, d_a `width`,
+d_j `joint`, λ `scale`, γ `gamma`.
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fewtag.errors import InputError
+from fewtag.methods.base import (
+    Classifier,
+    Episode,
+    Method,
+    Support,
+    bce,
+    cosine,
+    places,
+    pool,
+    refuse_labels_without_image,
+)
+from fewtag.types import Logits, Words
+
+Joint = Float[Tensor, "labels joint"]
+Local = Float[Tensor, "images places joint"]
+Scores = Float[Tensor, "heads labels images places"]
+
+
+class WordAttention(Method):
+    """The text's model: one softmax over all places of all images of a label, then an MLP; similarity is λ·cosine."""
+
+    bias: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        channels: int,
+        dimensions: int,
+        *,
+        joint: int = 512,
+        heads: int = 8,
+        scale: float = 20.0,
+        gamma: float = 1.0,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__(channels, dimensions)
+        if not 1 <= heads <= joint:
+            raise InputError(f"heads = {heads}: the joint space of {joint} dimensions takes from 1 to {joint} heads")
+        self.joint, self.heads, self.scale, self.gamma, self.dropout = joint, heads, scale, gamma, dropout
+        self.width = joint // heads  # the paper's 6, 10, 12 and 14 heads do not divide 512
+        inner = self.width * heads
+        self.visual = nn.Linear(channels, joint, bias=self.bias)
+        self.text = nn.Linear(dimensions, joint, bias=self.bias)
+        self.query = nn.Linear(joint, inner, bias=self.bias)
+        self.key = nn.Linear(joint, inner, bias=self.bias)
+        self.value = nn.Linear(joint, inner, bias=self.bias)
+        self.block = self.build_block(inner)
+
+    def build_block(self, inner: int) -> nn.Module:
+        """What turns the joined heads into a prototype."""
+        return nn.Sequential(
+            nn.Linear(inner, self.joint), nn.GELU(), nn.Dropout(self.dropout), nn.Linear(self.joint, self.joint)
+        )
+
+    def similarity(self, images: Float[Tensor, "images joint"], labels: Joint) -> Logits:
+        """λ·cos: probability one half at a right angle."""
+        return self.scale * cosine(images, labels)
+
+    def local(self, maps: Float[Tensor, "images channels height width"]) -> Local:
+        """The places of the maps in the joint space."""
+        return self.visual(places(maps))
+
+    def scores(self, words: Joint, local: Local) -> Scores:
+        """Attention before the softmax: how relevant a place is for a label, in the eyes of each head."""
+        query = self.query(words).unflatten(-1, (self.heads, self.width))
+        key = self.key(local).unflatten(-1, (self.heads, self.width))
+        return torch.einsum("lhw,iphw->hlip", query, key) / math.sqrt(self.width)
+
+    def prototypes(self, support: Support, words: Joint) -> Joint:
+        """One for each label, from the places of all support images that show it."""
+        refuse_labels_without_image(support)
+        local = self.local(support.maps)
+        hidden = ~support.targets.T[None, :, :, None]
+        scores = self.scores(words, local).float().masked_fill(hidden, -math.inf)
+        attention = scores.flatten(2).softmax(dim=-1).view_as(scores)
+        value = self.value(local).unflatten(-1, (self.heads, self.width))
+        heads = torch.einsum("hlip,iphw->lhw", attention.to(value.dtype), value)
+        return self.block(heads.flatten(1))
+
+    def adapt(self, support: Support) -> Classifier:
+        prototypes = self.prototypes(support, self.text(support.words))
+        return lambda maps: self.similarity(self.visual(pool(maps)), prototypes)
+
+    def loss(self, episode: Episode) -> Float[Tensor, ""]:
+        """CMW loss (word vectors as prototypes, on the support images) + γ · query loss."""
+        support = episode.support
+        words = self.text(support.words)
+        alignment = bce(self.similarity(self.visual(pool(support.maps)), words), support.targets)
+        return alignment + self.gamma * super().loss(episode)
+
+    def relevance(
+        self, maps: Float[Tensor, "images channels height width"], words: Words
+    ) -> Float[Tensor, "images labels height width"]:
+        """The paper's figure: the scores before the softmax, summed over the heads, for each place and label."""
+        scores = self.scores(self.text(words), self.local(maps)).sum(dim=0)
+        return scores.transpose(0, 1).reshape(len(maps), len(words), *maps.shape[2:]).float()
+
+
+class ReferenceWordAttention(WordAttention):
+    """The authors' code: attention within each image, then a mean of the images weighted by word–image similarity."""
+
+    serves_words_alone = True  # by the label's projected word vector
+    bias = True
+
+    def __init__(
+        self,
+        channels: int,
+        dimensions: int,
+        *,
+        joint: int = 512,
+        heads: int = 8,
+        scale: float = 20.0,
+        gamma: float = 1.0,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__(channels, dimensions, joint=joint, heads=heads, scale=scale, gamma=gamma, dropout=dropout)
+        self.visual_local = nn.Linear(channels, joint)
+        self.norm = nn.LayerNorm(joint)
+
+    def build_block(self, inner: int) -> nn.Module:
+        return ResidualBlock(inner, self.joint, self.dropout)
+
+    def similarity(self, images: Float[Tensor, "images joint"], labels: Joint) -> Logits:
+        """λ·(1 − distance of the unit vectors): probability one half at a cosine of one half."""
+        # the distance of unit vectors is √(2 − 2·cos); its slope is infinite at 0
+        squared = 2 - 2 * cosine(images, labels)
+        return self.scale * (1 - squared.clamp_min(1e-6).sqrt())
+
+    def local(self, maps: Float[Tensor, "images channels height width"]) -> Local:
+        """By a projection of their own, then the layer norm that words and places share."""
+        return self.norm(self.visual_local(places(maps)))
+
+    def scores(self, words: Joint, local: Local) -> Scores:
+        return super().scores(self.norm(words), local)
+
+    def prototypes(self, support: Support, words: Joint) -> Joint:
+        local = self.local(support.maps)
+        attention = self.scores(words, local).float().softmax(dim=-1)
+        value = self.value(local).unflatten(-1, (self.heads, self.width))
+        heads = torch.einsum("hlip,iphw->lihw", attention.to(value.dtype), value)
+        shows = support.targets.T
+        within = self.block(heads.flatten(2)[shows])
+        encoded = within.new_zeros(*shows.shape, self.joint)
+        encoded[shows] = within
+
+        match = self.similarity(self.visual(pool(support.maps)), words).T
+        # finite, lest the row of a label without image become not-a-number
+        weights = match.masked_fill(~shows, torch.finfo(match.dtype).min).softmax(dim=-1)
+        means = torch.einsum("li,lij->lj", weights.to(encoded.dtype), encoded)
+        return torch.where(shows.any(dim=1, keepdim=True), means, words.to(means.dtype))
+
+
+class ResidualBlock(nn.Module):
+    """Output projection, layer norm, MLP with a residual, layer norm."""
+
+    def __init__(self, inner: int, joint: int, dropout: float) -> None:
+        super().__init__()
+        self.project = nn.Sequential(nn.Linear(inner, joint), nn.Dropout(dropout), nn.LayerNorm(joint))
+        self.mlp = nn.Sequential(
+            nn.Linear(joint, 2 * joint),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(2 * joint, joint),
+            nn.Dropout(dropout),
+        )
+        self.norm = nn.LayerNorm(joint)
+
+    def forward(self, heads: Float[Tensor, "pairs inner"]) -> Float[Tensor, "pairs joint"]:
+        projected = self.project(heads)
+        return self.norm(projected + self.mlp(projected))
