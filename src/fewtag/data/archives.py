@@ -32,9 +32,7 @@ class ImageIndex(dict[str, Picture]):
         picture = self[name]
         for other in self.others.get(name, []):
             if other.size != picture.size or other.read() != picture.read():
-                raise InputError(
-                    f"image {name!r} could be {picture} or {other}; add its ending, or rename one"
-                )
+                raise InputError(f"image {name!r} could be {picture} or {other}; add its ending, or rename one")
         return picture
 
 

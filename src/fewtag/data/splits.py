@@ -63,7 +63,7 @@ class Split:
         if phase.must_show:
             kept &= _any(columns, phase.must_show, none)
         rows = np.flatnonzero(kept)
-        lacking = [label for label, shown in zip(phase.labels, targets[rows].any(axis=0), strict=True) if not shown]
+        lacking = [phase.labels[column] for column in np.flatnonzero(~targets[rows].any(axis=0))]
         if lacking:
             raise InputError(
                 f"{len(lacking)} of the {len(phase.labels)} labels of phase {name!r} have no image among the "
