@@ -1,0 +1,110 @@
+"""Other ways to write an English word: number, British or American, run together."""
+
+import re
+from collections.abc import Iterator
+
+IRREGULAR_PLURALS = {
+    "person": "people",
+    "man": "men",
+    "woman": "women",
+    "child": "children",
+    "mouse": "mice",
+    "goose": "geese",
+    "foot": "feet",
+    "tooth": "teeth",
+    "knife": "knives",
+    "leaf": "leaves",
+}
+# tried in this order, the first that matches is the rule
+PLURALS = (("([^aeiou])y", r"\1ies"), ("(s|x|z|ch|sh)", r"\1es"), ("(.)", r"\1s"))
+SINGULARS = (("([^aeiou])ies", r"\1y"), ("(s|x|z|ch|sh|o)es", r"\1"), ("([^s])s", r"\1"))
+
+# (British, American, what may follow)
+SPELLINGS = (
+    ("our", "or", "|s|ed|ing|ful"),
+    ("re", "er", "|s"),
+    ("is", "iz", "e|es|ed|er|ing|ation"),
+    ("ys", "yz", "e|es|ed|er|ing"),
+    ("ll", "l", "ed|er|ers|ing"),
+    ("ogue", "og", "|s"),
+    ("ence", "ense", "|s"),
+)
+SPELLING_EXCEPTIONS = {
+    "aeroplane": "airplane",
+    "aluminium": "aluminum",
+    "doughnut": "donut",
+    "grey": "gray",
+    "jewellery": "jewelry",
+    "kerb": "curb",
+    "moustache": "mustache",
+    "plough": "plow",
+    "programme": "program",
+    "pyjamas": "pajamas",
+    "tyre": "tire",
+    "yoghurt": "yogurt",
+}
+
+
+def split_label(label: str) -> list[str]:
+    """The words of a label.
+
+    >>> split_label("salt-and-pepper shaker/mill")
+    ['salt', 'and', 'pepper', 'shaker', 'mill']
+    """
+    return [word for word in re.split(r"[\s\-_/]+", label) if word]
+
+
+def variants(word: str) -> list[str]:
+    """The spellings to try, likeliest first, the word itself at the head.
+
+    >>> variants("tyres")
+    ['tyres', 'tyre', 'tires', 'tire']
+    """
+    lower = word.lower()
+    tried = [word, lower, *other_number(lower)]
+    for spelling in tuple(tried[1:]):
+        for other in other_side(spelling):
+            tried += [other, *other_number(other)]
+    return list(dict.fromkeys(spelling for spelling in tried if spelling))
+
+
+def other_number(word: str) -> Iterator[str]:
+    """The singular of a plural, the plural of a singular."""
+    for singular, plural in IRREGULAR_PLURALS.items():
+        if word == plural:
+            yield singular
+        elif word == singular:
+            yield plural
+    yield from apply_first(SINGULARS, word)
+    if not word.endswith("s"):
+        yield from apply_first(PLURALS, word)
+
+
+def apply_first(rules: tuple[tuple[str, str], ...], word: str) -> Iterator[str]:
+    """What the first rule for this ending makes of the word."""
+    for ending, replacement in rules:
+        if re.search(f"{ending}$", word):
+            yield re.sub(f"{ending}$", replacement, word)
+            return
+
+
+def other_side(word: str) -> Iterator[str]:
+    """The American spelling of a British word and the reverse; some of them are no words, and then found nowhere."""
+    for british, american in SPELLING_EXCEPTIONS.items():
+        if word == british:
+            yield american
+        elif word == american:
+            yield british
+    for british, american, endings in SPELLINGS:
+        for here, there in ((british, american), (american, british)):
+            if re.search(f"{here}(?=({endings})$)", word):
+                yield re.sub(f"{here}(?=({endings})$)", there, word)
+
+
+def halves(word: str) -> Iterator[tuple[str, str]]:
+    """Every way to see a run-together name as two words.
+
+    >>> list(halves("tvset"))
+    [('tv', 'set'), ('tvs', 'et')]
+    """
+    return ((word[:place], word[place:]) for place in range(2, len(word) - 1))
