@@ -1,0 +1,147 @@
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fewtag.data.images import LabelledImages, Picture
+from fewtag.errors import InputError
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "gif", "bmp", "tiff"])
+def test_every_common_format_opens_in_rgb(make, ending):
+    image = Picture(make(f"a.{ending}", "red")).open()
+    assert (image.mode, image.size) == ("RGB", (8, 6))
+    assert np.abs(np.asarray(image).astype(int) - [255, 0, 0]).max() < 8
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "tiff"])
+@pytest.mark.parametrize("orientation", [3, 6, 8])
+def test_exif_orientation_is_applied(tmp_path, ending, orientation):
+    upright = Image.new("RGB", (64, 32), "black")
+    upright.paste("white", (0, 0, 32, 32))
+    turned = upright.rotate({3: 180, 6: 90, 8: 270}[orientation], expand=True)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    turned.save(tmp_path / f"a.{ending}", exif=exif)
+    seen = np.asarray(Picture(tmp_path / f"a.{ending}").open().convert("L"))
+    assert seen.shape == (32, 64)
+    assert seen[:, :24].min() > 200
+    assert seen[:, 40:].max() < 50
+
+
+def test_damaged_exif_does_not_damage_the_picture(tmp_path):
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=b"Exif\x00\x00MM\x00*\x00\x00\xff\xff")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Picture(tmp_path / "a.jpg").open().size == (8, 6)
+
+
+def test_an_animation_counts_by_its_first_frame(tmp_path):
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    assert Picture(tmp_path / "a.gif").open().getpixel((0, 0)) == (255, 0, 0)
+
+
+def test_transparent_pixels_are_white_and_nothing_warns(tmp_path):
+    palette = Image.new("P", (4, 4), 1)
+    palette.putpalette([0, 0, 0, 9, 9, 9])
+    palette.save(tmp_path / "p.png", transparency=b"\xff\x00")
+    Image.new("RGBA", (4, 4), (9, 9, 9, 0)).save(tmp_path / "a.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in ("p.png", "a.png"):
+            assert Picture(tmp_path / name).open().getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_sixteen_bit_grey_keeps_its_shades(tmp_path):
+    Image.fromarray(np.full((4, 4), 128 * 256, dtype=np.uint16)).save(tmp_path / "a.png")
+    assert Picture(tmp_path / "a.png").open().getpixel((0, 0)) == (128, 128, 128)
+
+
+def test_pixels_are_squashed_not_cropped(tmp_path):
+    image = Image.new("RGB", (40, 10), "black")
+    image.paste("white", (0, 0, 20, 10))
+    image.save(tmp_path / "a.png")
+    pixels = Picture(tmp_path / "a.png").pixels(16)
+    assert (pixels.shape, pixels.dtype) == ((3, 16, 16), np.uint8)
+    assert pixels[:, :, :6].min() == 255
+    assert pixels[:, :, 10:].max() == 0
+
+
+def test_a_picture_of_the_right_size_keeps_its_pixels(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "a.png")
+    assert (Picture(tmp_path / "a.png").pixels(16) == noise.transpose(2, 0, 1)).all()
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(InputError, match=r"nowhere\.jpg: there is no such file"):
+        Picture(Path("nowhere.jpg")).read()
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "gif", "tiff"])
+def test_a_truncated_picture_is_named(make, ending):
+    path = make(f"broken.{ending}", size=(200, 200))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(InputError, match=r"broken\.\w+ cannot be decoded"):
+        Picture(path).open()
+
+
+@pytest.mark.parametrize("content", [b"", b"no image at all"])
+def test_what_is_no_picture_is_named(tmp_path, content):
+    (tmp_path / "text.jpg").write_bytes(content)
+    with pytest.raises(InputError, match=r"text\.jpg cannot be decoded"):
+        Picture(tmp_path / "text.jpg").open()
+
+
+@pytest.mark.parametrize("width", [10_001, 30_000])
+def test_more_than_a_hundred_megapixels_is_refused_without_a_warning(tmp_path, width):
+    Image.new("1", (width, 10_000)).save(tmp_path / "wall.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(InputError, match=r"wall\.png is too large"):
+            Picture(tmp_path / "wall.png").open()
+
+
+def labelled(ids: str, labels: str, targets: list[list[int]]) -> LabelledImages:
+    pictures = tuple(Picture(Path(name)) for name in ids)
+    return LabelledImages(tuple(ids), pictures, tuple(labels), np.array(targets, dtype=bool).reshape(len(ids), -1))
+
+
+def test_the_digest_ignores_the_order_of_images_and_labels():
+    one = labelled("ab", "xy", [[1, 0], [1, 1]])
+    assert one.digest == labelled("ba", "yx", [[1, 1], [0, 1]]).digest
+    assert one.digest != labelled("ab", "xy", [[1, 1], [1, 1]]).digest
+    assert one.digest != labelled("ab", "xz", [[1, 0], [1, 1]]).digest
+
+
+def test_an_image_listed_twice_is_named():
+    with pytest.raises(InputError, match="'a' is listed twice"):
+        labelled("aba", "x", [[1], [1], [1]])
+
+
+def test_an_empty_data_set_is_refused():
+    with pytest.raises(InputError, match="empty"):
+        LabelledImages((), (), ("x",), np.zeros((0, 1), dtype=bool))
+
+
+def test_rows_and_select_follow_the_order_asked_for():
+    images = labelled("abc", "xy", [[1, 0], [1, 1], [0, 1]])
+    chosen = images.select(images.rows(["c", "a"]))
+    assert (chosen.ids, chosen.labels, chosen.targets.tolist()) == (
+        ("c", "a"),
+        ("x", "y"),
+        [[False, True], [True, False]],
+    )
+    with pytest.raises(InputError, match="'z' is not in the data set"):
+        images.rows(["a", "z"])
+
+
+def test_check_names_the_first_missing_picture_and_counts(make):
+    there = Picture(make("a.jpg"))
+    images = LabelledImages(("a", "b"), (there, Picture(Path("gone.jpg"))), ("x",), np.ones((2, 1), dtype=bool))
+    with pytest.raises(InputError, match=r"1 of 2 images are missing, the first is gone\.jpg"):
+        images.check()
+    images.select([0]).check()

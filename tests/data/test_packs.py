@@ -1,0 +1,43 @@
+"""Facts about the measurement packs; skipped where they are absent."""
+
+import time
+
+import pytest
+
+from fewtag.data.episodes import EpisodeSampler
+from fewtag.data.readers import read_table
+from fewtag.data.splits import Split
+from fewtag.errors import InputError
+
+pytestmark = pytest.mark.shared
+
+
+@pytest.mark.parametrize(("phase", "images"), [("train", 10723), ("val", 2181), ("test", 3773), ("mixed", 2608)])
+def test_a_coco_pack_serves_its_phase_whole(packs, phase, images):
+    read = read_table(packs / "coco" / "labels.tsv", where={"pack": [phase]})
+    served = Split.load("coco").phase(read, phase)
+    assert len(read) == len(served) == images
+    assert served.pictures[0].pixels(224).shape == (3, 224, 224)
+    sampler = EpisodeSampler(served.targets, served.labels)
+    sampler.draw(0)
+    begun = time.perf_counter()
+    for index in range(20):
+        sampler.draw(index)
+    # under 3 ms alone; ten times that, for machines with other work
+    assert (time.perf_counter() - begun) / 20 < 0.03
+
+
+@pytest.mark.parametrize(("pack", "phase", "images"), [("vocbase", "train", 1470), ("vocval", "val", 403)])
+def test_coco_pictures_serve_voc(packs, pack, phase, images):
+    read = read_table(packs / "coco" / "labels.tsv", where={"pack": [pack]})
+    assert len(Split.load("voc").phase(read, phase, other_labels="ignore")) == images
+
+
+def test_voc_novel_pictures_may_show_other_labels(packs):
+    read = read_table(packs / "voc" / "labels.tsv")
+    assert [len(Split.load("voc").phase(read, phase)) for phase in ("test", "test-only")] == [788, 615]
+
+
+def test_some_coco_images_stand_in_several_packs(packs):
+    with pytest.raises(InputError, match="twice, in lines"):
+        read_table(packs / "coco" / "labels.tsv")
