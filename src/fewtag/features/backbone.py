@@ -73,7 +73,7 @@ def create_backbone(name: str = "tf_efficientnet_lite2", *, weights: str | None 
     preprocessing = load_weights(network, name, kind, argument)
     resize_network(network, name, size)
     layout, channels = find_layout(network, name, size)
-    return Backbone(
+    backbone = Backbone(
         name,
         network,
         size=size,
@@ -83,3 +83,4 @@ def create_backbone(name: str = "tf_efficientnet_lite2", *, weights: str | None 
         # Keras' strides and epsilon are in no tensor, yet change the maps
         variant="keras" if kind == "keras" else "timm",
     )
+    return backbone.eval()

@@ -57,14 +57,16 @@ def split_label(label: str) -> list[str]:
 def variants(word: str) -> list[str]:
     """The spellings to try, likeliest first, the word itself at the head.
 
-    >>> variants("tyres")
-    ['tyres', 'tyre', 'tires', 'tire']
+    >>> variants("Dog")
+    ['Dog', 'dog', 'dogs']
     """
     lower = word.lower()
     tried = [word, lower, *other_number(lower)]
-    for spelling in tuple(tried[1:]):
-        for other in other_side(spelling):
-            tried += [other, *other_number(other)]
+    # what is known by heart comes before what is made by rule, or `tyres` would be `tyers`
+    for respell in (exceptional_spellings, regular_spellings):
+        for spelling in (lower, *other_number(lower)):
+            for other in respell(spelling):
+                tried += [other, *other_number(other)]
     return list(dict.fromkeys(spelling for spelling in tried if spelling))
 
 
@@ -76,8 +78,8 @@ def other_number(word: str) -> Iterator[str]:
         elif word == singular:
             yield plural
     yield from apply_first(SINGULARS, word)
-    if not word.endswith("s"):
-        yield from apply_first(PLURALS, word)
+    # of a word in -s too, which may be a singular such as `bus`
+    yield from apply_first(PLURALS, word)
 
 
 def apply_first(rules: tuple[tuple[str, str], ...], word: str) -> Iterator[str]:
@@ -88,13 +90,17 @@ def apply_first(rules: tuple[tuple[str, str], ...], word: str) -> Iterator[str]:
             return
 
 
-def other_side(word: str) -> Iterator[str]:
-    """The American spelling of a British word and the reverse; some of them are no words, and then found nowhere."""
+def exceptional_spellings(word: str) -> Iterator[str]:
+    """The American spelling of a British word and the reverse, by heart."""
     for british, american in SPELLING_EXCEPTIONS.items():
         if word == british:
             yield american
         elif word == american:
             yield british
+
+
+def regular_spellings(word: str) -> Iterator[str]:
+    """The same by rule; some are no words, and then found nowhere."""
     for british, american, endings in SPELLINGS:
         for here, there in ((british, american), (american, british)):
             if re.search(f"{here}(?=({endings})$)", word):

@@ -4,8 +4,8 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterable, Iterator
+from io import BufferedIOBase
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -30,7 +30,7 @@ def read_words(path: Path, key: str | None, keep: Keep) -> Table:
         raise InputError(f"{str(path)!r} is no .npz file and has no array {key!r}; leave '#{key}' out")
     read = read_binary if plain.endswith(".bin") else read_text
     try:
-        with cast(BinaryIO, gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return gather(read(file, str(path), keep), str(path))
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"word vectors {str(path)!r} cannot be read ({error}); get the file again") from error
@@ -49,7 +49,7 @@ def gather(entries: Iterable[tuple[str, bytes]], path: str) -> Table:
     return Table(list(rows), np.frombuffer(content, np.float32).reshape(len(rows), -1))
 
 
-def read_text(file: BinaryIO, path: str, keep: Keep) -> Iterator[tuple[str, bytes]]:
+def read_text(file: BufferedIOBase, path: str, keep: Keep) -> Iterator[tuple[str, bytes]]:
     """`word number number …` a line, after an optional line `count dimensions`."""
     first = next(file, b"").decode(errors="replace").rstrip(" \r\n")
     if not first:
@@ -119,7 +119,7 @@ def as_bytes(values: Float[np.ndarray, "dimensions"], place: str) -> bytes:
     return values.astype(np.float32).tobytes()
 
 
-def read_binary(file: BinaryIO, path: str, keep: Keep) -> Iterator[tuple[str, bytes]]:
+def read_binary(file: BufferedIOBase, path: str, keep: Keep) -> Iterator[tuple[str, bytes]]:
     """word2vec's binary: a line `count dimensions`, then a word, a space and float32s, over and over."""
     start = file.readline(100)
     if start.startswith(FASTTEXT_MODEL):
@@ -139,7 +139,7 @@ def read_binary(file: BinaryIO, path: str, keep: Keep) -> Iterator[tuple[str, by
         raise InputError(f"word vectors {path!r}, line 1 promises {count} words, found more; get the file again")
 
 
-def read_word(file: BinaryIO) -> str | None:
+def read_word(file: BufferedIOBase) -> str | None:
     """The bytes up to the next space; none where there is no space."""
     word = bytearray()
     while (byte := file.read(1)) != b" ":
