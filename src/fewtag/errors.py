@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Bad input: one sentence that says what was wrong, what was found and what to do. The command line exits with 2."""
+    """Bad input, in one sentence: what was wrong, what was found, what to do. The command line exits with 2."""
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3) -> str:

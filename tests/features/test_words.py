@@ -184,3 +184,8 @@ def test_glove_agrees_with_vectors_made_elsewhere(glove: WordVectors) -> None:
         labels = [str(label) for label in arrays["coco_labels"]]
     similarity = torch.nn.functional.cosine_similarity(glove.vectors(labels), other.vectors(labels))
     assert similarity.min() > 0.9999
+
+
+def test_a_label_of_two_words_finds_the_entry_that_runs_them_together() -> None:
+    words = WordVectors("labels", ["tvmonitor", "dog"], np.array([[1.0, 2.0], [3.0, 4.0]], np.float32))
+    assert words.vector("tv monitor").tolist() == [1.0, 2.0]

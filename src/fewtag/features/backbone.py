@@ -35,7 +35,7 @@ class Backbone(nn.Module):
         self.preprocessing = preprocessing
         self.variant = variant
         self.layout = layout
-        self.network: Network = network
+        self.network: Network = network.to(memory_format=torch.channels_last)
         # not persistent: a state dict holds what was learnt, and these were not
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1), persistent=False)
@@ -50,6 +50,8 @@ class Backbone(nn.Module):
             )
         if self.preprocessing.order == "BGR":
             pixels = pixels.flip(1)
+        # channels last: convolutions run twice as fast on a CPU, and on tensor cores
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
         features = self.network.forward_features((pixels.to(self.mean.dtype) - self.mean) / self.std)
         return fold(features, self.layout, getattr(self.network, "num_prefix_tokens", 0))
 

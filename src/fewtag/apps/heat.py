@@ -1,0 +1,35 @@
+"""Heat-maps of a trained run, for `fewtag explain`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from fewtag.bench.materials import Materials
+from fewtag.bench.measure import load_trained
+from fewtag.bench.recipe import Recipe
+from fewtag.bench.runs import Run, read_facts
+from fewtag.data.images import Picture
+from fewtag.errors import InputError
+from fewtag.methods.word_attention import WordAttention
+from fewtag.tagger.explain import grid, heat_map, overlay
+
+
+def explain_run(folder: Path, image: Path, labels: Sequence[str], out: Path, data: Path | None) -> None:
+    """One label: its heat over the whole picture. Several: a grid, the picture first."""
+    if not (folder / "best.safetensors").exists():
+        raise InputError(f"{folder} is no trained run: it holds no best.safetensors; make one with fewtag train")
+    recipe = Recipe.model_validate(read_facts(folder / "best.safetensors")["recipe"])
+    materials = Materials(recipe, data or Path(), data or Path())
+    picture = Picture(image)
+    shown, pixels = picture.open(), torch.from_numpy(picture.pixels(recipe.backbone.size))[None]
+    words = materials.words(labels)
+    backbone, method = load_trained(materials, Run(folder, recipe))
+    if not isinstance(method, WordAttention):
+        raise InputError(f"the method {recipe.method.name!r} of {folder} has no attention to show; word-attention has")
+    with torch.inference_mode():
+        relevance = method.eval().relevance(backbone.eval()(pixels), words)[0].numpy()
+    heats = {label: heat_map(map_, shown.size) for label, map_ in zip(labels, relevance, strict=True)}
+    drawn = overlay(shown, heats[labels[0]]) if len(labels) == 1 else grid(shown, heats)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    drawn.save(out, format="PNG")

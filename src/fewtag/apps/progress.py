@@ -1,0 +1,92 @@
+"""Progress bars and result tables in the terminal."""
+
+import json
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+HEADLINES = ("macro_ap", "micro_ap", "macro_f1", "micro_f1")
+
+
+class Rate(ProgressColumn):
+    """How many episodes or pictures a second."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:.1f}/s" if speed else "", style="progress.data.speed")
+
+
+class Bars:
+    """A bar for each piece of work, on standard error; shows the rate, the loss and the validation score."""
+
+    def __init__(self, *, shown: bool = True) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            Rate(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[facts]}"),
+            console=Console(stderr=True),
+            disable=not shown,
+        )
+        self._task: TaskID | None = None
+        self._facts: dict[str, float] = {}
+
+    def __enter__(self) -> "Bars":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def start(self, task: str, total: int) -> None:
+        self._facts = {}
+        self._task = self._progress.add_task(task, total=total, facts="")
+
+    def advance(self, count: int = 1, **facts: float) -> None:
+        assert self._task is not None, "start() comes first"
+        self._facts |= facts
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in self._facts.items())
+        self._progress.update(self._task, advance=count, facts=shown)
+
+
+def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None:
+    """Results by name on standard output: JSON for machines, a table for people."""
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    columns = list(next(iter(found.values())))
+    if set(HEADLINES) <= set(columns):
+        columns = list(HEADLINES)  # the other metrics are in the rows and in --json
+    table = Table(title=title, title_justify="left")
+    for column in ("", *columns):
+        table.add_column(column.replace("_", "-").replace("ap", "AP").replace("f1", "F1"))
+    for name, row in found.items():
+        table.add_row(name, *(_cell(row[column]) for column in columns))
+    Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case {"mean": mean, "interval": interval}:
+            return f"{100 * mean:.1f} ± {100 * interval:.1f}"
+        case float():
+            return f"{value:.4g}"
+        case _:
+            return str(value)

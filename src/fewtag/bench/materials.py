@@ -1,0 +1,126 @@
+"""What a run works on: a recipe's pictures, words and network, loaded."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from fewtag.bench.recipe import Recipe, Source
+from fewtag.data.combine import concatenate, readable
+from fewtag.data.draws import load_draws
+from fewtag.data.episodes import Draw, EpisodeSampler
+from fewtag.data.images import LabelledImages
+from fewtag.data.readers import read_coco, read_folders, read_table, read_voc
+from fewtag.data.splits import Split
+from fewtag.errors import InputError
+from fewtag.features.backbone import Backbone, create_backbone
+from fewtag.features.words import WordVectors, load_words
+from fewtag.methods import Method, create_method
+from fewtag.types import Words
+
+
+class Materials:
+    """A recipe's ingredients, each loaded when first asked for. `root` is the folder that paths are relative to."""
+
+    def __init__(self, recipe: Recipe, root: Path, recipe_folder: Path, *, skip_bad: bool = False) -> None:
+        self.recipe, self.root, self.recipe_folder, self.skip_bad = recipe, root, recipe_folder, skip_bad
+        self.skipped: list[str] = []
+        self._read: dict[int, LabelledImages] = {}
+        self._phases: dict[str, LabelledImages] = {}
+
+    @cached_property
+    def split(self) -> Split:
+        return Split.load(self._locate(self.recipe.data.split))
+
+    @cached_property
+    def vectors(self) -> WordVectors:
+        return load_words(self._locate(self.recipe.words.source))
+
+    def build(self) -> tuple[Backbone, Method]:
+        """The backbone with its published weights and the method, untrained; new ones each time."""
+        settings = self.recipe.backbone
+        weights = None if settings.weights is None else self._locate(settings.weights)
+        backbone = create_backbone(settings.name, weights=weights, size=settings.size)
+        torch.manual_seed(self.recipe.seed)  # the parameters' first values
+        method = create_method(
+            self.recipe.method.name,
+            channels=backbone.channels,
+            dimensions=self.vectors.dimensions,
+            options=self.recipe.method.options,
+        )
+        return backbone, method
+
+    def words(self, labels: Sequence[str]) -> Words:
+        return self.vectors.vectors([self.split.words(label) for label in labels])
+
+    def phase(self, name: str) -> LabelledImages:
+        """The pictures of one phase, from every source that serves it."""
+        if name not in self._phases:
+            served = [
+                (number, source)
+                for number, source in enumerate(self.recipe.data.sources)
+                if source.phases is None or name in source.phases
+            ]
+            if not served:
+                raise InputError(f"no data source of recipe {self.recipe.name!r} serves phase {name!r}; add it to one")
+            pictures = concatenate([self._read_source(number, source) for number, source in served])
+            images = self.split.phase(pictures, name, other_labels=self.recipe.data.other_labels)
+            if self.skip_bad:
+                images, bad = readable(images)
+                self.skipped += bad
+            else:
+                images.check()
+            self._phases[name] = images
+        return self._phases[name]
+
+    def test_draws(self, phase: str) -> list[Draw]:
+        """The episodes to measure a phase on: saved ones, or drawn from the recipe's seed."""
+        evaluation, images = self.recipe.evaluation, self.phase(phase)
+        if phase in evaluation.draws:
+            path = self.recipe_folder / evaluation.draws[phase]
+            draws = load_draws(path, images)
+            wanted = len(images.labels) * evaluation.shots
+            if len(draws) < evaluation.episodes or len(draws[0].support) != wanted:
+                raise InputError(
+                    f"draws {path} hold {len(draws)} episodes with {len(draws[0].support)} support images, the recipe "
+                    f"asks for {evaluation.episodes} with {wanted}; name other draws or none"
+                )
+            return draws[: evaluation.episodes]
+        return self.sample_draws(phase)
+
+    def sample_draws(self, phase: str) -> list[Draw]:
+        """Test episodes from the recipe's seed."""
+        evaluation, images = self.recipe.evaluation, self.phase(phase)
+        sampler = EpisodeSampler(
+            images.targets, images.labels, shots=evaluation.shots, queries=evaluation.queries, seed=self.recipe.seed
+        )
+        return [sampler.draw(index) for index in range(evaluation.episodes)]
+
+    def _read_source(self, number: int, source: Source) -> LabelledImages:
+        if number not in self._read:
+            paths = [self.root / path for path in _several(source.path)]
+            images = [self.root / path for path in _several(source.images)]
+            match source.format:
+                case "coco":
+                    self._read[number] = read_coco(paths, images)
+                case "voc":
+                    self._read[number] = read_voc(paths, source.sets, source.keep_difficult)
+                case "table":
+                    self._read[number] = read_table(paths[0], images[0] if images else None, source.where)
+                case "folders":
+                    self._read[number] = read_folders(paths[0])
+        return self._read[number]
+
+    def _locate(self, source: str) -> str:
+        """`keras:weights.safetensors` or `vectors.npz#key` with the file's place filled in, if there is such a file."""
+        kind, colon, rest = source.rpartition(":")
+        file, hash_sign, key = rest.partition("#")
+        for folder in (self.root, self.recipe_folder):
+            if (folder / file).is_file():
+                return f"{kind}{colon}{folder / file}{hash_sign}{key}"
+        return source
+
+
+def _several(paths: str | list[str] | None) -> list[str]:
+    return [paths] if isinstance(paths, str) else list(paths or [])

@@ -1,0 +1,91 @@
+"""A recipe's whole way: train if it must be, then measure every phase and write the rows."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lightning_fabric import Fabric
+
+from fewtag.bench.evaluate import Pool, evaluate
+from fewtag.bench.materials import Materials
+from fewtag.bench.progress import Reporter, Silent
+from fewtag.bench.results import Row, read_rows, result_rows, write_rows
+from fewtag.bench.runs import Run
+from fewtag.bench.train import train
+from fewtag.features.backbone import Backbone
+from fewtag.features.store import feature_rows
+from fewtag.methods import EndToEnd, Method
+
+
+def measure(
+    materials: Materials,
+    run: Run,
+    fabric: Fabric,
+    *,
+    out: Path,
+    cache: Path,
+    command: str,
+    force: bool = False,
+    report: Reporter | None = None,
+) -> dict[str, list[Row]]:
+    """The rows of each phase; a phase already measured by the same recipe is read back, not run again."""
+    report = report or Silent()
+    recipe = materials.recipe
+    files = {phase: out / f"{recipe.name}.{phase}.jsonl" for phase in recipe.evaluation.phases}
+    rows = {} if force else {phase: found for phase, path in files.items() if (found := _measured(path, recipe.digest))}
+    if len(rows) == len(files):
+        return rows
+
+    # whatever is wrong with them is said now, not hours later
+    draws = {phase: materials.test_draws(phase) for phase in files if phase not in rows}
+    words = {phase: materials.words(materials.phase(phase).labels) for phase in draws}
+    facts: Row = {}
+    if recipe.training is not None:
+        summary = train(materials, run, fabric, cache=cache, report=report)
+        facts = {
+            "trained_episodes": summary["best_episode"],
+            "planned_episodes": recipe.training.episodes,
+            "validation_macro_ap": summary["best"],
+        }
+    with _ready(materials, run, fabric, cache) as (backbone, method, feature_cache):
+        for phase, phase_draws in draws.items():
+            images = materials.phase(phase)
+            report.start(f"reading the {phase} pictures", len(images))
+            features = feature_rows(images, backbone, feature_cache, advance=report.advance)
+            pool = Pool.of(images, features, words[phase], fabric.device)
+            report.start(f"measuring {recipe.name} on {phase}", len(phase_draws))
+            since = time.perf_counter()
+            metrics = evaluate(method, pool, phase_draws, advance=report.advance)
+            facts["seconds"] = round(time.perf_counter() - since, 2)
+            rows[phase] = result_rows(recipe, phase, metrics, command=command, facts=facts)
+            write_rows(files[phase], rows[phase])
+    return rows
+
+
+def load_trained(materials: Materials, run: Run) -> tuple[Backbone, Method]:
+    """The recipe's backbone and method as training left them; as built where the recipe trains nothing."""
+    backbone, method = materials.build()
+    if materials.recipe.training is not None:
+        run.load_best(method if materials.recipe.backbone.frozen else EndToEnd(backbone, method))
+    return backbone, method
+
+
+@contextmanager
+def _ready(materials: Materials, run: Run, fabric: Fabric, cache: Path) -> Iterator[tuple[Backbone, Method, Path]]:
+    """Network and method on the device, and where to keep features: those of a fine-tuned network are used once."""
+    backbone, method = load_trained(materials, run)
+    backbone.to(fabric.device).eval()
+    method.to(fabric.device).eval()
+    if materials.recipe.backbone.frozen:
+        yield backbone, method, cache
+    else:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as once:
+            yield backbone, method, Path(once)
+
+
+def _measured(path: Path, digest: str) -> list[Row] | None:
+    rows = read_rows(path) if path.exists() else []
+    return rows if rows and rows[0]["recipe"] == digest else None

@@ -1,0 +1,195 @@
+"""What to run, as data: a TOML file of common settings and of runs that change some of them."""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fewtag.errors import InputError, nearest
+from fewtag.methods import check_method
+
+
+class Settings(BaseModel):
+    """A table of a recipe: read-only, and unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Source(Settings):
+    """Where labelled pictures are. Paths are relative to --data, or else to the recipe."""
+
+    format: Literal["coco", "voc", "table", "folders"]
+    path: str | list[str]
+    """coco: annotation files; voc: devkits; table: a CSV or TSV; folders: the folder of label folders."""
+    images: str | list[str] | None = None
+    """coco, table: the folders or tar archives of the pictures."""
+    where: dict[str, list[str]] = {}
+    """table: other columns and the values to keep."""
+    sets: list[str] = ["trainval"]
+    keep_difficult: bool = False
+    phases: list[str] | None = None
+    """The phases this source serves; all unless said."""
+
+
+class Data(Settings):
+    """A data set, and how its labels are split."""
+
+    name: str
+    split: str
+    """coco, voc or laso, or the path of a split file."""
+    sources: list[Source] = Field(min_length=1)
+    other_labels: Literal["refuse", "ignore"] = "refuse"
+    """What to do with labels that the split does not know."""
+
+
+class BackboneSettings(Settings):
+    """The network that turns pixels into maps."""
+
+    name: str = "tf_efficientnet_lite2"
+    weights: str | None = None
+    size: int = Field(default=224, gt=0)
+    frozen: bool = True
+
+
+class WordSettings(Settings):
+    """The labels' word vectors."""
+
+    source: str = "glove-50"
+
+
+class MethodSettings(BaseModel):
+    """A method by name; every further key is one of its options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def options(self) -> dict[str, object]:
+        return dict(self.model_extra or {})
+
+
+class Training(Settings):
+    """Episodes of base labels, stopped early by the validation labels. The defaults are the paper's."""
+
+    episodes: int = Field(default=80_000, gt=0)
+    shots: int = Field(default=1, gt=0)
+    queries: int = Field(default=4, gt=0)
+    episodes_per_step: int = Field(default=1, gt=0)
+    learning_rate: float = Field(default=1e-3, gt=0)
+    warmup: int = Field(default=4_000, ge=0)
+    """Episodes over which the rate climbs in a line from `warmup_from`; 10 epochs of 400."""
+    warmup_from: float = Field(default=0.0, ge=0)
+    validate_every: int = Field(default=50, gt=0)
+    validation_episodes: int = Field(default=100, gt=0)
+    patience: int = Field(default=10, gt=0)
+    """Validations without a gain before training stops."""
+    checkpoint_every: int = Field(default=500, gt=0)
+    """Episodes between the states that a killed run goes on from; saved at the next validation."""
+
+
+class Evaluation(Settings):
+    """Which phases to measure on how many episodes."""
+
+    phases: list[str] = ["test"]
+    episodes: int = Field(default=200, gt=0)
+    shots: int = Field(default=1, gt=0)
+    queries: int = Field(default=4, gt=0)
+    draws: dict[str, str] = {}
+    """Saved draws by phase, relative to the recipe; drawn from the seed where none are named."""
+
+
+class Recipe(Settings):
+    """One run, complete: the same recipe and seed give the same rows."""
+
+    name: str
+    data: Data
+    backbone: BackboneSettings = BackboneSettings()
+    words: WordSettings = WordSettings()
+    method: MethodSettings
+    training: Training | None = None
+    evaluation: Evaluation = Evaluation()
+    seed: int = 0
+
+    @property
+    def digest(self) -> str:
+        """Names the recipe by its content."""
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str] = ()) -> list[Recipe]:
+    """The runs of a recipe file: `[[runs]]` each override its common settings, `changes` override them all."""
+    try:
+        common = tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise InputError(f"there is no recipe {path}; check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"recipe {path} is not TOML: {error}") from error
+    runs = common.pop("runs", [{}])
+    recipes = []
+    for run in runs:
+        merged: dict[str, Any] = _merge({"name": path.stem, **common}, run)
+        for change in changes:
+            merged = _merge(merged, _parse_change(change))
+        recipes.append(_validate(merged, path))
+    names = [recipe.name for recipe in recipes]
+    if len(set(names)) < len(names):
+        raise InputError(f"recipe {path} has two runs of one name ({', '.join(names)}); give each its own")
+    for name in only:
+        if name not in names:
+            raise InputError(f"recipe {path} has no run {name!r}; {nearest(name, names)}")
+    return [recipe for recipe in recipes if not only or recipe.name in only]
+
+
+def _parse_change(change: str) -> dict[str, Any]:
+    """`method.heads=4`; a value that is no TOML is taken as a string, so that names need no quotes."""
+    key, equals, value = change.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set {change!r} is not of the form key=value; write for example --set method.heads=4")
+    for text in (change, f"{key}={json.dumps(value)}"):
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError:
+            continue
+    raise InputError(f"--set {change!r}: {key!r} is no key of TOML; write for example --set method.heads=4")
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _validate(settings: dict[str, Any], path: Path) -> Recipe:
+    try:
+        recipe = Recipe.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            siblings = _keys_beside(first["loc"])
+            raise InputError(
+                f"recipe {path}: unknown key {key!r}; {nearest(str(first['loc'][-1]), siblings)}"
+            ) from error
+        raise InputError(f"recipe {path}: {key}: {first['msg'].lower()}, found {first['input']!r}") from error
+    check_method(recipe.method.name, recipe.method.options)
+    return recipe
+
+
+def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that the table has in which an unknown one was found."""
+    tables: dict[str, type[BaseModel]] = {
+        "data": Data,
+        "sources": Source,
+        "backbone": BackboneSettings,
+        "words": WordSettings,
+        "training": Training,
+        "evaluation": Evaluation,
+    }
+    named = [part for part in location[:-1] if part in tables]
+    return list((tables[str(named[-1])] if named else Recipe).model_fields)
