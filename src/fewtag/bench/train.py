@@ -116,7 +116,9 @@ def take_step(
         episode = base.pool.episode(base.sampler.draw(index))
         last = turn == training.episodes_per_step - 1
         with nullcontext() if last else fabric.no_backward_sync(model):
-            loss = model.loss(episode) / training.episodes_per_step
+            # on one device Fabric calls `loss` directly, without its precision
+            with fabric.autocast():
+                loss = model.loss(episode) / training.episodes_per_step
             fabric.backward(loss)
         total += loss.detach()
     optimizer.step()
