@@ -226,10 +226,11 @@ def _cache(named: Path | None) -> Path:
     return named or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fewtag"
 
 
-def _version(wanted: bool) -> None:
+def _version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"fewtag {__version__}")
         raise typer.Exit
+    return wanted
 
 
 Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")]

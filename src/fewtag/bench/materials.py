@@ -41,6 +41,7 @@ class Materials:
         """The backbone with its published weights and the method, untrained; new ones each time."""
         settings = self.recipe.backbone
         weights = None if settings.weights is None else self._locate(settings.weights)
+        torch.manual_seed(self.recipe.seed)  # random weights are the same ones when a run goes on or is measured
         backbone = create_backbone(settings.name, weights=weights, size=settings.size)
         torch.manual_seed(self.recipe.seed)  # the parameters' first values
         method = create_method(

@@ -1,8 +1,9 @@
 """How long work tells of itself, without knowing who listens."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Reporter(Protocol):
     """Told of the work as it goes on; the command line draws bars of it."""
 

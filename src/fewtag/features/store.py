@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ Advance = Callable[[int], None]
 """Told how many more rows are done, for a progress bar."""
 
 
+@runtime_checkable
 class Rows(Protocol):
     """Maps (or pixels) of a data set, to be taken by row number."""
 

@@ -1,0 +1,149 @@
+"""A data set small enough to train on in a second: coloured shapes on noise, with its split, words and recipe."""
+
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from fewtag.apps import cli as command_line
+
+LABELS = {
+    "circle": "red",
+    "square": "blue",
+    "triangle": "yellow",
+    "star": "lime",
+    "cross": "magenta",
+    "ring": "cyan",
+    "heart": "orange",
+    "arrow": "white",
+}
+GROUPS = {"base": ["circle", "square", "triangle", "star"], "val": ["cross", "ring"], "novel": ["heart", "arrow"]}
+SPLIT = """{"name": "shapes",
+ "groups": {"base": ["circle", "square", "triangle", "star"], "val": ["cross", "ring"], "novel": ["heart", "arrow"]},
+ "phases": {"train": {"labels": ["base"]}, "val": {"labels": ["val"]}, "test": {"labels": ["novel"]}}}
+"""
+RECIPE = """
+[data]
+name = "shapes"
+split = "split.json"
+sources = [{ format = "table", path = "labels.csv", images = "images" }]
+
+[backbone]
+name = "test_resnet"
+weights = "random"
+size = 64
+
+[words]
+source = "words.txt"
+
+[evaluation]
+episodes = 5
+queries = 2
+
+[[runs]]
+name = "protonet"
+method.name = "protonet"
+
+[[runs]]
+name = "attention"
+method = { name = "word-attention", joint = 32, heads = 4 }
+
+[runs.training]
+episodes = 60
+queries = 2
+warmup = 10
+validate_every = 20
+validation_episodes = 10
+checkpoint_every = 20
+"""
+
+
+class Outcome(NamedTuple):
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="session")
+def drawn_shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Drawn once; tests get copies."""
+    folder = tmp_path_factory.mktemp("drawn")
+    (folder / "images").mkdir()
+    generator = np.random.default_rng(0)
+    lines = ["image,labels"]
+    for group in GROUPS.values():
+        for number in range(12 * len(group)):
+            shown = {group[number % len(group)], group[generator.integers(len(group))]}
+            name = f"{group[number % len(group)]}{number}.png"
+            draw_shapes(sorted(shown), generator).save(folder / "images" / name)
+            lines.append(f"{name},{';'.join(sorted(shown))}")
+    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
+    (folder / "split.json").write_text(SPLIT)
+    (folder / "recipe.toml").write_text(RECIPE)
+    vectors = [" ".join(f"{value:.3f}" for value in generator.normal(size=16)) for _ in LABELS]
+    (folder / "words.txt").write_text("".join(f"{word} {row}\n" for word, row in zip(LABELS, vectors, strict=True)))
+    return folder
+
+
+@pytest.fixture
+def shapes(drawn_shapes: Path, tmp_path: Path) -> Path:
+    """A folder of one's own with images/, labels.csv, split.json, words.txt and recipe.toml."""
+    return Path(shutil.copytree(drawn_shapes, tmp_path / "shapes"))
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
+    """cli("bench", recipe) is `fewtag bench recipe` run in this process, in tmp_path, with a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr("sys.argv", ["fewtag", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            command_line.main()
+        said = capfd.readouterr()
+        return Outcome(int(ended.value.code or 0), said.out, said.err)
+
+    return run
+
+
+def draw_shapes(shown: Sequence[str], generator: np.random.Generator, size: int = 64) -> Image.Image:
+    """Noise with these shapes side by side, each in its own colour."""
+    image = Image.fromarray(generator.integers(0, 90, (size, size, 3), dtype=np.uint8))
+    pen, width = ImageDraw.Draw(image), size // len(shown)
+    for place, label in enumerate(shown):
+        radius = int(generator.integers(9, 15))
+        left = place * width + int(generator.integers(0, width - 2 * radius + 1))
+        top = int(generator.integers(0, size - 2 * radius))
+        draw_shape(pen, label, (left + radius, top + radius), radius)
+    return image
+
+
+def draw_shape(pen: ImageDraw.ImageDraw, label: str, centre: tuple[int, int], radius: int) -> None:
+    x, y = centre
+    box, colour = (x - radius, y - radius, x + radius, y + radius), LABELS[label]
+    if label == "circle":
+        pen.ellipse(box, fill=colour)
+    elif label == "ring":
+        pen.ellipse(box, outline=colour, width=4)
+    elif label == "cross":
+        pen.rectangle((x - 3, y - radius, x + 3, y + radius), fill=colour)
+        pen.rectangle((x - radius, y - 3, x + radius, y + 3), fill=colour)
+    else:
+        corners = {"square": 4, "triangle": 3, "star": 10, "heart": 7, "arrow": 3}[label]
+        depth = {"star": 0.4, "arrow": 0.5}.get(label, 1.0)
+        turns = [(2 * math.pi * corner / corners, depth if corner % 2 else 1.0) for corner in range(corners)]
+        points = [(x + radius * far * math.sin(turn), y - radius * far * math.cos(turn)) for turn, far in turns]
+        pen.polygon(points, fill=colour)
