@@ -47,8 +47,9 @@ def evaluate(
     with torch.inference_mode():
         for draw in draws:
             episode = pool.episode(draw)
-            probabilities = method.adapt(episode.support)(episode.maps).float().sigmoid()
-            metrics.append(episode_metrics(probabilities.cpu(), episode.targets.cpu()))
+            # double: in single precision all logits over 17 are probability 1, a tie that would spoil the ranking
+            probabilities = method.adapt(episode.support)(episode.maps).cpu().double().sigmoid()
+            metrics.append(episode_metrics(probabilities, episode.targets.cpu()))
             advance(1)
     method.train(was_training)
     return metrics

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import fewtag
+from fewtag.bench.metrics import METRICS
 from fewtag.bench.recipe import Recipe
 from fewtag.bench.runs import write_atomically
 from fewtag.errors import InputError
@@ -53,9 +54,12 @@ def read_rows(path: Path) -> list[Row]:
     rows = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except json.JSONDecodeError as error:
             raise InputError(f"{path}, line {number} is not JSON; measure it again: bench --force") from error
+        if not isinstance(row, dict) or not {"recipe", "data", "phase", *METRICS} <= row.keys():
+            raise InputError(f"{path}, line {number} is no result row; move the file elsewhere, or bench --force")
+        rows.append(row)
     return rows
 
 

@@ -1,5 +1,6 @@
 """Rows on disk: pictures decoded once, features extracted once; a run that was killed goes on where it stopped."""
 
+import errno
 import hashlib
 import json
 import os
@@ -40,7 +41,7 @@ class MemoryRows:
         return len(self.tensor)
 
     def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]:
-        return self.tensor[torch.as_tensor(rows, device=self.tensor.device)]
+        return self.tensor[torch.as_tensor(rows, dtype=torch.long, device=self.tensor.device)]
 
 
 class RowFile:
@@ -52,16 +53,22 @@ class RowFile:
     def __init__(self, folder: Path, *, count: int, shape: tuple[int, ...], dtype: str) -> None:
         self.folder, self.count, self.shape, self.dtype = folder, count, shape, np.dtype(dtype)
         self.row_bytes = int(np.prod(shape)) * self.dtype.itemsize
-        folder.mkdir(parents=True, exist_ok=True)
-        header = {"count": count, "shape": list(shape), "dtype": self.dtype.name}
+        header = json.dumps({"count": count, "shape": list(shape), "dtype": self.dtype.name})
         header_path = folder / "header.json"
-        if header_path.exists() and json.loads(header_path.read_text()) != header:
-            raise InputError(f"the cache folder {folder} holds other rows ({header_path.read_text()}); remove it")
-        self._data = os.open(folder / "rows.bin", os.O_RDWR | os.O_CREAT, 0o644)
-        self._marks = os.open(folder / "done.bin", os.O_RDWR | os.O_CREAT, 0o644)
-        os.ftruncate(self._data, count * self.row_bytes)
-        os.ftruncate(self._marks, count)
-        header_path.write_text(json.dumps(header))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if header_path.exists() and (found := header_path.read_text()) != header:
+                raise InputError(f"the cache folder {folder} holds other rows ({found}); remove it")
+            self._data = os.open(folder / "rows.bin", os.O_RDWR | os.O_CREAT, 0o644)
+            self._marks = os.open(folder / "done.bin", os.O_RDWR | os.O_CREAT, 0o644)
+            os.ftruncate(self._data, count * self.row_bytes)
+            os.ftruncate(self._marks, count)
+            # moved into place whole, lest a kill or a full disk leave half a header that refuses all later runs
+            part = header_path.with_suffix(f".{os.getpid()}.part")
+            part.write_text(header)
+            part.replace(header_path)
+        except OSError as error:
+            raise self._cannot_write(error) from error
 
     def __len__(self) -> int:
         return self.count
@@ -80,17 +87,23 @@ class RowFile:
         values = np.ascontiguousarray(values, self.dtype)
         try:
             for row, value in zip(rows, values, strict=True):
-                os.pwrite(self._data, value.tobytes(), row * self.row_bytes)
+                written = os.pwrite(self._data, value.tobytes(), row * self.row_bytes)
+                if written < self.row_bytes:  # the disk filled up in the middle of the row
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fdatasync(self._data)
             for row in rows:
                 os.pwrite(self._marks, b"\1", row)
         except OSError as error:
-            raise InputError(
-                f"cannot write to the cache {self.folder}: {error.strerror}; free some room or name another --cache "
-                "(what is finished is kept)"
-            ) from error
+            raise self._cannot_write(error) from error
+
+    def _cannot_write(self, error: OSError) -> InputError:
+        return InputError(
+            f"cannot write to the cache {self.folder}: {error.strerror}; free some room or name another --cache "
+            "(what is finished is kept)"
+        )
 
     def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]:
+        assert all(0 <= row < self.count for row in rows), "a row of this file"
         values = np.empty((len(rows), *self.shape), self.dtype)
         for value, row in zip(values, rows, strict=True):
             os.preadv(self._data, [memoryview(value).cast("B")], row * self.row_bytes)

@@ -28,7 +28,7 @@ def overlay(picture: Image.Image, heat: Heat, strength: float = 0.55) -> Image.I
 
 def grid(picture: Image.Image, heats: Mapping[str, Heat], height: int = 320) -> Image.Image:
     """The picture and its heat-map for each label, side by side, each under its name."""
-    width = round(height * picture.width / picture.height)
+    width = max(1, round(height * picture.width / picture.height))
     panels = {"picture": picture} | {label: overlay(picture, heat) for label, heat in heats.items()}
     gap, caption = 8, 28
     sheet = Image.new("RGB", (len(panels) * (width + gap) - gap, height + caption), "white")
