@@ -1,0 +1,124 @@
+"""Evaluation against a loop by hand: the same episodes, the same numbers."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, precision_score
+from torch import Tensor
+
+from fewtag.bench.evaluate import Pool, evaluate
+from fewtag.bench.metrics import METRICS
+from fewtag.data.episodes import Draw, EpisodeSampler
+from fewtag.features.store import MemoryRows
+from fewtag.methods import Classifier, Method, Support, create_method
+
+LABELS = ("dog", "cat", "sofa")
+DRAWS = 4
+
+
+def make_pool(dtype: torch.dtype = torch.float32) -> Pool:
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.rand(60, 3, generator=generator) < 0.4
+    maps = torch.randn(60, 6, 2, 2, generator=generator)
+    maps[:, :3] += 2 * targets[:, :, None, None]
+    return Pool(LABELS, MemoryRows(maps.to(dtype)), torch.randn(3, 5, generator=generator), targets)
+
+
+def make_draws(pool: Pool, seed: int = 0) -> list[Draw]:
+    sampler = EpisodeSampler(pool.targets.numpy(), LABELS, seed=seed)
+    return [sampler.draw(index) for index in range(DRAWS)]
+
+
+def make_method(name: str = "word-attention") -> Method:
+    torch.manual_seed(0)
+    options: dict[str, object] = {"joint": 16} if name != "protonet" else {}
+    return create_method(name, channels=6, dimensions=5, options=options)
+
+
+@pytest.mark.parametrize("name", ["protonet", "word-attention", "word-attention-reference"])
+def test_the_numbers_are_those_of_a_loop_by_hand(name: str) -> None:
+    method, pool = make_method(name), make_pool()
+    found = evaluate(method, pool, make_draws(pool))
+    assert len(found) == DRAWS
+    method.eval()
+    assert isinstance(pool.rows, MemoryRows)
+    for metrics, draw in zip(found, make_draws(pool), strict=True):
+        support = [torch.stack([every[row] for row in draw.support]) for every in (pool.rows.tensor, pool.targets)]
+        query = torch.stack([pool.rows.tensor[row] for row in draw.query])
+        truth = np.stack([pool.targets[row].numpy() for row in draw.query])
+        logits = method.adapt(Support(LABELS, pool.words, *support))(query).detach().numpy().astype(np.float64)
+        assert tuple(metrics) == METRICS
+        for scope in ("micro", "macro"):
+            ap = average_precision_score(truth, logits, average=scope)
+            assert metrics[f"{scope}_ap"] == pytest.approx(ap, abs=1e-6)
+            precision = precision_score(truth, logits > 0, average=scope, zero_division=0)
+            assert metrics[f"{scope}_precision"] == pytest.approx(precision)
+
+
+def test_the_same_draws_give_the_same_numbers_and_others_do_not() -> None:
+    method, pool = make_method(), make_pool()
+    first = evaluate(method, pool, make_draws(pool))
+    torch.manual_seed(99)
+    assert evaluate(method, pool, make_draws(pool)) == first
+    assert evaluate(method, pool, make_draws(pool, seed=1)) != first
+
+
+class Saturated(Method):
+    """Ranks the images without a fault, at logits that a single-precision sigmoid calls 1."""
+
+    def adapt(self, support: Support) -> Classifier:
+        del support
+        return lambda maps: 20 + maps[:, :3, 0, 0] / 1000
+
+
+def test_large_logits_keep_their_order() -> None:
+    pool = make_pool()
+    maps = torch.zeros(60, 6, 1, 1)
+    maps[:, :3, 0, 0] = pool.targets.float()
+    pool = pool._replace(rows=MemoryRows(maps))
+    for metrics in evaluate(Saturated(6, 5), pool, make_draws(pool)):
+        assert metrics["macro_ap"] == metrics["micro_ap"] == 1
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_method_is_judged_in_eval_mode_and_left_as_it_was(training: bool) -> None:
+    method, pool = make_method().train(training), make_pool()
+    modes: list[bool] = []
+    adapt = method.adapt
+
+    def spy(support: Support) -> Classifier:
+        modes.append(method.training)
+        return adapt(support)
+
+    method.adapt = spy  # type: ignore[method-assign]
+    evaluate(method, pool, make_draws(pool))
+    assert modes == [False] * DRAWS
+    assert method.training is training
+
+
+def test_progress_is_told_an_episode_at_a_time_and_nothing_learns() -> None:
+    method, pool, told = make_method(), make_pool(), list[int]()
+    evaluate(method, pool, make_draws(pool), advance=told.append)
+    assert told == [1] * DRAWS
+    assert all(parameter.grad is None for parameter in method.parameters())
+
+
+def test_an_episode_holds_the_rows_of_its_draw() -> None:
+    pool = make_pool()
+    episode = pool.episode(Draw(support=(5, 0, 9), query=(7, 3)))
+    assert isinstance(pool.rows, MemoryRows)
+    assert episode.support.labels == LABELS
+    assert torch.equal(episode.support.maps, pool.rows.tensor[[5, 0, 9]])
+    assert torch.equal(episode.support.targets, pool.targets[[5, 0, 9]])
+    assert torch.equal(episode.maps, pool.rows.tensor[[7, 3]])
+    assert torch.equal(episode.targets, pool.targets[[7, 3]])
+
+
+@pytest.mark.parametrize(("stored", "seen"), [(torch.float16, torch.float32), (torch.uint8, torch.uint8)])
+def test_half_precision_maps_are_widened_and_pixels_stay_pixels(stored: torch.dtype, seen: torch.dtype) -> None:
+    episode = make_pool(stored).episode(Draw(support=(0, 1, 2), query=(3,)))
+
+    def kinds(*maps: Tensor) -> set[torch.dtype]:
+        return {one.dtype for one in maps}
+
+    assert kinds(episode.maps, episode.support.maps) == {seen}
