@@ -1,13 +1,20 @@
 """A data set small enough to train on in a second: coloured shapes on noise, with its split, words and recipe."""
 
 import math
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors this small are slower on two
+
+# imported here, since jaxtyping's hook would compile again whatever a module of fewtag imports first
+import lightning_fabric  # noqa: F401
+import matplotlib.pyplot  # noqa: F401
 import numpy as np
 import pytest
+import timm  # noqa: F401
 from PIL import Image, ImageDraw
 
 from fewtag.apps import cli as command_line
@@ -106,6 +113,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
     """cli("bench", recipe) is `fewtag bench recipe` run in this process, in tmp_path, with a cache of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))  # finding its fonts takes seconds
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*arguments: object) -> Outcome:

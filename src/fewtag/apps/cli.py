@@ -218,7 +218,7 @@ def _open(settings: "Recipe", path: Path, data: Path | None, runs: Path, skip_ba
 
 
 def _tell_skipped(materials: "Materials") -> None:
-    for reason in materials.skipped:
+    for reason in dict.fromkeys(materials.skipped):  # a picture may serve several phases
         print(f"skipped: {reason}", file=sys.stderr)
 
 
@@ -242,10 +242,18 @@ def _common(version: Version = False) -> None: ...
 
 def main() -> None:
     """Bad input is one sentence and exit code 2, never a traceback."""
+    # of several processes that train together the first one speaks
+    helper = os.environ.get("LOCAL_RANK", "0") != "0"
     try:
         app()
     except InputError as error:
-        print(f"fewtag: {error}", file=sys.stderr)
+        if not helper:
+            print(f"fewtag: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except RuntimeError as error:
+        # refused as well, and then the first process was gone before this one could meet it at a barrier
+        if helper and isinstance(error.__context__, InputError):
+            raise SystemExit(2) from None
+        raise
     except KeyboardInterrupt:
         raise SystemExit(130) from None

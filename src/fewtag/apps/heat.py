@@ -1,6 +1,7 @@
 """Heat-maps of a trained run, for `fewtag explain`."""
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -8,7 +9,7 @@ import torch
 from fewtag.bench.materials import Materials
 from fewtag.bench.measure import load_trained
 from fewtag.bench.recipe import Recipe
-from fewtag.bench.runs import Run, read_facts
+from fewtag.bench.runs import Run, read_facts, write_atomically
 from fewtag.data.images import Picture
 from fewtag.errors import InputError
 from fewtag.methods.word_attention import WordAttention
@@ -31,5 +32,6 @@ def explain_run(folder: Path, image: Path, labels: Sequence[str], out: Path, dat
         relevance = method.eval().relevance(backbone.eval()(pixels), words)[0].numpy()
     heats = {label: heat_map(map_, shown.size) for label, map_ in zip(labels, relevance, strict=True)}
     drawn = overlay(shown, heats[labels[0]]) if len(labels) == 1 else grid(shown, heats)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    drawn.save(out, format="PNG")
+    content = BytesIO()
+    drawn.save(content, format="PNG")
+    write_atomically(out, content.getvalue())

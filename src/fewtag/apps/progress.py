@@ -1,6 +1,7 @@
 """Progress bars and result tables in the terminal."""
 
 import json
+import math
 from types import TracebackType
 from typing import Any
 
@@ -69,7 +70,7 @@ class Bars:
 def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None:
     """Results by name on standard output: JSON for machines, a table for people."""
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(_without_nan(found), indent=2, allow_nan=False))
         return
     columns = list(next(iter(found.values())))
     if set(HEADLINES) <= set(columns):
@@ -80,6 +81,13 @@ def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None
     for name, row in found.items():
         table.add_row(name, *(_cell(row[column]) for column in columns))
     Console().print(table)
+
+
+def _without_nan(value: Any) -> Any:
+    """The interval over a single episode is not a number, and JSON has no word for that but null."""
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cell(value: Any) -> str:

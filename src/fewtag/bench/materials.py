@@ -82,9 +82,10 @@ class Materials:
             path = self.recipe_folder / evaluation.draws[phase]
             draws = load_draws(path, images)
             wanted = len(images.labels) * evaluation.shots
-            if len(draws) < evaluation.episodes or len(draws[0].support) != wanted:
+            found = len(draws[0].support) if draws else 0
+            if len(draws) < evaluation.episodes or found != wanted:
                 raise InputError(
-                    f"draws {path} hold {len(draws)} episodes with {len(draws[0].support)} support images, the recipe "
+                    f"draws {path} hold {len(draws)} episodes with {found} support images, the recipe "
                     f"asks for {evaluation.episodes} with {wanted}; name other draws or none"
                 )
             return draws[: evaluation.episodes]

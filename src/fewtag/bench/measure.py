@@ -12,7 +12,7 @@ from fewtag.bench.evaluate import Pool, evaluate
 from fewtag.bench.materials import Materials
 from fewtag.bench.progress import Reporter, Silent
 from fewtag.bench.results import Row, read_rows, result_rows, write_rows
-from fewtag.bench.runs import Run
+from fewtag.bench.runs import Run, make_folder
 from fewtag.bench.train import train
 from fewtag.features.backbone import Backbone
 from fewtag.features.store import feature_rows
@@ -41,6 +41,7 @@ def measure(
     # whatever is wrong with them is said now, not hours later
     draws = {phase: materials.test_draws(phase) for phase in files if phase not in rows}
     words = {phase: materials.words(materials.phase(phase).labels) for phase in draws}
+    make_folder(out)
     facts: Row = {}
     if recipe.training is not None:
         summary = train(materials, run, fabric, cache=cache, report=report)

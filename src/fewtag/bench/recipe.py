@@ -94,7 +94,7 @@ class Training(Settings):
 class Evaluation(Settings):
     """Which phases to measure on how many episodes."""
 
-    phases: list[str] = ["test"]
+    phases: list[str] = Field(default=["test"], min_length=1)
     episodes: int = Field(default=200, gt=0)
     shots: int = Field(default=1, gt=0)
     queries: int = Field(default=4, gt=0)
@@ -126,9 +126,13 @@ def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str]
         common = tomllib.loads(path.read_text())
     except FileNotFoundError as error:
         raise InputError(f"there is no recipe {path}; check the path") from error
+    except OSError as error:
+        raise InputError(f"cannot read the recipe {path}: {error.strerror}; check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"recipe {path} is not TOML: {error}") from error
     runs = common.pop("runs", [{}])
+    if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
+        raise InputError(f"recipe {path}: `runs` is no list of tables; write [[runs]] before each, or leave it out")
     recipes = []
     for run in runs:
         merged: dict[str, Any] = _merge({"name": path.stem, **common}, run)

@@ -24,21 +24,23 @@ class Run:
         self.best, self._last = folder / "best.safetensors", folder / "last.pt"
         self._recipe, self._log, self._summary = folder / "recipe.json", folder / "log.jsonl", folder / "summary.json"
 
-    def claim(self) -> None:
-        """Makes the folder this recipe's own, or refuses it if it is another's."""
-        wanted = what_trains(self.recipe)
-        if self._recipe.exists():
-            found = json.loads(self._recipe.read_text())
-            differing = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
-            if differing:
-                key = differing[0]
-                raise InputError(
-                    f"the run {self.folder} is of another recipe: its {key} is {found.get(key)!r}, this recipe's "
-                    f"{wanted.get(key)!r}; name another --run or remove that folder"
-                )
+    def check(self) -> None:
+        """Refuses a folder that is another recipe's."""
+        if not self._recipe.exists():
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._recipe, json.dumps(wanted, indent=2).encode())
+        wanted, found = what_trains(self.recipe), json.loads(self._recipe.read_text())
+        differing = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
+        if differing:
+            key = differing[0]
+            raise InputError(
+                f"the run {self.folder} is of another recipe: its {key} is {found.get(key)!r}, this recipe's "
+                f"{wanted.get(key)!r}; name other --runs or remove that folder"
+            )
+
+    def claim(self) -> None:
+        """Makes the folder this recipe's own; called once nothing else can be wrong with the recipe."""
+        self.check()
+        write_atomically(self._recipe, json.dumps(what_trains(self.recipe), indent=2).encode())
 
     @property
     def summary(self) -> State | None:
@@ -62,7 +64,7 @@ class Run:
             raise InputError(f"the run {self.folder} has no best.safetensors; train it first: fewtag train RECIPE")
         facts = read_facts(self.best)
         if what_trains(Recipe.model_validate(facts["recipe"])) != what_trains(self.recipe):
-            raise InputError(f"checkpoint {self.best} is of another recipe; train this recipe or name its own --run")
+            raise InputError(f"checkpoint {self.best} is of another recipe; train this recipe or name its own --runs")
         method.load_state_dict(load_file(self.best))
         return facts
 
@@ -80,8 +82,10 @@ class Run:
             state: State = torch.load(self._last, map_location=device, weights_only=True)
         except Exception as error:
             raise InputError(f"checkpoint {self._last} cannot be read ({type(error).__name__}); remove it") from error
-        lines = [line for line in self._log.read_text().splitlines() if json.loads(line)["episode"] <= state["episode"]]
-        write_atomically(self._log, "".join(line + "\n" for line in lines).encode())
+        # a kill may have cut the last line short
+        whole = self._log.read_text().splitlines(keepends=True) if self._log.exists() else []
+        kept = [line for line in whole if line.endswith("\n") and json.loads(line)["episode"] <= state["episode"]]
+        write_atomically(self._log, "".join(kept).encode())
         return state
 
     def log(self, facts: State) -> None:
@@ -108,10 +112,21 @@ def read_facts(path: Path) -> State:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """All of it or nothing, even if the process is killed: written beside, then moved over."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_bytes(content)
-    part.replace(path)
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; name another folder or free some room") from error
+
+
+def make_folder(folder: Path) -> None:
+    """Refuses a place where no folder can be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {folder}: {error.strerror}; name another") from error
 
 
 def _flatten(tree: State, prefix: str = "") -> State:

@@ -39,11 +39,17 @@ def train(materials: Materials, run: Run, fabric: Fabric, *, cache: Path, report
     recipe, training = materials.recipe, materials.recipe.training
     if training is None:
         raise InputError(f"recipe {recipe.name!r} has no [training] table, so there is nothing to train")
-    run.claim()
+    run.check()
     if run.summary is not None:
         return run.summary
 
     method, base, validation = prepare(materials, fabric, cache, report)
+    if not any(parameter.requires_grad for parameter in method.parameters()):
+        raise InputError(
+            f"method {recipe.method.name!r} has nothing to learn on a frozen backbone; remove [training] from recipe "
+            f"{recipe.name!r}, or set backbone.frozen = false"
+        )
+    run.claim()
     optimizer = Adam(method.parameters(), lr=training.learning_rate, fused=fabric.device.type == "cuda")
     model, optimizer = fabric.setup(method, optimizer)
     model.mark_forward_method("loss")
@@ -71,7 +77,10 @@ def train(materials: Materials, run: Run, fabric: Fabric, *, cache: Path, report
         if state["episode"] % validate_every and state["episode"] < training.episodes:
             continue
 
-        loss = torch.stack(losses).mean().item()
+        # every process sees the mean of all, so that all of them stop, or none
+        mean = fabric.all_reduce(torch.stack(losses).mean(), reduce_op="mean")
+        assert isinstance(mean, Tensor)
+        loss = mean.item()
         losses.clear()
         if not math.isfinite(loss):
             raise InputError(f"the loss is {loss} at episode {state['episode']}; lower training.learning_rate")

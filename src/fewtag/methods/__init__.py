@@ -2,6 +2,8 @@
 
 import inspect
 
+from pydantic import TypeAdapter, ValidationError
+
 from fewtag.errors import InputError, nearest
 from fewtag.methods.base import Classifier, Episode, Method, Support
 from fewtag.methods.protonet import ProtoNet
@@ -22,10 +24,15 @@ def check_method(name: str, options: dict[str, object]) -> None:
     if name not in METHODS:
         raise InputError(f"unknown method {name!r}; {nearest(name, METHODS)}")
     parameters = inspect.signature(METHODS[name]).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    for option in options:
+    known = {parameter.name: parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    for option, value in options.items():
         if option not in known:
             raise InputError(f"method {name!r} has no option {option!r}; {nearest(option, known)}")
+        try:
+            TypeAdapter(known[option].annotation).validate_python(value, strict=True)
+        except ValidationError as error:
+            wanted = known[option].default
+            raise InputError(f"option {option!r} of method {name!r} is {value!r}; write one like {wanted!r}") from error
 
 
 def create_method(name: str, *, channels: int, dimensions: int, options: dict[str, object] | None = None) -> Method:
