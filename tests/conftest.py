@@ -1,5 +1,6 @@
 """A data set small enough to train on in a second: coloured shapes on noise, with its split, words and recipe."""
 
+import json
 import math
 import os
 import shutil
@@ -26,14 +27,16 @@ LABELS = {
     "star": "lime",
     "cross": "magenta",
     "ring": "cyan",
+    "moon": "hotpink",
     "heart": "orange",
     "arrow": "white",
 }
-GROUPS = {"base": ["circle", "square", "triangle", "star"], "val": ["cross", "ring"], "novel": ["heart", "arrow"]}
-SPLIT = """{"name": "shapes",
- "groups": {"base": ["circle", "square", "triangle", "star"], "val": ["cross", "ring"], "novel": ["heart", "arrow"]},
- "phases": {"train": {"labels": ["base"]}, "val": {"labels": ["val"]}, "test": {"labels": ["novel"]}}}
-"""
+GROUPS = {
+    "base": ["circle", "square", "triangle", "star"],
+    "val": ["cross", "ring", "moon"],
+    "novel": ["heart", "arrow"],
+}
+PHASES = {"train": {"labels": ["base"]}, "val": {"labels": ["val"]}, "test": {"labels": ["novel"]}}
 RECIPE = """
 [data]
 name = "shapes"
@@ -90,12 +93,14 @@ def drawn_shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = ["image,labels"]
     for group in GROUPS.values():
         for number in range(12 * len(group)):
-            shown = {group[number % len(group)], group[generator.integers(len(group))]}
+            shown = {group[number % len(group)]}
+            if number % 3 == 0:
+                shown.add(group[(number + 1) % len(group)])
             name = f"{group[number % len(group)]}{number}.png"
             draw_shapes(sorted(shown), generator).save(folder / "images" / name)
             lines.append(f"{name},{';'.join(sorted(shown))}")
     (folder / "labels.csv").write_text("\n".join(lines) + "\n")
-    (folder / "split.json").write_text(SPLIT)
+    (folder / "split.json").write_text(json.dumps({"name": "shapes", "groups": GROUPS, "phases": PHASES}))
     (folder / "recipe.toml").write_text(RECIPE)
     vectors = [" ".join(f"{value:.3f}" for value in generator.normal(size=16)) for _ in LABELS]
     (folder / "words.txt").write_text("".join(f"{word} {row}\n" for word, row in zip(LABELS, vectors, strict=True)))
@@ -144,6 +149,8 @@ def draw_shape(pen: ImageDraw.ImageDraw, label: str, centre: tuple[int, int], ra
     box, colour = (x - radius, y - radius, x + radius, y + radius), LABELS[label]
     if label == "circle":
         pen.ellipse(box, fill=colour)
+    elif label == "moon":
+        pen.pieslice(box, 90, 270, fill=colour)
     elif label == "ring":
         pen.ellipse(box, outline=colour, width=4)
     elif label == "cross":

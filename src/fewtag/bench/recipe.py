@@ -121,7 +121,7 @@ class Recipe(Settings):
 
 
 def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str] = ()) -> list[Recipe]:
-    """The runs of a recipe file: `[[runs]]` each override its common settings, `changes` override them all."""
+    """The runs of a recipe file: `[[runs]]` each override its common settings, `changes` override all chosen."""
     try:
         common = tomllib.loads(path.read_text())
     except FileNotFoundError as error:
@@ -133,19 +133,19 @@ def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str]
     runs = common.pop("runs", [{}])
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise InputError(f"recipe {path}: `runs` is no list of tables; write [[runs]] before each, or leave it out")
-    recipes = []
-    for run in runs:
-        merged: dict[str, Any] = _merge({"name": path.stem, **common}, run)
-        for change in changes:
-            merged = _merge(merged, _parse_change(change))
-        recipes.append(_validate(merged, path))
+    merged = [_merge({"name": path.stem, **common}, run) for run in runs]
+    for name in only:
+        if name not in (known := [str(settings["name"]) for settings in merged]):
+            raise InputError(f"recipe {path} has no run {name!r}; {nearest(name, known)}")
+    # a change such as method.heads=4 need not suit the runs that are left out
+    chosen = [settings for settings in merged if not only or settings["name"] in only]
+    for change in changes:
+        chosen = [_merge(settings, _parse_change(change)) for settings in chosen]
+    recipes = [_validate(settings, path) for settings in chosen]
     names = [recipe.name for recipe in recipes]
     if len(set(names)) < len(names):
         raise InputError(f"recipe {path} has two runs of one name ({', '.join(names)}); give each its own")
-    for name in only:
-        if name not in names:
-            raise InputError(f"recipe {path} has no run {name!r}; {nearest(name, names)}")
-    return [recipe for recipe in recipes if not only or recipe.name in only]
+    return recipes
 
 
 def _parse_change(change: str) -> dict[str, Any]:
@@ -173,7 +173,8 @@ def _validate(settings: dict[str, Any], path: Path) -> Recipe:
     try:
         recipe = Recipe.model_validate(settings)
     except ValidationError as error:
-        first = error.errors()[0]
+        # a misspelt key is both unknown and missing; its misspelling says more
+        first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             siblings = _keys_beside(first["loc"])

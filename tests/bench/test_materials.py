@@ -1,0 +1,111 @@
+"""What a recipe names, found and loaded; what it names wrongly, refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fewtag.bench.materials import Materials
+from fewtag.bench.recipe import load_recipes
+from fewtag.data.draws import save_draws
+from fewtag.errors import InputError
+
+
+def open_materials(shapes: Path, *changes: str, skip_bad: bool = False) -> Materials:
+    (recipe,) = load_recipes(shapes / "recipe.toml", only=["attention"], changes=changes)
+    return Materials(recipe, shapes, shapes, skip_bad=skip_bad)
+
+
+def save_test_draws(materials: Materials, episodes: int) -> None:
+    draws = materials.sample_draws("test")[:episodes]
+    path, images = materials.root / "test.json", materials.phase("test")
+    save_draws(path, draws, images, split="shapes", phase="test", shots=1, queries=2, seed=0)
+
+
+def test_each_phase_has_its_own_labels_and_pictures(shapes: Path) -> None:
+    materials = open_materials(shapes)
+    train, val = materials.phase("train"), materials.phase("val")
+    assert train.labels == ("circle", "square", "triangle", "star")
+    assert val.labels == ("cross", "ring", "moon")
+    assert not set(train.ids) & set(val.ids)
+    assert materials.phase("train") is train
+
+
+def test_random_weights_are_the_same_each_time(shapes: Path) -> None:
+    first, method = open_materials(shapes).build()
+    second, again = open_materials(shapes).build()
+    assert first.fingerprint == second.fingerprint
+    assert first.fingerprint != open_materials(shapes, "seed=1").build()[0].fingerprint
+    assert all(torch.equal(one, other) for one, other in zip(method.parameters(), again.parameters(), strict=True))
+
+
+def test_words_come_in_the_order_asked_for(shapes: Path) -> None:
+    lines = [line.split() for line in (shapes / "words.txt").read_text().splitlines()]
+    table = {word: [float(number) for number in numbers] for word, *numbers in lines}
+    found = open_materials(shapes).words(["star", "circle"])
+    assert torch.equal(found, torch.tensor([table["star"], table["circle"]]))
+
+
+def test_an_array_in_an_npz_file_is_found_beside_the_recipe(shapes: Path) -> None:
+    np.savez(shapes / "words.npz", tiny=np.eye(2, dtype=np.float32), labels=np.array(["star", "ring"]))
+    materials = open_materials(shapes, "words.source=words.npz#tiny")
+    assert materials.words(["ring"]).tolist() == [[0, 1]]
+
+
+def test_a_phase_that_no_source_serves_is_refused(shapes: Path) -> None:
+    sources = 'data.sources=[{format="table", path="labels.csv", images="images", phases=["train"]}]'
+    materials = open_materials(shapes, sources)
+    assert len(materials.phase("train")) == 48
+    with pytest.raises(InputError, match="no data source of recipe 'attention' serves phase 'val'"):
+        materials.phase("val")
+
+
+def test_draws_from_a_file_are_used(shapes: Path) -> None:
+    save_test_draws(open_materials(shapes, "seed=5"), episodes=5)
+    materials = open_materials(shapes, "evaluation.draws.test=test.json", "evaluation.episodes=3")
+    assert materials.test_draws("test") == open_materials(shapes, "seed=5").sample_draws("test")[:3]
+    assert materials.test_draws("test") != materials.sample_draws("test")[:3]
+
+
+@pytest.mark.parametrize(
+    ("episodes", "change", "message"),
+    [
+        (2, "evaluation.episodes=3", r"hold 2 episodes with 2 support images, the recipe asks for 3 with 2"),
+        (2, "evaluation={episodes=2, shots=2, queries=2, draws.test='test.json'}", "asks for 2 with 4"),
+        (0, "evaluation.episodes=1", "hold 0 episodes with 0 support images"),
+    ],
+)
+def test_draws_that_do_not_fit_are_refused(shapes: Path, episodes: int, change: str, message: str) -> None:
+    save_test_draws(open_materials(shapes), episodes)
+    with pytest.raises(InputError, match=message):
+        open_materials(shapes, "evaluation.draws.test=test.json", change).test_draws("test")
+
+
+def test_skip_bad_leaves_unreadable_pictures_out_and_says_which(shapes: Path) -> None:
+    whole = open_materials(shapes).phase("train")
+    (shapes / "images" / "circle0.png").write_bytes(b"no picture")
+    (shapes / "images" / "star3.png").unlink()
+    materials = open_materials(shapes, skip_bad=True)
+    assert set(whole.ids) - set(materials.phase("train").ids) == {"circle0.png", "star3.png"}
+    first, second = materials.skipped
+    assert "circle0.png cannot be decoded" in first
+    assert "star3.png: there is no such file" in second
+
+
+def test_every_reader_can_be_named(shapes: Path) -> None:
+    folders = shapes / "folders"
+    for label, name in (("cross", "cross0.png"), ("ring", "ring1.png"), ("moon", "moon2.png")):
+        (folders / label).mkdir(parents=True)
+        (shapes / "images" / name).rename(folders / label / name)
+    found = open_materials(shapes, 'data.sources=[{format="folders", path="folders"}]').phase("val")
+    assert found.ids == ("cross/cross0.png", "moon/moon2.png", "ring/ring1.png")
+    content = {
+        "images": [{"id": 1, "file_name": "heart0.png"}, {"id": 2, "file_name": "arrow1.png"}],
+        "annotations": [{"image_id": 1, "category_id": 7}, {"image_id": 2, "category_id": 8}],
+        "categories": [{"id": 7, "name": "heart"}, {"id": 8, "name": "arrow"}],
+    }
+    (shapes / "coco.json").write_text(json.dumps(content))
+    found = open_materials(shapes, 'data.sources=[{format="coco", path="coco.json", images="images"}]').phase("test")
+    assert found.ids == ("heart0.png", "arrow1.png")

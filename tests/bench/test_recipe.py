@@ -1,0 +1,200 @@
+"""Recipes: the paper's defaults, overrides, and one sentence for each mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from fewtag.bench.recipe import Recipe, load_recipes
+from fewtag.errors import InputError
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+DATA = """
+[data]
+name = "pets"
+split = "coco"
+sources = [{ format = "table", path = "labels.csv" }]
+"""
+METHOD_OF_RUN = 'method.name = "word-attention"\n'
+METHOD = '[method]\nname = "word-attention"\n'
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write(text: str) -> Path:
+        path = tmp_path / "pets.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def only(path: Path, *changes: str) -> Recipe:
+    (recipe,) = load_recipes(path, changes=changes)
+    return recipe
+
+
+def test_defaults_are_the_papers(write) -> None:
+    recipe = only(write(DATA + METHOD + "[training]\n"))
+    assert recipe.training is not None
+    assert recipe.training.model_dump() == {
+        "episodes": 80_000,
+        "shots": 1,
+        "queries": 4,
+        "episodes_per_step": 1,
+        "learning_rate": 1e-3,
+        "warmup": 4_000,
+        "warmup_from": 0.0,
+        "validate_every": 50,
+        "validation_episodes": 100,
+        "patience": 10,
+        "checkpoint_every": 500,
+    }
+    assert (recipe.evaluation.episodes, recipe.evaluation.shots, recipe.evaluation.queries) == (200, 1, 4)
+    assert (recipe.name, recipe.seed, recipe.backbone.size, recipe.words.source) == ("pets", 0, 224, "glove-50")
+
+
+def test_without_a_training_table_nothing_is_trained(write) -> None:
+    assert only(write(DATA + METHOD)).training is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sed = 3\n" + DATA + METHOD, r"unknown key 'sed'; did you mean 'seed'\?"),
+        (DATA + METHOD + "[training]\nepisode = 3\n", r"unknown key 'training\.episode'; did you mean 'episodes'"),
+        (DATA.replace("path =", "pathh =") + METHOD, r"unknown key 'data\.sources\.0\.pathh'; did you mean 'path'"),
+        (DATA + METHOD.replace("atten", "aten"), r"unknown method 'word-atention'; .*'word-attention'"),
+        (DATA + METHOD + "head = 4\n", r"'word-attention' has no option 'head'; did you mean 'heads'"),
+        (DATA + METHOD + "heads = 'four'\n", r"option 'heads' of method 'word-attention' is 'four'; .* 8"),
+        (DATA + METHOD + "heads = true\n", r"option 'heads' of method 'word-attention' is True"),
+        (DATA + METHOD + "[training]\nepisodes = 'many'\n", r"training\.episodes: .* integer.*, found 'many'"),
+        (DATA + METHOD + "[training]\nepisodes = 0\n", r"training\.episodes: .* greater than 0, found 0"),
+        (DATA + METHOD + "[evaluation]\nphases = []\n", r"evaluation\.phases: .* at least 1 item"),
+        (METHOD, "data: field required"),
+        (DATA, "method: field required"),
+        ("runs = []\n" + DATA + METHOD, r"`runs` is no list of tables; write \[\[runs\]\]"),
+        (DATA + METHOD + "[runs]\nname = 'a'\n", "`runs` is no list of tables"),
+        ("this is no TOML", r"pets\.toml is not TOML: .*line 1"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_in_one_sentence(write, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as refusal:
+        load_recipes(write(text))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_is_not_there_or_no_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"there is no recipe .*gone\.toml"):
+        load_recipes(tmp_path / "gone.toml")
+    with pytest.raises(InputError, match=f"cannot read the recipe {tmp_path}: Is a directory"):
+        load_recipes(tmp_path)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match=r"x\.toml is not TOML"):
+        load_recipes(tmp_path / "x.toml")
+
+
+def test_runs_override_the_common_settings_deeply(write) -> None:
+    runs = """
+    [training]
+    episodes = 7
+    patience = 3
+    [[runs]]
+    name = "small"
+    method.heads = 2
+    training.patience = 5
+    [[runs]]
+    name = "other"
+    method.name = "protonet"
+    """
+    small, other = load_recipes(write(DATA + METHOD + runs))
+    assert (small.method.name, small.method.options) == ("word-attention", {"heads": 2})
+    assert small.training is not None
+    assert (small.training.episodes, small.training.patience) == (7, 5)
+    assert other.training is not None
+    assert (other.method.name, other.method.options, other.training.patience) == ("protonet", {}, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "read"),
+    [
+        ("method.heads=4", lambda recipe: recipe.method.options == {"heads": 4}),
+        ("method.dropout = 0.5", lambda recipe: recipe.method.options == {"dropout": 0.5}),
+        ("method.name=protonet", lambda recipe: recipe.method.name == "protonet"),
+        ('method.name="protonet"', lambda recipe: recipe.method.name == "protonet"),
+        ("words.source=glove=6B.txt", lambda recipe: recipe.words.source == "glove=6B.txt"),
+        ("backbone.frozen=false", lambda recipe: recipe.backbone.frozen is False),
+        ("training.learning_rate=1e-4", lambda recipe: recipe.training.learning_rate == 1e-4),
+        ("evaluation.phases=['val', 'test']", lambda recipe: recipe.evaluation.phases == ["val", "test"]),
+        ("evaluation.draws.test=a.json", lambda recipe: recipe.evaluation.draws == {"test": "a.json"}),
+        ("name=quick", lambda recipe: recipe.name == "quick"),
+    ],
+)
+def test_a_setting_can_be_changed_from_the_command_line(write, change: str, read) -> None:
+    path = write(DATA + METHOD)
+    assert not read(only(path, "training.patience=3"))
+    assert read(only(path, "training.patience=3", change))
+
+
+def test_of_two_changes_the_later_one_counts(write) -> None:
+    assert only(write(DATA + METHOD), "seed=1", "seed=2").seed == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("nonsense", "--set 'nonsense' is not of the form key=value; write for example"),
+        ("=4", "--set '=4' is not of the form key=value"),
+        ("a b=4", "--set 'a b=4': 'a b' is no key of TOML"),
+        ("method..heads=4", r"'method\.\.heads' is no key of TOML"),
+        ("method=protonet", "method: .* found 'protonet'"),
+        ("method.haeds=4", "has no option 'haeds'; did you mean 'heads'"),
+        ("backbone.szie=4", r"unknown key 'backbone\.szie'; did you mean 'size'"),
+        ("seed=soon", "seed: .* integer.* found 'soon'"),
+    ],
+)
+def test_a_nonsensical_change_is_refused(write, change: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as refusal:
+        only(write(DATA + METHOD), change)
+    assert "\n" not in str(refusal.value)
+
+
+def test_two_runs_of_one_name_are_refused(write) -> None:
+    path = write(DATA + METHOD + '[[runs]]\nname = "a"\n[[runs]]\nname = "a"\nseed = 1\n')
+    with pytest.raises(InputError, match=r"two runs of one name \(a, a\); give each its own"):
+        load_recipes(path)
+
+
+def test_only_keeps_the_runs_named_and_refuses_others(write) -> None:
+    path = write(DATA + METHOD + '[[runs]]\nname = "frozen"\n[[runs]]\nname = "tuned"\n')
+    assert [recipe.name for recipe in load_recipes(path, only=["tuned"])] == ["tuned"]
+    with pytest.raises(InputError, match=r"has no run 'frozne'; did you mean 'frozen'\?"):
+        load_recipes(path, only=["tuned", "frozne"])
+
+
+def test_a_change_need_not_suit_the_runs_that_are_left_out(write) -> None:
+    path = write(DATA + '[[runs]]\nname = "a"\nmethod.name = "protonet"\n[[runs]]\nname = "b"\n' + METHOD_OF_RUN)
+    (recipe,) = load_recipes(path, only=["b"], changes=["method.heads=4"])
+    assert recipe.method.options == {"heads": 4}
+    with pytest.raises(InputError, match="'protonet' has no option 'heads'"):
+        load_recipes(path, changes=["method.heads=4"])
+
+
+def test_the_digest_names_the_content(write) -> None:
+    path = write(DATA + METHOD)
+    assert only(path).digest == only(path).digest == only(path, "seed=0").digest
+    assert len({only(path, f"seed={seed}", f"method.heads={heads}").digest for seed in (0, 1) for heads in (2, 8)}) == 4
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_recipes_we_ship_are_valid(path: Path) -> None:
+    for recipe in load_recipes(path):
+        for draws in recipe.evaluation.draws.values():
+            assert (path.parent / draws).is_file()
+        assert set(recipe.evaluation.draws) <= set(recipe.evaluation.phases)
+
+
+def test_there_are_recipes_to_validate() -> None:
+    assert {path.stem for path in RECIPES} >= {"coco", "voc"}
