@@ -178,3 +178,14 @@ def test_the_loss_depends_on_the_query_targets(name: str) -> None:
     method, targets = build(name), torch.arange(7)[:, None] % 4 == torch.arange(4)
     one, other = (method.loss(Episode(make_support(), query(), shown)) for shown in (targets, ~targets))
     assert (one - other).abs() > 1e-3
+
+
+@every_method
+def test_a_label_without_image_does_not_spoil_the_gradients(name: str) -> None:
+    method, shown = build(name), SHOWN.clone()
+    if not method.serves_words_alone:
+        pytest.skip("this method refuses a label without image")
+    shown[:, 2] = False
+    targets = torch.arange(7)[:, None] % 4 == torch.arange(4)
+    method.loss(Episode(make_support(shown), query(), targets)).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in method.parameters() if parameter.grad is not None)
