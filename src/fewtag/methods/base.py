@@ -74,6 +74,8 @@ def cosine(left: Float[Tensor, "images size"], right: Float[Tensor, "labels size
 
 def refuse_labels_without_image(support: Support) -> None:
     """Raises for the first label that no support image shows."""
+    if support.targets.is_cuda and torch.is_grad_enabled():
+        return  # training draws its episodes so that none is empty, and to look would stall the device at every step
     empty = (~support.targets.any(dim=0)).nonzero().flatten().tolist()
     if empty:
         raise InputError(
