@@ -1,0 +1,140 @@
+"""The command line from end to end, in this process."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import fewtag
+
+Cli = Callable[..., Any]
+SHORT = ("--set", "training.episodes=20", "--set", "evaluation.episodes=2")
+
+
+@pytest.fixture
+def trained(cli: Cli, shapes: Path) -> Path:
+    """The folder of a trained run."""
+    assert cli("train", shapes / "recipe.toml", "--only", "attention", *SHORT).code == 0
+    return Path("runs/recipe/attention").absolute()
+
+
+def test_draws_train_bench_report_explain(cli: Cli, shapes: Path) -> None:
+    recipe = shapes / "recipe.toml"
+    drawn = cli("draws", recipe, "--out", shapes / "draws")
+    assert drawn.out.split() == [str(shapes / "draws" / "shapes-test.json")]
+    saved = ("--set", "evaluation.draws.test=draws/shapes-test.json")
+    summary = json.loads(cli("train", recipe, "--only", "attention", "--json", *SHORT, *saved).out)["attention"]
+    assert Path(summary["checkpoint"]).is_file()
+    found = json.loads(cli("bench", recipe, "--only", "attention", "--json", *SHORT, *saved).out)
+    assert list(found) == ["attention on test"]
+    assert cli("bench", recipe, "--only", "protonet", *saved).code == 0
+    assert cli("report").out.strip() == "results/RESULTS.md"
+    page = Path("results/RESULTS.md").read_text()
+    assert "| protonet | none |" in page
+    assert "| attention | frozen backbone, best on validation" in page
+    assert "fewtag bench" in page
+    picture = shapes / "images" / "heart0.png"
+    assert (
+        cli("explain", "runs/recipe/attention", picture, "--label", "heart", "--out", "heat.png", "--data", shapes).code
+        == 0
+    )
+    assert not list(Path().glob("**/*.part"))
+
+
+def test_bench_uses_the_weights_that_train_left(cli: Cli, shapes: Path, trained: Path) -> None:
+    before = (trained / "best.safetensors").stat().st_mtime_ns
+    assert cli("bench", shapes / "recipe.toml", "--only", "attention", *SHORT).code == 0
+    assert (trained / "best.safetensors").stat().st_mtime_ns == before
+    summary = json.loads((trained / "summary.json").read_text())
+    row = json.loads(Path("results/recipe/attention.test.jsonl").read_text().splitlines()[0])
+    assert (row["validation_macro_ap"], row["trained_episodes"]) == (summary["best"], summary["best_episode"])
+
+
+def test_a_heat_map_has_the_pictures_size_and_several_are_a_grid(cli: Cli, shapes: Path, trained: Path) -> None:
+    Image.open(shapes / "images" / "heart0.png").resize((90, 60)).save("garden.jpg")
+    explain = ("explain", trained, "garden.jpg", "--data", shapes)
+    assert cli(*explain, "--label", "heart", "--out", "one.png").code == 0
+    assert cli(*explain, "--label", "heart", "--label", "arrow", "--out", "new/several.png").code == 0
+    with Image.open("one.png") as one, Image.open("new/several.png") as several:
+        assert (one.format, one.size, several.format) == ("PNG", (90, 60), "PNG")
+        assert several.width > 3 * one.width
+        assert len(one.convert("RGB").getcolors(90 * 60)) > 50
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("garden.png", "--label", "haert"), r"label 'haert' has no vector in words 'words.txt'"),
+        (("gone.png", "--label", "heart"), "cannot read image gone.png: there is no such file"),
+    ],
+)
+def test_explain_refuses(cli: Cli, shapes: Path, trained: Path, arguments: tuple[str, ...], message: str) -> None:
+    shutil.copy(shapes / "images" / "heart0.png", "garden.png")
+    said = cli("explain", trained, *arguments, "--out", "heat.png", "--data", shapes)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("fewtag: ")
+    assert message in said.err
+    assert not Path("heat.png").exists()
+
+
+def test_explain_refuses_a_run_that_is_absent_or_has_no_attention(cli: Cli, shapes: Path) -> None:
+    explain = ("shapes/images/heart0.png", "--label", "heart", "--out", "heat.png", "--data", shapes)
+    said = cli("explain", "runs/nowhere", *explain)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "runs/nowhere is no trained run: it holds no best.safetensors" in said.err
+    tuned = ("--set", "backbone.frozen=false", "--set", "training={episodes=2, queries=2, validation_episodes=2}")
+    assert cli("train", shapes / "recipe.toml", "--only", "protonet", *tuned).code == 0
+    said = cli("explain", "runs/recipe/protonet", *explain)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "the method 'protonet' of runs/recipe/protonet has no attention to show" in said.err
+
+
+def test_train_refuses_a_recipe_that_trains_nothing(cli: Cli, shapes: Path) -> None:
+    said = cli("train", shapes / "recipe.toml", "--only", "protonet")
+    assert (said.code, said.out) == (2, "")
+    assert "has a [training] table, so there is nothing to train" in said.err
+
+
+def test_report_without_rows_says_what_to_do(cli: Cli) -> None:
+    said = cli("report", "empty")
+    assert (said.code, "measure some with fewtag bench RECIPE" in said.err) == (2, True)
+
+
+def test_the_version(cli: Cli) -> None:
+    assert cli("--version") == (0, f"fewtag {fewtag.__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", ["train", "bench", "draws", "report", "explain"])
+def test_every_command_explains_itself(cli: Cli, command: str) -> None:
+    assert f"fewtag {command} [OPTIONS]" in cli(command, "--help").out
+    assert command in cli("--help").out
+
+
+def test_of_several_processes_the_first_one_speaks(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "there is no recipe gone.toml" in cli("bench", "gone.toml").err
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert cli("bench", "gone.toml") == (2, "", "")
+
+
+def test_what_typer_refuses_ends_with_2(cli: Cli) -> None:
+    assert cli("bench").code == 2
+    assert cli("brench").code == 2
+
+
+def test_help_is_quick_as_it_loads_no_torch() -> None:
+    script = Path(sys.executable).parent / "fewtag"
+    since = time.perf_counter()
+    done = subprocess.run([sys.executable, "-X", "importtime", script, "--help"], capture_output=True, text=True)
+    assert time.perf_counter() - since < 3
+    assert done.returncode == 0
+    assert "bench" in done.stdout
+    loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert "fewtag.apps.cli" in loaded
+    assert not loaded & {"torch", "timm", "numpy", "pydantic", "lightning_fabric", "matplotlib"}

@@ -1,0 +1,65 @@
+"""The wheel that people install: with its data, and of use away from this repository."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CHECK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import fewtag
+from fewtag.data.splits import Split
+assert fewtag.__file__.startswith(sys.argv[1]), fewtag.__file__
+print(len(Split.load("coco").labels), len(Split.load("voc").labels))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("setuptools")
+    folder = tmp_path_factory.mktemp("wheel")
+    # from a copy, so that no build/ or *.egg-info is left in the repository
+    names = [
+        "git",
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "src",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+    ]
+    for name in subprocess.run(names, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+    build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(folder)], cwd=folder, capture_output=True, check=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_the_wheel_carries_the_data_and_the_types(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    splits = {f"fewtag/data/splits/{path.name}" for path in (ROOT / "src/fewtag/data/splits").glob("*.json")}
+    assert len(splits) >= 3
+    assert names >= splits | {"fewtag/py.typed", "fewtag/bench/published.json"}
+    modules = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").glob("fewtag/**/*.py")}
+    assert modules <= names
+    assert not [name for name in names if name.startswith(("tests/", "carry/"))]
+
+
+def test_the_wheel_offers_the_command(wheel: Path) -> None:
+    (entry,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("entry_points.txt")]
+    assert "fewtag = fewtag.apps.cli:main" in zipfile.ZipFile(wheel).read(entry).decode()
+
+
+def test_the_unpacked_wheel_finds_its_splits(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    command = [sys.executable, "-c", CHECK, str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == ["80", "20"], done.stderr
