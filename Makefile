@@ -11,6 +11,10 @@ BIN := .venv/bin
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
+# the paper's way in small: train, measure, heat-map, on pictures drawn here
+demo: .venv/installed
+	$(BIN)/python examples/demo.py demo
+
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -19,6 +23,10 @@ lint: .venv/installed
 
 test: lint
 	$(BIN)/pytest
+
+# speed and memory, as ratios measured side by side
+bench: .venv/installed
+	$(BIN)/python benchmarks/speed.py --out results/speed
 
 clean:
 	rm -rf .venv build dist demo

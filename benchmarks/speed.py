@@ -25,11 +25,11 @@ from torch import nn
 from fewtag.bench.evaluate import Pool, evaluate
 from fewtag.bench.recipe import Training
 from fewtag.bench.results import commit
-from fewtag.bench.runs import write_atomically
 from fewtag.bench.train import Phase, take_step
 from fewtag.data.episodes import EpisodeSampler
 from fewtag.features.backbone import create_backbone
 from fewtag.features.store import MemoryRows, RowFile
+from fewtag.files import write_atomically
 from fewtag.methods import EndToEnd, create_method
 
 SHAPE = (2048, 7, 7)  # ResNet-50 at 224 px

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from fewtag.bench.recipe import Recipe, load_recipes
-from fewtag.bench.runs import Run, read_facts, what_trains, write_atomically
+from fewtag.bench.runs import Run, read_facts, what_trains
 from fewtag.errors import InputError
+from fewtag.files import write_atomically
 from fewtag.methods.base import Method
 
 

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from fewtag.data.combine import concatenate, readable
+from fewtag.data.combine import concatenate, readable, refuse_unreadable
 from fewtag.data.images import LabelledImages, Picture, from_shown
 from fewtag.errors import InputError
 
@@ -79,3 +80,15 @@ def test_a_data_set_without_any_good_image_is_refused(make: Make) -> None:
     path.write_text("no image")
     with pytest.raises(InputError, match="the data set is empty"):
         readable(from_shown([("bad.png", Picture(path), {"dog"})], ["dog"]))
+
+
+def test_an_unreadable_picture_is_refused_by_name_before_the_work(tmp_path: Path) -> None:
+    pictures = []
+    for number in range(3):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+        pictures.append((str(number), Picture(tmp_path / f"{number}.png"), {"dog"}))
+    images = from_shown(pictures, ["dog"])
+    refuse_unreadable(images)
+    (tmp_path / "1.png").write_bytes(b"no picture")
+    with pytest.raises(InputError, match=r"1\.png.*--skip-bad"):
+        refuse_unreadable(images)

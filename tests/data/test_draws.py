@@ -82,5 +82,5 @@ def test_what_is_no_json_or_no_folder_is_refused(images, tmp_path):
         load_draws(tmp_path / "x.json", images)
     with pytest.raises(InputError, match=r"cannot read the draws .*gone\.json"):
         load_draws(tmp_path / "gone.json", images)
-    with pytest.raises(InputError, match="cannot write the draws"):
-        save_draws(tmp_path / "no" / "x.json", [], images, split="", phase="", shots=1, queries=4, seed=0)
+    with pytest.raises(InputError, match="cannot make the folder"):
+        save_draws(tmp_path / "x.json" / "y.json", [], images, split="", phase="", shots=1, queries=4, seed=0)

@@ -141,12 +141,12 @@ def test_a_cache_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
 def test_a_header_that_was_not_finished_does_not_spoil_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def half(path: Path, text: str) -> None:
-        path.write_bytes(text.encode()[:5])
+    def half(path: Path, content: bytes) -> None:
+        path.write_text(content[:5].decode())
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", half)
+        patch.setattr(Path, "write_bytes", half)
         with pytest.raises(InputError, match="No space left"):
             make_file(tmp_path)
     assert make_file(tmp_path).missing() == [0, 1, 2, 3, 4]

@@ -58,8 +58,7 @@ def test_an_overlay_keeps_the_size_and_colours_the_hot_places() -> None:
     heat[:, 15:] = 1
     drawn = np.asarray(overlay(picture, heat)).astype(int)
     assert drawn.shape == (10, 30, 3)
-    assert np.abs(drawn[0, 0] - drawn[0, 29]).max() > 30
-    assert np.array_equal(np.asarray(overlay(picture, heat, strength=0.0))[0, 0], [90, 90, 90])
+    assert drawn[0, 0].max() < 90 < drawn[0, 29].min(), "cold places darken, hot ones glow"
 
 
 def panels(sheet: Image.Image, width: int) -> list[np.ndarray]:

@@ -9,9 +9,10 @@ import torch
 from fewtag.bench.materials import Materials
 from fewtag.bench.measure import load_trained
 from fewtag.bench.recipe import Recipe
-from fewtag.bench.runs import Run, read_facts, write_atomically
+from fewtag.bench.runs import Run, read_facts
 from fewtag.data.images import Picture
 from fewtag.errors import InputError
+from fewtag.files import write_atomically
 from fewtag.methods.word_attention import WordAttention
 from fewtag.tagger.explain import grid, heat_map, overlay
 

@@ -1,5 +1,6 @@
 """A recipe's whole way: train if it must be, then measure every phase and write the rows."""
 
+import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -11,11 +12,13 @@ from lightning_fabric import Fabric
 from fewtag.bench.evaluate import Pool, evaluate
 from fewtag.bench.materials import Materials
 from fewtag.bench.progress import Reporter, Silent
-from fewtag.bench.results import Row, read_rows, result_rows, write_rows
-from fewtag.bench.runs import Run, make_folder
+from fewtag.bench.results import Row, commit, read_rows, result_rows, write_rows
+from fewtag.bench.runs import Run
 from fewtag.bench.train import train
+from fewtag.data.combine import refuse_unreadable
 from fewtag.features.backbone import Backbone
 from fewtag.features.store import feature_rows
+from fewtag.files import make_folder, write_atomically
 from fewtag.methods import EndToEnd, Method
 
 
@@ -34,7 +37,7 @@ def measure(
     report = report or Silent()
     recipe = materials.recipe
     files = {phase: out / f"{recipe.name}.{phase}.jsonl" for phase in recipe.evaluation.phases}
-    rows = {} if force else {phase: found for phase, path in files.items() if (found := _measured(path, recipe.digest))}
+    rows = {} if force else {phase: found for phase in files if (found := _measured(files[phase], materials, phase))}
     if len(rows) == len(files):
         return rows
 
@@ -44,7 +47,12 @@ def measure(
     make_folder(out)
     facts: Row = {}
     if recipe.training is not None:
+        if run.summary is None:
+            for phase in draws:
+                refuse_unreadable(materials.phase(phase))
         summary = train(materials, run, fabric, cache=cache, report=report)
+        curve = json.dumps({"recipe": recipe.digest, "commit": commit(), "curve": run.curve})
+        write_atomically(out / f"{recipe.name}.training.json", curve.encode())
         facts = {
             "trained_episodes": summary["best_episode"],
             "planned_episodes": recipe.training.episodes,
@@ -60,6 +68,7 @@ def measure(
             since = time.perf_counter()
             metrics = evaluate(method, pool, phase_draws, advance=report.advance)
             facts["seconds"] = round(time.perf_counter() - since, 2)
+            facts["data_digest"] = images.digest
             rows[phase] = result_rows(recipe, phase, metrics, command=command, facts=facts)
             write_rows(files[phase], rows[phase])
     return rows
@@ -87,6 +96,8 @@ def _ready(materials: Materials, run: Run, fabric: Fabric, cache: Path) -> Itera
             yield backbone, method, Path(once)
 
 
-def _measured(path: Path, digest: str) -> list[Row] | None:
+def _measured(path: Path, materials: Materials, phase: str) -> list[Row] | None:
+    """The rows of the file, if they are of this recipe and of these pictures and labels."""
     rows = read_rows(path) if path.exists() else []
-    return rows if rows and rows[0]["recipe"] == digest else None
+    wanted = (materials.recipe.digest, materials.phase(phase).digest)
+    return rows if rows and (rows[0]["recipe"], rows[0].get("data_digest")) == wanted else None

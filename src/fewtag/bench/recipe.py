@@ -44,6 +44,8 @@ class Data(Settings):
     sources: list[Source] = Field(min_length=1)
     other_labels: Literal["refuse", "ignore"] = "refuse"
     """What to do with labels that the split does not know."""
+    note: str = ""
+    """What a reader of the results must know of the pictures; shown above their table."""
 
 
 class BackboneSettings(Settings):
@@ -116,8 +118,9 @@ class Recipe(Settings):
 
     @property
     def digest(self) -> str:
-        """Names the recipe by its content."""
-        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()[:12]
+        """Names the recipe by what it says; settings left at their defaults and the note do not count."""
+        said = self.model_dump(exclude_defaults=True, exclude={"data": {"note"}})
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str] = ()) -> list[Recipe]:

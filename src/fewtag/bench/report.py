@@ -8,8 +8,8 @@ from typing import Any
 
 from fewtag.bench.metrics import METRICS, mean_and_interval
 from fewtag.bench.results import Row, read_rows
-from fewtag.bench.runs import write_atomically
 from fewtag.errors import InputError
+from fewtag.files import write_atomically
 
 Summary = dict[str, dict[str, float]]
 _ORDER = ("macro_ap", "micro_ap", *(name for name in METRICS if not name.endswith("_ap")))
@@ -46,6 +46,8 @@ def _page(measured: Sequence[Sequence[Row]]) -> Iterator[str]:
         for phase in sorted(phases, key=lambda name: (name != "test", name)):
             here = [rows for rows in measured if (rows[0]["data"], rows[0]["phase"]) == (data, phase)]
             yield f"### {data}, phase `{phase}`, {len(here[0])} episodes\n"
+            for note in sorted({rows[0]["note"] for rows in here if rows[0].get("note")}):
+                yield f"{note}\n"
             yield from _table(here, published.get(data, {}).get("systems", []) if phase == "test" else [])
             yield ""
     yield "## Where each row comes from\n"
@@ -56,7 +58,7 @@ def _page(measured: Sequence[Sequence[Row]]) -> Iterator[str]:
 
 
 def _table(measured: Sequence[Sequence[Row]], published: Sequence[dict[str, Any]]) -> Iterator[str]:
-    heads = ["system", "training", *(name.replace("_", "-").replace("ap", "AP") for name in _ORDER)]
+    heads = ["system", "training", *(name.replace("_", "-").replace("ap", "AP").replace("f1", "F1") for name in _ORDER)]
     yield "| " + " | ".join(heads) + " |"
     yield "|" + "---|" * len(heads)
     for system in published:

@@ -10,8 +10,8 @@ from typing import Any
 import fewtag
 from fewtag.bench.metrics import METRICS
 from fewtag.bench.recipe import Recipe
-from fewtag.bench.runs import write_atomically
 from fewtag.errors import InputError
+from fewtag.files import write_atomically
 
 Row = dict[str, Any]
 
@@ -27,6 +27,7 @@ def result_rows(
         "data": recipe.data.name,
         "split": recipe.data.split,
         "phase": phase,
+        "note": recipe.data.note,
         "backbone": recipe.backbone.name,
         "frozen": recipe.backbone.frozen,
         "size": recipe.backbone.size,

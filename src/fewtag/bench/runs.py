@@ -1,7 +1,8 @@
 """A training run's folder: its recipe, its best weights, its log, and what is needed to go on after a kill."""
 
 import json
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from fewtag.bench.recipe import Recipe
 from fewtag.errors import InputError
+from fewtag.files import replacing, write_atomically
 from fewtag.methods.base import Method
 
 State = dict[str, Any]
@@ -54,9 +56,8 @@ class Run:
     def save_best(self, method: Method, facts: State) -> None:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in method.state_dict().items()}
         text = json.dumps({**facts, "recipe": self.recipe.model_dump()})
-        part = self.best.with_suffix(".part")
-        save_file(tensors, part, metadata={"fewtag": text})
-        part.replace(self.best)
+        with replacing(self.best) as part, _saving(self.best):
+            save_file(tensors, part, metadata={"fewtag": text})
 
     def load_best(self, method: Method) -> State:
         """Fills the method with the best weights; returns the facts saved with them."""
@@ -69,9 +70,8 @@ class Run:
         return facts
 
     def save_state(self, state: State) -> None:
-        part = self._last.with_suffix(".part")
-        torch.save(state, part)
-        part.replace(self._last)
+        with replacing(self._last) as part, _saving(self._last):
+            torch.save(state, part)
 
     def load_state(self, device: torch.device) -> State | None:
         """Where training stood; the log's later lines are dropped, since they will be written anew."""
@@ -88,6 +88,11 @@ class Run:
         write_atomically(self._log, "".join(kept).encode())
         return state
 
+    @property
+    def curve(self) -> list[State]:
+        """Loss and validation scores, as training went."""
+        return [json.loads(line) for line in self._log.read_text().splitlines()] if self._log.exists() else []
+
     def log(self, facts: State) -> None:
         with self._log.open("a") as file:
             file.write(json.dumps(facts) + "\n")
@@ -95,7 +100,7 @@ class Run:
 
 def what_trains(recipe: Recipe) -> State:
     """The part of a recipe that the weights depend on, flat: `training.learning_rate` and so on."""
-    return _flatten(recipe.model_dump(mode="json", exclude={"evaluation", "name"}))
+    return _flatten(recipe.model_dump(mode="json", exclude={"evaluation": True, "name": True, "data": {"note"}}))
 
 
 def read_facts(path: Path) -> State:
@@ -110,23 +115,14 @@ def read_facts(path: Path) -> State:
     return json.loads(metadata["fewtag"])
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """All of it or nothing, even if the process is killed: written beside, then moved over."""
-    make_folder(path.parent)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+@contextmanager
+def _saving(path: Path) -> Iterator[None]:
+    """The libraries' own errors on a full disk, in a sentence."""
     try:
-        part.write_bytes(content)
-        part.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; name another folder or free some room") from error
-
-
-def make_folder(folder: Path) -> None:
-    """Refuses a place where no folder can be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {folder}: {error.strerror}; name another") from error
+        yield
+    except (SafetensorError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"cannot write {path}: {reason}; free some room, then go on with the same command") from error
 
 
 def _flatten(tree: State, prefix: str = "") -> State:

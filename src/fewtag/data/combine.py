@@ -27,7 +27,16 @@ def readable(images: LabelledImages) -> tuple[LabelledImages, list[str]]:
             return str(error)
         return None
 
+    # as many threads as cores that this process may use
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         reasons = list(pool.map(reason, range(len(images))))
     good = [row for row, why in enumerate(reasons) if why is None]
     return images.select(good), [why for why in reasons if why is not None]
+
+
+def refuse_unreadable(images: LabelledImages) -> None:
+    """Refuses pictures that cannot be decoded, before hours of training find out."""
+    _, reasons = readable(images)
+    if reasons:
+        more = f" ({len(reasons)} such pictures; --skip-bad leaves them out)"
+        raise InputError(reasons[0] + more)

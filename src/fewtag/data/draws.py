@@ -1,7 +1,6 @@
 """Episodes kept in a file: a test protocol that names its pictures and its data set."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from fewtag.data.episodes import Draw
 from fewtag.data.images import LabelledImages
 from fewtag.errors import InputError
+from fewtag.files import write_atomically
 
 _FORMAT = 1
 
@@ -37,13 +37,7 @@ def save_draws(
     }
     lines = [json.dumps({"support": _ids(images, draw.support), "query": _ids(images, draw.query)}) for draw in draws]
     text = json.dumps(header)[:-1] + ', "draws": [\n' + ",\n".join(lines) + "\n]}\n"
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise InputError(f"cannot write the draws {path}: {error.strerror}; check the folder") from error
+    write_atomically(path, text.encode())
 
 
 def load_draws(path: Path, images: LabelledImages) -> list[Draw]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from fewtag.data.images import LabelledImages
 from fewtag.errors import InputError
 from fewtag.features.backbone import Backbone
+from fewtag.files import write_atomically
 
 Advance = Callable[[int], None]
 """Told how many more rows are done, for a progress bar."""
@@ -63,10 +64,8 @@ class RowFile:
             self._marks = os.open(folder / "done.bin", os.O_RDWR | os.O_CREAT, 0o644)
             os.ftruncate(self._data, count * self.row_bytes)
             os.ftruncate(self._marks, count)
-            # moved into place whole, lest a kill or a full disk leave half a header that refuses all later runs
-            part = header_path.with_suffix(f".{os.getpid()}.part")
-            part.write_text(header)
-            part.replace(header_path)
+            # whole or not at all: half a header would refuse all later runs
+            write_atomically(header_path, header.encode())
         except OSError as error:
             raise self._cannot_write(error) from error
 

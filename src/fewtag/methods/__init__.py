@@ -38,4 +38,7 @@ def check_method(name: str, options: dict[str, object]) -> None:
 def create_method(name: str, *, channels: int, dimensions: int, options: dict[str, object] | None = None) -> Method:
     """A method of `METHODS` for maps and word vectors of the given sizes."""
     check_method(name, options or {})
-    return METHODS[name](channels, dimensions, **(options or {}))
+    try:
+        return METHODS[name](channels, dimensions, **(options or {}))
+    except ValueError as error:  # such as a dropout of 2
+        raise InputError(f"method {name!r} cannot be made with {options}: {error}") from error

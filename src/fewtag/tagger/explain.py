@@ -18,11 +18,12 @@ def heat_map(relevance: Float[np.ndarray, "rows columns"], size: tuple[int, int]
     return np.clip(np.asarray(stretched), 0, 1)
 
 
-def overlay(picture: Image.Image, heat: Heat, strength: float = 0.55) -> Image.Image:
-    """The picture in grey, the heat in colour over it."""
-    colours = matplotlib.colormaps["turbo"](heat)[..., :3]
-    grey = np.asarray(picture.convert("L"), dtype=np.float32)[..., None] / 255
-    mixed = (1 - strength) * grey + strength * colours
+def overlay(picture: Image.Image, heat: Heat) -> Image.Image:
+    """The picture, darkened where it is cold and glowing where it is hot."""
+    shown = np.asarray(picture, dtype=np.float32) / 255
+    glow = matplotlib.colormaps["inferno"](heat)[..., :3]
+    weight = 0.65 * heat[..., None]
+    mixed = (1 - weight) * (0.35 + 0.65 * heat[..., None]) * shown + weight * glow
     return Image.fromarray((255 * mixed).round().astype(np.uint8))
 
 
