@@ -5,15 +5,21 @@ from pathlib import Path
 import pytest
 
 from fewtag.errors import InputError
-from fewtag.files import replacing, write_atomically
+from fewtag.files import write_atomically
 
 
-def test_a_failure_in_the_middle_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "table.md"
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.jsonl"
     write_atomically(path, b"old")
-    with pytest.raises(RuntimeError), replacing(path) as part:
-        part.write_bytes(b"half of the n")
-        raise RuntimeError
+
+    def full(self: Path, content: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(content[:2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(InputError, match=r"cannot write .*rows\.jsonl: No space left on device"):
+        write_atomically(path, b"newer")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 

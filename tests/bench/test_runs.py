@@ -10,7 +10,6 @@ from torch import nn
 from fewtag.bench.recipe import Recipe, load_recipes
 from fewtag.bench.runs import Run, read_facts, what_trains
 from fewtag.errors import InputError
-from fewtag.files import write_atomically
 from fewtag.methods.base import Method
 
 
@@ -131,19 +130,3 @@ def test_a_finished_run_has_a_summary_and_no_state(run: Run) -> None:
     run.finish({"best": 0.5})
     assert run.summary == {"best": 0.5}
     assert not (run.folder / "last.pt").exists()
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "rows.jsonl"
-    write_atomically(path, b"old")
-
-    def full(self: Path, content: bytes) -> int:
-        with self.open("wb") as file:
-            file.write(content[:2])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(InputError, match=r"cannot write .*rows\.jsonl: No space left on device"):
-        write_atomically(path, b"newer")
-    assert path.read_bytes() == b"old"
-    assert [file.name for file in tmp_path.glob("*.jsonl")] == ["rows.jsonl"]
