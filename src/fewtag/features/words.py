@@ -37,6 +37,11 @@ class WordVectors:
         # from the back, so that of a word that occurs twice the first stays
         self._rows = dict(zip(reversed(words), range(len(words) - 1, -1, -1), strict=True))
 
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The dimensions of each word model that is joined in these vectors."""
+        return (self.dimensions,)
+
     def __contains__(self, word: str) -> bool:
         return self._row(word) is not None
 

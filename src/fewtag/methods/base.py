@@ -31,6 +31,15 @@ class Episode(NamedTuple):
     targets: Targets
 
 
+class Base(NamedTuple):
+    """The base labels' images at once, for methods that solve instead of training: global features, a row an image."""
+
+    labels: tuple[str, ...]
+    words: Words
+    features: Float[Tensor, "images channels"]
+    targets: Targets
+
+
 class Method(nn.Module):
     """Turns a support into a classifier. One file each; hyper-parameters are keyword-only and default to the paper."""
 

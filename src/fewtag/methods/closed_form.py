@@ -1,0 +1,143 @@
+"""Word-guided prototypes in closed form: a few matrix products and two small solves, no gradient anywhere.
+
+The base images span a whitened space; the base labels' prototypes in it give, by ridge regression on their word
+vectors, a prototype for any word. A support image is pooled with attention to the places that look like its label's
+word, and the word itself is mixed in, the less the more images there are: words as a prior on the prototype, rather
+than as the query of a learnt attention.
+"""
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from fewtag.errors import InputError
+from fewtag.methods.base import Base, Classifier, Method, Support, places
+from fewtag.types import Logits, Words
+
+Places = Float[Tensor, "images places space"]
+Vectors = Float[Tensor, "labels space"]
+
+
+class ClosedForm(Method):
+    """`fit` solves, `adapt` builds prototypes. The strengths default to what the validation labels chose."""
+
+    serves_words_alone = True
+
+    mean: Tensor
+    basis: Tensor
+    word_mean: Tensor
+    word_map: Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        dimensions: int,
+        *,
+        space: int = 512,
+        shrinkage: float = 10.0,
+        separation: float = 5.0,
+        ridge: float = 1.0,
+        word_weight: float = 1.0,
+        word_decay: float = 1.0,
+        support_focus: float = 8.0,
+        query_focus: float = 8.0,
+        query_local: float = 0.5,
+        scale: float = 20.0,
+        word_parts: Sequence[int] = (),
+    ) -> None:
+        super().__init__(channels, dimensions)
+        self.space = min(space, channels)
+        self.shrinkage, self.separation, self.ridge = shrinkage, separation, ridge
+        self.word_weight, self.word_decay = word_weight, word_decay
+        self.support_focus, self.query_focus, self.query_local = support_focus, query_focus, query_local
+        self.scale = scale
+        self.word_parts = list(word_parts) or [dimensions]
+        if sum(self.word_parts) != dimensions:
+            raise InputError(f"word_parts {self.word_parts} do not add up to the words' {dimensions} dimensions")
+        self.register_buffer("mean", torch.zeros(channels))
+        self.register_buffer("basis", torch.eye(channels, self.space))
+        self.register_buffer("word_mean", torch.zeros(dimensions))
+        self.register_buffer("word_map", torch.zeros(dimensions, self.space))
+
+    def fit(self, base: Base) -> Self:
+        """Solves for the space, then for the map from words to prototypes."""
+        features = base.features.double()
+        mean = features.mean(dim=0)
+        variances, directions = torch.linalg.eigh((features - mean).T @ (features - mean) / len(features))
+        variances, directions = variances[-self.space :], directions[:, -self.space :]
+        self.mean.copy_(mean)
+        self.basis.copy_(directions / (variances + self.shrinkage * variances.mean()).sqrt())
+        return self.fit_words(base.words, self.base_prototypes(base))
+
+    def base_prototypes(self, base: Base) -> Vectors:
+        """By least squares, not by means: labels that occur together are told apart."""
+        targets = base.targets.double()
+        together = targets.T @ targets + self.separation * torch.eye(len(base.labels), dtype=torch.float64)
+        whitened = (base.features.double() - self.mean.double()) @ self.basis.double()
+        return F.normalize(torch.linalg.solve(together, targets.T @ whitened), dim=-1).float()
+
+    def fit_words(self, words: Words, prototypes: Vectors) -> Self:
+        """Ridge regression from the base labels' words to their prototypes."""
+        self.word_mean.copy_(words.mean(dim=0))
+        inputs = self.normalise_words(words).double()
+        kernel = inputs @ inputs.T + self.ridge * torch.eye(len(inputs), dtype=torch.float64)
+        self.word_map.copy_(inputs.T @ torch.linalg.solve(kernel, prototypes.double()))
+        return self
+
+    def normalise_words(self, words: Words) -> Words:
+        """Centred on the base labels; each word model a unit vector of its own."""
+        parts = torch.split(words - self.word_mean.to(words), self.word_parts, dim=-1)
+        return torch.cat([F.normalize(part, dim=-1) for part in parts], dim=-1)
+
+    def word_prototypes(self, words: Words) -> Vectors:
+        """What the words alone suggest."""
+        return F.normalize(self.normalise_words(words) @ self.word_map, dim=-1)
+
+    def project(self, maps: Float[Tensor, "images channels height width"]) -> Places:
+        """The places of the maps in the whitened space."""
+        return (places(maps.float()) - self.mean) @ self.basis
+
+    def attend(self, local: Places, guides: Vectors) -> Float[Tensor, "images labels space"]:
+        """Each image pooled for each label, with attention to the places that look like its guide; unit vectors."""
+        alike = torch.einsum("ips,ls->ilp", F.normalize(local, dim=-1), guides)
+        return F.normalize(torch.einsum("ilp,ips->ils", (self.support_focus * alike).softmax(dim=-1), local), dim=-1)
+
+    def mix(self, visual: Vectors, words: Vectors, counts: Float[Tensor, "labels"]) -> Vectors:
+        """Visual prototypes of so many examples, moved towards the words, less so the more examples there are."""
+        weight = self.word_weight * counts.clamp_min(1) ** -self.word_decay
+        mixed = F.normalize(F.normalize(visual, dim=-1) + weight[:, None] * words, dim=-1)
+        return torch.where((counts > 0)[:, None], mixed, words)
+
+    def score(self, local: Places, prototypes: Vectors) -> Logits:
+        """Cosine with the whole image and with the places that look like the label, mixed; between −1 and 1."""
+        whole = F.normalize(local.mean(dim=1), dim=-1) @ prototypes.T
+        along = torch.einsum("ips,ls->ilp", local, prototypes)
+        attention = (self.query_focus * along / local.norm(dim=-1)[:, None]).softmax(dim=-1)
+        # the pooled vector itself is never made: its length follows from the places' inner products
+        gram = torch.einsum("ips,iqs->ipq", local, local)
+        length = torch.einsum("ilp,ipq,ilq->il", attention, gram, attention).clamp_min(1e-12).sqrt()
+        focused = (attention * along).sum(dim=-1) / length
+        return (1 - self.query_local) * whole + self.query_local * focused
+
+    def adapt(self, support: Support) -> Classifier:
+        prototypes = self.prototypes(support)
+        return lambda maps: self.scale * self.score(self.project(maps), prototypes)
+
+    def prototypes(self, support: Support) -> Vectors:
+        """One for each label: the mean of its images' attended features, with its word mixed in."""
+        words = self.word_prototypes(support.words)
+        shows = support.targets.T.float()
+        pooled = self.attend(self.project(support.maps), words)
+        visual = torch.einsum("li,ils->ls", shows, pooled)
+        return self.mix(visual, words, shows.sum(dim=1))
+
+    def relevance(
+        self, maps: Float[Tensor, "images channels height width"], prototypes: Vectors
+    ) -> Float[Tensor, "images labels height width"]:
+        """How much each place looks like each label: a cosine."""
+        alike = torch.einsum("ips,ls->ilp", F.normalize(self.project(maps), dim=-1), prototypes)
+        return alike.reshape(len(maps), len(prototypes), *maps.shape[2:])

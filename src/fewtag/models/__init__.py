@@ -1,0 +1,1 @@
+"""The shipped fits, made by scripts/fit_models.py."""
