@@ -43,6 +43,11 @@ def decode(data: bytes, name: str) -> Image.Image:
         raise InputError(_too_large(name, "far more")) from error
     except Exception as error:  # Pillow's plugins raise whatever a broken header makes them trip over
         raise InputError(f"image {name} cannot be decoded: it is no image, or damaged; replace it") from error
+    return upright(image, name)
+
+
+def upright(image: Image.Image, name: str) -> Image.Image:
+    """The picture as a person sees it: in RGB, its EXIF orientation applied and then forgotten."""
     width, height = image.size
     if width * height > MOST_PIXELS:
         raise InputError(_too_large(name, f"{width} × {height}"))
@@ -50,9 +55,11 @@ def decode(data: bytes, name: str) -> Image.Image:
         image.load()
         turn = _TURNS.get(_orientation(image))
         rgb = _to_rgb(image)
-        return rgb if turn is None else rgb.transpose(turn)
+        shown = rgb if turn is None else rgb.transpose(turn)
     except Exception as error:
         raise InputError(f"image {name} cannot be decoded: it is truncated or damaged; replace it") from error
+    shown.info = {}  # Pillow hands EXIF on: whoever looks again would turn the picture twice
+    return shown
 
 
 def _too_large(name: str, found: str) -> str:

@@ -58,10 +58,14 @@ class Picture:
 
     def pixels(self, size: int) -> UInt8[np.ndarray, "3 size size"]:
         """The picture squashed to a square: a centre crop could cut a labelled object away."""
-        image = self.open()
-        if image.size != (size, size):
-            image = image.resize((size, size), Image.Resampling.BILINEAR)
-        return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))
+        return squash(self.open(), size)
+
+
+def squash(image: Image.Image, size: int) -> UInt8[np.ndarray, "3 size size"]:
+    """An RGB picture as a square of pixels."""
+    if image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))
 
 
 @dataclass(frozen=True, eq=False)
