@@ -1,229 +1,30 @@
 """The command line. Heavy imports wait inside the commands, so that `fewtag --help` answers at once."""
 
 import os
-import shlex
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
 from fewtag import __version__
+from fewtag.apps import research, tagging
 from fewtag.errors import InputError
 
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
-
-    from fewtag.bench.materials import Materials
-    from fewtag.bench.recipe import Recipe
-    from fewtag.bench.runs import Run
-
-ACCELERATORS = ("auto", "cpu", "gpu")
-PRECISIONS = ("auto", "32-true", "bf16-mixed")
+COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Tagging": (tagging.learn, tagging.define, tagging.forget, tagging.labels, tagging.tag, tagging.explain),
+    "Research": (research.train, research.bench, research.draws, research.report),
+}
 
 app = typer.Typer(
-    help="Multi-label few-shot image classification with word-guided prototypes.",
+    help="Teach an image tagger new labels from one example each, without training.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe file (TOML), see recipes/.")]
-DataFolder = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="Folder that the recipe's paths are relative to [its own].")
-]
-Only = Annotated[list[str] | None, typer.Option("--only", metavar="RUN", help="Only this run; repeatable.")]
-Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: method.heads=4; repeatable.")
-]
-Results = Annotated[Path, typer.Option(metavar="DIR", help="Rows go to DIR/<recipe>/<run>.<phase>.jsonl.")]
-Runs = Annotated[Path, typer.Option(metavar="DIR", help="Checkpoints are in DIR/<recipe>/<run>.")]
-Precision = Annotated[str, typer.Option(help="32-true or bf16-mixed; auto is bf16-mixed on a GPU.")]
-Cache = Annotated[
-    Path | None, typer.Option("--cache", metavar="DIR", help="Where features and decoded pictures are kept.")
-]
-Accelerator = Annotated[str, typer.Option(help="auto, cpu or gpu.")]
-Devices = Annotated[int, typer.Option(min=1, help="How many processes (GPUs) train together.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable pictures out and count them.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
-
-
-@app.command()
-def train(
-    recipe: RecipePath,
-    data: DataFolder = None,
-    only: Only = None,
-    changes: Changes = None,
-    runs: Runs = Path("runs"),
-    cache: Cache = None,
-    accelerator: Accelerator = "auto",
-    devices: Devices = 1,
-    precision: Precision = "auto",
-    skip_bad: SkipBad = False,
-    as_json: AsJson = False,
-) -> None:
-    """Train a recipe's method on the base labels, stopped early by the validation labels. Resumes."""
-    from fewtag.apps.progress import Bars, show
-    from fewtag.bench.train import train as train_run
-
-    recipes = [settings for settings in _recipes(recipe, changes, only) if settings.training is not None]
-    if not recipes:
-        raise InputError(f"no run of recipe {recipe} has a [training] table, so there is nothing to train")
-    fabric = _fabric(accelerator, devices, precision)
-    summaries: dict[str, Any] = {}
-    for settings in recipes:
-        materials, run = _open(settings, recipe, data, runs, skip_bad)
-        with Bars(shown=fabric.is_global_zero) as bars:
-            summary = train_run(materials, run, fabric, cache=_cache(cache), report=bars)
-        _tell_skipped(materials)
-        summaries[settings.name] = summary | {"checkpoint": str(run.best)}
-    if fabric.is_global_zero:
-        show(summaries, as_json=as_json, title="Training")
-
-
-@app.command()
-def bench(
-    recipe: RecipePath,
-    data: DataFolder = None,
-    only: Only = None,
-    changes: Changes = None,
-    out: Results = Path("results"),
-    runs: Runs = Path("runs"),
-    cache: Cache = None,
-    accelerator: Accelerator = "auto",
-    devices: Devices = 1,
-    precision: Precision = "auto",
-    force: Annotated[bool, typer.Option("--force", help="Measure again what is measured already.")] = False,
-    skip_bad: SkipBad = False,
-    as_json: AsJson = False,
-) -> None:
-    """Measure a recipe's runs on their test episodes, training first where needed; writes a row an episode."""
-    from fewtag.apps.progress import Bars, show
-    from fewtag.bench.measure import measure
-    from fewtag.bench.report import summarise
-
-    recipes = _recipes(recipe, changes, only)
-    fabric = _fabric(accelerator, devices, precision)
-    found: dict[str, Any] = {}
-    for settings in recipes:
-        materials, run = _open(settings, recipe, data, runs, skip_bad)
-        with Bars(shown=fabric.is_global_zero) as bars:
-            rows = measure(
-                materials,
-                run,
-                fabric,
-                out=out / recipe.stem,
-                cache=_cache(cache),
-                command=shlex.join(["fewtag", *sys.argv[1:]]),
-                force=force,
-                report=bars,
-            )
-        _tell_skipped(materials)
-        for phase, phase_rows in rows.items():
-            found[f"{settings.name} on {phase}"] = summarise(phase_rows)
-    if fabric.is_global_zero:
-        show(found, as_json=as_json, title="Measured, in percent (± 95 % interval over episodes)")
-
-
-@app.command()
-def draws(
-    recipe: RecipePath,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Protocol files go to DIR/<data>-<phase>.json.")],
-    data: DataFolder = None,
-    changes: Changes = None,
-) -> None:
-    """Draw a recipe's test episodes from its seed and save them as protocol files, pictures by id."""
-    from fewtag.data.draws import save_draws
-
-    settings = _recipes(recipe, changes, None)[0]
-    materials, _ = _open(settings, recipe, data, Path("runs"), skip_bad=False)
-    out.mkdir(parents=True, exist_ok=True)
-    for phase in settings.evaluation.phases:
-        path = out / f"{settings.data.name}-{phase}.json"
-        save_draws(
-            path,
-            materials.sample_draws(phase),
-            materials.phase(phase),
-            split=settings.data.split,
-            phase=phase,
-            shots=settings.evaluation.shots,
-            queries=settings.evaluation.queries,
-            seed=settings.seed,
-        )
-        typer.echo(path)
-
-
-@app.command()
-def report(
-    results: Annotated[Path, typer.Argument(help="The folder of rows that bench wrote.")] = Path("results"),
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The table [<results>/RESULTS.md].")] = None,
-) -> None:
-    """Write the table of all measured rows beside the paper's numbers."""
-    from fewtag.bench.report import write_report
-
-    typer.echo(write_report(results, out or results / "RESULTS.md"))
-
-
-@app.command()
-def explain(
-    model: Annotated[Path, typer.Argument(help="A trained run's folder, as `fewtag train` wrote it.")],
-    image: Annotated[Path, typer.Argument(help="The picture.")],
-    labels: Annotated[list[str], typer.Option("--label", help="The label to look for; repeat it for a grid.")],
-    out: Annotated[Path, typer.Option(metavar="PNG", help="The heat-map over the picture.")],
-    data: DataFolder = None,
-) -> None:
-    """Show where a label is seen in a picture: the attention's scores, summed over the heads, as a heat-map."""
-    from fewtag.apps.heat import explain_run
-
-    explain_run(model, image, labels, out, data)
-    typer.echo(out)
-
-
-def _recipes(path: Path, changes: list[str] | None, only: list[str] | None) -> "list[Recipe]":
-    from fewtag.bench.recipe import load_recipes
-
-    return load_recipes(path, changes=changes or (), only=only or ())
-
-
-def _fabric(accelerator: str, devices: int, precision: str) -> "Fabric":
-    """The processes that work together."""
-    import torch
-    from lightning_fabric import Fabric
-
-    if accelerator not in ACCELERATORS or precision not in PRECISIONS:
-        raise InputError(
-            f"--accelerator {accelerator} with --precision {precision} is not offered; "
-            f"choose of {', '.join(ACCELERATORS)} and of {', '.join(PRECISIONS)}"
-        )
-    gpu = accelerator != "cpu" and torch.cuda.is_available()
-    if accelerator == "gpu" and not gpu:
-        raise InputError("--accelerator gpu, but torch sees no GPU here; use --accelerator cpu")
-    if precision == "auto":
-        precision = "bf16-mixed" if gpu else "32-true"
-    if gpu:
-        torch.set_float32_matmul_precision("high")
-    fabric = Fabric(accelerator="cuda" if gpu else "cpu", devices=devices, precision=precision)  # type: ignore[arg-type]
-    fabric.launch()
-    return fabric
-
-
-def _open(settings: "Recipe", path: Path, data: Path | None, runs: Path, skip_bad: bool) -> "tuple[Materials, Run]":
-    from fewtag.bench.materials import Materials
-    from fewtag.bench.runs import Run
-
-    if data is not None and not data.is_dir():
-        raise InputError(f"--data {data} is not a folder; name the one that the recipe's paths are relative to")
-    materials = Materials(settings, data or path.parent, path.parent, skip_bad=skip_bad)
-    return materials, Run(runs / path.stem / settings.name, settings)
-
-
-def _tell_skipped(materials: "Materials") -> None:
-    for reason in dict.fromkeys(materials.skipped):  # a picture may serve several phases
-        print(f"skipped: {reason}", file=sys.stderr)
-
-
-def _cache(named: Path | None) -> Path:
-    return named or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fewtag"
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
 
 
 def _version(wanted: bool) -> bool:
@@ -241,7 +42,7 @@ def _common(version: Version = False) -> None: ...
 
 
 def main() -> None:
-    """Bad input is one sentence and exit code 2, never a traceback."""
+    """Bad input is one sentence and exit code 2, never a traceback; `tag` exits with 1 if some pictures failed."""
     # of several processes that train together the first one speaks
     helper = os.environ.get("LOCAL_RANK", "0") != "0"
     try:

@@ -1,11 +1,13 @@
-"""Heat-maps of a trained run, for `fewtag explain`."""
+"""Heat-maps of a bank or of a trained run, for `fewtag explain`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 
 import torch
+from PIL import Image
 
+from fewtag.apps.banks import open_bank
 from fewtag.bench.materials import Materials
 from fewtag.bench.measure import load_trained
 from fewtag.bench.recipe import Recipe
@@ -14,11 +16,20 @@ from fewtag.data.images import Picture
 from fewtag.errors import InputError
 from fewtag.files import write_atomically
 from fewtag.methods.word_attention import WordAttention
-from fewtag.tagger.explain import grid, heat_map, overlay
+from fewtag.tagger.explain import Heat, grid, heat_map, overlay
+
+
+def explain_bank(bank: Path, image: Path, labels: Sequence[str], out: Path) -> None:
+    """Where a bank sees its labels."""
+    tagger = open_bank(bank)
+    picture = Picture(image).open()
+    _save(out, picture, {label: tagger.explain(picture, label) for label in labels})
 
 
 def explain_run(folder: Path, image: Path, labels: Sequence[str], out: Path, data: Path | None) -> None:
-    """One label: its heat over the whole picture. Several: a grid, the picture first."""
+    """Where a trained run's attention goes: its scores, summed over the heads."""
+    if not folder.exists():
+        raise InputError(f"there is no bank or trained run {folder}; make one with fewtag learn, or with fewtag train")
     if not (folder / "best.safetensors").exists():
         raise InputError(f"{folder} is no trained run: it holds no best.safetensors; make one with fewtag train")
     recipe = Recipe.model_validate(read_facts(folder / "best.safetensors")["recipe"])
@@ -31,8 +42,12 @@ def explain_run(folder: Path, image: Path, labels: Sequence[str], out: Path, dat
         raise InputError(f"the method {recipe.method.name!r} of {folder} has no attention to show; word-attention has")
     with torch.inference_mode():
         relevance = method.eval().relevance(backbone.eval()(pixels), words)[0].numpy()
-    heats = {label: heat_map(map_, shown.size) for label, map_ in zip(labels, relevance, strict=True)}
-    drawn = overlay(shown, heats[labels[0]]) if len(labels) == 1 else grid(shown, heats)
+    _save(out, shown, {label: heat_map(map_, shown.size) for label, map_ in zip(labels, relevance, strict=True)})
+
+
+def _save(out: Path, picture: Image.Image, heats: Mapping[str, Heat]) -> None:
+    """One label: its heat over the whole picture. Several: a grid, the picture first."""
+    drawn = overlay(picture, next(iter(heats.values()))) if len(heats) == 1 else grid(picture, heats)
     content = BytesIO()
     drawn.save(content, format="PNG")
     write_atomically(out, content.getvalue())

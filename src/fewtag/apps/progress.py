@@ -72,14 +72,15 @@ def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None
     if as_json:
         print(json.dumps(_without_nan(found), indent=2, allow_nan=False))
         return
-    columns = list(next(iter(found.values())))
+    columns = list(next(iter(found.values()), ()))
     if set(HEADLINES) <= set(columns):
         columns = list(HEADLINES)  # the other metrics are in the rows and in --json
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(title), title_justify="left")
     for column in ("", *columns):
         table.add_column(column.replace("_", "-").replace("ap", "AP").replace("f1", "F1"))
     for name, row in found.items():
-        table.add_row(name, *(_cell(row[column]) for column in columns))
+        # as text: a label may contain what rich takes for markup
+        table.add_row(*(Text(cell) for cell in (name, *(_cell(row[column]) for column in columns))))
     Console().print(table)
 
 
@@ -96,5 +97,7 @@ def _cell(value: Any) -> str:
             return f"{100 * mean:.1f} ± {100 * interval:.1f}"
         case float():
             return f"{value:.4g}"
+        case None:
+            return "–"
         case _:
             return str(value)

@@ -1,0 +1,130 @@
+"""Every picture of a folder tagged: one table, a list of failures, and a journal in between that outlives a kill."""
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from fewtag import __version__
+from fewtag.apps.banks import open_bank
+from fewtag.apps.folders import decode_ahead, find_pictures
+from fewtag.apps.journal import Journal, Stamp
+from fewtag.apps.progress import Bars
+from fewtag.apps.tables import Tagged, check_table, write_failures, write_table
+from fewtag.data.images import Picture
+from fewtag.errors import InputError
+from fewtag.tagger.tagger import Tagger
+
+DIGITS = 6
+Found = Float[np.ndarray, "labels"] | InputError
+"""A picture's probabilities, or why it could not be read."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How it went; `seconds` without starting up."""
+
+    pictures: int
+    tagged: int
+    failed: int
+    seconds: float
+    out: str
+
+
+def failures_path(out: Path) -> Path:
+    return out.with_name(f"{out.name}.failures.csv")
+
+
+def tag_folder(
+    bank: Path, source: Path, out: Path, *, scores: bool, threshold: float | None, batch: int, bars: Bars
+) -> Summary:
+    """Goes on where a killed run of the same bank, folder and options stopped."""
+    check_table(out, None)
+    pictures = find_pictures(source)
+    tagger = open_bank(bank)
+    labels = tagger.classes_
+    if not labels:
+        raise InputError(f"the bank {bank} knows no label yet; teach it some with fewtag learn or fewtag define")
+    check_table(out, labels if scores else None)
+    thresholds = [tagger.thresholds_[label] if threshold is None else threshold for label in labels]
+    about = {
+        "fewtag": __version__,
+        "bank": hashlib.sha256(bank.read_bytes()).hexdigest(),
+        "folder": str(source.resolve()),
+        "scores": scores,
+        "threshold": threshold,
+    }
+    since = time.perf_counter()
+    with Journal(out.with_name(f"{out.name}.part.jsonl"), about) as journal:
+        for rows, stamps in _tag(tagger, _missing(pictures, journal, bars), batch):
+            journal.add([_tagged(image, found, labels, thresholds, scores) for image, found in rows], stamps)
+            bars.advance(len(rows))
+        failed = _write(out, [str(picture) for picture in pictures], journal, labels if scores else None)
+        journal.remove()
+    seconds = round(time.perf_counter() - since, 3)
+    return Summary(len(pictures), len(pictures) - failed, failed, seconds, str(out))
+
+
+def _missing(pictures: Sequence[Picture], journal: Journal, bars: Bars) -> dict[Picture, Stamp]:
+    """The pictures that are not finished yet, as their files are now."""
+    stamps = {picture: _stamp(picture) for picture in pictures}
+    missing = {picture: stamp for picture, stamp in stamps.items() if not journal.holds(str(picture), stamp)}
+    before = len(pictures) - len(missing)
+    bars.start(f"tagging ({before} done before)" if before else "tagging", len(missing))
+    return missing
+
+
+def _stamp(picture: Picture) -> Stamp:
+    try:
+        stat = picture.path.stat()
+    except OSError:
+        return None
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _tag(
+    tagger: Tagger, pictures: Mapping[Picture, Stamp], batch: int
+) -> Iterator[tuple[list[tuple[str, Found]], list[Stamp]]]:
+    """Batch by batch each picture's probabilities, or why it could not be read."""
+    size = tagger.model.backbone.size
+    for decoded in decode_ahead(list(pictures), lambda picture: _read(picture, size), batch):
+        pixels = [found for _, found in decoded if not isinstance(found, InputError)]
+        rows = iter(tagger.probabilities(tagger.encode_pixels(np.stack(pixels))) if pixels else ())
+        found = [(str(picture), read if isinstance(read, InputError) else next(rows)) for picture, read in decoded]
+        yield found, [pictures[picture] for picture, _ in decoded]
+
+
+def _read(picture: Picture, size: int) -> UInt8[np.ndarray, "3 size size"]:
+    """Squashed here, in the thread, so that no whole photograph waits for the network."""
+    try:
+        str(picture).encode()
+    except UnicodeEncodeError as error:
+        raise InputError("the file's name is no UTF-8 text; rename it") from error
+    return picture.pixels(size)
+
+
+def _tagged(image: str, found: Found, labels: Sequence[str], thresholds: Sequence[float], scores: bool) -> Tagged:
+    if isinstance(found, InputError):
+        return Tagged(image, failure=str(found))
+    values = found.tolist()
+    over = [column for column, value in enumerate(values) if value >= thresholds[column]]
+    return Tagged(
+        image,
+        tags=[labels[column] for column in sorted(over, key=values.__getitem__, reverse=True)],
+        scores={label: round(value, DIGITS) for label, value in zip(labels, values, strict=True)} if scores else {},
+    )
+
+
+def _write(out: Path, images: Sequence[str], journal: Journal, labels: Sequence[str] | None) -> int:
+    """The failures, then the table; how many failed."""
+    failed = [image for image in images if journal.failed(image)]
+    if failed:
+        write_failures(failures_path(out), map(journal.read, failed))
+    else:
+        failures_path(out).unlink(missing_ok=True)
+    write_table(out, (journal.read(image) for image in images if not journal.failed(image)), labels)
+    return len(failed)

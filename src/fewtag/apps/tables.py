@@ -1,0 +1,111 @@
+"""Tags as a table: CSV, JSON lines or Parquet, by the file's ending."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from fewtag.errors import InputError
+from fewtag.files import replacing
+
+SEPARATOR = ";"
+# JSON leaves these as they are, but str.splitlines() takes them for ends of lines
+_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+_ROWS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """What was found out about one picture: its tags, or why it could not be read."""
+
+    image: str
+    tags: list[str] = field(default_factory=list)
+    scores: dict[str, float] = field(default_factory=dict)
+    failure: str | None = None
+
+
+Labels = Sequence[str] | None
+"""The labels whose scores are written; None without --scores."""
+
+
+def check_table(out: Path, labels: Labels) -> None:
+    """Refuses an output that could not be written or read again, before hours of work."""
+    if out.suffix.lower() not in _WRITERS:
+        raise InputError(f"--out {out} ends in none of {', '.join(_WRITERS)}; name it tags.csv, for example")
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder; name a file in it, such as {out / 'tags.csv'}")
+    if out.suffix.lower() == ".csv" and (taken := {"image", "tags"} & set(labels or ())):
+        raise InputError(f"label {min(taken)!r} would be a second column of that name in {out}; write .jsonl instead")
+
+
+def write_table(out: Path, rows: Iterable[Tagged], labels: Labels) -> None:
+    """The whole table or nothing; rows are taken one by one, so that they need not all be in memory."""
+    with replacing(out) as part:
+        _WRITERS[out.suffix.lower()](part, rows, labels)
+
+
+def write_failures(path: Path, failed: Iterable[Tagged]) -> None:
+    """Columns image and reason. A name that is no text is written as Python would."""
+    with replacing(path) as part, part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        file.write(csv_line(["image", "reason"]))
+        file.writelines(csv_line([row.image, row.failure or ""]) for row in failed)
+
+
+def csv_line(cells: Sequence[str]) -> str:
+    """Ends in a line feed, yet quotes carriage returns too: before Python 3.13 one excludes the other.
+
+    >>> csv_line(["a,b.jpg", 'say "dog"'])
+    '"a,b.jpg","say ""dog""\"\\n'
+    """
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\r\n").writerow(cells)
+    return buffer.getvalue().removesuffix("\r\n") + "\n"
+
+
+def _write_csv(path: Path, rows: Iterable[Tagged], labels: Labels) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(csv_line(["image", "tags", *(labels or ())]))
+        for row in rows:
+            numbers = [f"{row.scores[label]:.6f}" for label in labels or ()]
+            file.write(csv_line([row.image, SEPARATOR.join(row.tags), *numbers]))
+
+
+def _write_jsonl(path: Path, rows: Iterable[Tagged], labels: Labels) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        for row in rows:
+            file.write(json.dumps(_record(row, labels), ensure_ascii=False).translate(_LINE_ENDS) + "\n")
+
+
+def _write_parquet(path: Path, rows: Iterable[Tagged], labels: Labels) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {"image": pyarrow.string(), "tags": pyarrow.list_(pyarrow.string())}
+    if labels is not None:
+        columns["scores"] = pyarrow.map_(pyarrow.string(), pyarrow.float64())
+    schema = pyarrow.schema(columns)
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        for chunk in _chunks(rows):
+            writer.write_table(pyarrow.Table.from_pylist([_record(row, labels) for row in chunk], schema))
+
+
+def _record(row: Tagged, labels: Labels) -> dict[str, Any]:
+    record: dict[str, Any] = {"image": row.image, "tags": row.tags}
+    return record if labels is None else record | {"scores": {label: row.scores[label] for label in labels}}
+
+
+def _chunks(rows: Iterable[Tagged]) -> Iterator[list[Tagged]]:
+    source = iter(rows)
+    while chunk := list(islice(source, _ROWS_AT_ONCE)):
+        yield chunk
+
+
+_WRITERS: dict[str, Callable[[Path, Iterable[Tagged], Labels], None]] = {
+    ".csv": _write_csv,
+    ".jsonl": _write_jsonl,
+    ".parquet": _write_parquet,
+}
