@@ -7,7 +7,6 @@ than as the query of a learnt attention.
 """
 
 from collections.abc import Sequence
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -63,7 +62,7 @@ class ClosedForm(Method):
         self.register_buffer("word_mean", torch.zeros(dimensions))
         self.register_buffer("word_map", torch.zeros(dimensions, self.space))
 
-    def fit(self, base: Base) -> Self:
+    def fit(self, base: Base) -> "ClosedForm":
         """Solves for the space, then for the map from words to prototypes."""
         features = base.features.double()
         mean = features.mean(dim=0)
@@ -80,7 +79,7 @@ class ClosedForm(Method):
         whitened = (base.features.double() - self.mean.double()) @ self.basis.double()
         return F.normalize(torch.linalg.solve(together, targets.T @ whitened), dim=-1).float()
 
-    def fit_words(self, words: Words, prototypes: Vectors) -> Self:
+    def fit_words(self, words: Words, prototypes: Vectors) -> "ClosedForm":
         """Ridge regression from the base labels' words to their prototypes."""
         self.word_mean.copy_(words.mean(dim=0))
         inputs = self.normalise_words(words).double()
