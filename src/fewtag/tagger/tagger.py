@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
 
 import numpy as np
 import torch
@@ -39,11 +38,11 @@ class Tagger:
         known = f"labels={len(self._bank.definitions)}, examples={len(self._bank.examples)}"
         return f"Tagger(model={self.model.name!r}, words={self.model.words.name!r}, {known})"
 
-    def fit(self, images: Iterable[ImageLike], labels: Labels) -> Self:
+    def fit(self, images: Iterable[ImageLike], labels: Labels) -> "Tagger":
         """Learns these examples and forgets all others; what labels were defined to mean stays."""
         return self._learn(images, labels, afresh=True)
 
-    def partial_fit(self, images: Iterable[ImageLike], labels: Labels) -> Self:
+    def partial_fit(self, images: Iterable[ImageLike], labels: Labels) -> "Tagger":
         """Learns these examples too. A picture known already takes the labels given now."""
         return self._learn(images, labels, afresh=False)
 
@@ -54,7 +53,7 @@ class Tagger:
         like: Sequence[str] | None = None,
         vector: Sequence[float] | np.ndarray | None = None,
         words: bool = True,
-    ) -> Self:
+    ) -> "Tagger":
         """What a label means: its own name, `like` other words, a `vector`, or no words: its pictures only."""
         name = label_name(label)
         with self._lock:
@@ -63,7 +62,7 @@ class Tagger:
             self._bank = bank.change(self.model.method, {**bank.definitions, name: definition}, bank.examples)
         return self
 
-    def forget(self, label: str, image: ImageLike | None = None) -> Self:
+    def forget(self, label: str, image: ImageLike | None = None) -> "Tagger":
         """A label, or one example of it. A label that was never defined goes with its last example."""
         with self._lock:
             bank, name = self._bank, self._find(self._bank, label)
@@ -183,7 +182,7 @@ class Tagger:
     def _fingerprint(self) -> str:
         return fingerprint(self.model)
 
-    def _learn(self, images: Iterable[ImageLike], labels: Labels, *, afresh: bool) -> Self:
+    def _learn(self, images: Iterable[ImageLike], labels: Labels, *, afresh: bool) -> "Tagger":
         pictures, shown = several(images), label_sets(labels)
         if isinstance(pictures, Sized):
             same_length(len(pictures), len(shown))
