@@ -96,15 +96,18 @@ def read_bank(path: Path, header: dict[str, Any], dimensions: int, space: int) -
         names = list(definitions)
         scored = [label["name"] for label in header["labels"] if label["examples"] or label["kind"] != "none"]
         prototypes = stored.get("prototypes", torch.empty(0, space))
-        examples = _examples(stored, header, names)
-        sound = prototypes.shape == (len(scored), space) and all(
-            found.vector is None or found.vector.shape == (dimensions,) for found in definitions.values()
+        bank = Bank(definitions, _examples(stored, header, names), dict(zip(scored, prototypes.unbind(), strict=True)))
+        sound = (
+            prototypes.shape[1] == space
+            and stored.get("words", torch.empty(0, dimensions)).shape[1] == dimensions
+            and stored.get("codes", torch.empty(0, 0, space)).shape[2] == space
+            and [len(bank.members[name]) for name in names] == [label["examples"] for label in header["labels"]]
         )
     except (OSError, SafetensorError, LookupError, ValueError, TypeError, StopIteration) as error:
         raise _damaged(path) from error
     if not sound:
         raise _damaged(path)
-    return Bank(definitions, examples, dict(zip(scored, prototypes.unbind(), strict=True)))
+    return bank
 
 
 def _examples(stored: dict[str, Tensor], header: dict[str, Any], names: list[str]) -> dict[str, Example]:
