@@ -88,7 +88,7 @@ def test_explain_refuses_a_run_that_is_absent_or_has_no_attention(cli: Cli, shap
     explain = ("shapes/images/heart0.png", "--label", "heart", "--out", "heat.png", "--data", shapes)
     said = cli("explain", "runs/nowhere", *explain)
     assert (said.code, said.err.count("\n")) == (2, 1)
-    assert "runs/nowhere is no trained run: it holds no best.safetensors" in said.err
+    assert "there is no bank or trained run runs/nowhere; make one with fewtag learn" in said.err
     tuned = ("--set", "backbone.frozen=false", "--set", "training={episodes=2, queries=2, validation_episodes=2}")
     assert cli("train", shapes / "recipe.toml", "--only", "protonet", *tuned).code == 0
     said = cli("explain", "runs/recipe/protonet", *explain)
@@ -111,7 +111,9 @@ def test_the_version(cli: Cli) -> None:
     assert cli("--version") == (0, f"fewtag {fewtag.__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", ["train", "bench", "draws", "report", "explain"])
+@pytest.mark.parametrize(
+    "command", ["train", "bench", "draws", "report", "learn", "define", "forget", "labels", "tag", "explain"]
+)
 def test_every_command_explains_itself(cli: Cli, command: str) -> None:
     assert f"fewtag {command} [OPTIONS]" in cli(command, "--help").out
     assert command in cli("--help").out

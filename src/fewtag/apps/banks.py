@@ -60,7 +60,7 @@ def check_words(tagger: Tagger, labels: Sequence[str], bank: Path, options: Sequ
             tagger.model.words.vector(label)
         except InputError as error:
             mended = _command("define", bank, label, *options, "--like", "lens, eye")
-            raise InputError(f"{error}; for example, and then learn again: {mended}") from error
+            raise InputError(f"{error}; for example run `{mended}`, then learn again") from error
 
 
 def teach(tagger: Tagger, examples: LabelledImages, *, skip_bad: bool, advance: Callable[[int], None]) -> list[str]:

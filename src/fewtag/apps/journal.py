@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from fewtag.apps.tables import Tagged
 from fewtag.errors import InputError
@@ -43,7 +43,7 @@ class Journal:
         self._end = self._read(about)
         self._append([about] if self._end == 0 else [])
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Journal":
         return self
 
     def __exit__(

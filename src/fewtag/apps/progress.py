@@ -48,16 +48,17 @@ class Bars:
         self._facts: dict[str, float] = {}
 
     def __enter__(self) -> "Bars":
-        self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._task is not None:  # else rich would print an empty line
+            self._progress.stop()
 
     def start(self, task: str, total: int) -> None:
         self._facts = {}
+        self._progress.start()
         self._task = self._progress.add_task(task, total=total, facts="")
 
     def advance(self, count: int = 1, **facts: float) -> None:
@@ -72,16 +73,20 @@ def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None
     if as_json:
         print(json.dumps(_without_nan(found), indent=2, allow_nan=False))
         return
-    columns = list(next(iter(found.values()), ()))
+    console = Console()
+    console.print(Text(title))  # not the table's own: that is wrapped to the table's width
+    if not found:
+        return
+    columns = list(next(iter(found.values())))
     if set(HEADLINES) <= set(columns):
         columns = list(HEADLINES)  # the other metrics are in the rows and in --json
-    table = Table(title=Text(title), title_justify="left")
+    table = Table()
     for column in ("", *columns):
         table.add_column(column.replace("_", "-").replace("ap", "AP").replace("f1", "F1"))
     for name, row in found.items():
         # as text: a label may contain what rich takes for markup
         table.add_row(*(Text(cell) for cell in (name, *(_cell(row[column]) for column in columns))))
-    Console().print(table)
+    console.print(table)
 
 
 def _without_nan(value: Any) -> Any:

@@ -140,7 +140,7 @@ def draws(
 
 def report(
     results: Annotated[Path, typer.Argument(help="The folder of rows that bench wrote.")] = Path("results"),
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The table [<results>/RESULTS.md].")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The table (<results>/RESULTS.md).")] = None,
 ) -> None:
     """Write the table of all measured rows beside the paper's numbers."""
     from fewtag.bench.report import write_report

@@ -91,7 +91,7 @@ def define(
     tagger = open_or_create(bank, model, words)
     tagger.define(name, like=names, vector=numbers, words=not no_words)
     tagger.save(bank)
-    typer.echo(f"{bank}: {name!r} is defined by {tagger.definitions_[name]}")
+    typer.echo(f"{bank}: label {name!r} is defined: {tagger.definitions_[name]}")
 
 
 def forget(
@@ -131,7 +131,7 @@ def labels(bank: Bank, as_json: AsJson = False) -> None:
         }
         for label, definition in tagger.definitions_.items()
     }
-    show(found, as_json=as_json, title=f"{bank}: {len(found)} labels")
+    show(found, as_json=as_json, title=f"{len(found)} labels")
 
 
 def tag(
@@ -140,7 +140,7 @@ def tag(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The table: .csv, .jsonl or .parquet.")],
     scores: Annotated[bool, typer.Option("--scores", help="Every label's probability too.")] = False,
     threshold: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Give a label from this probability on [each label's own].")
+        float | None, typer.Option(min=0, max=1, help="Give a label from this probability on (each label's own).")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Pictures in the network at once.")] = 32,
     as_json: AsJson = False,
