@@ -1,6 +1,7 @@
 """A model small enough for tests, in a file, so that other processes can load it too; and a bank made with it."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fewtag.tagger.calibrate import Calibration
 from fewtag.tagger.model import save_model
 
 Cli = Callable[..., Any]
+PHOTOS = ["b, c.png", 'sub/"q"\n.JPG', "sub/deep/ä.png", "z.webp"]
 EXAMPLES = """image,labels
 images/heart0.png,arrow;heart
 images/heart2.png,heart
@@ -74,3 +76,16 @@ def bank(cli: Cli, examples: Path, model_file: Path) -> Path:
     """What `fewtag learn` made of the examples."""
     assert cli("learn", "pets.fewtag", examples, "--model", model_file).code == 0
     return Path("pets.fewtag").absolute()
+
+
+@pytest.fixture
+def photos(shapes: Path) -> Path:
+    """Four pictures under names that people give, and what is none."""
+    folder = shapes.parent / "photos"
+    for number, name in enumerate(PHOTOS):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(shapes / "images" / f"heart{2 * number}.png", folder / name)
+    for name in (".hidden.png", "notes.txt", ".trash/old.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(shapes / "images" / "heart0.png", folder / name)
+    return folder

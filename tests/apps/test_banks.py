@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,16 @@ def test_learn_takes_a_folder_per_label_and_a_picture_in_two_folders_shows_both(
     said = cli("learn", "new/pets.fewtag", "album", "--model", model_file)
     assert said.out == "new/pets.fewtag: 3 pictures learnt; 2 labels, 2 of them new\n"
     assert known(cli, "new/pets.fewtag") == {"arrow": 1, "heart": 2}
+
+
+def test_more_examples_than_a_batch_keep_their_labels(cli: Cli, shapes: Path, model_file: Path) -> None:
+    table = shapes / "images" / "labels.csv"
+    shutil.move(shapes / "labels.csv", table)
+    (shapes / "images" / "circle0.png").write_bytes(b"no picture")
+    assert cli("learn", "all.fewtag", table, "--model", model_file, "--skip-bad").code == 0
+    shown = [row.split(",") for row in table.read_text().splitlines()[1:]]
+    expected = Counter(label for name, labels in shown if name != "circle0.png" for label in labels.split(";"))
+    assert known(cli, "all.fewtag") == expected
 
 
 def test_learning_the_same_again_changes_no_byte(cli: Cli, bank: Path, examples: Path, model_file: Path) -> None:

@@ -37,9 +37,10 @@ def open_or_create(path: Path, model: str | None, words: str | None) -> Tagger:
 
 def clean_label(label: str) -> str:
     """A label's name as it is kept; refuses one that a cell of several labels could not hold."""
-    if SEPARATOR in label:
-        raise InputError(f'label {label!r} contains ";", which separates labels in tables; name it otherwise')
-    return label_name(label)
+    name = label_name(label)
+    if SEPARATOR in name:
+        raise InputError(f'label {name!r} contains ";", which separates labels in tables; name it otherwise')
+    return name
 
 
 def read_examples(path: Path) -> LabelledImages:
@@ -53,9 +54,7 @@ def read_examples(path: Path) -> LabelledImages:
 
 def check_words(tagger: Tagger, labels: Sequence[str], bank: Path, options: Sequence[str]) -> None:
     """Refuses a name that says nothing before any picture is read, with a command that mends it."""
-    for label in map(clean_label, labels):
-        if label in tagger.definitions_:
-            continue
+    for label in sorted({clean_label(label) for label in labels} - tagger.definitions_.keys()):
         try:
             tagger.model.words.vector(label)
         except InputError as error:
@@ -68,22 +67,23 @@ def teach(tagger: Tagger, examples: LabelledImages, *, skip_bad: bool, advance: 
 
     A picture that lies in several labels' folders shows all of them.
     """
-    rows = {picture: row for row, picture in enumerate(examples.pictures)}
+    labels = iter([{clean_label(label) for label in examples.shown(row)} for row in range(len(examples))])
     shown: dict[str, set[str]] = defaultdict(set)
     skipped: list[str] = []
     for batch in decode_ahead(examples.pictures, _open, _BATCH):
         good = []
-        for picture, found in batch:
+        # the batches come in the order of the examples
+        for (_, found), names in zip(batch, labels, strict=False):
             if not isinstance(found, InputError):
                 image, known_by = found
-                shown[known_by] |= {clean_label(label) for label in examples.shown(rows[picture])}
+                shown[known_by] |= names
                 good.append((image, shown[known_by]))
             elif skip_bad:
                 skipped.append(str(found))
             else:
                 raise InputError(f"{found} (--skip-bad leaves such pictures out)")
         if good:
-            tagger.partial_fit([image for image, _ in good], [sorted(labels) for _, labels in good])
+            tagger.partial_fit([image for image, _ in good], [sorted(names) for _, names in good])
         advance(len(batch))
     if len(skipped) == len(examples):
         raise InputError(f"none of the {len(examples)} pictures can be read; the first: {skipped[0]}")

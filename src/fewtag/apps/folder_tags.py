@@ -14,7 +14,7 @@ from fewtag.apps.banks import open_bank
 from fewtag.apps.folders import decode_ahead, find_pictures
 from fewtag.apps.journal import Journal, Stamp
 from fewtag.apps.progress import Bars
-from fewtag.apps.tables import Tagged, check_table, write_failures, write_table
+from fewtag.apps.tables import Tagged, check_labels, check_table, write_failures, write_table
 from fewtag.data.images import Picture
 from fewtag.errors import InputError
 from fewtag.tagger.tagger import Tagger
@@ -43,17 +43,19 @@ def tag_folder(
     bank: Path, source: Path, out: Path, *, scores: bool, threshold: float | None, batch: int, bars: Bars
 ) -> Summary:
     """Goes on where a killed run of the same bank, folder and options stopped."""
-    check_table(out, None)
+    check_table(out)
     pictures = find_pictures(source)
     tagger = open_bank(bank)
     labels = tagger.classes_
     if not labels:
         raise InputError(f"the bank {bank} knows no label yet; teach it some with fewtag learn or fewtag define")
-    check_table(out, labels if scores else None)
+    check_labels(out, labels, scores=scores)
     thresholds = [tagger.thresholds_[label] if threshold is None else threshold for label in labels]
+    with bank.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     about = {
         "fewtag": __version__,
-        "bank": hashlib.sha256(bank.read_bytes()).hexdigest(),
+        "bank": digest,
         "folder": str(source.resolve()),
         "scores": scores,
         "threshold": threshold,

@@ -32,14 +32,23 @@ Labels = Sequence[str] | None
 """The labels whose scores are written; None without --scores."""
 
 
-def check_table(out: Path, labels: Labels) -> None:
-    """Refuses an output that could not be written or read again, before hours of work."""
+def check_table(out: Path) -> None:
+    """Refuses an output that could not be written, before hours of work."""
     if out.suffix.lower() not in _WRITERS:
         raise InputError(f"--out {out} ends in none of {', '.join(_WRITERS)}; name it tags.csv, for example")
     if out.is_dir():
         raise InputError(f"--out {out} is a folder; name a file in it, such as {out / 'tags.csv'}")
-    if out.suffix.lower() == ".csv" and (taken := {"image", "tags"} & set(labels or ())):
-        raise InputError(f"label {min(taken)!r} would be a second column of that name in {out}; write .jsonl instead")
+
+
+def check_labels(out: Path, labels: Sequence[str], *, scores: bool) -> None:
+    """Refuses labels that could not be told apart in this table."""
+    if out.suffix.lower() != ".csv":
+        return
+    for label in labels:
+        if SEPARATOR in label:
+            raise InputError(f'label {label!r} contains ";", which joins tags in {out}; write .jsonl instead')
+        if scores and label in ("image", "tags"):
+            raise InputError(f"label {label!r} would be a second column of that name in {out}; write .jsonl instead")
 
 
 def write_table(out: Path, rows: Iterable[Tagged], labels: Labels) -> None:
