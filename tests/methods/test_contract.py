@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fewtag.errors import InputError
-from fewtag.methods import METHODS, Episode, Method, Support, create_method
+from fewtag.methods import METHODS, Base, Episode, Method, Solved, Support, create_method
 
 CHANNELS, DIMENSIONS = 6, 5
 LABELS = ("dog", "cat", "sofa", "zebra")
@@ -21,7 +21,11 @@ def build(name: str, seed: int = 0) -> Method:
     """Small where the method has a size to choose, its own defaults otherwise."""
     torch.manual_seed(seed)
     options: dict[str, object] = {"joint": 16} if "joint" in inspect.signature(METHODS[name]).parameters else {}
-    return create_method(name, channels=CHANNELS, dimensions=DIMENSIONS, options=options).eval()
+    method = create_method(name, channels=CHANNELS, dimensions=DIMENSIONS, options=options).eval()
+    if isinstance(method, Solved):
+        features, targets = random(30, CHANNELS, seed=20), random(30, 3, seed=21) > 0
+        method.fit(Base(("a", "b", "c"), random(3, DIMENSIONS, seed=22), features, targets))
+    return method
 
 
 def random(*shape: int, seed: int) -> Tensor:
@@ -185,6 +189,8 @@ def test_a_label_without_image_does_not_spoil_the_gradients(name: str) -> None:
     method, shown = build(name), SHOWN.clone()
     if not method.serves_words_alone:
         pytest.skip("this method refuses a label without image")
+    if not list(method.parameters()):
+        pytest.skip("this method has no gradients")
     shown[:, 2] = False
     targets = torch.arange(7)[:, None] % 4 == torch.arange(4)
     method.loss(Episode(make_support(shown), query(), targets)).backward()

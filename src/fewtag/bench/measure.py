@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+from jaxtyping import Float
 from lightning_fabric import Fabric
+from torch import Tensor
 
 from fewtag.bench.evaluate import Pool, evaluate
 from fewtag.bench.materials import Materials
@@ -17,9 +20,10 @@ from fewtag.bench.runs import Run
 from fewtag.bench.train import train
 from fewtag.data.combine import refuse_unreadable
 from fewtag.features.backbone import Backbone
-from fewtag.features.store import feature_rows
+from fewtag.features.store import Rows, feature_rows
 from fewtag.files import make_folder, write_atomically
-from fewtag.methods import EndToEnd, Method
+from fewtag.methods import Base, EndToEnd, Method, Solved
+from fewtag.methods.base import pool
 
 
 def measure(
@@ -59,19 +63,43 @@ def measure(
             "validation_macro_ap": summary["best"],
         }
     with _ready(materials, run, fabric, cache) as (backbone, method, feature_cache):
+        if isinstance(method, Solved):
+            solve(method, materials, backbone, feature_cache, report)
         for phase, phase_draws in draws.items():
             images = materials.phase(phase)
             report.start(f"reading the {phase} pictures", len(images))
             features = feature_rows(images, backbone, feature_cache, advance=report.advance)
-            pool = Pool.of(images, features, words[phase], fabric.device)
+            pictures = Pool.of(images, features, words[phase], fabric.device)
             report.start(f"measuring {recipe.name} on {phase}", len(phase_draws))
             since = time.perf_counter()
-            metrics = evaluate(method, pool, phase_draws, advance=report.advance)
+            metrics = evaluate(method, pictures, phase_draws, advance=report.advance)
             facts["seconds"] = round(time.perf_counter() - since, 2)
             facts["data_digest"] = images.digest
             rows[phase] = result_rows(recipe, phase, metrics, command=command, facts=facts)
             write_rows(files[phase], rows[phase])
     return rows
+
+
+def solve(method: Solved, materials: Materials, backbone: Backbone, cache: Path, report: Reporter) -> None:
+    """Fits a method that solves on the global features of all base pictures."""
+    images = materials.phase("train")
+    report.start("reading the train pictures", len(images))
+    rows = feature_rows(images, backbone, cache, advance=report.advance)
+    device = next(backbone.parameters()).device
+    method.fit(
+        Base(
+            images.labels,
+            materials.words(images.labels).to(device),
+            global_features(rows).to(device),
+            torch.from_numpy(images.targets).to(device),
+        )
+    )
+
+
+def global_features(rows: Rows, batch: int = 256) -> Float[Tensor, "images channels"]:
+    """Every picture's mean over places."""
+    chunks = [range(start, min(start + batch, len(rows))) for start in range(0, len(rows), batch)]
+    return torch.cat([pool(rows.take(chunk).float()) for chunk in chunks])
 
 
 def load_trained(materials: Materials, run: Run) -> tuple[Backbone, Method]:

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Float32
 
 from fewtag.errors import InputError, nearest
+from fewtag.features.sentences import SentenceVectors, load_minilm
 from fewtag.features.spelling import halves, split_label, variants
 from fewtag.features.word_files import read_words
 from fewtag.features.word_tables import Keep, Table, keep_rows
@@ -36,11 +38,6 @@ class WordVectors:
         self._vectors = vectors
         # from the back, so that of a word that occurs twice the first stays
         self._rows = dict(zip(reversed(words), range(len(words) - 1, -1, -1), strict=True))
-
-    @property
-    def parts(self) -> tuple[int, ...]:
-        """The dimensions of each word model that is joined in these vectors."""
-        return (self.dimensions,)
 
     def __contains__(self, word: str) -> bool:
         return self._row(word) is not None
@@ -112,13 +109,36 @@ class WordVectors:
         return [row for half in pair if (row := self._row(half)) is not None and is_frequent(half, row)]
 
 
+class JoinedWords(WordVectors):
+    """Several word models side by side, each a unit vector; a label must be known to all of them."""
+
+    def __init__(self, parts: Sequence[WordVectors | SentenceVectors]) -> None:
+        self.parts = tuple(parts)
+        self.name = "+".join(part.name for part in parts)
+        self.dimensions = sum(part.dimensions for part in parts)
+
+    def __contains__(self, word: str) -> bool:
+        return all(word in part for part in self.parts if isinstance(part, WordVectors))
+
+    def vector(self, label: str) -> Float32[np.ndarray, "dimensions"]:
+        return self.vectors([label])[0].numpy()
+
+    def vectors(self, labels: Sequence[str]) -> Words:
+        return torch.cat([F.normalize(part.vectors(labels), dim=-1) for part in self.parts], dim=-1)
+
+    def nearest(self, word: str, most: int = 3) -> list[str]:
+        return next((part.nearest(word, most) for part in self.parts if isinstance(part, WordVectors)), [])
+
+
 def is_frequent(word: str, row: int) -> bool:
     """Whether a word stands early enough in its file to be half of a run-together name."""
     return row < (FREQUENT if len(word) > 2 else FREQUENT_TWO_LETTERS)
 
 
 def load_words(source: str = "glove-50", *, only: Collection[str] | None = None) -> WordVectors:
-    """Word vectors by name or from a file (`FILE.npz#ARRAY`); `only` keeps what those labels may need."""
+    """Word vectors by name or from a file (`FILE.npz#ARRAY`), or several joined by +; `only` keeps what labels need."""
+    if "+" in source and not Path(source).exists():
+        return JoinedWords([load_part(part.strip(), only) for part in source.split("+")])
     keep = wanted(only) if only is not None else (lambda _word, _row: True)
     if source in SOURCES:
         table = keep_rows(SOURCES[source](), keep) if only is not None else SOURCES[source]()
@@ -129,6 +149,13 @@ def load_words(source: str = "glove-50", *, only: Collection[str] | None = None)
         table = read_words(Path(path), key or None, keep)
     name = source if source in SOURCES else Path(source).name
     return WordVectors(name, table.words, table.vectors)
+
+
+def load_part(source: str, only: Collection[str] | None) -> WordVectors | SentenceVectors:
+    """One of several models to be joined; MiniLM is no table of words, so it comes only in company."""
+    if source == SentenceVectors.name:
+        return load_minilm()
+    return load_words(source, only=only)
 
 
 def wanted(labels: Collection[str]) -> Keep:

@@ -5,7 +5,8 @@ import inspect
 from pydantic import TypeAdapter, ValidationError
 
 from fewtag.errors import InputError, nearest
-from fewtag.methods.base import Classifier, Episode, Method, Support
+from fewtag.methods.base import Base, Classifier, Episode, Method, Solved, Support
+from fewtag.methods.closed_form import ClosedForm
 from fewtag.methods.protonet import ProtoNet
 from fewtag.methods.word_attention import ReferenceWordAttention, WordAttention
 from fewtag.methods.wrappers import EndToEnd
@@ -13,10 +14,22 @@ from fewtag.methods.wrappers import EndToEnd
 METHODS: dict[str, type[Method]] = {
     "word-attention": WordAttention,
     "word-attention-reference": ReferenceWordAttention,
+    "closed-form": ClosedForm,
     "protonet": ProtoNet,
 }
 
-__all__ = ["METHODS", "Classifier", "EndToEnd", "Episode", "Method", "Support", "check_method", "create_method"]
+__all__ = [
+    "METHODS",
+    "Base",
+    "Classifier",
+    "EndToEnd",
+    "Episode",
+    "Method",
+    "Solved",
+    "Support",
+    "check_method",
+    "create_method",
+]
 
 
 def check_method(name: str, options: dict[str, object]) -> None:

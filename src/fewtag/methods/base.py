@@ -60,6 +60,14 @@ class Method(nn.Module):
         return bce(self.adapt(episode.support)(episode.maps), episode.targets)
 
 
+class Solved(Method):
+    """A method that solves for what it learns, at once, instead of training on episodes."""
+
+    def fit(self, base: Base) -> "Solved":
+        """Learns from all base images; returns itself."""
+        raise NotImplementedError
+
+
 def bce(logits: Logits, targets: Targets) -> Float[Tensor, ""]:
     """Mean binary cross-entropy over images and labels."""
     return F.binary_cross_entropy_with_logits(logits.float(), targets.float())

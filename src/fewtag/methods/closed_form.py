@@ -6,22 +6,19 @@ word, and the word itself is mixed in, the less the more images there are: words
 than as the query of a learnt attention.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from fewtag.errors import InputError
-from fewtag.methods.base import Base, Classifier, Method, Support, places
-from fewtag.types import Logits, Words
+from fewtag.methods.base import Base, Classifier, Solved, Support, places
+from fewtag.types import Logits, Targets, Words
 
 Places = Float[Tensor, "images places space"]
 Vectors = Float[Tensor, "labels space"]
 
 
-class ClosedForm(Method):
+class ClosedForm(Solved):
     """`fit` solves, `adapt` builds prototypes. The strengths default to what the validation labels chose."""
 
     serves_words_alone = True
@@ -46,7 +43,6 @@ class ClosedForm(Method):
         query_focus: float = 8.0,
         query_local: float = 0.5,
         scale: float = 20.0,
-        word_parts: Sequence[int] = (),
     ) -> None:
         super().__init__(channels, dimensions)
         self.space = min(space, channels)
@@ -54,9 +50,6 @@ class ClosedForm(Method):
         self.word_weight, self.word_decay = word_weight, word_decay
         self.support_focus, self.query_focus, self.query_local = support_focus, query_focus, query_local
         self.scale = scale
-        self.word_parts = list(word_parts) or [dimensions]
-        if sum(self.word_parts) != dimensions:
-            raise InputError(f"word_parts {self.word_parts} do not add up to the words' {dimensions} dimensions")
         self.register_buffer("mean", torch.zeros(channels))
         self.register_buffer("basis", torch.eye(channels, self.space))
         self.register_buffer("word_mean", torch.zeros(dimensions))
@@ -64,18 +57,22 @@ class ClosedForm(Method):
 
     def fit(self, base: Base) -> "ClosedForm":
         """Solves for the space, then for the map from words to prototypes."""
-        features = base.features.double()
-        mean = features.mean(dim=0)
-        variances, directions = torch.linalg.eigh((features - mean).T @ (features - mean) / len(features))
+        return self.fit_space(base.features).fit_words(base.words, self.base_prototypes(base))
+
+    def fit_space(self, features: Float[Tensor, "images channels"]) -> "ClosedForm":
+        """The principal directions of the base images, whitened, the weak ones less so."""
+        centred = features.double() - features.double().mean(dim=0)
+        variances, directions = torch.linalg.eigh(centred.T @ centred / len(centred))
         variances, directions = variances[-self.space :], directions[:, -self.space :]
-        self.mean.copy_(mean)
+        self.mean.copy_(features.double().mean(dim=0))
         self.basis.copy_(directions / (variances + self.shrinkage * variances.mean()).sqrt())
-        return self.fit_words(base.words, self.base_prototypes(base))
+        return self
 
     def base_prototypes(self, base: Base) -> Vectors:
         """By least squares, not by means: labels that occur together are told apart."""
         targets = base.targets.double()
-        together = targets.T @ targets + self.separation * torch.eye(len(base.labels), dtype=torch.float64)
+        together = targets.T @ targets
+        together.diagonal().add_(self.separation)
         whitened = (base.features.double() - self.mean.double()) @ self.basis.double()
         return F.normalize(torch.linalg.solve(together, targets.T @ whitened), dim=-1).float()
 
@@ -83,14 +80,14 @@ class ClosedForm(Method):
         """Ridge regression from the base labels' words to their prototypes."""
         self.word_mean.copy_(words.mean(dim=0))
         inputs = self.normalise_words(words).double()
-        kernel = inputs @ inputs.T + self.ridge * torch.eye(len(inputs), dtype=torch.float64)
+        kernel = inputs @ inputs.T
+        kernel.diagonal().add_(self.ridge)
         self.word_map.copy_(inputs.T @ torch.linalg.solve(kernel, prototypes.double()))
         return self
 
     def normalise_words(self, words: Words) -> Words:
-        """Centred on the base labels; each word model a unit vector of its own."""
-        parts = torch.split(words - self.word_mean.to(words), self.word_parts, dim=-1)
-        return torch.cat([F.normalize(part, dim=-1) for part in parts], dim=-1)
+        """Centred on the base labels, of unit length."""
+        return F.normalize(words - self.word_mean.to(words), dim=-1)
 
     def word_prototypes(self, words: Words) -> Vectors:
         """What the words alone suggest."""
@@ -123,16 +120,15 @@ class ClosedForm(Method):
         return (1 - self.query_local) * whole + self.query_local * focused
 
     def adapt(self, support: Support) -> Classifier:
-        prototypes = self.prototypes(support)
+        prototypes = self.label_prototypes(self.project(support.maps), support.targets, support.words)
         return lambda maps: self.scale * self.score(self.project(maps), prototypes)
 
-    def prototypes(self, support: Support) -> Vectors:
+    def label_prototypes(self, local: Places, targets: Targets, words: Words) -> Vectors:
         """One for each label: the mean of its images' attended features, with its word mixed in."""
-        words = self.word_prototypes(support.words)
-        shows = support.targets.T.float()
-        pooled = self.attend(self.project(support.maps), words)
-        visual = torch.einsum("li,ils->ls", shows, pooled)
-        return self.mix(visual, words, shows.sum(dim=1))
+        guides = self.word_prototypes(words)
+        shows = targets.T.float()
+        visual = torch.einsum("li,ils->ls", shows, self.attend(local, guides))
+        return self.mix(visual, guides, shows.sum(dim=1))
 
     def relevance(
         self, maps: Float[Tensor, "images channels height width"], prototypes: Vectors

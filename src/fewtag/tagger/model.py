@@ -58,7 +58,7 @@ def _read(name: str, path: Path, words: str | None) -> Model:
     backbone = create_backbone(**header["backbone"])
     vectors = load_words(words or header["words"])
     base_prototypes = tensors.pop("base_prototypes")
-    method = ClosedForm(backbone.channels, vectors.dimensions, word_parts=vectors.parts, **header["strengths"])
+    method = ClosedForm(backbone.channels, vectors.dimensions, **header["strengths"])
     if words is None or words == header["words"]:
         method.load_state_dict(tensors)
     else:
