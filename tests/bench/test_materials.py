@@ -12,6 +12,9 @@ from fewtag.bench.recipe import load_recipes
 from fewtag.data.draws import save_draws
 from fewtag.errors import InputError
 
+COCO = 'data.sources=[{format="coco", path="coco.json", images="images"}]'
+VOC = 'data.sources=[{format="voc", path="VOC2012"}]'
+
 
 def open_materials(shapes: Path, *changes: str, skip_bad: bool = False) -> Materials:
     (recipe,) = load_recipes(shapes / "recipe.toml", only=["attention"], changes=changes)
@@ -46,6 +49,12 @@ def test_words_come_in_the_order_asked_for(shapes: Path) -> None:
     table = {word: [float(number) for number in numbers] for word, *numbers in lines}
     found = open_materials(shapes).words(["star", "circle"])
     assert torch.equal(found, torch.tensor([table["star"], table["circle"]]))
+
+
+def test_an_unknown_word_is_refused_with_the_recipes_way_out(shapes: Path) -> None:
+    ways = r"'sofa' is unknown .*; in a recipe, map the label .* \(\"words\": .*\), or name another words\.source$"
+    with pytest.raises(InputError, match=ways):
+        open_materials(shapes).words(["star", "sofa"])
 
 
 def test_an_array_in_an_npz_file_is_found_beside_the_recipe(shapes: Path) -> None:
@@ -107,5 +116,43 @@ def test_every_reader_can_be_named(shapes: Path) -> None:
         "categories": [{"id": 7, "name": "heart"}, {"id": 8, "name": "arrow"}],
     }
     (shapes / "coco.json").write_text(json.dumps(content))
-    found = open_materials(shapes, 'data.sources=[{format="coco", path="coco.json", images="images"}]').phase("test")
+    found = open_materials(shapes, COCO).phase("test")
     assert found.ids == ("heart0.png", "arrow1.png")
+
+
+def write_coco(shapes: Path) -> None:
+    files = [f"{label}{number}.png" for label, number in (("heart", 0), ("arrow", 1), ("heart", 2), ("arrow", 3))]
+    content = {
+        "images": [{"id": number, "file_name": file} for number, file in enumerate(files)],
+        "annotations": [{"image_id": number, "category_id": number % 2} for number in range(len(files))],
+        "categories": [{"id": 0, "name": "heart"}, {"id": 1, "name": "arrow"}],
+    }
+    (shapes / "coco.json").write_text(json.dumps(content))
+
+
+def write_voc(shapes: Path) -> None:
+    folders = [shapes / "VOC2012" / name for name in ("ImageSets/Main", "Annotations", "JPEGImages")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    images = {"heart0": "heart", "arrow1": "arrow", "heart2": "heart", "arrow3": "arrow"}
+    (folders[0] / "trainval.txt").write_text("\n".join(images))
+    for image, label in images.items():
+        xml = f"<annotation><object><name>{label}</name></object></annotation>"
+        (folders[1] / f"{image}.xml").write_text(xml)
+        (shapes / "images" / f"{image}.png").rename(folders[2] / f"{image}.jpg")
+
+
+@pytest.mark.parametrize(
+    ("write", "source", "file"),
+    [(write_coco, COCO, "images/heart2.png"), (write_voc, VOC, "VOC2012/JPEGImages/heart2.jpg")],
+)
+def test_coco_and_voc_pictures_that_are_missing_are_refused_or_skipped(shapes: Path, write, source, file) -> None:
+    write(shapes)
+    (shapes / file).unlink()
+    with pytest.raises(InputError, match=r"1 of 4 images are missing, the first is .*heart2"):
+        open_materials(shapes, source).phase("test")
+    materials = open_materials(shapes, source, skip_bad=True)
+    assert len(materials.phase("test")) == 3
+    (reason,) = materials.skipped
+    assert "heart2" in reason
+    assert "there is no such file" in reason

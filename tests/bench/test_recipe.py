@@ -83,6 +83,44 @@ def test_a_mistake_is_named_in_one_sentence(write, text: str, message: str) -> N
     assert "\n" not in str(refusal.value)
 
 
+def source(settings: str) -> str:
+    return DATA.replace('format = "table", path = "labels.csv"', settings) + METHOD
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("format='table', path=['a.csv', 'b.csv']", r"'table' takes one 'path', found 2; write one \[\[data\.sourc"),
+        ("format='folders', path=['a', 'b']", "'folders' takes one 'path', found 2"),
+        ("format='table', path='a.csv', images=['a', 'b']", "'table' takes one 'images', found 2"),
+        ("format='table', path=[]", "'path' is an empty list"),
+        ("format='table', path='a.csv', sets=['test']", "'table' takes no 'sets'; its keys are path, images, where"),
+        ("format='folders', path='a', images='b'", "'folders' takes no 'images'; its keys are path, phases"),
+        ("format='coco', path='a', images='b', where={a=['b']}", "'coco' takes no 'where'; its keys are path, images"),
+        ("format='voc', path='a', images='b'", "'voc' takes no 'images'; its keys are path, sets, keep_difficult, "),
+        ("format='coco', path='a', images='b', keep_difficult=true", "'coco' takes no 'keep_difficult'"),
+        ("format='coco', path='a'", "'coco' has no 'images'; name the folders"),
+    ],
+)  # fmt: skip
+def test_what_a_sources_reader_would_not_look_at_is_refused(write, settings: str, message: str) -> None:
+    with pytest.raises(InputError, match=rf"pets\.toml: data\.sources\.0: .*{message}") as refusal:
+        load_recipes(write(source(settings)))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "format='table', path=['a.csv'], images=['b'], where={pack=['x']}",
+        "format='coco', path=['a', 'b'], images=['c', 'd']",
+        "format='voc', path=['a', 'b'], sets=['test'], keep_difficult=true, phases=['val']",
+    ],
+)
+def test_a_source_takes_its_formats_keys_and_survives_being_saved_whole(write, settings: str) -> None:
+    recipe = only(write(source(settings)))
+    assert Recipe.model_validate(recipe.model_dump()) == recipe
+
+
 def test_a_file_that_is_not_there_or_no_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no recipe .*gone\.toml"):
         load_recipes(tmp_path / "gone.toml")
@@ -196,5 +234,17 @@ def test_the_recipes_we_ship_are_valid(path: Path) -> None:
         assert set(recipe.evaluation.draws) <= set(recipe.evaluation.phases)
 
 
+@pytest.mark.parametrize("name", ["coco", "voc"])
+def test_the_original_downloads_have_the_runs_of_the_packs(name: str) -> None:
+    folder = RECIPES[0].parent
+    packs, originals = (load_recipes(folder / f"{stem}.toml") for stem in (name, f"{name}-original"))
+    keys = {"name", "method", "training", "seed"}
+    assert [recipe.model_dump(include=keys) for recipe in packs] == [
+        recipe.model_dump(include=keys) for recipe in originals
+    ]
+    assert [recipe.evaluation.phases for recipe in packs] == [recipe.evaluation.phases for recipe in originals]
+    assert [recipe.backbone.frozen for recipe in packs] == [recipe.backbone.frozen for recipe in originals]
+
+
 def test_there_are_recipes_to_validate() -> None:
-    assert {path.stem for path in RECIPES} >= {"coco", "voc"}
+    assert {path.stem for path in RECIPES} >= {"coco", "coco-original", "voc", "voc-original"}

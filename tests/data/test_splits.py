@@ -21,6 +21,8 @@ TINY = {
     "aliases": {"tv": "tvmonitor"},
 }
 
+EMPTY = {"must_not_show": [], "must_show": []}
+
 
 @pytest.fixture
 def load(tmp_path):
@@ -87,6 +89,12 @@ def test_a_phase_keeps_the_images_its_rules_allow(load):
     assert split.phase(data, "test").targets.tolist() == [[True, False], [True, True], [False, True]]
 
 
+def test_an_empty_list_of_groups_is_no_rule(load):
+    data = images("car", "car dog", "bus", "dog tvmonitor")
+    said, unsaid = (load(phases={"train": {"labels": ["base"]} | rule}).phase(data, "train") for rule in (EMPTY, {}))
+    assert said.ids == unsaid.ids == ("0", "1", "2")
+
+
 def test_aliases_join_two_spellings_in_one_column(load):
     test = load().phase(images("tv", "tvmonitor", "dog"), "test")
     assert test.targets.tolist() == [[False, True], [False, True], [True, False]]
@@ -121,6 +129,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(load):
         ({"groups": {"base": []}}, "group 'base' .* or empty"),
         ({"groups": {"base": ["car"], "novel": ["car"]}}, "'car' in group 'base' and again in 'novel'"),
         ({"phases": {}}, 'has no "phases"'),
+        ({"phases": {"train": {"labels": []}}}, "'labels' of phase 'train' .* or empty"),
         ({"phases": {"train": {"labels": ["bsae"]}}}, "unknown group, 'bsae'; did you mean 'base'"),
         ({"phases": {"train": {"labels": ["base"], "must_show": "novel"}}}, "no list of groups"),
         ({"phases": {"train": {"label": ["base"]}}}, 'has no "labels"'),

@@ -53,7 +53,14 @@ class Materials:
         return backbone, method
 
     def words(self, labels: Sequence[str]) -> Words:
-        return self.vectors.vectors([self.split.words(label) for label in labels])
+        vectors, looked_up = self.vectors, [self.split.words(label) for label in labels]
+        try:
+            return vectors.vectors(looked_up)
+        except InputError as error:
+            raise InputError(
+                f"{error}; in a recipe, map the label to known words in the split file "
+                '("words": {"sofa": "couch"}), or name another words.source'
+            ) from error
 
     def phase(self, name: str) -> LabelledImages:
         """The pictures of one phase, from every source that serves it."""

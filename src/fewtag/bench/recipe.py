@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fewtag.errors import InputError, nearest
 from fewtag.methods import check_method
@@ -19,6 +19,15 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+SOURCE_KEYS: dict[str, tuple[str, ...]] = {
+    "coco": ("images",),
+    "voc": ("sets", "keep_difficult"),
+    "table": ("images", "where"),
+    "folders": (),
+}
+"""The keys that a format has beside `path` and `phases`."""
+
+
 class Source(Settings):
     """Where labelled pictures are. Paths are relative to --data, or else to the recipe."""
 
@@ -26,13 +35,34 @@ class Source(Settings):
     path: str | list[str]
     """coco: annotation files; voc: devkits; table: a CSV or TSV; folders: the folder of label folders."""
     images: str | list[str] | None = None
-    """coco, table: the folders or tar archives of the pictures."""
+    """coco: the folders or tar archives of the pictures; table: one such place, its own folder unless said."""
     where: dict[str, list[str]] = {}
     """table: other columns and the values to keep."""
     sets: list[str] = ["trainval"]
+    """voc: the image sets to read."""
     keep_difficult: bool = False
+    """voc: whether objects marked difficult count."""
     phases: list[str] | None = None
     """The phases this source serves; all unless said."""
+
+    @model_validator(mode="after")
+    def suit_the_format(self) -> "Source":
+        """Refuses what the format's reader would not look at."""
+        own = ("path", *SOURCE_KEYS[self.format], "phases")
+        for key, field in type(self).model_fields.items():
+            # the recipe saved beside weights gives every key, so a foreign one at its default is none
+            if key not in ("format", *own) and getattr(self, key) != field.default:
+                raise InputError(f"format {self.format!r} takes no {key!r}; its keys are {', '.join(own)}")
+        for key in ("path", "images"):
+            several = getattr(self, key)
+            if several == []:
+                raise InputError(f"{key!r} is an empty list; name a path in it")
+            if self.format in ("table", "folders") and isinstance(several, list) and len(several) > 1:
+                found = f"takes one {key!r}, found {len(several)}"
+                raise InputError(f"format {self.format!r} {found}; write one [[data.sources]] for each")
+        if self.format == "coco" and self.images is None:
+            raise InputError("format 'coco' has no 'images'; name the folders or tar archives of the pictures")
+        return self
 
 
 class Data(Settings):
@@ -184,6 +214,8 @@ def _validate(settings: dict[str, Any], path: Path) -> Recipe:
             raise InputError(
                 f"recipe {path}: unknown key {key!r}; {nearest(str(first['loc'][-1]), siblings)}"
             ) from error
+        if first["type"] == "value_error":  # our own sentence
+            raise InputError(f"recipe {path}: {key}: {first['ctx']['error']}") from error
         raise InputError(f"recipe {path}: {key}: {first['msg'].lower()}, found {first['input']!r}") from error
     check_method(recipe.method.name, recipe.method.options)
     return recipe

@@ -93,7 +93,8 @@ def _phases(raw: Any, groups: Mapping[str, list[str]], source: str) -> dict[str,
             raise InputError(f'{where} has no "labels"; name the groups it uses')
         _refuse_unknown(rule, _RULES, f"{where} has an unknown key")
         for key, names in rule.items():
-            if not _is_list_of_names(names):
+            # no group to show, or not to show, is a rule as good as none
+            if not _is_list_of_names(names) and (names != [] or key == "labels"):
                 raise InputError(f"{key!r} of {where} is no list of groups, or empty; name a group or remove it")
             _refuse_unknown(names, groups, f"{key!r} of {where} has an unknown group")
         if len(set(rule["labels"])) < len(rule["labels"]):

@@ -1,7 +1,9 @@
 import json
+import tarfile
 
 import pytest
 
+from fewtag.data.combine import readable
 from fewtag.data.readers import read_coco
 from fewtag.errors import InputError
 
@@ -47,8 +49,25 @@ def test_crowds_do_not_count_and_images_without_labels_are_left_out(instances, t
 def test_missing_images_are_counted_and_the_first_is_named(instances, tmp_path):
     path = instances("train", {"a.jpg": [1], "b.jpg": [1]})
     (tmp_path / "train" / "b.jpg").unlink()
-    with pytest.raises(InputError, match=r"1 of 2 annotated images are missing, the first is 'b\.jpg'"):
-        read_coco([path], [tmp_path / "train"])
+    images = read_coco([path], [tmp_path / "train", tmp_path])
+    assert images.ids == ("a.jpg", "b.jpg")
+    with pytest.raises(InputError, match=r"1 of 2 images are missing, the first is b\.jpg \(looked in .*train, .*\);"):
+        images.check()
+
+
+def test_a_picture_missing_from_an_archive_is_left_to_the_caller(instances, tmp_path):
+    path = instances("train", {"a.jpg": [1], "b.jpg": [1]})
+    with tarfile.open(tmp_path / "train.tar", "w") as archive:
+        archive.add(tmp_path / "train" / "a.jpg", "a.jpg")
+    images, reasons = readable(read_coco([path], [tmp_path / "train.tar"]))
+    assert images.ids == ("a.jpg",)
+    assert "b.jpg (looked in" in reasons[0]
+    assert "there is no such file" in reasons[0]
+
+
+def test_annotations_without_a_folder_of_pictures_are_refused(instances):
+    with pytest.raises(InputError, match="no folder of pictures was given"):
+        read_coco([instances("train", {"a.jpg": [1]})], [])
 
 
 def test_files_with_different_categories_are_refused(instances, tmp_path):

@@ -60,7 +60,7 @@ def test_what_is_missing_or_broken_is_named(year, tmp_path):
     root = year("VOC2007", {"trainval": {"1": ["dog"], "2": ["cat"]}})
     (root / "JPEGImages" / "2.jpg").unlink()
     with pytest.raises(InputError, match=r"1 of 2 images are missing, the first is .*2\.jpg"):
-        read_voc([root])
+        read_voc([root]).check()
     (root / "Annotations" / "1.xml").write_text("<annotation>")
     with pytest.raises(InputError, match=r"1\.xml is not valid XML"):
         read_voc([root])

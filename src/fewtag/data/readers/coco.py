@@ -15,11 +15,13 @@ def read_coco(annotations: Sequence[Path], images: Sequence[Path]) -> LabelledIm
     """Image-level labels of one or several annotation files (2014 has two); ids are the images' file names.
 
     Crowd regions do not count; an image without another label is left out. Labels stand in the order of their ids.
+    An image whose file is missing is refused by `check()` or when read, so that callers may skip it.
     """
+    if not images:
+        raise InputError("the annotations name pictures, and no folder of pictures was given; give one or several")
     indices = [index_images(place) for place in images]
     names: dict[int, str] = {}
     found: list[tuple[str, Picture, set[str]]] = []
-    missing: list[str] = []
     for path in annotations:
         content = _load(path)
         table = _categories(path, content)
@@ -27,17 +29,7 @@ def read_coco(annotations: Sequence[Path], images: Sequence[Path]) -> LabelledIm
             raise InputError(f"{path} and {annotations[0]} list different categories; read them as two data sets")
         names = table
         for file_name, shown in _shown(path, content, names).items():
-            picture = _find(file_name, indices)
-            if picture is None:
-                missing.append(file_name)
-            else:
-                found.append((file_name, picture, shown))
-    if missing:
-        places = ", ".join(str(place) for place in images) or "no folder"
-        raise InputError(
-            f"{len(missing)} of {len(missing) + len(found)} annotated images are missing, the first is {missing[0]!r}; "
-            f"looked in {places}: add the folder that holds them"
-        )
+            found.append((file_name, _find(file_name, indices), shown))
     return from_shown(found, [names[number] for number in sorted(names)])
 
 
@@ -85,11 +77,14 @@ def _field(path: Path, row: Any, key: str) -> Any:
     return row[key]
 
 
-def _find(file_name: str, indices: Sequence[ImageIndex]) -> Picture | None:
+def _find(file_name: str, indices: Sequence[ImageIndex]) -> Picture:
+    """The picture in the first place that has it, or one that leads nowhere and says where it was looked for."""
     for index in indices:
         if file_name in index:
             return index.find(file_name)
         nested = index.place / file_name
         if nested.is_file():  # a file name may hold folders
             return Picture(nested, name=str(nested))
-    return None
+    place = indices[0].place
+    nowhere = Path(f"{place}:{file_name}") if place.is_file() else place / file_name
+    return Picture(nowhere, name=f"{file_name} (looked in {', '.join(str(index.place) for index in indices)})")

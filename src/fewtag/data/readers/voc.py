@@ -15,7 +15,8 @@ def read_voc(
     """Image-level labels of one or several years; ids are the images' names, after their year's where two share one.
 
     A year without one of the sets (2012 has no public test) skips it. Objects marked difficult do not count unless
-    kept; an image without another object is left out.
+    kept; an image without another object is left out. An image whose file is missing is refused by `check()` or when
+    read, so that callers may skip it.
     """
     years = [year for devkit in devkits for year in _years(devkit)]
     listed = {year: _listed(year, sets) for year in years}
@@ -32,9 +33,7 @@ def read_voc(
                 path = year / "JPEGImages" / f"{image}.jpg"
                 name = image if times[image] == 1 else f"{year.name}/{image}"
                 found.append((name, Picture(path, name=str(path)), shown))
-    result = from_shown(found, sorted(set().union(*(shown for _, _, shown in found))))
-    result.check()
-    return result
+    return from_shown(found, sorted(set().union(*(shown for _, _, shown in found))))
 
 
 def _years(devkit: Path) -> list[Path]:
