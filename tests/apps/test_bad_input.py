@@ -108,7 +108,7 @@ CASES: dict[str, Case] = {
         "split 'shapes' has no phase 'tset'; did you mean 'test'",
     ),
     "unknown run": (nothing, ("--only", "protonte"), "has no run 'protonte'; did you mean 'protonet'"),
-    "unknown accelerator": (nothing, ("--accelerator", "tpu"), "--accelerator tpu .* is not offered; choose of auto"),
+    "unknown accelerator": (nothing, ("--accelerator", "tpu"), "--accelerator tpu is not offered; choose one of auto"),
     "unwritable out": (block, ("--out", "blocked/results"), "cannot make the folder blocked/results/recipe: "),
     "out is a file": (block, ("--out", "blocked"), "cannot make the folder blocked/recipe: "),
     "unwritable runs": (block, ("--only", "attention", "--runs", "blocked"), "blocked/recipe/attention"),

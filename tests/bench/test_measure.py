@@ -46,8 +46,16 @@ def test_what_is_measured_is_not_measured_again_unless_forced(bench, monkeypatch
     first = bench("--json")
     assert (bench("--json").out, len(times)) == (first.out, 1)
     assert (bench("--json", "--force").out, len(times)) == (first.out, 2)
-    assert bench("--set", "seed=1").code == 0
-    assert len(times) == 3
+
+
+def test_rows_of_another_recipe_are_not_overwritten_unless_forced(bench) -> None:
+    assert bench().code == 0
+    (path,) = Path("results").glob("**/*.jsonl")
+    kept = path.read_text()
+    said = bench("--set", "seed=1")
+    assert (said.code, "holds rows of another recipe" in said.err, path.read_text()) == (2, True, kept)
+    assert bench("--set", "seed=1", "--force").code == 0
+    assert path.read_text() != kept
 
 
 def test_json_is_strict_even_for_a_single_episode(bench) -> None:
@@ -75,7 +83,7 @@ def test_the_table_for_people_names_the_run(bench) -> None:
 def test_draws_from_a_file_give_the_same_rows_whatever_the_seed(bench, cli: Cli, shapes: Path) -> None:
     assert cli("draws", shapes / "recipe.toml", "--out", shapes / "draws").code == 0
     saved = ("--set", "evaluation.draws.test=draws/shapes-test.json", "--json")
-    by_seed, from_file = bench("--json"), bench(*saved)
+    by_seed, from_file = bench("--json"), bench(*saved, "--force")
     assert from_file.out == by_seed.out
     (shapes / "draws" / "shapes-test.json").rename(shapes / "draws" / "other.json")
     assert cli("draws", shapes / "recipe.toml", "--out", shapes / "draws", "--set", "seed=9").code == 0

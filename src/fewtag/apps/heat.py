@@ -17,6 +17,7 @@ from fewtag.errors import InputError
 from fewtag.files import write_atomically
 from fewtag.methods.word_attention import WordAttention
 from fewtag.tagger.explain import Heat, grid, heat_map, overlay
+from fewtag.types import Words
 
 
 def explain_bank(bank: Path, image: Path, labels: Sequence[str], out: Path) -> None:
@@ -36,13 +37,23 @@ def explain_run(folder: Path, image: Path, labels: Sequence[str], out: Path, dat
     materials = Materials(recipe, data or Path(), data or Path())
     picture = Picture(image)
     shown, pixels = picture.open(), torch.from_numpy(picture.pixels(recipe.backbone.size))[None]
-    words = materials.words(labels)
+    words = _words(materials, labels, data)
     backbone, method = load_trained(materials, Run(folder, recipe))
     if not isinstance(method, WordAttention):
         raise InputError(f"the method {recipe.method.name!r} of {folder} has no attention to show; word-attention has")
     with torch.inference_mode():
         relevance = method.eval().relevance(backbone.eval()(pixels), words)[0].numpy()
     _save(out, shown, {label: heat_map(map_, shown.size) for label, map_ in zip(labels, relevance, strict=True)})
+
+
+def _words(materials: Materials, labels: Sequence[str], data: Path | None) -> Words:
+    """The labels' vectors; a recipe's paths are relative to a folder that the run does not know."""
+    try:
+        return materials.words(labels)
+    except InputError as error:
+        if data is not None or not str(error).startswith("cannot read"):
+            raise
+        raise InputError(f"{error}; name the folder of the run's recipe, or of its data, with --data") from error
 
 
 def _save(out: Path, picture: Image.Image, heats: Mapping[str, Heat]) -> None:

@@ -16,7 +16,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 HEADLINES = ("macro_ap", "micro_ap", "macro_f1", "micro_f1")
@@ -35,14 +35,16 @@ class Bars:
 
     def __init__(self, *, shown: bool = True) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            Rate(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[facts]}"),
+            # in a narrow window the bar and the description give way, never the numbers
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+            BarColumn(bar_width=12),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            Rate(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True)),
             console=Console(stderr=True),
             disable=not shown,
+            expand=True,
         )
         self._task: TaskID | None = None
         self._facts: dict[str, float] = {}
@@ -78,6 +80,11 @@ def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None
     if not found:
         return
     columns = list(next(iter(found.values())))
+    if "checkpoint" in columns:  # of training: few rows, long paths
+        for name, row in found.items():
+            facts = ", ".join(f"{key.replace('_', ' ')} {_cell(value)}" for key, value in row.items())
+            console.print(Text(f"{name}: {facts}"), soft_wrap=True)
+        return
     if set(HEADLINES) <= set(columns):
         columns = list(HEADLINES)  # the other metrics are in the rows and in --json
     table = Table()

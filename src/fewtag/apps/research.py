@@ -50,10 +50,10 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe's method on the base labels, stopped early by the validation labels. Resumes."""
+    recipes = [settings for settings in _recipes(recipe, changes, only) if settings.training is not None]
     from fewtag.apps.progress import Bars, show
     from fewtag.bench.train import train as train_run
 
-    recipes = [settings for settings in _recipes(recipe, changes, only) if settings.training is not None]
     if not recipes:
         raise InputError(f"no run of recipe {recipe} has a [training] table, so there is nothing to train")
     fabric = _fabric(accelerator, devices, precision)
@@ -84,11 +84,11 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Measure a recipe's runs on their test episodes, training first where needed; writes a row an episode."""
+    recipes = _recipes(recipe, changes, only)
     from fewtag.apps.progress import Bars, show
     from fewtag.bench.measure import measure
     from fewtag.bench.report import summarise
 
-    recipes = _recipes(recipe, changes, only)
     fabric = _fabric(accelerator, devices, precision)
     found: dict[str, Any] = {}
     for settings in recipes:
@@ -122,7 +122,6 @@ def draws(
 
     settings = _recipes(recipe, changes, None)[0]
     materials, _ = _open(settings, recipe, data, Path("runs"), skip_bad=False)
-    out.mkdir(parents=True, exist_ok=True)
     for phase in settings.evaluation.phases:
         path = out / f"{settings.data.name}-{phase}.json"
         save_draws(
@@ -149,6 +148,8 @@ def report(
 
 
 def _recipes(path: Path, changes: list[str] | None, only: list[str] | None) -> "list[Recipe]":
+    if not path.is_file():  # said before torch is imported, which takes seconds
+        raise InputError(f"there is no recipe {path}; check the path")
     from fewtag.bench.recipe import load_recipes
 
     return load_recipes(path, changes=changes or (), only=only or ())
@@ -159,11 +160,12 @@ def _fabric(accelerator: str, devices: int, precision: str) -> "Fabric":
     import torch
     from lightning_fabric import Fabric
 
-    if accelerator not in ACCELERATORS or precision not in PRECISIONS:
-        raise InputError(
-            f"--accelerator {accelerator} with --precision {precision} is not offered; "
-            f"choose of {', '.join(ACCELERATORS)} and of {', '.join(PRECISIONS)}"
-        )
+    for option, value, known in (
+        ("--accelerator", accelerator, ACCELERATORS),
+        ("--precision", precision, PRECISIONS),
+    ):
+        if value not in known:
+            raise InputError(f"{option} {value} is not offered; choose one of {', '.join(known)}")
     gpu = accelerator != "cpu" and torch.cuda.is_available()
     if accelerator == "gpu" and not gpu:
         raise InputError("--accelerator gpu, but torch sees no GPU here; use --accelerator cpu")
@@ -187,8 +189,11 @@ def _open(settings: "Recipe", path: Path, data: Path | None, runs: Path, skip_ba
 
 
 def _tell_skipped(materials: "Materials") -> None:
-    for reason in dict.fromkeys(materials.skipped):  # a picture may serve several phases
+    reasons = dict.fromkeys(materials.skipped)  # a picture may serve several phases
+    for reason in reasons:
         print(f"skipped: {reason}", file=sys.stderr)
+    if reasons:
+        print(f"skipped {len(reasons)} unreadable pictures", file=sys.stderr)
 
 
 def _cache(named: Path | None) -> Path:

@@ -19,6 +19,7 @@ from fewtag.bench.results import Row, commit, read_rows, result_rows, write_rows
 from fewtag.bench.runs import Run
 from fewtag.bench.train import train
 from fewtag.data.combine import refuse_unreadable
+from fewtag.errors import InputError
 from fewtag.features.backbone import Backbone
 from fewtag.features.store import Rows, feature_rows
 from fewtag.files import make_folder, write_atomically
@@ -125,7 +126,13 @@ def _ready(materials: Materials, run: Run, fabric: Fabric, cache: Path) -> Itera
 
 
 def _measured(path: Path, materials: Materials, phase: str) -> list[Row] | None:
-    """The rows of the file, if they are of this recipe and of these pictures and labels."""
+    """The rows of the file; refused if they are of another recipe or of other pictures, lest they be lost."""
     rows = read_rows(path) if path.exists() else []
+    if not rows:
+        return None
     wanted = (materials.recipe.digest, materials.phase(phase).digest)
-    return rows if rows and (rows[0]["recipe"], rows[0].get("data_digest")) == wanted else None
+    if (rows[0]["recipe"], rows[0].get("data_digest")) != wanted:
+        raise InputError(
+            f"{path} holds rows of another recipe or of other data; name another --out, or --force to replace them"
+        )
+    return rows

@@ -91,7 +91,7 @@ def train(materials: Materials, run: Run, fabric: Fabric, *, cache: Path, report
             state |= {"best": scores["macro_ap"], "best_episode": state["episode"]}
         state["seconds"] += time.perf_counter() - since
         since = time.perf_counter()
-        report.advance(0, loss=loss, val_macro_ap=scores["macro_ap"])
+        report.advance(0, loss=loss, val=scores["macro_ap"])
         if fabric.global_rank == 0:
             if better:
                 run.save_best(method, dict(state))
