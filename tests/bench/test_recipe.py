@@ -1,12 +1,30 @@
 """Recipes: the paper's defaults, overrides, and one sentence for each mistake."""
 
+import inspect
+import json
+import re
+from itertools import starmap
 from pathlib import Path
 
 import pytest
+from pydantic.fields import FieldInfo
 
-from fewtag.bench.recipe import Recipe, load_recipes
+from fewtag.bench.recipe import (
+    BackboneSettings,
+    Data,
+    Evaluation,
+    MethodSettings,
+    Recipe,
+    Source,
+    Training,
+    WordSettings,
+    load_recipes,
+)
+from fewtag.data.splits import Split
 from fewtag.errors import InputError
+from fewtag.methods import METHODS
 
+PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
 DATA = """
 [data]
@@ -224,6 +242,37 @@ def test_the_digest_names_the_content(write) -> None:
     path = write(DATA + METHOD)
     assert only(path).digest == only(path).digest == only(path, "seed=0").digest
     assert len({only(path, f"seed={seed}", f"method.heads={heads}").digest for seed in (0, 1) for heads in (2, 8)}) == 4
+
+
+def reference_row(key: str, field: FieldInfo) -> str:
+    """How a line of the reference begins; a default that TOML cannot write is told in words."""
+    if field.is_required():
+        return f"| `{key}` | {'the file' if key == 'name' else 'required'}"
+    default = field.get_default()
+    return f"| `{key}` | " + ("" if default is None else f"`{json.dumps(default)}` |")
+
+
+def test_the_protocol_lists_every_key_with_its_default_and_every_option() -> None:
+    text = PROTOCOL.read_text()
+    tables = {"data.": Data, "data.sources.": Source, "backbone.": BackboneSettings, "words.": WordSettings}
+    tables |= {"method.": MethodSettings, "training.": Training, "evaluation.": Evaluation}
+    top = {key: Recipe.model_fields[key] for key in ("name", "seed", "training")}
+    below = {prefix + key: field for prefix, table in tables.items() for key, field in table.model_fields.items()}
+    reference = text.partition("## Every key")[2].partition("| method |")[0]
+    listed = re.findall(r"^\| `([a-z_.]+)` \|", reference, re.M)
+    assert set(listed) == {*top, *below}
+    assert [row for row in starmap(reference_row, (top | below).items()) if row not in text] == []
+    for name, method in METHODS.items():
+        options = [p for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        assert f"| `{name}` | " + ", ".join(f"`{p.name} = {p.default}`" for p in options) + " |" in text
+
+
+def test_the_protocols_split_and_recipe_are_valid(tmp_path: Path, write) -> None:
+    text = PROTOCOL.read_text()
+    (recipe,), (split,) = (re.findall(rf"```{kind}\n(.*?)```", text, re.S) for kind in ("toml", "json"))
+    (tmp_path / "split.json").write_text(split)
+    assert only(write(recipe)).data.split == "split.json"
+    assert set(Split.load(str(tmp_path / "split.json")).phases) == {"train", "val", "test", "mixed"}
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
