@@ -62,18 +62,21 @@ class Materials:
                 '("words": {"sofa": "couch"}), or name another words.source'
             ) from error
 
+    def pictures(self, phase: str | None = None) -> LabelledImages:
+        """All pictures with all their labels, from every source, or from those that serve a phase."""
+        served = [
+            (number, source)
+            for number, source in enumerate(self.recipe.data.sources)
+            if phase is None or source.phases is None or phase in source.phases
+        ]
+        if not served:
+            raise InputError(f"no data source of recipe {self.recipe.name!r} serves phase {phase!r}; add it to one")
+        return concatenate([self._read_source(number, source) for number, source in served])
+
     def phase(self, name: str) -> LabelledImages:
-        """The pictures of one phase, from every source that serves it."""
+        """The pictures of one phase, over its labels."""
         if name not in self._phases:
-            served = [
-                (number, source)
-                for number, source in enumerate(self.recipe.data.sources)
-                if source.phases is None or name in source.phases
-            ]
-            if not served:
-                raise InputError(f"no data source of recipe {self.recipe.name!r} serves phase {name!r}; add it to one")
-            pictures = concatenate([self._read_source(number, source) for number, source in served])
-            images = self.split.phase(pictures, name, other_labels=self.recipe.data.other_labels)
+            images = self.split.phase(self.pictures(name), name, other_labels=self.recipe.data.other_labels)
             if self.skip_bad:
                 images, bad = readable(images)
                 self.skipped += bad
