@@ -11,7 +11,7 @@ BIN := .venv/bin
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-# the paper's way in small: train, measure, heat-map, on pictures drawn here
+# the main job: learn labels from a few pictures of the album, tag the rest, write a page
 demo: .venv/installed
 	$(BIN)/python examples/demo.py demo
 

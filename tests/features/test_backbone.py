@@ -126,3 +126,12 @@ def test_what_cannot_be_built_is_refused_in_a_sentence(overrides: dict[str, obje
 def test_images_of_another_size_are_refused() -> None:
     with pytest.raises(InputError, match="takes images of 64 × 64 pixels, these are 32 × 32; squash"):
         small()(images(32))
+
+
+def test_a_zoomed_backbone_shares_the_weights_and_gives_finer_maps() -> None:
+    backbone = create_backbone("test_resnet", weights="random", size=64)
+    larger = backbone.zoomed()
+    assert (backbone.size, larger.size) == (64, 128)
+    assert next(larger.parameters()) is next(backbone.parameters())
+    small, large = (net(torch.zeros(1, 3, net.size, net.size, dtype=torch.uint8)).shape for net in (backbone, larger))
+    assert (large[2], large[3]) == (2 * small[2], 2 * small[3])

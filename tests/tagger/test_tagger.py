@@ -88,7 +88,7 @@ def test_a_label_is_found_where_it_is_shown(tagger: Tagger, draw: Draw) -> None:
 def test_scores_are_those_of_the_method_itself(model: Model, tagger: Tagger, pets: Examples) -> None:
     """Which sees the maps themselves, where the bank keeps a byte a number."""
     tagger.fit(*pets)
-    maps = to_maps(model, np.stack([tagger.pixels(image) for image in pets[0]]))
+    maps = to_maps(model.backbone, np.stack([tagger.pixels(image) for image in pets[0]]))
     targets = torch.tensor([[label in shown for label in tagger.classes_] for shown in pets[1]])
     words = model.words.vectors(tagger.classes_)
     with torch.inference_mode():

@@ -1,5 +1,6 @@
 """From pixels to local maps: any timm network, fed the way its weights were trained."""
 
+import copy
 import hashlib
 
 import torch
@@ -54,6 +55,14 @@ class Backbone(nn.Module):
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         features = self.network.forward_features((pixels.to(self.mean.dtype) - self.mean) / self.std)
         return fold(features, self.layout, getattr(self.network, "num_prefix_tokens", 0))
+
+    def zoomed(self, factor: int = 2) -> "Backbone":
+        """The same network on larger images, for finer maps; itself where the network is bound to one size."""
+        if self.layout != "NCHW":
+            return self
+        larger = copy.copy(self)  # shares the network and its weights
+        larger.size = factor * self.size
+        return larger
 
     @property
     def fingerprint(self) -> str:

@@ -133,6 +133,6 @@ class ClosedForm(Solved):
     def relevance(
         self, maps: Float[Tensor, "images channels height width"], prototypes: Vectors
     ) -> Float[Tensor, "images labels height width"]:
-        """How much each place looks like each label: a cosine."""
-        alike = torch.einsum("ips,ls->ilp", F.normalize(self.project(maps), dim=-1), prototypes)
+        """How much each place speaks for each label; not a cosine, in which an empty wall counts like a thing."""
+        alike = torch.einsum("ips,ls->ilp", self.project(maps), prototypes)
         return alike.reshape(len(maps), len(prototypes), *maps.shape[2:])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fewtag.data.images import squash
 from fewtag.errors import InputError
+from fewtag.features.backbone import Backbone
 from fewtag.tagger.bank import Example
 from fewtag.tagger.inputs import ImageLike, ahead, batches, digest, numbered, open_image
 from fewtag.tagger.model import Model
@@ -19,15 +20,15 @@ Pixels = UInt8[np.ndarray, "images 3 size size"]
 Places = Float[Tensor, "images places space"]
 
 
-def to_maps(model: Model, pixels: Pixels) -> Float[Tensor, "images channels rows columns"]:
+def to_maps(backbone: Backbone, pixels: Pixels) -> Float[Tensor, "images channels rows columns"]:
     """One pass of the network, where it is."""
-    return model.backbone(torch.from_numpy(pixels).to(model.backbone.mean.device))
+    return backbone(torch.from_numpy(pixels).to(backbone.mean.device))
 
 
 @torch.inference_mode()
 def encode_pixels(model: Model, pixels: Pixels) -> Places:
     """Of squashed pictures."""
-    return model.method.project(to_maps(model, pixels))
+    return model.method.project(to_maps(model.backbone, pixels))
 
 
 def encode_images(model: Model, images: Iterable[ImageLike]) -> Iterator[Places]:

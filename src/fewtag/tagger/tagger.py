@@ -133,7 +133,9 @@ class Tagger:
         if name not in bank.prototypes:
             raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
         with torch.inference_mode():
-            maps = to_maps(self.model, squash(picture, self.model.backbone.size)[None])
+            # twice the side: four times the work for one picture, and a map fine enough to point with
+            backbone = self.model.backbone.zoomed()
+            maps = to_maps(backbone, squash(picture, backbone.size)[None])
             relevance = self.model.method.relevance(maps, bank.prototypes[name][None].to(maps.device))
         return heat_map(relevance[0, 0].float().cpu().numpy(), picture.size)
 
