@@ -174,8 +174,9 @@ def _ahead(
 def _key(images: LabelledImages, what: str) -> str:
     """Names the rows by the pictures' places, file sizes and times, and by what was made of them."""
     digest = hashlib.sha256(what.encode())
-    stats = {path: path.stat() for path in {picture.path for picture in images.pictures}}
+    # resolved: the same file under another name is the same picture
+    files = {path: (path.resolve(), path.stat()) for path in {picture.path for picture in images.pictures}}
     for picture in images.pictures:
-        stat = stats[picture.path]
-        digest.update(f"{picture.path}|{picture.offset}|{picture.size}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
+        path, stat = files[picture.path]
+        digest.update(f"{path}|{picture.offset}|{picture.size}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:20]
