@@ -54,7 +54,7 @@ def project_all(method: ClosedForm, rows: Rows, batch: int = 128) -> Float[Tenso
 
 
 def episode_scores(
-    method: ClosedForm, local: Float[Tensor, "images places space"], held: Held, draw: Draw
+    method: ClosedForm, local: Float[Tensor, "pictures places space"], held: Held, draw: Draw
 ) -> tuple[Float[Tensor, "images labels"], Targets]:
     """The query images' scores, before any scale or calibration, and what they show."""
     support, query = list(draw.support), list(draw.query)
@@ -62,7 +62,7 @@ def episode_scores(
     return method.score(local[query].float(), prototypes), held.targets[query]
 
 
-def judge(method: ClosedForm, local: Float[Tensor, "images places space"], held: Held) -> dict[str, float]:
+def judge(method: ClosedForm, local: Float[Tensor, "pictures places space"], held: Held) -> dict[str, float]:
     """Macro- and micro-AP for each number of shots, and their mean: what the search raises."""
     found: dict[str, float] = {}
     for shots, draws in held.draws.items():
