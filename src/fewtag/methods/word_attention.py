@@ -62,12 +62,16 @@ class WordAttention(Method):
         self.key = nn.Linear(joint, inner, bias=self.bias)
         self.value = nn.Linear(joint, inner, bias=self.bias)
         self.block = self.build_block(inner)
+        self.build_more()
 
     def build_block(self, inner: int) -> nn.Module:
         """What turns the joined heads into a prototype."""
         return nn.Sequential(
             nn.Linear(inner, self.joint), nn.GELU(), nn.Dropout(self.dropout), nn.Linear(self.joint, self.joint)
         )
+
+    def build_more(self) -> None:
+        """Whatever another reading has besides."""
 
     def similarity(self, images: Float[Tensor, "images joint"], labels: Joint) -> Logits:
         """λ·cos: probability one half at a right angle."""
@@ -119,20 +123,9 @@ class ReferenceWordAttention(WordAttention):
     serves_words_alone = True  # by the label's projected word vector
     bias = True
 
-    def __init__(
-        self,
-        channels: int,
-        dimensions: int,
-        *,
-        joint: int = 512,
-        heads: int = 8,
-        scale: float = 20.0,
-        gamma: float = 1.0,
-        dropout: float = 0.1,
-    ) -> None:
-        super().__init__(channels, dimensions, joint=joint, heads=heads, scale=scale, gamma=gamma, dropout=dropout)
-        self.visual_local = nn.Linear(channels, joint)
-        self.norm = nn.LayerNorm(joint)
+    def build_more(self) -> None:
+        self.visual_local = nn.Linear(self.channels, self.joint)
+        self.norm = nn.LayerNorm(self.joint)
 
     def build_block(self, inner: int) -> nn.Module:
         return ResidualBlock(inner, self.joint, self.dropout)
