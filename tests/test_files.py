@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fewtag.errors import InputError
-from fewtag.files import write_atomically
+from fewtag.files import replacing, write_atomically
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,3 +33,11 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot make the folder .*file"):
         write_atomically(tmp_path / "file" / "x", b"")
+
+
+def test_a_file_can_be_read_by_whom_the_umask_allows(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    with replacing(tmp_path / "file") as part:
+        part.write_bytes(b"x")
+        part.chmod(0o600)
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -14,7 +14,10 @@ def replacing(path: Path) -> Iterator[Path]:
     make_folder(path.parent)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
+        part.touch()
+        mode = part.stat().st_mode
         yield part
+        part.chmod(mode)  # some libraries write files that only their owner can read
         part.replace(path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; name another folder or free some room") from error
