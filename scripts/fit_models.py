@@ -17,7 +17,7 @@ from fewtag.bench.materials import Materials
 from fewtag.bench.measure import global_features
 from fewtag.bench.recipe import Recipe
 from fewtag.bench.results import commit
-from fewtag.bench.search import GRID, Held, Strengths, build, cross_fit, score_episodes, search
+from fewtag.bench.search import GRID, Held, Scored, Strengths, build, cross_fit, score_episodes, search
 from fewtag.data.episodes import EpisodeSampler
 from fewtag.data.images import LabelledImages
 from fewtag.features.store import MemoryRows, RowFile, feature_rows
@@ -86,18 +86,24 @@ class Bench:
 
 
 def calibrate(base: Base, rows: RowFile, strengths: Strengths) -> Calibration:
-    """A curve and a threshold for each number of examples, from labels that the fits never saw."""
+    """A curve and a threshold for labels known by word alone, and one of each for labels with examples.
+
+    From labels that the fits never saw. A curve for each number of examples was tried: on the validation labels it is no
+    more honest (error 0.049 against 0.047) and costs two points of micro-AP, as it shifts labels against each other.
+    """
     scored = cross_fit(base, rows, strengths)
-    curves = {number: fit_curve(pairs.scores, pairs.shown) for number, pairs in scored.items()}
-    thresholds = {}
-    for number, (slope, offset) in curves.items():
-        probabilities = torch.sigmoid(slope * scored[number].scores + offset)
-        thresholds[number] = best_threshold(probabilities, scored[number].shown)
+    alone = scored.pop(0)
+    known = Scored(*(torch.cat(column) for column in zip(*scored.values(), strict=True)))
+    curves = [fit_curve(*pairs) for pairs in (alone, known)]
+    thresholds = [
+        best_threshold(torch.sigmoid(slope * pairs.scores + offset), pairs.shown)
+        for (slope, offset), pairs in zip(curves, (alone, known), strict=True)
+    ]
     return Calibration(
-        tuple(curves),
-        tuple(round(slope, 4) for slope, _ in curves.values()),
-        tuple(round(offset, 4) for _, offset in curves.values()),
-        tuple(round(threshold, 4) for threshold in thresholds.values()),
+        (0, 1),
+        tuple(round(slope, 4) for slope, _ in curves),
+        tuple(round(offset, 4) for _, offset in curves),
+        tuple(round(threshold, 4) for threshold in thresholds),
     )
 
 
