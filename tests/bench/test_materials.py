@@ -17,7 +17,7 @@ VOC = 'data.sources=[{format="voc", path="VOC2012"}]'
 
 
 def open_materials(shapes: Path, *changes: str, skip_bad: bool = False) -> Materials:
-    (recipe,) = load_recipes(shapes / "recipe.toml", only=["attention"], changes=changes)
+    ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=["attention"], changes=changes)
     return Materials(recipe, shapes, shapes, skip_bad=skip_bad)
 
 

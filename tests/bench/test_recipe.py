@@ -47,7 +47,7 @@ def write(tmp_path: Path):
 
 
 def only(path: Path, *changes: str) -> Recipe:
-    (recipe,) = load_recipes(path, changes=changes)
+    ((_, recipe),) = load_recipes(path, changes=changes)
     return recipe
 
 
@@ -165,7 +165,7 @@ def test_runs_override_the_common_settings_deeply(write) -> None:
     name = "other"
     method.name = "protonet"
     """
-    small, other = load_recipes(write(DATA + METHOD + runs))
+    (_, small), (_, other) = load_recipes(write(DATA + METHOD + runs))
     assert (small.method.name, small.method.options) == ("word-attention", {"heads": 2})
     assert small.training is not None
     assert (small.training.episodes, small.training.patience) == (7, 5)
@@ -219,20 +219,35 @@ def test_a_nonsensical_change_is_refused(write, change: str, message: str) -> No
 
 def test_two_runs_of_one_name_are_refused(write) -> None:
     path = write(DATA + METHOD + '[[runs]]\nname = "a"\n[[runs]]\nname = "a"\nseed = 1\n')
-    with pytest.raises(InputError, match=r"two runs of one name \(a, a\); give each its own"):
+    with pytest.raises(InputError, match=r"two runs of the name 'a'; give each its own"):
         load_recipes(path)
+
+
+def test_a_recipe_may_consist_of_others(tmp_path: Path, write) -> None:
+    (tmp_path / "one.toml").write_text(write(DATA + METHOD).read_text())
+    (tmp_path / "two.toml").write_text(DATA + METHOD + '[[runs]]\nname = "a"\n[[runs]]\nname = "b"\n')
+    (tmp_path / "all.toml").write_text('include = ["one.toml", "two.toml"]')
+    found = [(file.stem, recipe.name) for file, recipe in load_recipes(tmp_path / "all.toml")]
+    assert found == [("one", "one"), ("two", "a"), ("two", "b")]
+    assert [recipe.name for _, recipe in load_recipes(tmp_path / "all.toml", only=["b"])] == ["b"]
+
+
+@pytest.mark.parametrize("text", ['include = "one.toml"', "include = []", 'include = ["one.toml"]\nseed = 1'])
+def test_an_include_that_is_no_list_or_not_alone_is_refused(write, text: str) -> None:
+    with pytest.raises(InputError, match="`include` stands alone, as a list of files"):
+        load_recipes(write(text))
 
 
 def test_only_keeps_the_runs_named_and_refuses_others(write) -> None:
     path = write(DATA + METHOD + '[[runs]]\nname = "frozen"\n[[runs]]\nname = "tuned"\n')
-    assert [recipe.name for recipe in load_recipes(path, only=["tuned"])] == ["tuned"]
+    assert [recipe.name for _, recipe in load_recipes(path, only=["tuned"])] == ["tuned"]
     with pytest.raises(InputError, match=r"has no run 'frozne'; did you mean 'frozen'\?"):
         load_recipes(path, only=["tuned", "frozne"])
 
 
 def test_a_change_need_not_suit_the_runs_that_are_left_out(write) -> None:
     path = write(DATA + '[[runs]]\nname = "a"\nmethod.name = "protonet"\n[[runs]]\nname = "b"\n' + METHOD_OF_RUN)
-    (recipe,) = load_recipes(path, only=["b"], changes=["method.heads=4"])
+    ((_, recipe),) = load_recipes(path, only=["b"], changes=["method.heads=4"])
     assert recipe.method.options == {"heads": 4}
     with pytest.raises(InputError, match="'protonet' has no option 'heads'"):
         load_recipes(path, changes=["method.heads=4"])
@@ -256,7 +271,7 @@ def test_the_protocol_lists_every_key_with_its_default_and_every_option() -> Non
     text = PROTOCOL.read_text()
     tables = {"data.": Data, "data.sources.": Source, "backbone.": BackboneSettings, "words.": WordSettings}
     tables |= {"method.": MethodSettings, "training.": Training, "evaluation.": Evaluation}
-    top = {key: Recipe.model_fields[key] for key in ("name", "seed", "training")}
+    top = {key: Recipe.model_fields[key] for key in ("name", "seed", "training", "not_measured")}
     below = {prefix + key: field for prefix, table in tables.items() for key, field in table.model_fields.items()}
     reference = text.partition("## Every key")[2].partition("| method |")[0]
     listed = re.findall(r"^\| `([a-z_.]+)` \|", reference, re.M)
@@ -277,7 +292,7 @@ def test_the_protocols_split_and_recipe_are_valid(tmp_path: Path, write) -> None
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_the_recipes_we_ship_are_valid(path: Path) -> None:
-    for recipe in load_recipes(path):
+    for _, recipe in load_recipes(path):
         for draws in recipe.evaluation.draws.values():
             assert (path.parent / draws).is_file()
         assert set(recipe.evaluation.draws) <= set(recipe.evaluation.phases)
@@ -286,7 +301,9 @@ def test_the_recipes_we_ship_are_valid(path: Path) -> None:
 @pytest.mark.parametrize("name", ["coco", "voc"])
 def test_the_original_downloads_have_the_runs_of_the_packs(name: str) -> None:
     folder = RECIPES[0].parent
-    packs, originals = (load_recipes(folder / f"{stem}.toml") for stem in (name, f"{name}-original"))
+    packs, originals = (
+        [recipe for _, recipe in load_recipes(folder / f"{stem}.toml")] for stem in (name, f"{name}-original")
+    )
     keys = {"name", "method", "training", "seed"}
     assert [recipe.model_dump(include=keys) for recipe in packs] == [
         recipe.model_dump(include=keys) for recipe in originals

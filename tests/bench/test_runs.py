@@ -23,7 +23,7 @@ class Tiny(Method):
 
 @pytest.fixture
 def recipe(shapes: Path) -> Recipe:
-    return load_recipes(shapes / "recipe.toml", only=["attention"])[0]
+    return load_recipes(shapes / "recipe.toml", only=["attention"])[0][1]
 
 
 @pytest.fixture
@@ -34,17 +34,19 @@ def run(recipe: Recipe, tmp_path: Path) -> Run:
 
 
 def test_the_run_folder_of_another_recipe_is_refused_naming_the_key(run: Run, shapes: Path) -> None:
-    (other,) = load_recipes(shapes / "recipe.toml", only=["attention"], changes=["training.learning_rate=0.5"])
+    ((_, other),) = load_recipes(shapes / "recipe.toml", only=["attention"], changes=["training.learning_rate=0.5"])
     message = r"is of another recipe: its training\.learning_rate is 0\.001, this recipe's 0\.5; .*--runs"
     with pytest.raises(InputError, match=message):
         Run(run.folder, other).claim()
-    (trains_nothing,) = load_recipes(shapes / "recipe.toml", only=["protonet"])
+    ((_, trains_nothing),) = load_recipes(shapes / "recipe.toml", only=["protonet"])
     with pytest.raises(InputError, match="is of another recipe"):
         Run(run.folder, trains_nothing).check()
 
 
 def test_what_does_not_change_the_weights_may_change(run: Run, shapes: Path) -> None:
-    (other,) = load_recipes(shapes / "recipe.toml", only=["attention"], changes=["evaluation.episodes=9", "name=x"])
+    ((_, other),) = load_recipes(
+        shapes / "recipe.toml", only=["attention"], changes=["evaluation.episodes=9", "name=x"]
+    )
     Run(run.folder, other).claim()
     assert what_trains(other) == what_trains(run.recipe)
     assert other.digest != run.recipe.digest
@@ -60,7 +62,7 @@ def test_best_weights_come_back_with_their_facts(run: Run) -> None:
 
 def test_a_checkpoint_of_another_recipe_is_refused(run: Run, shapes: Path) -> None:
     run.save_best(Tiny(), {})
-    (other,) = load_recipes(shapes / "recipe.toml", only=["attention"], changes=["method.heads=2"])
+    ((_, other),) = load_recipes(shapes / "recipe.toml", only=["attention"], changes=["method.heads=2"])
     with pytest.raises(InputError, match=r"best\.safetensors is of another recipe"):
         Run(run.folder, other).load_best(Tiny())
 

@@ -32,7 +32,7 @@ LITE = ("backbone.name=tf_efficientnet_lite0", "backbone.weights=package:efficie
 
 
 def open_run(shapes: Path, *changes: str, name: str = "run") -> tuple[Materials, Run]:
-    (recipe,) = load_recipes(shapes / "recipe.toml", only=["attention"], changes=changes)
+    ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=["attention"], changes=changes)
     return Materials(recipe, shapes, shapes), Run(shapes / name, recipe)
 
 
@@ -148,7 +148,7 @@ def test_a_bad_recipe_does_not_claim_the_folder(shapes: Path) -> None:
 
 
 def test_a_method_with_nothing_to_learn_is_refused(shapes: Path) -> None:
-    (recipe,) = load_recipes(shapes / "recipe.toml", only=["protonet"], changes=["training.queries=2"])
+    ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=["protonet"], changes=["training.queries=2"])
     run = Run(shapes / "run", recipe)
     with pytest.raises(InputError, match="'protonet' has nothing to learn on a frozen backbone"):
         train(Materials(recipe, shapes, shapes), run, FABRIC, cache=shapes / "cache")
@@ -156,7 +156,7 @@ def test_a_method_with_nothing_to_learn_is_refused(shapes: Path) -> None:
 
 
 def test_a_recipe_without_training_is_refused(shapes: Path) -> None:
-    (recipe,) = load_recipes(shapes / "recipe.toml", only=["protonet"])
+    ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=["protonet"])
     with pytest.raises(InputError, match=r"recipe 'protonet' has no \[training\] table"):
         train(Materials(recipe, shapes, shapes), Run(shapes / "run", recipe), FABRIC, cache=shapes / "cache")
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fewtag.errors import InputError
-from fewtag.methods import METHODS, Base, Episode, Method, Solved, Support, create_method
+from fewtag.methods import METHODS, Base, BaseLabels, Episode, Method, Solved, Staged, Support, create_method
 
 CHANNELS, DIMENSIONS = 6, 5
 LABELS = ("dog", "cat", "sofa", "zebra")
@@ -25,6 +25,9 @@ def build(name: str, seed: int = 0) -> Method:
     if isinstance(method, Solved):
         features, targets = random(30, CHANNELS, seed=20), random(30, 3, seed=21) > 0
         method.fit(Base(("a", "b", "c"), random(3, DIMENSIONS, seed=22), features, targets))
+    if isinstance(method, Staged):
+        words = random(len(LABELS), DIMENSIONS, seed=23)
+        method.prepare(BaseLabels(LABELS, words, random(30, len(LABELS), seed=24) > 0))
     return method
 
 

@@ -50,7 +50,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe's method on the base labels, stopped early by the validation labels. Resumes."""
-    recipes = [settings for settings in _recipes(recipe, changes, only) if settings.training is not None]
+    recipes = [found for found in _recipes(recipe, changes, only) if found[1].training is not None]
     from fewtag.apps.progress import Bars, show
     from fewtag.bench.train import train as train_run
 
@@ -58,8 +58,8 @@ def train(
         raise InputError(f"no run of recipe {recipe} has a [training] table, so there is nothing to train")
     fabric = _fabric(accelerator, devices, precision)
     summaries: dict[str, Any] = {}
-    for settings in recipes:
-        materials, run = _open(settings, recipe, data, runs, skip_bad)
+    for file, settings in recipes:
+        materials, run = _open(settings, file, data, runs, skip_bad)
         with Bars(shown=fabric.is_global_zero) as bars:
             summary = train_run(materials, run, fabric, cache=_cache(cache), report=bars)
         _tell_skipped(materials)
@@ -88,17 +88,22 @@ def bench(
     from fewtag.apps.progress import Bars, show
     from fewtag.bench.measure import measure
     from fewtag.bench.report import summarise
+    from fewtag.bench.results import write_reason
 
     fabric = _fabric(accelerator, devices, precision)
     found: dict[str, Any] = {}
-    for settings in recipes:
-        materials, run = _open(settings, recipe, data, runs, skip_bad)
+    for file, settings in recipes:
+        if settings.not_measured:
+            write_reason(out / file.stem, settings)
+            typer.echo(f"{settings.name} is not measured: {settings.not_measured}", err=True)
+            continue
+        materials, run = _open(settings, file, data, runs, skip_bad)
         with Bars(shown=fabric.is_global_zero) as bars:
             rows = measure(
                 materials,
                 run,
                 fabric,
-                out=out / recipe.stem,
+                out=out / file.stem,
                 cache=_cache(cache),
                 command=shlex.join(["fewtag", *sys.argv[1:]]),
                 force=force,
@@ -120,8 +125,8 @@ def draws(
     """Draw a recipe's test episodes from its seed and save them as protocol files, pictures by id."""
     from fewtag.data.draws import save_draws
 
-    settings = _recipes(recipe, changes, None)[0]
-    materials, _ = _open(settings, recipe, data, Path("runs"), skip_bad=False)
+    file, settings = _recipes(recipe, changes, None)[0]
+    materials, _ = _open(settings, file, data, Path("runs"), skip_bad=False)
     for phase in settings.evaluation.phases:
         path = out / f"{settings.data.name}-{phase}.json"
         save_draws(
@@ -147,7 +152,7 @@ def report(
     typer.echo(write_report(results, out or results / "RESULTS.md"))
 
 
-def _recipes(path: Path, changes: list[str] | None, only: list[str] | None) -> "list[Recipe]":
+def _recipes(path: Path, changes: list[str] | None, only: list[str] | None) -> "list[tuple[Path, Recipe]]":
     if not path.is_file():  # said before torch is imported, which takes seconds
         raise InputError(f"there is no recipe {path}; check the path")
     from fewtag.bench.recipe import load_recipes

@@ -44,7 +44,7 @@ def evaluate(
     was_training = method.training
     method.eval()
     metrics = []
-    with torch.inference_mode():
+    with torch.no_grad():  # not inference mode: a method may train something small on the support
         for draw in draws:
             episode = pool.episode(draw)
             # double: in single precision all logits over 17 are probability 1, a tie that would spoil the ranking

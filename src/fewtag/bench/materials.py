@@ -16,7 +16,7 @@ from fewtag.data.splits import Split
 from fewtag.errors import InputError
 from fewtag.features.backbone import Backbone, create_backbone
 from fewtag.features.words import WordVectors, load_words
-from fewtag.methods import Method, create_method
+from fewtag.methods import BaseLabels, Method, Staged, create_method
 from fewtag.types import Words
 
 
@@ -50,6 +50,9 @@ class Materials:
             dimensions=self.vectors.dimensions,
             options=self.recipe.method.options,
         )
+        if isinstance(method, Staged):
+            base = self.phase("train")
+            method.prepare(BaseLabels(base.labels, self.words(base.labels), torch.from_numpy(base.targets)))
         return backbone, method
 
     def words(self, labels: Sequence[str]) -> Words:

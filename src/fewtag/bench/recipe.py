@@ -145,6 +145,8 @@ class Recipe(Settings):
     training: Training | None = None
     evaluation: Evaluation = Evaluation()
     seed: int = 0
+    not_measured: str = ""
+    """Why this run cannot be measured where the recipe was written; the table then shows the reason instead."""
 
     @property
     def digest(self) -> str:
@@ -153,32 +155,57 @@ class Recipe(Settings):
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str] = ()) -> list[Recipe]:
-    """The runs of a recipe file: `[[runs]]` each override its common settings, `changes` override all chosen."""
+def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str] = ()) -> list[tuple[Path, Recipe]]:
+    """The runs of a recipe file, or of all files it includes, each with its file.
+
+    `[[runs]]` each override the file's common settings, `changes` override all runs that are chosen.
+    """
+    settings = [(file, run) for file in _files(path) for run in _runs(file)]
+    known = [str(run["name"]) for _, run in settings]
+    for name in only:
+        if name not in known:
+            raise InputError(f"recipe {path} has no run {name!r}; {nearest(name, known)}")
+    # a change such as method.heads=4 need not suit the runs that are left out
+    chosen = [(file, run) for file, run in settings if not only or run["name"] in only]
+    for change in changes:
+        chosen = [(file, _merge(run, _parse_change(change))) for file, run in chosen]
+    recipes = [(file, _validate(run, file)) for file, run in chosen]
+    names = [(file, recipe.name) for file, recipe in recipes]
+    for file, name in names:
+        if names.count((file, name)) > 1:
+            raise InputError(f"recipe {file} has two runs of the name {name!r}; give each its own")
+    return recipes
+
+
+def _files(path: Path) -> list[Path]:
+    """The file itself, or those it consists of."""
+    settings = _read(path)
+    if "include" not in settings:
+        return [path]
+    included = settings["include"]
+    if len(settings) > 1 or not isinstance(included, list) or not included:
+        raise InputError(f'recipe {path}: `include` stands alone, as a list of files: include = ["coco.toml"]')
+    return [file for name in included for file in _files(path.parent / str(name))]
+
+
+def _runs(path: Path) -> list[dict[str, Any]]:
+    """Each run's settings, the common ones filled in."""
+    common = _read(path)
+    runs = common.pop("runs", [{}])
+    if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
+        raise InputError(f"recipe {path}: `runs` is no list of tables; write [[runs]] before each, or leave it out")
+    return [_merge({"name": path.stem, **common}, run) for run in runs]
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        common = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except FileNotFoundError as error:
         raise InputError(f"there is no recipe {path}; check the path") from error
     except OSError as error:
         raise InputError(f"cannot read the recipe {path}: {error.strerror}; check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"recipe {path} is not TOML: {error}") from error
-    runs = common.pop("runs", [{}])
-    if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
-        raise InputError(f"recipe {path}: `runs` is no list of tables; write [[runs]] before each, or leave it out")
-    merged = [_merge({"name": path.stem, **common}, run) for run in runs]
-    for name in only:
-        if name not in (known := [str(settings["name"]) for settings in merged]):
-            raise InputError(f"recipe {path} has no run {name!r}; {nearest(name, known)}")
-    # a change such as method.heads=4 need not suit the runs that are left out
-    chosen = [settings for settings in merged if not only or settings["name"] in only]
-    for change in changes:
-        chosen = [_merge(settings, _parse_change(change)) for settings in chosen]
-    recipes = [_validate(settings, path) for settings in chosen]
-    names = [recipe.name for recipe in recipes]
-    if len(set(names)) < len(names):
-        raise InputError(f"recipe {path} has two runs of one name ({', '.join(names)}); give each its own")
-    return recipes
 
 
 def _parse_change(change: str) -> dict[str, Any]:

@@ -50,6 +50,12 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
+def write_reason(folder: Path, recipe: Recipe) -> None:
+    """Why a run has no rows, beside the rows of the others."""
+    facts = {"run": recipe.name, "method": recipe.method.name, "data": recipe.data.name, "reason": recipe.not_measured}
+    write_atomically(folder / f"{recipe.name}.not-measured.json", json.dumps(facts, indent=2).encode())
+
+
 def read_rows(path: Path) -> list[Row]:
     """The rows of one file."""
     rows = []

@@ -5,7 +5,7 @@ import inspect
 from pydantic import TypeAdapter, ValidationError
 
 from fewtag.errors import InputError, nearest
-from fewtag.methods.base import Base, Classifier, Episode, Method, Solved, Support
+from fewtag.methods.base import Base, BaseLabels, Classifier, Episode, Method, Solved, Staged, Support
 from fewtag.methods.closed_form import ClosedForm
 from fewtag.methods.protonet import ProtoNet
 from fewtag.methods.word_attention import ReferenceWordAttention, WordAttention
@@ -21,11 +21,13 @@ METHODS: dict[str, type[Method]] = {
 __all__ = [
     "METHODS",
     "Base",
+    "BaseLabels",
     "Classifier",
     "EndToEnd",
     "Episode",
     "Method",
     "Solved",
+    "Staged",
     "Support",
     "check_method",
     "create_method",

@@ -40,6 +40,14 @@ class Base(NamedTuple):
     targets: Targets
 
 
+class BaseLabels(NamedTuple):
+    """The base labels as such, and which of all base images show them."""
+
+    labels: tuple[str, ...]
+    words: Words
+    targets: Targets
+
+
 class Method(nn.Module):
     """Turns a support into a classifier. One file each; hyper-parameters are keyword-only and default to the paper."""
 
@@ -58,6 +66,14 @@ class Method(nn.Module):
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
         """What training lowers: how wrongly the adapted classifier tags the query images."""
         return bce(self.adapt(episode.support)(episode.maps), episode.targets)
+
+
+class Staged(Method):
+    """A method whose first stage learns the base labels as such, with parts that are made for just these labels."""
+
+    def prepare(self, base: BaseLabels) -> None:
+        """Told once of the base labels, before training and before trained weights are loaded; makes those parts."""
+        raise NotImplementedError
 
 
 class Solved(Method):

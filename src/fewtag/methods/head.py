@@ -1,0 +1,42 @@
+"""Training at test time: a fresh linear head for a support of a few pictures."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fewtag.methods.base import bce
+from fewtag.types import Logits, Targets
+
+
+class Head(NamedTuple):
+    """One linear score for each label."""
+
+    weight: Float[Tensor, "labels size"]
+    bias: Float[Tensor, "labels"]
+
+    def __call__(self, features: Float[Tensor, "images size"]) -> Logits:
+        return features @ self.weight.T + self.bias
+
+
+def fit_head(
+    features: Float[Tensor, "images size"],
+    targets: Targets,
+    *,
+    epochs: int,
+    learning_rate: float,
+    weight_decay: float,
+) -> Head:
+    """Adam on all images at once, from zero: so neither the order of images nor that of labels has a say."""
+    features, labels = features.detach().float(), targets.shape[1]
+    with torch.enable_grad(), torch.autocast(features.device.type, enabled=False):
+        weight = torch.zeros(labels, features.shape[1], device=features.device, requires_grad=True)
+        bias = torch.zeros(labels, device=features.device, requires_grad=True)
+        head = Head(weight, bias)
+        optimizer = torch.optim.AdamW([weight, bias], lr=learning_rate, weight_decay=weight_decay)
+        for _ in range(epochs):
+            optimizer.zero_grad()
+            bce(head(features), targets).backward()
+            optimizer.step()
+    return Head(weight.detach(), bias.detach())
