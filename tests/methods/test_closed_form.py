@@ -7,6 +7,7 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
+from fewtag.errors import InputError
 from fewtag.methods import Base, Support
 from fewtag.methods.closed_form import ClosedForm
 
@@ -115,3 +116,19 @@ def test_relevance_peaks_where_the_label_is() -> None:
     maps = 0.1 * random(1, CHANNELS, 3, 3, seed=4) + method.mean[:, None, None]
     maps[0, :, 1, 2] += torch.linalg.pinv(method.basis.T) @ prototype[0] * 5
     assert method.relevance(maps, prototype)[0, 0].flatten().argmax() == 1 * 3 + 2
+
+
+def test_joined_networks_are_whitened_each_for_itself() -> None:
+    features = random(60, CHANNELS, seed=11) * torch.linspace(1, 9, CHANNELS)
+    joined = ClosedForm(CHANNELS, DIMENSIONS, space=3, parts=[8, CHANNELS - 8]).fit_space(features)
+    assert joined.basis.shape == (CHANNELS, 6)
+    for columns, part in ((slice(0, 3), slice(0, 8)), (slice(3, 6), slice(8, CHANNELS))):
+        alone = ClosedForm(features[:, part].shape[1], DIMENSIONS, space=3).fit_space(features[:, part])
+        torch.testing.assert_close(joined.basis[part, columns], alone.basis)
+        outside = [row for row in range(CHANNELS) if row not in range(*part.indices(CHANNELS))]
+        assert not joined.basis[outside, columns].any()
+
+
+def test_parts_that_are_not_all_channels_are_refused() -> None:
+    with pytest.raises(InputError, match=r"parts 4 \+ 5 are 9 channels, the maps have 12"):
+        ClosedForm(CHANNELS, DIMENSIONS, parts=[4, 5])

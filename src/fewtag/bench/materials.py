@@ -14,7 +14,8 @@ from fewtag.data.images import LabelledImages
 from fewtag.data.readers import read_coco, read_folders, read_table, read_voc
 from fewtag.data.splits import Split
 from fewtag.errors import InputError
-from fewtag.features.backbone import Backbone, create_backbone
+from fewtag.features.backbone import Backbone
+from fewtag.features.joined import JoinedBackbone, open_backbone
 from fewtag.features.words import WordVectors, load_words
 from fewtag.methods import BaseLabels, Method, Staged, create_method
 from fewtag.types import Words
@@ -37,12 +38,12 @@ class Materials:
     def vectors(self) -> WordVectors:
         return load_words(self._locate(self.recipe.words.source))
 
-    def build(self) -> tuple[Backbone, Method]:
+    def build(self) -> tuple[Backbone | JoinedBackbone, Method]:
         """The backbone with its published weights and the method, untrained; new ones each time."""
         settings = self.recipe.backbone
         weights = None if settings.weights is None else self._locate(settings.weights)
         torch.manual_seed(self.recipe.seed)  # random weights are the same ones when a run goes on or is measured
-        backbone = create_backbone(settings.name, weights=weights, size=settings.size)
+        backbone = open_backbone(settings.name, weights=weights, size=settings.size)
         torch.manual_seed(self.recipe.seed)  # the parameters' first values
         method = create_method(
             self.recipe.method.name,
@@ -129,6 +130,8 @@ class Materials:
 
     def _locate(self, source: str) -> str:
         """`keras:weights.safetensors` or `vectors.npz#key` with the file's place filled in, if there is such a file."""
+        if "+" in source:
+            return "+".join(self._locate(part.strip()) for part in source.split("+"))
         kind, colon, rest = source.rpartition(":")
         file, hash_sign, key = rest.partition("#")
         for folder in (self.root, self.recipe_folder):

@@ -21,10 +21,13 @@ from fewtag.bench.train import train
 from fewtag.data.combine import refuse_unreadable
 from fewtag.errors import InputError
 from fewtag.features.backbone import Backbone
+from fewtag.features.joined import JoinedBackbone
 from fewtag.features.store import Rows, feature_rows
 from fewtag.files import make_folder, write_atomically
 from fewtag.methods import Base, EndToEnd, Method, Solved
 from fewtag.methods.base import pool
+
+Network = Backbone | JoinedBackbone
 
 
 def measure(
@@ -81,7 +84,7 @@ def measure(
     return rows
 
 
-def solve(method: Solved, materials: Materials, backbone: Backbone, cache: Path, report: Reporter) -> None:
+def solve(method: Solved, materials: Materials, backbone: Network, cache: Path, report: Reporter) -> None:
     """Fits a method that solves on the global features of all base pictures."""
     images = materials.phase("train")
     report.start("reading the train pictures", len(images))
@@ -103,7 +106,7 @@ def global_features(rows: Rows, batch: int = 256) -> Float[Tensor, "images chann
     return torch.cat([pool(rows.take(chunk).float()) for chunk in chunks])
 
 
-def load_trained(materials: Materials, run: Run) -> tuple[Backbone, Method]:
+def load_trained(materials: Materials, run: Run) -> tuple[Network, Method]:
     """The recipe's backbone and method as training left them; as built where the recipe trains nothing."""
     backbone, method = materials.build()
     if materials.recipe.training is not None:
@@ -112,7 +115,7 @@ def load_trained(materials: Materials, run: Run) -> tuple[Backbone, Method]:
 
 
 @contextmanager
-def _ready(materials: Materials, run: Run, fabric: Fabric, cache: Path) -> Iterator[tuple[Backbone, Method, Path]]:
+def _ready(materials: Materials, run: Run, fabric: Fabric, cache: Path) -> Iterator[tuple[Network, Method, Path]]:
     """Network and method on the device, and where to keep features: those of a fine-tuned network are used once."""
     backbone, method = load_trained(materials, run)
     backbone.to(fabric.device).eval()

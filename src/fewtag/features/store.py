@@ -17,6 +17,7 @@ from torch import Tensor
 from fewtag.data.images import LabelledImages
 from fewtag.errors import InputError
 from fewtag.features.backbone import Backbone
+from fewtag.features.joined import JoinedBackbone, join_maps
 from fewtag.files import write_atomically
 
 Advance = Callable[[int], None]
@@ -109,6 +110,19 @@ class RowFile:
         return torch.from_numpy(values)
 
 
+class JoinedRows:
+    """Rows of several networks, channels side by side; each network's rows are kept for themselves."""
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        self.parts = tuple(parts)
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]:
+        return join_maps([part.take(rows) for part in self.parts])
+
+
 def pixel_rows(images: LabelledImages, size: int, cache: Path, advance: Advance = lambda _: None) -> RowFile:
     """The pictures, decoded and squashed once."""
     file = RowFile(
@@ -123,9 +137,21 @@ def pixel_rows(images: LabelledImages, size: int, cache: Path, advance: Advance 
 
 
 def feature_rows(
-    images: LabelledImages, backbone: Backbone, cache: Path, *, batch: int = 32, advance: Advance = lambda _: None
-) -> RowFile:
+    images: LabelledImages,
+    backbone: Backbone | JoinedBackbone,
+    cache: Path,
+    *,
+    batch: int = 32,
+    advance: Advance = lambda _: None,
+) -> Rows:
     """The pictures' local maps in half precision, extracted once, on the device where the backbone is."""
+    if isinstance(backbone, JoinedBackbone):
+        return JoinedRows([network_rows(images, part, cache, batch, advance) for part in backbone.parts])
+    return network_rows(images, backbone, cache, batch, advance)
+
+
+def network_rows(images: LabelledImages, backbone: Backbone, cache: Path, batch: int, advance: Advance) -> RowFile:
+    """Of one network."""
     device = next(backbone.parameters()).device
     was_training = backbone.training
     backbone.eval()

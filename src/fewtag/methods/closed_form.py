@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from fewtag.errors import InputError
 from fewtag.methods.base import Base, Classifier, Solved, Support, places
 from fewtag.types import Logits, Targets, Words
 
@@ -19,7 +20,10 @@ Vectors = Float[Tensor, "labels space"]
 
 
 class ClosedForm(Solved):
-    """`fit` solves, `adapt` builds prototypes. The strengths default to what the validation labels chose."""
+    """`fit` solves, `adapt` builds prototypes. The strengths default to what the validation labels chose.
+
+    `parts` are the channels of each network where several are joined.
+    """
 
     serves_words_alone = True
 
@@ -43,9 +47,15 @@ class ClosedForm(Solved):
         query_focus: float = 48.0,
         query_local: float = 0.6,
         scale: float = 20.0,
+        parts: list[int] | None = None,
     ) -> None:
         super().__init__(channels, dimensions)
-        self.space = min(space, channels)
+        self.parts = tuple(parts or [channels])
+        if sum(self.parts) != channels:
+            joined = " + ".join(str(part) for part in self.parts)
+            raise InputError(f"parts {joined} are {sum(self.parts)} channels, the maps have {channels}; name them all")
+        self.space = sum(min(space, part) for part in self.parts)
+        self.part_space = space
         self.shrinkage, self.separation, self.ridge = shrinkage, separation, ridge
         self.word_weight, self.word_decay = word_weight, word_decay
         self.support_focus, self.query_focus, self.query_local = support_focus, query_focus, query_local
@@ -60,13 +70,18 @@ class ClosedForm(Solved):
         return self.fit_space(base.features).fit_words(base.words, self.base_prototypes(base))
 
     def fit_space(self, features: Float[Tensor, "images channels"]) -> "ClosedForm":
-        """The principal directions of the base images, whitened, the weak ones less so."""
+        """The principal directions of the base images, whitened, the weak ones less so; of each network for itself."""
         centred = features.double() - features.double().mean(dim=0)
-        variances, directions = torch.linalg.eigh(centred.T @ centred / len(centred))
-        variances, directions = variances[-self.space :], directions[:, -self.space :]
         self.mean.copy_(features.double().mean(dim=0))
-        self.basis.copy_(directions / (variances + self.shrinkage * variances.mean()).sqrt())
+        blocks = [self.whiten(part) for part in centred.split(self.parts, dim=1)]  # type: ignore[no-untyped-call]
+        self.basis.copy_(torch.block_diag(*blocks))  # type: ignore[no-untyped-call]
         return self
+
+    def whiten(self, centred: Float[Tensor, "images part"]) -> Float[Tensor, "part space"]:
+        """The directions of one network's features."""
+        variances, directions = torch.linalg.eigh(centred.T @ centred / len(centred))
+        variances, directions = variances[-self.part_space :], directions[:, -self.part_space :]
+        return directions / (variances + self.shrinkage * variances.mean()).sqrt()
 
     def base_prototypes(self, base: Base) -> Vectors:
         """By least squares, not by means: labels that occur together are told apart."""

@@ -37,6 +37,6 @@ def fit_head(
         optimizer = torch.optim.AdamW([weight, bias], lr=learning_rate, weight_decay=weight_decay)
         for _ in range(epochs):
             optimizer.zero_grad()
-            bce(head(features), targets).backward()
+            torch.autograd.backward(bce(head(features), targets))
             optimizer.step()
     return Head(weight.detach(), bias.detach())
