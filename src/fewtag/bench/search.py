@@ -50,7 +50,7 @@ def build(base: Base, strengths: Strengths) -> ClosedForm:
 def project_all(method: ClosedForm, rows: Rows, batch: int = 128) -> Float[Tensor, "images places space"]:
     """Every picture's places in the method's space, in half precision."""
     chunks = [range(start, min(start + batch, len(rows))) for start in range(0, len(rows), batch)]
-    return torch.cat([method.project(rows.take(chunk)).half() for chunk in chunks])
+    return torch.cat([method.project(rows.take(chunk).to(method.mean.device)).half() for chunk in chunks])
 
 
 def episode_scores(
@@ -69,7 +69,7 @@ def judge(method: ClosedForm, local: Float[Tensor, "pictures places space"], hel
         metrics = []
         for draw in draws:
             scores, targets = episode_scores(method, local, held, draw)
-            metrics.append(episode_metrics((scores.double() * method.scale).sigmoid(), targets))
+            metrics.append(episode_metrics((scores.cpu().double() * method.scale).sigmoid(), targets.cpu()))
         for name in ("macro_ap", "micro_ap"):
             found[f"{name}_{shots}"] = sum(row[name] for row in metrics) / len(metrics)
     found["mean"] = sum(found.values()) / len(found)
@@ -90,7 +90,7 @@ def search(
     spaces: dict[tuple[Any, Any], tuple[ClosedForm, Tensor]] = {}
 
     def measure(strengths: Strengths) -> dict[str, float]:
-        method = ClosedForm(base.features.shape[1], base.words.shape[1], **strengths)
+        method = ClosedForm(base.features.shape[1], base.words.shape[1], **strengths).to(base.features.device)
         key = (method.shrinkage, method.space)  # nothing else moves the places
         if key not in spaces:
             spaces.clear()
