@@ -1,6 +1,7 @@
 """What a recipe names, found and loaded; what it names wrongly, refused."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from fewtag.bench.materials import Materials
 from fewtag.bench.recipe import load_recipes
 from fewtag.data.draws import save_draws
+from fewtag.data.episodes import Draw
 from fewtag.errors import InputError
 
 COCO = 'data.sources=[{format="coco", path="coco.json", images="images"}]'
@@ -90,6 +92,67 @@ def test_draws_that_do_not_fit_are_refused(shapes: Path, episodes: int, change: 
     save_test_draws(open_materials(shapes), episodes)
     with pytest.raises(InputError, match=message):
         open_materials(shapes, "evaluation.draws.test=test.json", change).test_draws("test")
+
+
+def split_sides(shapes: Path) -> str:
+    """Every other pair of pictures serves the support, the rest the query."""
+    table = (shapes / "labels.csv").read_text().splitlines()
+    for side, remainder in (("support", 0), ("query", 1)):
+        kept = [line for line in table[1:] if int(re.findall(r"[0-9]+", line)[0]) // 2 % 2 == remainder]
+        (shapes / f"{side}.csv").write_text("\n".join([table[0], *kept]) + "\n")
+    sides = [f'{{format="table", path="{side}.csv", images="images", role="{side}"}}' for side in ("support", "query")]
+    return f"data.sources=[{', '.join(sides)}]"
+
+
+def at_least(shapes: Path, **settings: object) -> Materials:
+    changes = [f"evaluation.{key}={value}" for key, value in ({"sampling": "at-least"} | settings).items()]
+    return open_materials(shapes, split_sides(shapes), *changes)
+
+
+def test_at_least_takes_support_and_query_from_their_own_sources(shapes: Path) -> None:
+    materials = at_least(shapes, shots=2, queries=3)
+    images = materials.phase("test")
+    assert len(images) == 24
+    for draw in materials.test_draws("test"):
+        for rows, least, remainder in ((draw.support, 2, 0), (draw.query, 3, 1)):
+            assert images.targets[list(rows)].sum(axis=0).min() >= least
+            assert {int(images.ids[row][5:-4]) // 2 % 2 for row in rows} == {remainder}
+
+
+def save_at_least(materials: Materials, draws: list[Draw]) -> None:
+    path = materials.root / "test.json"
+    save_draws(path, draws, materials.phase("test"), split="shapes", phase="test", shots=1, queries=2, seed=0)
+
+
+def test_draws_of_at_least_are_used_whatever_their_size(shapes: Path) -> None:
+    drawn = at_least(shapes, shots=3, queries=3).sample_draws("test")
+    assert {len(draw.support) for draw in drawn} != {2 * 3}
+    save_at_least(at_least(shapes), drawn)
+    other = at_least(shapes, **{"shots": 1, "queries": 3, "episodes": 4, "draws.test": "test.json"})
+    assert other.test_draws("test") == drawn[:4] != other.sample_draws("test")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"episodes": 6}, "hold 5 episodes with at least 2 support and 3 query images a label, .* for 6 with 1 and 2"),
+        ({"shots": 3}, "asks for 5 with 3 and 2; name other draws"),
+        ({"queries": 4}, "asks for 5 with 1 and 4; name other draws"),
+    ],
+)
+def test_draws_that_show_a_label_too_seldom_are_refused(
+    shapes: Path, settings: dict[str, object], message: str
+) -> None:
+    save_at_least(at_least(shapes), at_least(shapes, shots=2, queries=3).sample_draws("test"))
+    with pytest.raises(InputError, match=message):
+        at_least(shapes, **{"draws.test": "test.json"}, **settings).test_draws("test")
+
+
+def test_draws_with_a_picture_on_the_wrong_side_are_refused(shapes: Path) -> None:
+    turned = [Draw(draw.query, draw.support) for draw in at_least(shapes, queries=1).sample_draws("test")]
+    save_at_least(at_least(shapes), turned)
+    with pytest.raises(InputError, match=r"'\w+\.png' in the support, but its source serves the other side"):
+        at_least(shapes, **{"queries": 1, "draws.test": "test.json"}).test_draws("test")
 
 
 def test_skip_bad_leaves_unreadable_pictures_out_and_says_which(shapes: Path) -> None:

@@ -80,6 +80,19 @@ def test_the_table_for_people_names_the_run(bench) -> None:
     assert "macro-AP" in said.out
 
 
+def test_at_least_is_drawn_saved_trained_for_without_validation_and_measured(cli: Cli, shapes: Path) -> None:
+    recipe = (shapes / "recipe.toml", "--set", "evaluation.sampling=at-least", "--set", "evaluation.shots=3")
+    assert cli("draws", *recipe, "--out", shapes).out.strip() == str(shapes / "shapes-test-3-shots.json")
+    assert json.loads((shapes / "shapes-test-3-shots.json").read_text())["sampling"] == "at-least"
+    fixed = ("--set", "training.patience=0", "--set", "training.episodes=3")
+    saved = ("--set", "evaluation.draws.test=shapes-test-3-shots.json")
+    assert cli("bench", *recipe, *saved, *fixed, "--only", "attention").code == 0
+    rows = rows_of(Path("results/recipe/attention.test.jsonl"))
+    assert [(row["shots"], row["trained_episodes"]) for row in rows] == [(3, 3)] * 5
+    assert "validation_macro_ap" not in rows[0]
+    assert len({row["macro_ap"] for row in rows}) > 1
+
+
 def test_draws_from_a_file_give_the_same_rows_whatever_the_seed(bench, cli: Cli, shapes: Path) -> None:
     assert cli("draws", shapes / "recipe.toml", "--out", shapes / "draws").code == 0
     saved = ("--set", "evaluation.draws.test=draws/shapes-test.json", "--json")

@@ -88,6 +88,7 @@ def test_without_a_training_table_nothing_is_trained(write) -> None:
         (DATA + METHOD + "[training]\nepisodes = 'many'\n", r"training\.episodes: .* integer.*, found 'many'"),
         (DATA + METHOD + "[training]\nepisodes = 0\n", r"training\.episodes: .* greater than 0, found 0"),
         (DATA + METHOD + "[evaluation]\nphases = []\n", r"evaluation\.phases: .* at least 1 item"),
+        (DATA + METHOD + "[evaluation]\nsampling = 'all'\n", r"evaluation\.sampling: .*'at-least', found 'all'"),
         (METHOD, "data: field required"),
         (DATA, "method: field required"),
         ("runs = []\n" + DATA + METHOD, r"`runs` is no list of tables; write \[\[runs\]\]"),
@@ -113,7 +114,7 @@ def source(settings: str) -> str:
         ("format='table', path='a.csv', images=['a', 'b']", "'table' takes one 'images', found 2"),
         ("format='table', path=[]", "'path' is an empty list"),
         ("format='table', path='a.csv', sets=['test']", "'table' takes no 'sets'; its keys are path, images, where"),
-        ("format='folders', path='a', images='b'", "'folders' takes no 'images'; its keys are path, phases"),
+        ("format='folders', path='a', images='b'", "'folders' takes no 'images'; its keys are path, phases, role"),
         ("format='coco', path='a', images='b', where={a=['b']}", "'coco' takes no 'where'; its keys are path, images"),
         ("format='voc', path='a', images='b'", "'voc' takes no 'images'; its keys are path, sets, keep_difficult, "),
         ("format='coco', path='a', images='b', keep_difficult=true", "'coco' takes no 'keep_difficult'"),
@@ -137,6 +138,13 @@ def test_what_a_sources_reader_would_not_look_at_is_refused(write, settings: str
 def test_a_source_takes_its_formats_keys_and_survives_being_saved_whole(write, settings: str) -> None:
     recipe = only(write(source(settings)))
     assert Recipe.model_validate(recipe.model_dump()) == recipe
+
+
+def test_a_role_that_the_sampling_would_not_look_at_is_refused(write) -> None:
+    text = source("format='table', path='a.csv', role='query'")
+    with pytest.raises(InputError, match=r"pets\.toml: a source has the role 'query', which .* write sampling = "):
+        load_recipes(write(text))
+    assert only(write(text + '[evaluation]\nsampling = "at-least"\n')).data.sources[0].role == "query"
 
 
 def test_a_file_that_is_not_there_or_no_file_is_named(tmp_path: Path) -> None:

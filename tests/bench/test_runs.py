@@ -45,7 +45,13 @@ def test_the_run_folder_of_another_recipe_is_refused_naming_the_key(run: Run, sh
 
 def test_what_does_not_change_the_weights_may_change(run: Run, shapes: Path) -> None:
     ((_, other),) = load_recipes(
-        shapes / "recipe.toml", only=["attention"], changes=["evaluation.episodes=9", "name=x"]
+        shapes / "recipe.toml",
+        only=["attention"],
+        changes=[
+            "evaluation={sampling='at-least', episodes=9}",
+            "data.sources=[{format='table', path='labels.csv', images='images', role='query'}]",
+            "name=x",
+        ],
     )
     Run(run.folder, other).claim()
     assert what_trains(other) == what_trains(run.recipe)

@@ -114,6 +114,25 @@ def test_training_stops_after_patience_and_keeps_the_best_weights(shapes: Path, 
     assert not same_tensors(run.best, longer.best)
 
 
+def test_without_patience_nothing_is_validated_and_the_last_weights_are_kept(shapes: Path) -> None:
+    split = json.loads((shapes / "split.json").read_text())
+    del split["phases"]["val"]
+    (shapes / "split.json").write_text(json.dumps(split))
+    changes = ("training.validate_every=2", "training.patience=0")
+    summary, run = go(shapes, *changes, "training.episodes=5")
+    assert (summary["episode"], summary["best_episode"], summary["best"], summary["stopped_early"]) == (
+        5,
+        5,
+        None,
+        False,
+    )
+    assert [set(line) for line in log_of(run)] == [{"episode", "loss"}] * 3
+    _, shorter = go(shapes, *changes, "training.episodes=4", name="shorter")
+    assert not same_tensors(run.best, shorter.best)
+    with pytest.raises(InputError, match="no phase 'val'"):
+        go(shapes, "training.patience=1", name="patient")
+
+
 def test_a_gain_makes_patience_begin_anew(shapes: Path, scripted: list[float]) -> None:
     scripted += [0.3, 0.2, 0.4, 0.3, 0.2]
     summary, _ = go(shapes, "training.validate_every=1", "training.patience=2")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fewtag.data.draws import load_draws, save_draws
-from fewtag.data.episodes import EpisodeSampler
+from fewtag.data.episodes import Draw, EpisodeSampler
 from fewtag.data.images import LabelledImages, Picture
 from fewtag.errors import InputError
 
@@ -40,12 +40,20 @@ def test_draws_follow_their_pictures_when_rows_move(saved, images):
 def test_a_file_says_where_it_comes_from_with_a_line_a_draw(saved, images):
     path, draws = saved
     content = json.loads(path.read_text())
-    assert {key: content[key] for key in ("split", "phase", "shots", "queries", "seed")} == {
-        "split": "tiny", "phase": "test", "shots": 1, "queries": 4, "seed": 0,
+    assert {key: content[key] for key in ("split", "phase", "sampling", "shots", "queries", "seed")} == {
+        "split": "tiny", "phase": "test", "sampling": "per-label", "shots": 1, "queries": 4, "seed": 0,
     }  # fmt: skip
     assert content["data"] == images.digest
     assert len(path.read_text().splitlines()) == len(draws) + 2
     assert [file.name for file in path.parent.iterdir()] == ["draws.json"]
+
+
+def test_draws_of_different_sizes_come_back_as_they_were(images, tmp_path):
+    draws = [Draw((0, 1), (2, 3, 4)), Draw((5,), (1, 0))]
+    path = tmp_path / "sets.json"
+    save_draws(path, draws, images, split="tiny", phase="test", sampling="at-least", shots=1, queries=1, seed=0)
+    assert load_draws(path, images) == draws
+    assert json.loads(path.read_text())["sampling"] == "at-least"
 
 
 def test_draws_of_another_data_set_are_refused(saved, images):

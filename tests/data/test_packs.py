@@ -1,9 +1,11 @@
 """Facts about the measurement packs; skipped where they are absent."""
 
 import time
+from pathlib import Path
 
 import pytest
 
+from fewtag.data.draws import load_draws
 from fewtag.data.episodes import EpisodeSampler
 from fewtag.data.readers import read_table
 from fewtag.data.splits import Split
@@ -41,3 +43,17 @@ def test_voc_novel_pictures_may_show_other_labels(packs):
 def test_some_coco_images_stand_in_several_packs(packs):
     with pytest.raises(InputError, match="twice, in lines"):
         read_table(packs / "coco" / "labels.tsv")
+
+
+@pytest.mark.parametrize(("file", "shots", "sizes"), [("laso-test", 1, (10, 15)), ("laso-test-5-shots", 5, (54, 61))])
+def test_lasos_draws_have_at_least_so_many_pictures_a_label_each_side_from_its_own_half(packs, file, shots, sizes):
+    table, pack = packs / "coco" / "labels.tsv", ["test", "mixed"]
+    images = Split.load("laso").phase(read_table(table, where={"pack": pack}), "test")
+    halves = [read_table(table, where={"pack": pack, "split2014": [half]}) for half in ("train2014", "val2014")]
+    draws = load_draws(Path(__file__).parents[2] / "recipes" / "draws" / f"{file}.json", images)
+    assert (len(images), len(draws)) == (6381, 10)
+    assert (min(len(draw.support) for draw in draws), max(len(draw.support) for draw in draws)) == sizes
+    for draw in draws:
+        for rows, half, least in ((draw.support, halves[0], shots), (draw.query, halves[1], 137)):
+            assert {images.ids[row] for row in rows} <= set(half.ids)
+            assert images.targets[list(rows)].sum(axis=0).min() >= least

@@ -87,7 +87,7 @@ def bench(
     recipes = _recipes(recipe, changes, only)
     from fewtag.apps.progress import Bars, show
     from fewtag.bench.measure import measure
-    from fewtag.bench.report import summarise
+    from fewtag.bench.measured import summarise
     from fewtag.bench.results import write_reason
 
     fabric = _fabric(accelerator, devices, precision)
@@ -118,7 +118,12 @@ def bench(
 
 def draws(
     recipe: RecipePath,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Protocol files go to DIR/<data>-<phase>.json.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR", help="Protocol files go to DIR/<data>-<phase>.json, named after the shots if several."
+        ),
+    ],
     data: DataFolder = None,
     changes: Changes = None,
 ) -> None:
@@ -128,14 +133,16 @@ def draws(
     file, settings = _recipes(recipe, changes, None)[0]
     materials, _ = _open(settings, file, data, Path("runs"), skip_bad=False)
     for phase in settings.evaluation.phases:
-        path = out / f"{settings.data.name}-{phase}.json"
+        shots = settings.evaluation.shots
+        path = out / f"{settings.data.name}-{phase}{'' if shots == 1 else f'-{shots}-shots'}.json"
         save_draws(
             path,
             materials.sample_draws(phase),
             materials.phase(phase),
             split=settings.data.split,
             phase=phase,
-            shots=settings.evaluation.shots,
+            sampling=settings.evaluation.sampling,
+            shots=shots,
             queries=settings.evaluation.queries,
             seed=settings.seed,
         )
@@ -144,12 +151,19 @@ def draws(
 
 def report(
     results: Annotated[Path, typer.Argument(help="The folder of rows that bench wrote.")] = Path("results"),
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The table (<results>/RESULTS.md).")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The page (<results>/RESULTS.md).")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Write the table of all measured rows beside the paper's numbers."""
+    """Write the paper's tables beside all measured rows, with plots and paired tests."""
+    from fewtag.apps.progress import show
     from fewtag.bench.report import write_report
 
-    typer.echo(write_report(results, out or results / "RESULTS.md"))
+    written = write_report(results, out or results / "RESULTS.md")
+    if not as_json:
+        typer.echo(written.page)
+        return
+    files = {"page": str(written.page), "plots": [str(plot) for plot in written.plots]}
+    show({"files": files, "measured": written.measured, "comparisons": written.comparisons}, as_json=True, title="")
 
 
 def _recipes(path: Path, changes: list[str] | None, only: list[str] | None) -> "list[tuple[Path, Recipe]]":

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from fewtag.bench.recipe import Recipe, Source
+from fewtag.data.at_least import AtLeastSampler
 from fewtag.data.combine import concatenate, readable
 from fewtag.data.draws import load_draws
 from fewtag.data.episodes import Draw, EpisodeSampler
@@ -68,14 +69,7 @@ class Materials:
 
     def pictures(self, phase: str | None = None) -> LabelledImages:
         """All pictures with all their labels, from every source, or from those that serve a phase."""
-        served = [
-            (number, source)
-            for number, source in enumerate(self.recipe.data.sources)
-            if phase is None or source.phases is None or phase in source.phases
-        ]
-        if not served:
-            raise InputError(f"no data source of recipe {self.recipe.name!r} serves phase {phase!r}; add it to one")
-        return concatenate([self._read_source(number, source) for number, source in served])
+        return concatenate([self._read_source(number, source) for number, source in self._sources(phase)])
 
     def phase(self, name: str) -> LabelledImages:
         """The pictures of one phase, over its labels."""
@@ -95,6 +89,9 @@ class Materials:
         if phase in evaluation.draws:
             path = self.recipe_folder / evaluation.draws[phase]
             draws = load_draws(path, images)
+            if evaluation.sampling == "at-least":
+                self._check_at_least(path, draws, phase)
+                return draws[: evaluation.episodes]
             wanted = len(images.labels) * evaluation.shots
             found = len(draws[0].support) if draws else 0
             if len(draws) < evaluation.episodes or found != wanted:
@@ -108,10 +105,52 @@ class Materials:
     def sample_draws(self, phase: str) -> list[Draw]:
         """Test episodes from the recipe's seed."""
         evaluation, images = self.recipe.evaluation, self.phase(phase)
-        sampler = EpisodeSampler(
-            images.targets, images.labels, shots=evaluation.shots, queries=evaluation.queries, seed=self.recipe.seed
-        )
+        shots, queries, seed = evaluation.shots, evaluation.queries, self.recipe.seed
+        sampler: EpisodeSampler | AtLeastSampler
+        if evaluation.sampling == "at-least":
+            support, query = self._side(phase, "support"), self._side(phase, "query")
+            sampler = AtLeastSampler(
+                images.targets, images.labels, support=support, query=query, shots=shots, queries=queries, seed=seed
+            )
+        else:
+            sampler = EpisodeSampler(images.targets, images.labels, shots=shots, queries=queries, seed=seed)
         return [sampler.draw(index) for index in range(evaluation.episodes)]
+
+    def _check_at_least(self, path: Path, draws: Sequence[Draw], phase: str) -> None:
+        """Refuses saved draws that show a label too seldom, or use a picture on the other side."""
+        evaluation, images = self.recipe.evaluation, self.phase(phase)
+        fewest = []
+        for side in ("support", "query"):
+            chosen = [list(getattr(draw, side)) for draw in draws]
+            strange = sorted({row for rows in chosen for row in rows} - set(self._side(phase, side)))
+            if strange:
+                raise InputError(
+                    f"draws {path} have image {images.ids[strange[0]]!r} in the {side}, but its source serves the "
+                    "other side; name other draws, or mend the sources' `role`"
+                )
+            fewest.append(min((int(images.targets[rows].sum(axis=0).min()) for rows in chosen), default=0))
+        if len(draws) < evaluation.episodes or fewest[0] < evaluation.shots or fewest[1] < evaluation.queries:
+            raise InputError(
+                f"draws {path} hold {len(draws)} episodes with at least {fewest[0]} support and {fewest[1]} query "
+                f"images a label, the recipe asks for {evaluation.episodes} with {evaluation.shots} and "
+                f"{evaluation.queries}; name other draws or none"
+            )
+
+    def _sources(self, phase: str | None) -> list[tuple[int, Source]]:
+        served = [
+            (number, source)
+            for number, source in enumerate(self.recipe.data.sources)
+            if phase is None or source.phases is None or phase in source.phases
+        ]
+        if not served:
+            raise InputError(f"no data source of recipe {self.recipe.name!r} serves phase {phase!r}; add it to one")
+        return served
+
+    def _side(self, phase: str, role: str) -> list[int]:
+        """The rows of a phase that may serve the support, or the query."""
+        sources = [(number, source) for number, source in self._sources(phase) if source.role in (None, role)]
+        names = {name for number, source in sources for name in self._read_source(number, source).ids}
+        return [row for row, name in enumerate(self.phase(phase).ids) if name in names]
 
     def _read_source(self, number: int, source: Source) -> LabelledImages:
         if number not in self._read:

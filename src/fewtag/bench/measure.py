@@ -64,8 +64,9 @@ def measure(
         facts = {
             "trained_episodes": summary["best_episode"],
             "planned_episodes": recipe.training.episodes,
-            "validation_macro_ap": summary["best"],
         }
+        if summary["best"] is not None:  # None where nothing was validated
+            facts["validation_macro_ap"] = summary["best"]
     with _ready(materials, run, fabric, cache) as (backbone, method, feature_cache):
         if isinstance(method, Solved):
             solve(method, materials, backbone, feature_cache, report)

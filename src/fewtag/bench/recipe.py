@@ -25,7 +25,7 @@ SOURCE_KEYS: dict[str, tuple[str, ...]] = {
     "table": ("images", "where"),
     "folders": (),
 }
-"""The keys that a format has beside `path` and `phases`."""
+"""The keys that a format has beside `path`, `phases` and `role`."""
 
 
 class Source(Settings):
@@ -44,11 +44,13 @@ class Source(Settings):
     """voc: whether objects marked difficult count."""
     phases: list[str] | None = None
     """The phases this source serves; all unless said."""
+    role: Literal["support", "query"] | None = None
+    """The side of an episode that its pictures serve when measured with "at-least"; both unless said."""
 
     @model_validator(mode="after")
     def suit_the_format(self) -> "Source":
         """Refuses what the format's reader would not look at."""
-        own = ("path", *SOURCE_KEYS[self.format], "phases")
+        own = ("path", *SOURCE_KEYS[self.format], "phases", "role")
         for key, field in type(self).model_fields.items():
             # the recipe saved beside weights gives every key, so a foreign one at its default is none
             if key not in ("format", *own) and getattr(self, key) != field.default:
@@ -117,8 +119,8 @@ class Training(Settings):
     warmup_from: float = Field(default=0.0, ge=0)
     validate_every: int = Field(default=50, gt=0)
     validation_episodes: int = Field(default=100, gt=0)
-    patience: int = Field(default=10, gt=0)
-    """Validations without a gain before training stops."""
+    patience: int = Field(default=10, ge=0)
+    """Validations without a gain before training stops; 0: none are made, all `episodes` count."""
     checkpoint_every: int = Field(default=500, gt=0)
     """Episodes between the states that a killed run goes on from; saved at the next validation."""
 
@@ -126,6 +128,8 @@ class Training(Settings):
 class Evaluation(Settings):
     """Which phases to measure on how many episodes."""
 
+    sampling: Literal["per-label", "at-least"] = "per-label"
+    """Whether pictures are drawn for each label as many as said, or until each label is shown so often."""
     phases: list[str] = Field(default=["test"], min_length=1)
     episodes: int = Field(default=200, gt=0)
     shots: int = Field(default=1, gt=0)
@@ -147,6 +151,17 @@ class Recipe(Settings):
     seed: int = 0
     not_measured: str = ""
     """Why this run cannot be measured where the recipe was written; the table then shows the reason instead."""
+
+    @model_validator(mode="after")
+    def need_roles(self) -> "Recipe":
+        """Refuses sides of an episode that the sampling would not look at."""
+        roles = [source.role for source in self.data.sources if source.role is not None]
+        if roles and self.evaluation.sampling == "per-label":
+            raise InputError(
+                f"a source has the role {roles[0]!r}, which evaluation.sampling = 'per-label' does not look at; "
+                'write sampling = "at-least" in [evaluation], or remove the role'
+            )
+        return self
 
     @property
     def digest(self) -> str:
@@ -242,7 +257,8 @@ def _validate(settings: dict[str, Any], path: Path) -> Recipe:
                 f"recipe {path}: unknown key {key!r}; {nearest(str(first['loc'][-1]), siblings)}"
             ) from error
         if first["type"] == "value_error":  # our own sentence
-            raise InputError(f"recipe {path}: {key}: {first['ctx']['error']}") from error
+            where = f"recipe {path}: {key}" if key else f"recipe {path}"
+            raise InputError(f"{where}: {first['ctx']['error']}") from error
         raise InputError(f"recipe {path}: {key}: {first['msg'].lower()}, found {first['input']!r}") from error
     check_method(recipe.method.name, recipe.method.options)
     return recipe

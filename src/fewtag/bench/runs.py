@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic.main import IncEx
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
@@ -100,7 +101,9 @@ class Run:
 
 def what_trains(recipe: Recipe) -> State:
     """The part of a recipe that the weights depend on, flat: `training.learning_rate` and so on."""
-    return _flatten(recipe.model_dump(mode="json", exclude={"evaluation": True, "name": True, "data": {"note"}}))
+    sources: IncEx = {"__all__": {"role"}}
+    data: IncEx = {"note": True, "sources": sources}
+    return _flatten(recipe.model_dump(mode="json", exclude={"evaluation": True, "name": True, "data": data}))
 
 
 def read_facts(path: Path) -> State:

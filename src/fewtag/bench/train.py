@@ -68,7 +68,7 @@ def train(materials: Materials, run: Run, fabric: Fabric, *, cache: Path, report
     report.advance(state["episode"])
     losses: list[Tensor] = []
     saved_at, since = state["episode"], time.perf_counter()
-    while state["episode"] < training.episodes and state["stale"] < training.patience:
+    while state["episode"] < training.episodes and not _is_stale(state, training):
         model.train()
         losses.append(take_step(fabric, model, optimizer, base, training, recipe.seed, state["episode"]))
         state["episode"] += a_step
@@ -84,14 +84,15 @@ def train(materials: Materials, run: Run, fabric: Fabric, *, cache: Path, report
         losses.clear()
         if not math.isfinite(loss):
             raise InputError(f"the loss is {loss} at episode {state['episode']}; lower training.learning_rate")
-        scores = validate(fabric, method, validation, training.validation_episodes)
-        better = scores["macro_ap"] > state["best"]
+        scores = {} if validation is None else validate(fabric, method, validation, training.validation_episodes)
+        # without validation the latest weights are the ones to keep
+        better = validation is None or scores["macro_ap"] > state["best"]
         state["stale"] = 0 if better else state["stale"] + 1
         if better:
-            state |= {"best": scores["macro_ap"], "best_episode": state["episode"]}
+            state |= {"best": scores.get("macro_ap"), "best_episode": state["episode"]}
         state["seconds"] += time.perf_counter() - since
         since = time.perf_counter()
-        report.advance(0, loss=loss, val=scores["macro_ap"])
+        report.advance(0, loss=loss, **({"val": scores["macro_ap"]} if scores else {}))
         if fabric.global_rank == 0:
             if better:
                 run.save_best(method, dict(state))
@@ -99,7 +100,7 @@ def train(materials: Materials, run: Run, fabric: Fabric, *, cache: Path, report
             if state["episode"] - saved_at >= training.checkpoint_every:
                 run.save_state({**state, "method": method.state_dict(), "optimizer": optimizer.state_dict()})
                 saved_at = state["episode"]
-    summary = {**state, "stopped_early": state["stale"] >= training.patience, "episodes_planned": training.episodes}
+    summary = {**state, "stopped_early": _is_stale(state, training), "episodes_planned": training.episodes}
     if fabric.global_rank == 0:
         run.finish(summary)
     fabric.barrier()
@@ -135,6 +136,10 @@ def take_step(
     return total
 
 
+def _is_stale(state: State, training: Training) -> bool:
+    return 0 < training.patience <= state["stale"]
+
+
 def learning_rate(training: Training, episode: int) -> float:
     """Climbs in a line during the warm-up, then stays."""
     if episode >= training.warmup:
@@ -156,8 +161,11 @@ def validate(fabric: Fabric, method: Method, phase: Phase, episodes: int) -> dic
     return {name: round(total / episodes, 6) for name, total in zip(METRICS, totals.tolist(), strict=True)}
 
 
-def prepare(materials: Materials, fabric: Fabric, cache: Path, report: Reporter) -> tuple[Method, Phase, Phase]:
-    """The method, and the base and validation phases as the rows it works on: features, or pixels if end to end."""
+def prepare(materials: Materials, fabric: Fabric, cache: Path, report: Reporter) -> tuple[Method, Phase, Phase | None]:
+    """The method, and the base and validation phases as the rows it works on: features, or pixels if end to end.
+
+    Without patience nothing is validated, and the split needs no validation labels.
+    """
     recipe, training = materials.recipe, materials.recipe.training
     assert training is not None
     backbone, method = materials.build()
@@ -180,7 +188,7 @@ def prepare(materials: Materials, fabric: Fabric, cache: Path, report: Reporter)
         words = materials.words(images.labels)
         return Phase(Pool.of(images, on_device(rows, fabric.device), words, fabric.device), sampler)
 
-    return method, phase("train"), phase("val")
+    return method, phase("train"), phase("val") if training.patience else None
 
 
 def on_device(rows: Rows, device: torch.device) -> Rows:

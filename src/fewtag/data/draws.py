@@ -24,6 +24,7 @@ def save_draws(
     shots: int,
     queries: int,
     seed: int,
+    sampling: str = "per-label",
 ) -> None:
     """Write the draws as JSON, a line each; readers see the old file or the new one, never a part."""
     header: dict[str, Any] = {
@@ -31,6 +32,7 @@ def save_draws(
         "data": images.digest,
         "split": split,
         "phase": phase,
+        "sampling": sampling,
         "shots": shots,
         "queries": queries,
         "seed": seed,
