@@ -9,6 +9,7 @@ d_j `joint`, λ `scale`, γ `gamma`.
 """
 
 import math
+from copy import deepcopy
 from typing import ClassVar
 
 import torch
@@ -27,6 +28,8 @@ from fewtag.methods.base import (
     pool,
     refuse_labels_without_image,
 )
+from fewtag.methods.residual_block import ResidualBlock
+from fewtag.methods.tuning import descend
 from fewtag.types import Logits, Words
 
 Joint = Float[Tensor, "labels joint"]
@@ -49,29 +52,31 @@ class WordAttention(Method):
         scale: float = 20.0,
         gamma: float = 1.0,
         dropout: float = 0.1,
+        finetune_epochs: int = 0,
+        finetune_rate: float = 1e-3,
     ) -> None:
         super().__init__(channels, dimensions)
         if not 1 <= heads <= joint:
             raise InputError(f"heads = {heads}: the joint space of {joint} dimensions takes from 1 to {joint} heads")
         self.joint, self.heads, self.scale, self.gamma, self.dropout = joint, heads, scale, gamma, dropout
+        self.finetune_epochs, self.finetune_rate = finetune_epochs, finetune_rate
         self.width = joint // heads  # the paper's 6, 10, 12 and 14 heads do not divide 512
-        inner = self.width * heads
         self.visual = nn.Linear(channels, joint, bias=self.bias)
         self.text = nn.Linear(dimensions, joint, bias=self.bias)
-        self.query = nn.Linear(joint, inner, bias=self.bias)
-        self.key = nn.Linear(joint, inner, bias=self.bias)
-        self.value = nn.Linear(joint, inner, bias=self.bias)
+        self.build_attention(self.width * heads)
+
+    def build_attention(self, inner: int) -> None:
+        """What infers prototypes in the joint space, from heads that are `inner` wide together."""
+        self.query = nn.Linear(self.joint, inner, bias=self.bias)
+        self.key = nn.Linear(self.joint, inner, bias=self.bias)
+        self.value = nn.Linear(self.joint, inner, bias=self.bias)
         self.block = self.build_block(inner)
-        self.build_more()
 
     def build_block(self, inner: int) -> nn.Module:
         """What turns the joined heads into a prototype."""
         return nn.Sequential(
             nn.Linear(inner, self.joint), nn.GELU(), nn.Dropout(self.dropout), nn.Linear(self.joint, self.joint)
         )
-
-    def build_more(self) -> None:
-        """Whatever another reading has besides."""
 
     def similarity(self, images: Float[Tensor, "images joint"], labels: Joint) -> Logits:
         """λ·cos: probability one half at a right angle."""
@@ -93,21 +98,43 @@ class WordAttention(Method):
         local = self.local(support.maps)
         hidden = ~support.targets.T[None, :, :, None]
         scores = self.scores(words, local).float().masked_fill(hidden, -math.inf)
-        attention = scores.flatten(2).softmax(dim=-1).view_as(scores)
+        return self.gather(scores.flatten(2).softmax(dim=-1).view_as(scores), local)
+
+    def gather(self, attention: Scores, local: Local) -> Joint:
+        """The places, weighted by each head's attention, as prototypes."""
         value = self.value(local).unflatten(-1, (self.heads, self.width))
         heads = torch.einsum("hlip,iphw->lhw", attention.to(value.dtype), value)
         return self.block(heads.flatten(1))
 
-    def adapt(self, support: Support) -> Classifier:
+    def compare(self, maps: Float[Tensor, "images channels height width"], prototypes: Joint) -> Logits:
+        """Query images with prototypes, by their global features."""
+        return self.similarity(self.visual(pool(maps)), prototypes)
+
+    def infer(self, support: Support) -> Classifier:
+        """Prototypes from the support and the parameters as they are."""
         prototypes = self.prototypes(support, self.text(support.words))
-        return lambda maps: self.similarity(self.visual(pool(maps)), prototypes)
+        return lambda maps: self.compare(maps, prototypes)
+
+    def adapt(self, support: Support) -> Classifier:
+        return (self.finetune(support) if self.finetune_epochs else self).infer(support)
+
+    def finetune(self, support: Support) -> "WordAttention":
+        """A copy whose two projections are fitted to the support by the CMW loss."""
+        tuned = deepcopy(self)
+        parameters = [*tuned.visual.parameters(), *tuned.text.parameters()]
+        images = pool(support.maps.detach().float())[:, :, None, None]  # pooled once: a map of one place
+        known = support._replace(maps=images, words=support.words.detach().float())
+        descend(lambda: tuned.alignment(known), parameters, epochs=self.finetune_epochs, rate=self.finetune_rate)
+        return tuned.requires_grad_(False)
+
+    def alignment(self, support: Support) -> Float[Tensor, ""]:
+        """CMW loss: the word vectors as prototypes, judged on the support images."""
+        return bce(self.similarity(self.visual(pool(support.maps)), self.text(support.words)), support.targets)
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
-        """CMW loss (word vectors as prototypes, on the support images) + γ · query loss."""
-        support = episode.support
-        words = self.text(support.words)
-        alignment = bce(self.similarity(self.visual(pool(support.maps)), words), support.targets)
-        return alignment + self.gamma * super().loss(episode)
+        """CMW loss + γ · query loss."""
+        alignment = self.alignment(episode.support)
+        return alignment + self.gamma * bce(self.infer(episode.support)(episode.maps), episode.targets)
 
     def relevance(
         self, maps: Float[Tensor, "images channels height width"], words: Words
@@ -123,7 +150,8 @@ class ReferenceWordAttention(WordAttention):
     serves_words_alone = True  # by the label's projected word vector
     bias = True
 
-    def build_more(self) -> None:
+    def build_attention(self, inner: int) -> None:
+        super().build_attention(inner)
         self.visual_local = nn.Linear(self.channels, self.joint)
         self.norm = nn.LayerNorm(self.joint)
 
@@ -158,23 +186,3 @@ class ReferenceWordAttention(WordAttention):
         weights = match.masked_fill(~shows, torch.finfo(match.dtype).min).softmax(dim=-1)
         means = torch.einsum("li,lij->lj", weights.to(encoded.dtype), encoded)
         return torch.where(shows.any(dim=1, keepdim=True), means, words.to(means.dtype))
-
-
-class ResidualBlock(nn.Module):
-    """Output projection, layer norm, MLP with a residual, layer norm."""
-
-    def __init__(self, inner: int, joint: int, dropout: float) -> None:
-        super().__init__()
-        self.project = nn.Sequential(nn.Linear(inner, joint), nn.Dropout(dropout), nn.LayerNorm(joint))
-        self.mlp = nn.Sequential(
-            nn.Linear(joint, 2 * joint),
-            nn.GELU(),
-            nn.Dropout(dropout),
-            nn.Linear(2 * joint, joint),
-            nn.Dropout(dropout),
-        )
-        self.norm = nn.LayerNorm(joint)
-
-    def forward(self, heads: Float[Tensor, "pairs inner"]) -> Float[Tensor, "pairs joint"]:
-        projected = self.project(heads)
-        return self.norm(projected + self.mlp(projected))
