@@ -240,6 +240,17 @@ def test_a_recipe_may_consist_of_others(tmp_path: Path, write) -> None:
     assert [recipe.name for _, recipe in load_recipes(tmp_path / "all.toml", only=["b"])] == ["b"]
 
 
+def test_a_recipe_may_extend_another_whose_runs_it_does_not_take(tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text(DATA + METHOD + '[backbone]\nsize = 96\n[[runs]]\nname = "a"\nseed = 1\n')
+    (tmp_path / "two.toml").write_text('extends = "one.toml"\nbackbone.name = "resnet18"\n[[runs]]\nname = "b"\n')
+    ((file, recipe),) = load_recipes(tmp_path / "two.toml")
+    assert (file.stem, recipe.name, recipe.seed) == ("two", "b", 0)
+    assert (recipe.backbone.size, recipe.backbone.name) == (96, "resnet18")
+    (tmp_path / "three.toml").write_text("extends = 3")
+    with pytest.raises(InputError, match="`extends` is 3; name one recipe file"):
+        load_recipes(tmp_path / "three.toml")
+
+
 @pytest.mark.parametrize("text", ['include = "one.toml"', "include = []", 'include = ["one.toml"]\nseed = 1'])
 def test_an_include_that_is_no_list_or_not_alone_is_refused(write, text: str) -> None:
     with pytest.raises(InputError, match="`include` stands alone, as a list of files"):

@@ -205,11 +205,24 @@ def _files(path: Path) -> list[Path]:
 
 def _runs(path: Path) -> list[dict[str, Any]]:
     """Each run's settings, the common ones filled in."""
-    common = _read(path)
+    common = _common(path)
     runs = common.pop("runs", [{}])
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise InputError(f"recipe {path}: `runs` is no list of tables; write [[runs]] before each, or leave it out")
     return [_merge({"name": path.stem, **common}, run) for run in runs]
+
+
+def _common(path: Path) -> dict[str, Any]:
+    """What the file says, over the common settings of the file that it `extends`."""
+    settings = _read(path)
+    if "extends" not in settings:
+        return settings
+    extended = settings.pop("extends")
+    if not isinstance(extended, str):
+        raise InputError(f"recipe {path}: `extends` is {extended!r}; name one recipe file")
+    below = _common(path.parent / extended)
+    below.pop("runs", None)
+    return _merge(below, settings)
 
 
 def _read(path: Path) -> dict[str, Any]:
