@@ -210,6 +210,24 @@ def test_systems_are_compared_with_the_reading_best_on_validation_and_the_closed
     )
 
 
+def test_where_nothing_was_validated_the_reading_named_first_on_the_last_backbone_stands_for_the_paper(
+    write_run: WriteRun, page: Page
+) -> None:
+    for run, value in (
+        ("word-attention-reference", 0.5),
+        ("word-attention", 0.4),
+        ("word-attention-inception-v3", 0.6),
+    ):
+        write_run(f"laso/{run}-1-shot", [value, value + 0.01, value], data="laso", split="laso")
+    lines = page()
+    found = table(lines[lines.index("## Which differences are real") :])
+    assert list(found[0]) == ["system", "less word-attention-1-shot, test"]
+    assert [line["system"] for line in found] == [
+        "word-attention-inception-v3-1-shot",
+        "word-attention-reference-1-shot",
+    ]
+
+
 def test_leads_on_the_next_are_marked_where_nothing_is_told(write_run: WriteRun, page: Page) -> None:
     write_run("coco/a", [0.60, 0.61, 0.60, 0.62])
     write_run("coco/b", [0.40, 0.43, 0.41, 0.42])

@@ -55,7 +55,7 @@ def best_reading(runs: Sequence[Measured], table: PublishedTable) -> Measured | 
 
     The test has no part in the choice.
     """
-    named = [name for row in table.rows if row.system.startswith(PAPER_MODEL) for name in row.runs]
+    named = model_of(table).runs
     return max(
         (run for run in runs if run.reference in named),
         key=lambda run: (run.about.get("validation_macro_ap", 0.0), -named.index(run.reference)),
