@@ -70,8 +70,8 @@ def _page(
         yield from _figure(figures, data_set.data, f"Macro-AP of every system on {data_set.data}")
     if any(each.lines for each in compared.values()):
         yield "## Which differences are real\n"
-        yield "Real for these trained models, over episodes like these. The paper's model stands here by the reading that"
-        yield "did best on the validation labels.\n"
+        yield "Real for these trained models, over episodes like these. The paper's model stands here by the reading"
+        yield "that did best on the validation labels.\n"
         for data_set, each in compared.items():
             yield from differences_section(data_set.data, each)
     if groups or results.reasons:
