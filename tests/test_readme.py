@@ -27,6 +27,18 @@ def test_the_readme_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert tagger.predict_proba(["garden.jpg"]).shape == (1, 4)
 
 
+def test_the_quickstarts_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = python_blocks(ROOT / "docs" / "quickstart.md")
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("heron.jpg", "pond.jpg")):
+        Image.effect_noise((40, 30), 10 + 60 * number).convert("RGB").save(name)
+    from fewtag import Tagger
+
+    Tagger().define("zebra").save("album.fewtag")
+    exec(example, {})
+    assert Tagger.load("album.fewtag").classes_ == ("bird", "zebra")
+
+
 def test_no_page_has_a_gap_left_to_fill() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         assert not re.findall(r"\b[A-Z]+_[A-Z_0-9]+\b", re.sub(r"`[^`]*`", "", page.read_text())), page.name
