@@ -86,8 +86,8 @@ class Materials:
     def test_draws(self, phase: str) -> list[Draw]:
         """The episodes to measure a phase on: saved ones, or drawn from the recipe's seed."""
         evaluation, images = self.recipe.evaluation, self.phase(phase)
-        if phase in evaluation.draws:
-            path = self.recipe_folder / evaluation.draws[phase]
+        if saved := evaluation.draws.get(phase):
+            path = self.recipe_folder / saved
             draws = load_draws(path, images)
             if evaluation.sampling == "at-least":
                 self._check_at_least(path, draws, phase)

@@ -135,7 +135,7 @@ class Evaluation(Settings):
     shots: int = Field(default=1, gt=0)
     queries: int = Field(default=4, gt=0)
     draws: dict[str, str] = {}
-    """Saved draws by phase, relative to the recipe; drawn from the seed where none are named."""
+    """Saved draws by phase, relative to the recipe; drawn from the seed where none are named, or an empty name."""
 
 
 class Recipe(Settings):

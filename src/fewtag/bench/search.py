@@ -19,15 +19,15 @@ from fewtag.types import Targets, Words
 Strengths = dict[str, Any]
 
 GRID: Mapping[str, Sequence[float]] = {
-    "ridge": (0.3, 1.0, 3.0, 5.0, 10.0),
-    "word_weight": (0.25, 0.5, 0.75, 1.0, 1.5),
+    "ridge": (0.03, 0.1, 0.3, 1.0, 3.0, 5.0, 10.0),
+    "word_weight": (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0),
     "word_decay": (0.5, 0.75, 1.0, 1.5),
-    "support_focus": (2.0, 4.0, 6.0, 8.0, 12.0),
+    "support_focus": (2.0, 4.0, 6.0, 8.0, 12.0, 16.0),
     "query_focus": (4.0, 8.0, 16.0, 24.0, 32.0, 48.0),
     "query_local": (0.25, 0.4, 0.5, 0.6, 0.7),
     "separation": (5.0, 50.0, 200.0),
-    "shrinkage": (3.0, 5.0, 10.0, 30.0),
-    "space": (256, 512),
+    "shrinkage": (1.0, 3.0, 5.0, 10.0, 30.0),
+    "space": (256, 512, 768),
 }
 
 
