@@ -5,10 +5,29 @@ import inspect
 from pydantic import TypeAdapter, ValidationError
 
 from fewtag.errors import InputError, nearest
+from fewtag.methods.ablations import (
+    BilinearPooling,
+    GlobalAttention,
+    LocalQuery,
+    NoCmwLoss,
+    SimpleAttention,
+    SimpleLocalAttention,
+)
+from fewtag.methods.am3 import AM3
 from fewtag.methods.base import Base, BaseLabels, Classifier, Episode, Method, Solved, Staged, Support
+from fewtag.methods.classifier import LinearClassifier
 from fewtag.methods.closed_form import ClosedForm
+from fewtag.methods.kggr import KGGR
+from fewtag.methods.knn import NearestNeighbours
+from fewtag.methods.laso import LaSO
+from fewtag.methods.logistic_regression import LogisticRegression
+from fewtag.methods.maml import MAML
+from fewtag.methods.pla import PLA, WordPLA
 from fewtag.methods.protonet import ProtoNet
+from fewtag.methods.protonet_centred import CentredProtoNet
+from fewtag.methods.tip_adapter import TipAdapter
 from fewtag.methods.word_attention import ReferenceWordAttention, WordAttention
+from fewtag.methods.word_only import WordOnly
 from fewtag.methods.wrappers import EndToEnd
 
 METHODS: dict[str, type[Method]] = {
@@ -16,6 +35,24 @@ METHODS: dict[str, type[Method]] = {
     "word-attention-reference": ReferenceWordAttention,
     "closed-form": ClosedForm,
     "protonet": ProtoNet,
+    "classifier": LinearClassifier,
+    "protonet-centred": CentredProtoNet,
+    "am3": AM3,
+    "logistic-regression": LogisticRegression,
+    "knn": NearestNeighbours,
+    "tip-adapter": TipAdapter,
+    "word-only": WordOnly,
+    "kggr": KGGR,
+    "laso": LaSO,
+    "maml": MAML,
+    "pla": PLA,
+    "pla-glove": WordPLA,
+    "no-cmw-loss": NoCmwLoss,
+    "simple-attention": SimpleAttention,
+    "global-attention": GlobalAttention,
+    "simple-local-attention": SimpleLocalAttention,
+    "bilinear-pooling": BilinearPooling,
+    "local-query": LocalQuery,
 }
 
 __all__ = [

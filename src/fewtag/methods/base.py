@@ -54,6 +54,9 @@ class Method(nn.Module):
     serves_words_alone: bool = False
     """Whether a label without any support image is served from its word vector instead of refused."""
 
+    uses_images: bool = True
+    """Whether support images have a say; not so for a method that goes by the words alone."""
+
     def __init__(self, channels: int, dimensions: int) -> None:
         """Of maps with so many channels and word vectors with so many dimensions."""
         super().__init__()

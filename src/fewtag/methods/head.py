@@ -17,7 +17,8 @@ class Head(NamedTuple):
     bias: Float[Tensor, "labels"]
 
     def __call__(self, features: Float[Tensor, "images size"]) -> Logits:
-        return features @ self.weight.T + self.bias
+        with torch.autocast(features.device.type, enabled=False):  # half precision would tie many scores
+            return features.float() @ self.weight.T + self.bias
 
 
 def fit_head(
