@@ -20,7 +20,7 @@ both = pytest.mark.parametrize("kind", [PLA, WordPLA])
 
 def small(kind: type[PLA], **options: float) -> PLA:
     torch.manual_seed(0)
-    return kind(CHANNELS, DIMENSIONS, joint=32, embedding=16, learning_rate=1e-2, **options)  # type: ignore[arg-type]
+    return kind(CHANNELS, DIMENSIONS, joint=32, embedding=16, finetune_rate=1e-2, **options)  # type: ignore[arg-type]
 
 
 def brute_force(logits: Tensor, shown: Tensor) -> list[int]:
@@ -138,7 +138,7 @@ def told(kind: type[PLA], episode: Episode, **options: float) -> PLA:
 @both
 def test_tuning_learns_the_support(kind: type[PLA]) -> None:
     support = an_episode().support
-    method = told(kind, an_episode(), epochs=100)
+    method = told(kind, an_episode(), finetune_epochs=100)
     assert macro_ap(method, [Episode(support, support.maps, support.targets)]) > 95
 
 
@@ -193,6 +193,6 @@ def test_labels_it_was_not_prepared_for_are_refused() -> None:
         small(PLA).loss(episode)
 
 
-def test_no_step_at_all_is_refused() -> None:
-    with pytest.raises(InputError, match="steps = 0"):
-        small(PLA, steps=0)
+def test_too_few_steps_to_stop_are_refused() -> None:
+    with pytest.raises(InputError, match=r"steps = 1: .* at least 2"):
+        small(PLA, steps=1)

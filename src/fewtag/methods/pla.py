@@ -87,15 +87,15 @@ class PLA(Staged):
         embedding: int = 256,
         dropout: float = 0.5,
         steps: int = 10,
-        epochs: int = 40,
-        learning_rate: float = 1e-3,
+        finetune_epochs: int = 40,
+        finetune_rate: float = 1e-3,
         tune_decoder: bool = True,
     ) -> None:
         super().__init__(channels, dimensions)
-        if steps < 1:
-            raise InputError(f"steps = {steps}: to emit anything takes at least 1")
+        if steps < 2:
+            raise InputError(f"steps = {steps}: to emit a label and to stop takes at least 2")
         self.joint, self.embedding, self.steps = joint, embedding, steps
-        self.epochs, self.learning_rate, self.tune_decoder = epochs, learning_rate, tune_decoder
+        self.finetune_epochs, self.finetune_rate, self.tune_decoder = finetune_epochs, finetune_rate, tune_decoder
         self.base_labels: tuple[str, ...] = ()
         self.visual = nn.Linear(channels, joint)
         self.dropout = nn.Dropout(dropout)
@@ -171,7 +171,9 @@ class PLA(Staged):
         trained = [*output, embeddings, *(decoder.parameters() if self.tune_decoder else ())]
         for tensor in trained:
             tensor.requires_grad_()
-        descend(lambda: alignment_loss(tuned(view), targets), trained, epochs=self.epochs, rate=self.learning_rate)
+        descend(
+            lambda: alignment_loss(tuned(view), targets), trained, epochs=self.finetune_epochs, rate=self.finetune_rate
+        )
         for tensor in trained:
             tensor.requires_grad_(False)
         return tuned
