@@ -35,7 +35,7 @@ def fit_head(
         weight = torch.zeros(labels, features.shape[1], device=features.device, requires_grad=True)
         bias = torch.zeros(labels, device=features.device, requires_grad=True)
         head = Head(weight, bias)
-        optimizer = torch.optim.AdamW([weight, bias], lr=learning_rate, weight_decay=weight_decay)
+        optimizer = torch.optim.AdamW([weight, bias], lr=learning_rate, weight_decay=weight_decay, fused=True)
         for _ in range(epochs):
             optimizer.zero_grad()
             torch.autograd.backward(bce(head(features), targets))
