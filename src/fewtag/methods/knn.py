@@ -3,7 +3,6 @@
 Votes are shared out: a picture's neighbours have one vote between them, so a label's score is already a probability.
 """
 
-
 from fewtag.errors import InputError
 from fewtag.methods.base import Classifier, Method, Support, cosine, pool, refuse_labels_without_image
 from fewtag.types import Logits, Maps
