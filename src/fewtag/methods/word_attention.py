@@ -53,7 +53,7 @@ class WordAttention(Method):
         gamma: float = 1.0,
         dropout: float = 0.1,
         finetune_epochs: int = 0,
-        finetune_rate: float = 1e-3,
+        finetune_rate: float = 1e-4,
     ) -> None:
         super().__init__(channels, dimensions)
         if not 1 <= heads <= joint:
