@@ -88,10 +88,11 @@ class KGGR(Staged):
             network = deepcopy(network)
             tuned += network.parameters()
         maps = support.maps.detach().float()
-        nodes = network(maps, words, edges).detach().float()
+        # not before tuning: autocast would go on with the half-precision copies of weights that it makes here
+        nodes = None if self.tune_network else network(maps, words, edges).detach().float()
 
         def loss() -> Float[Tensor, ""]:
-            found = network(maps, words, edges) if self.tune_network else nodes
+            found = network(maps, words, edges) if nodes is None else nodes
             return bce(judge(found, weight, bias), support.targets)
 
         descend(loss, tuned, epochs=self.finetune_epochs, rate=self.finetune_rate, weight_decay=self.weight_decay)
