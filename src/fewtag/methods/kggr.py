@@ -47,7 +47,7 @@ class KGGR(Staged):
         joint: int = 1024,
         steps: int = 3,
         finetune_epochs: int = 40,
-        finetune_rate: float = 1e-2,
+        finetune_rate: float = 3e-2,
         weight_decay: float = 0.0,
         tune_network: bool = False,
     ) -> None:
