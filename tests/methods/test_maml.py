@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fewtag.errors import InputError
 from fewtag.methods import Episode, Support
-from fewtag.methods.maml import MAML, Learner, descend, support_loss
+from fewtag.methods.maml import MAML, Learner, balanced_bce, descend
 
 SHOWN = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 1], [0, 1, 1]], dtype=torch.bool)
 RATES = torch.tensor([0.3, 0.2, 0.5, 0.7], dtype=torch.float64)
@@ -27,7 +27,9 @@ def make_start(labels: int = 3) -> Learner:
 
 def make_episode() -> Episode:
     words, maps = torch.zeros(3, 4), random(4, 5, 2, 2, seed=5).float()
-    return Episode(Support(("a", "b", "c"), words, maps, SHOWN), random(6, 5, 2, 2, seed=6).float(), SHOWN[[0] * 6])
+    return Episode(
+        Support(("a", "b", "c"), words, maps, SHOWN), random(6, 5, 2, 2, seed=6).float(), SHOWN[[0, 1, 2, 3, 2, 2]]
+    )
 
 
 def step_by_hand(learner: Learner, features: Tensor, targets: Tensor, rates: Tensor) -> list[np.ndarray]:
@@ -62,7 +64,7 @@ def test_several_steps_are_one_step_after_another() -> None:
 
 def query_loss(order: Literal[1, 2], rates: Tensor, *start: Tensor) -> Tensor:
     learner = descend(Learner(*start), random(4, 5, seed=7), SHOWN, rates, steps=2, order=order)
-    return support_loss(learner, random(4, 5, seed=8), SHOWN.roll(1, dims=1))
+    return balanced_bce(learner(random(4, 5, seed=8)), SHOWN.roll(1, dims=1))
 
 
 def test_second_order_gradients_are_those_of_finite_differences() -> None:
@@ -75,7 +77,7 @@ def test_first_order_gradients_are_the_query_gradients_where_the_steps_ended() -
     found = torch.autograd.grad(query_loss(1, RATES, *start), start)
     ended = descend(make_start(), random(4, 5, seed=7), SHOWN, RATES, steps=2, order=2)
     there = [part.detach().requires_grad_() for part in ended]
-    loss = support_loss(Learner(*there), random(4, 5, seed=8), SHOWN.roll(1, dims=1))
+    loss = balanced_bce(Learner(*there)(random(4, 5, seed=8)), SHOWN.roll(1, dims=1))
     for gradient, expected in zip(found, torch.autograd.grad(loss, there), strict=True):
         torch.testing.assert_close(gradient, expected)
     second = torch.autograd.grad(query_loss(2, RATES, *start), start)
@@ -107,6 +109,19 @@ def test_adapt_takes_the_test_steps_and_the_loss_those_of_training() -> None:
     torch.testing.assert_close(method.adapt(episode.support)(episode.maps), scores_by_hand(method, episode, steps=3))
     wrong = log_loss(episode.targets.flatten().numpy(), scores_by_hand(method, episode, 1).flatten().sigmoid().tolist())
     np.testing.assert_allclose(method.loss(episode).item(), wrong, rtol=1e-5)
+
+
+def test_of_order_one_the_query_loss_is_balanced_like_the_supports() -> None:
+    torch.manual_seed(0)
+    method, episode = MAML(5, 4, hidden=8, scale=2.0, steps=1, order=1), make_episode()
+    probabilities, losses = scores_by_hand(method, episode, steps=1).sigmoid().tolist(), []
+    for label in range(3):
+        for shown in (True, False):
+            rows = [
+                row[label] for row, target in zip(probabilities, episode.targets, strict=True) if target[label] == shown
+            ]
+            losses.append(np.mean([-np.log(p if shown else 1 - p) for p in rows]) if rows else 0.0)
+    np.testing.assert_allclose(method.loss(episode).item(), np.sum(losses) / 3, rtol=1e-5)
 
 
 @pytest.mark.parametrize("order", [1, 2])

@@ -73,7 +73,11 @@ class MAML(Method):
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
         """The query images' loss after the steps of training, which are fewer than those at test."""
-        return bce(self._learn(episode.support, self.steps)(episode.maps), episode.targets)
+        logits = self._learn(episode.support, self.steps)(episode.maps)
+        if self.order == 2:
+            return bce(logits, episode.targets)
+        # blind to what the steps do, the start would be pulled against them for ever if the two losses disagreed
+        return balanced_bce(logits, episode.targets)
 
     def _learn(self, support: Support, steps: int) -> Classifier:
         with torch.autocast(support.maps.device.type, enabled=False):
@@ -100,21 +104,25 @@ def descend(
     start: Learner, features: Features, targets: Targets, rates: Rates, *, steps: int, order: Literal[1, 2]
 ) -> Learner:
     """Gradient steps on the support; of order 1, the outer gradient takes the inner ones for constants."""
+
+    def wrong(learner: Learner) -> Float[Tensor, ""]:
+        return balanced_bce(learner(features), targets)
+
     learner = start
     # the mean over labels divides the slopes of what is a label's own by their number, which varies: undone
     sizes = rates[0], rates[1], rates[2] * targets.shape[1], rates[3] * targets.shape[1]
     for _ in range(steps):
-        slopes = grad(support_loss)(learner, features, targets)
+        slopes = grad(wrong)(learner)
         if order == 1:
             slopes = Learner(*(slope.detach() for slope in slopes))
         learner = Learner(*(part - size * slope for part, size, slope in zip(learner, sizes, slopes, strict=True)))
     return learner
 
 
-def support_loss(learner: Learner, features: Features, targets: Targets) -> Float[Tensor, ""]:
+def balanced_bce(logits: Logits, targets: Targets) -> Float[Tensor, ""]:
     """BCE in which a label's images weigh as much as all others together, however few they are; the labels' mean."""
-    shown = targets.to(features.dtype)
-    wrong = F.binary_cross_entropy_with_logits(learner(features), shown, reduction="none")
+    shown = targets.to(logits.dtype)
+    wrong = F.binary_cross_entropy_with_logits(logits, shown, reduction="none")
     with_label = (shown * wrong).sum(dim=0) / shown.sum(dim=0).clamp_min(1)
     without = ((1 - shown) * wrong).sum(dim=0) / (1 - shown).sum(dim=0).clamp_min(1)
     return (with_label + without).mean()
