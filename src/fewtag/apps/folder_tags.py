@@ -15,7 +15,7 @@ from fewtag.apps.folders import decode_ahead, find_pictures
 from fewtag.apps.journal import Journal, Stamp
 from fewtag.apps.progress import Bars
 from fewtag.apps.tables import Tagged, check_labels, check_table, write_failures, write_table
-from fewtag.data.images import Picture
+from fewtag.data.images import Picture, stack
 from fewtag.errors import InputError
 from fewtag.tagger.tagger import Tagger
 
@@ -95,7 +95,7 @@ def _tag(
     size = tagger.model.backbone.size
     for decoded in decode_ahead(list(pictures), lambda picture: _read(picture, size), batch):
         pixels = [found for _, found in decoded if not isinstance(found, InputError)]
-        rows = iter(tagger.probabilities(tagger.encode_pixels(np.stack(pixels))) if pixels else ())
+        rows = iter(tagger.probabilities(tagger.encode_pixels(stack(pixels))) if pixels else ())
         found = [(str(picture), read if isinstance(read, InputError) else next(rows)) for picture, read in decoded]
         yield found, [pictures[picture] for picture, _ in decoded]
 
