@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fewtag.methods import METHODS, BaseLabels, EndToEnd, Episode, Method, Staged, Support, create_method
+from fewtag.methods import METHODS, Base, BaseLabels, EndToEnd, Episode, Method, Solved, Staged, Support, create_method
 
 SHOWN = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1]], dtype=torch.bool)
 every_method = pytest.mark.parametrize("name", METHODS)
@@ -28,6 +28,8 @@ def build(name: str) -> tuple[TinyBackbone, Method, EndToEnd]:
     backbone, method = TinyBackbone(), create_method(name, channels=5, dimensions=4)
     if isinstance(method, Staged):
         method.prepare(BaseLabels(("a", "b", "c"), torch.zeros(3, 4), SHOWN))
+    if isinstance(method, Solved):
+        method.fit(Base(("a", "b", "c"), torch.randn(3, 4), torch.randn(4, 5), SHOWN))
     return backbone, method, EndToEnd(backbone, method).eval()
 
 

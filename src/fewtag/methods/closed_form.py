@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fewtag.errors import InputError
 from fewtag.methods.base import Base, Classifier, Solved, Support, places
+from fewtag.methods.word_map import ridge_regression, whitening
 from fewtag.types import Logits, Targets, Words
 
 Places = Float[Tensor, "images places space"]
@@ -73,15 +74,10 @@ class ClosedForm(Solved):
         """The principal directions of the base images, whitened, the weak ones less so; of each network for itself."""
         centred = features.double() - features.double().mean(dim=0)
         self.mean.copy_(features.double().mean(dim=0))
-        blocks = [self.whiten(part) for part in centred.split(self.parts, dim=1)]  # type: ignore[no-untyped-call]
+        parts = centred.split(self.parts, dim=1)  # type: ignore[no-untyped-call]
+        blocks = [whitening(part, self.part_space, self.shrinkage) for part in parts]
         self.basis.copy_(torch.block_diag(*blocks))  # type: ignore[no-untyped-call]
         return self
-
-    def whiten(self, centred: Float[Tensor, "images part"]) -> Float[Tensor, "part space"]:
-        """The directions of one network's features."""
-        variances, directions = torch.linalg.eigh(centred.T @ centred / len(centred))
-        variances, directions = variances[-self.part_space :], directions[:, -self.part_space :]
-        return directions / (variances + self.shrinkage * variances.mean()).sqrt()
 
     def base_prototypes(self, base: Base) -> Vectors:
         """By least squares, not by means: labels that occur together are told apart."""
@@ -94,10 +90,7 @@ class ClosedForm(Solved):
     def fit_words(self, words: Words, prototypes: Vectors) -> "ClosedForm":
         """Ridge regression from the base labels' words to their prototypes."""
         self.word_mean.copy_(words.mean(dim=0))
-        inputs = self.normalise_words(words).double()
-        kernel = inputs @ inputs.T
-        kernel.diagonal().add_(self.ridge)
-        self.word_map.copy_(inputs.T @ torch.linalg.solve(kernel, prototypes.double()))
+        self.word_map.copy_(ridge_regression(self.normalise_words(words), prototypes, self.ridge))
         return self
 
     def normalise_words(self, words: Words) -> Words:

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fewtag.methods.base import bce
+from fewtag.methods.tuning import descend
 from fewtag.types import Logits, Targets
 
 
@@ -31,13 +32,8 @@ def fit_head(
 ) -> Head:
     """Adam on all images at once, from zero: so neither the order of images nor that of labels has a say."""
     features, labels = features.detach().float(), targets.shape[1]
-    with torch.enable_grad(), torch.autocast(features.device.type, enabled=False):
-        weight = torch.zeros(labels, features.shape[1], device=features.device, requires_grad=True)
-        bias = torch.zeros(labels, device=features.device, requires_grad=True)
-        head = Head(weight, bias)
-        optimizer = torch.optim.AdamW([weight, bias], lr=learning_rate, weight_decay=weight_decay, fused=True)
-        for _ in range(epochs):
-            optimizer.zero_grad()
-            torch.autograd.backward(bce(head(features), targets))
-            optimizer.step()
+    weight = torch.zeros(labels, features.shape[1], device=features.device, requires_grad=True)
+    bias = torch.zeros(labels, device=features.device, requires_grad=True)
+    head = Head(weight, bias)
+    descend(lambda: bce(head(features), targets), head, epochs=epochs, rate=learning_rate, weight_decay=weight_decay)
     return Head(weight.detach(), bias.detach())

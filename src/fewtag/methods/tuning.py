@@ -16,8 +16,9 @@ def descend(
     weight_decay: float = 0.0,
 ) -> None:
     """Lowers the loss by Adam in these parameters alone, also where gradients are off, and in full precision."""
-    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=weight_decay)
-    with torch.enable_grad(), torch.autocast(parameters[0].device.type, enabled=False):
+    device = parameters[0].device.type
+    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=weight_decay, fused=device in ("cpu", "cuda"))
+    with torch.enable_grad(), torch.autocast(device, enabled=False):
         for _ in range(epochs):
             optimizer.zero_grad()
             torch.autograd.backward(loss(), inputs=list(parameters))

@@ -36,19 +36,14 @@ class WordMap(nn.Module):
     def fit(self, base: Base, *, ridge: float, shrinkage: float) -> None:
         """Whitens the base images, the weak directions less so; regresses the labels' unit means on their words."""
         centred = base.features.double() - base.features.double().mean(dim=0)
-        variances, directions = torch.linalg.eigh(centred.T @ centred / len(centred))
-        kept = slice(-self.basis.shape[1], None)
         self.mean.copy_(base.features.double().mean(dim=0))
-        self.basis.copy_(directions[:, kept] / (variances[kept] + shrinkage * variances[kept].mean()).sqrt())
+        self.basis.copy_(whitening(centred, self.basis.shape[1], shrinkage))
 
         shows = base.targets.T.double()
         # sums serve as means: only their direction counts, and a label without image has none
         prototypes = F.normalize(shows @ centred @ self.basis.double(), dim=-1)
         self.word_mean.copy_(base.words.double().mean(dim=0))
-        inputs = self.normalise(base.words).double()
-        kernel = inputs @ inputs.T  # labels are fewer than dimensions
-        kernel.diagonal().add_(ridge)
-        self.matrix.copy_(inputs.T @ torch.linalg.solve(kernel, prototypes))
+        self.matrix.copy_(ridge_regression(self.normalise(base.words), prototypes, ridge))
 
     def normalise(self, words: Words) -> Words:
         """Centred on the base labels, of unit length."""
@@ -62,3 +57,22 @@ class WordMap(nn.Module):
     def centre(self, features: Features) -> Features:
         """Features from the base mean."""
         return features - self.mean
+
+
+def whitening(
+    centred: Float[Tensor, "images channels"], space: int, shrinkage: float
+) -> Float[Tensor, "channels space"]:
+    """The strongest principal directions, each divided by its spread, the weak ones less so."""
+    variances, directions = torch.linalg.eigh(centred.T @ centred / len(centred))
+    variances, directions = variances[-space:], directions[:, -space:]
+    return directions / (variances + shrinkage * variances.mean()).sqrt()
+
+
+def ridge_regression(
+    inputs: Float[Tensor, "labels dimensions"], outputs: Float[Tensor, "labels space"], ridge: float
+) -> Float[Tensor, "dimensions space"]:
+    """The linear map from inputs to outputs, in double precision."""
+    inputs = inputs.double()
+    kernel = inputs @ inputs.T  # labels are fewer than dimensions
+    kernel.diagonal().add_(ridge)
+    return inputs.T @ torch.linalg.solve(kernel, outputs.double())

@@ -6,6 +6,8 @@ Arguments are `object` where a wrong one is to be refused in a sentence.
 import hashlib
 import itertools
 import os
+import sys
+import threading
 import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -72,7 +74,7 @@ def numbered(images: object) -> Iterator[tuple[ImageLike, str]]:
 def ahead(work: Callable[[Item], Result], items: Iterable[Item], most: int) -> Iterator[Result]:
     """In order; threads work on the next `most` while the caller is busy with this one."""
     waiting: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(os.cpu_count() or 1, initializer=give_way) as pool:
         try:
             for item in items:
                 waiting.append(pool.submit(work, item))
@@ -82,6 +84,12 @@ def ahead(work: Callable[[Item], Result], items: Iterable[Item], most: int) -> I
                 yield waiting.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def give_way() -> None:
+    """Lets the network's threads go first: they wait for one another, so one held up by reading holds up all."""
+    if sys.platform == "linux":  # where each thread has a priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def batches(items: Iterator[Item], size: int) -> Iterator[Sequence[Item]]:
