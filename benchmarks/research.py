@@ -151,7 +151,7 @@ def research() -> dict[str, float]:
     """Everything above. A CPU gets a smaller network and episode to train on, or the run would take an hour."""
     gpu = torch.cuda.is_available()
     small, large = evaluate_apart(["word-attention"], 400, 200), evaluate_apart(["word-attention"], 2000, 200)
-    free = evaluate_apart(TRAINING_FREE, 400, 200)
+    free = evaluate_apart(TRAINING_FREE, 2000, 200)
     trained = [name for name in METHODS if name not in TRAINING_FREE]
     slow = evaluate_apart(trained, 400, 10)
     training = training_images_a_second(*("resnet50", 52, 224, 30) if gpu else ("resnet18", 8, 96, 6))

@@ -6,6 +6,9 @@ from torch import Tensor
 Maps = Num[Tensor, "images channels height width"]
 """Local feature maps; pixels are maps with three channels (uint8)."""
 
+Encoded = Num[Tensor, "images size rows columns"]
+"""Maps in a method's own space, on a grid of its own."""
+
 Targets = Bool[Tensor, "images labels"]
 """Which image shows which label."""
 

@@ -6,11 +6,12 @@ import torch
 from sklearn.metrics import average_precision_score, precision_score
 from torch import Tensor
 
+from fewtag.bench import evaluate as module
 from fewtag.bench.evaluate import Pool, evaluate
-from fewtag.bench.metrics import METRICS
+from fewtag.bench.metrics import METRICS, episode_metrics
 from fewtag.data.episodes import Draw, EpisodeSampler
 from fewtag.features.store import MemoryRows
-from fewtag.methods import Classifier, Method, Support, create_method
+from fewtag.methods import METHODS, Base, Classifier, Method, Precoded, Solved, Support, create_method
 
 LABELS = ("dog", "cat", "sofa")
 DRAWS = 4
@@ -122,3 +123,33 @@ def test_half_precision_maps_are_widened_and_pixels_stay_pixels(stored: torch.dt
         return {one.dtype for one in maps}
 
     assert kinds(episode.maps, episode.support.maps) == {seen}
+
+
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if issubclass(kind, Precoded)])
+@pytest.mark.parametrize("most", [0, 2**20])
+def test_encoding_once_changes_no_metric(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, pool = create_method(name, channels=6, dimensions=5), make_pool()
+    assert isinstance(method, Precoded)
+    if isinstance(method, Solved):
+        method.fit(Base(LABELS, pool.words, torch.rand(len(pool.rows), 6), pool.targets))
+    draws = make_draws(pool)
+    method.eval()
+    expected = [
+        episode_metrics(method.adapt(each.support)(each.maps).double().sigmoid(), each.targets)
+        for each in map(pool.episode, draws)
+    ]
+    encoded: list[int] = []
+    plain = method.encode
+
+    def counting(maps: Tensor) -> Tensor:
+        encoded.append(len(maps))
+        return plain(maps)
+
+    monkeypatch.setattr(method, "encode", counting)
+    monkeypatch.setattr(module, "MOST_ENCODED", most)
+    found = evaluate(method, pool, draws)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-6)
+    used = {row for draw in draws for row in (*draw.support, *draw.query)}
+    every_time = sum(len(draw.support) + len(draw.query) for draw in draws)
+    assert sum(encoded) == 1 + (len(used) if most else every_time), "each picture once, if there is room; one to look"

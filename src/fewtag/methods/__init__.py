@@ -14,7 +14,7 @@ from fewtag.methods.ablations import (
     SimpleLocalAttention,
 )
 from fewtag.methods.am3 import AM3
-from fewtag.methods.base import Base, BaseLabels, Classifier, Episode, Method, Solved, Staged, Support
+from fewtag.methods.base import Base, BaseLabels, Classifier, Episode, Method, Precoded, Solved, Staged, Support
 from fewtag.methods.classifier import LinearClassifier
 from fewtag.methods.closed_form import ClosedForm
 from fewtag.methods.kggr import KGGR
@@ -63,6 +63,7 @@ __all__ = [
     "EndToEnd",
     "Episode",
     "Method",
+    "Precoded",
     "Solved",
     "Staged",
     "Support",

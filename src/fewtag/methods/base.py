@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
-from fewtag.types import Logits, Maps, Targets, Words
+from fewtag.types import Encoded, Logits, Maps, Targets, Words
 
 Classifier = Callable[[Maps], Logits]
 
@@ -69,6 +69,22 @@ class Method(nn.Module):
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
         """What training lowers: how wrongly the adapted classifier tags the query images."""
         return bce(self.adapt(episode.support)(episode.maps), episode.targets)
+
+
+class Precoded(Method):
+    """A method that does part of its work on each picture by itself, so that who asks often does that part once."""
+
+    def encode(self, maps: Maps) -> Encoded:
+        """What a picture comes to before any label is met."""
+        raise NotImplementedError
+
+    def meet(self, support: Support) -> Classifier:
+        """`adapt`, of encoded pictures to a classifier of encoded pictures."""
+        raise NotImplementedError
+
+    def adapt(self, support: Support) -> Classifier:
+        classifier = self.meet(support._replace(maps=self.encode(support.maps)))
+        return lambda maps: classifier(self.encode(maps))
 
 
 class Staged(Method):

@@ -12,15 +12,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fewtag.errors import InputError
-from fewtag.methods.base import Base, Classifier, Solved, Support, places
+from fewtag.methods.base import Base, Classifier, Precoded, Solved, Support, places
 from fewtag.methods.word_map import ridge_regression, whitening
-from fewtag.types import Logits, Targets, Words
+from fewtag.types import Encoded, Logits, Maps, Targets, Words
 
 Places = Float[Tensor, "images places space"]
 Vectors = Float[Tensor, "labels space"]
 
 
-class ClosedForm(Solved):
+class ClosedForm(Precoded, Solved):
     """`fit` solves, `adapt` builds prototypes. The strengths default to what the validation labels chose.
 
     `parts` are the channels of each network where several are joined.
@@ -127,9 +127,13 @@ class ClosedForm(Solved):
         focused = (attention * along).sum(dim=-1) / length
         return (1 - self.query_local) * whole + self.query_local * focused
 
-    def adapt(self, support: Support) -> Classifier:
-        prototypes = self.label_prototypes(self.project(support.maps), support.targets, support.words)
-        return lambda maps: self.scale * self.score(self.project(maps), prototypes)
+    def encode(self, maps: Maps) -> Encoded:
+        """The maps in the whitened space."""
+        return self.project(maps).transpose(1, 2).reshape(len(maps), self.space, *maps.shape[2:])
+
+    def meet(self, support: Support) -> Classifier:
+        prototypes = self.label_prototypes(places(support.maps), support.targets, support.words)
+        return lambda maps: self.scale * self.score(places(maps), prototypes)
 
     def label_prototypes(self, local: Places, targets: Targets, words: Words) -> Vectors:
         """One for each label: the mean of its images' attended features, with its word mixed in."""
