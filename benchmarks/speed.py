@@ -80,10 +80,15 @@ def main() -> None:
     found["frozen_table_minutes"] = frozen_table_minutes(found)
     about = {"device": device, "torch": torch.__version__, "python": platform.python_version(), "commit": commit()}
     write_atomically(arguments.out.with_suffix(".json"), json.dumps(about | found, indent=2).encode())
-    page = [f"# Speed on {device}\n", f"`python benchmarks/speed.py`, commit {commit()}, torch {torch.__version__}.\n"]
-    page += [f"| {' | '.join(row)} |" for row in lines(found)] + [""]
-    write_atomically(arguments.out.with_suffix(".md"), "\n".join(page).encode())
-    print("\n".join(page))
+    written = page(about, found)
+    write_atomically(arguments.out.with_suffix(".md"), written.encode())
+    print(written)
+
+
+def page(about: Mapping[str, str], found: Mapping[str, float]) -> str:
+    """The table as Markdown."""
+    source = f"`python benchmarks/speed.py`, commit {about['commit']}, torch {about['torch']}.\n"
+    return "\n".join([f"# Speed on {about['device']}\n", source, *(f"| {' | '.join(row)} |" for row in lines(found)), ""])
 
 
 if __name__ == "__main__":
