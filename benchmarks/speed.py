@@ -88,7 +88,9 @@ def main() -> None:
 def page(about: Mapping[str, str], found: Mapping[str, float]) -> str:
     """The table as Markdown."""
     source = f"`python benchmarks/speed.py`, commit {about['commit']}, torch {about['torch']}.\n"
-    return "\n".join([f"# Speed on {about['device']}\n", source, *(f"| {' | '.join(row)} |" for row in lines(found)), ""])
+    return "\n".join(
+        [f"# Speed on {about['device']}\n", source, *(f"| {' | '.join(row)} |" for row in lines(found)), ""]
+    )
 
 
 if __name__ == "__main__":
