@@ -16,7 +16,8 @@ import torch
 from research import TRAINING_FREE, research
 from tagging import tagging
 
-from fewtag.bench.recipe import Recipe, load_recipes
+from fewtag.bench.recipe import Recipe
+from fewtag.bench.recipe_files import load_recipes
 from fewtag.bench.results import commit
 from fewtag.files import write_atomically
 

@@ -17,7 +17,8 @@ import torch
 
 from fewtag.bench.materials import Materials
 from fewtag.bench.measure import global_features
-from fewtag.bench.recipe import Recipe, load_recipes
+from fewtag.bench.recipe import Recipe
+from fewtag.bench.recipe_files import load_recipes
 from fewtag.bench.results import commit
 from fewtag.bench.search import Held, Strengths, search
 from fewtag.data.episodes import EpisodeSampler

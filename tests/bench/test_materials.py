@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fewtag.bench.materials import Materials
-from fewtag.bench.recipe import load_recipes
+from fewtag.bench.recipe_files import load_recipes
 from fewtag.data.draws import save_draws
 from fewtag.data.episodes import Draw
 from fewtag.errors import InputError

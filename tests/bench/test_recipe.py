@@ -18,8 +18,8 @@ from fewtag.bench.recipe import (
     Source,
     Training,
     WordSettings,
-    load_recipes,
 )
+from fewtag.bench.recipe_files import load_recipes
 from fewtag.data.splits import Split
 from fewtag.errors import InputError
 from fewtag.methods import METHODS

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from fewtag.bench.recipe import Recipe, load_recipes
+from fewtag.bench.recipe import Recipe
+from fewtag.bench.recipe_files import load_recipes
 from fewtag.bench.runs import Run, read_facts, what_trains
 from fewtag.errors import InputError
 from fewtag.methods.base import Method

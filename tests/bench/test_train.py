@@ -20,7 +20,8 @@ from fewtag.bench.materials import Materials
 from fewtag.bench.measure import load_trained
 from fewtag.bench.metrics import METRICS
 from fewtag.bench.progress import Silent
-from fewtag.bench.recipe import Training, load_recipes
+from fewtag.bench.recipe import Training
+from fewtag.bench.recipe_files import load_recipes
 from fewtag.bench.runs import Run
 from fewtag.bench.train import learning_rate, prepare, train, validate
 from fewtag.data.episodes import EpisodeSampler

@@ -169,7 +169,7 @@ def report(
 def _recipes(path: Path, changes: list[str] | None, only: list[str] | None) -> "list[tuple[Path, Recipe]]":
     if not path.is_file():  # said before torch is imported, which takes seconds
         raise InputError(f"there is no recipe {path}; check the path")
-    from fewtag.bench.recipe import load_recipes
+    from fewtag.bench.recipe_files import load_recipes
 
     return load_recipes(path, changes=changes or (), only=only or ())
 
