@@ -20,7 +20,7 @@ from fewtag.bench.results import commit
 from fewtag.bench.search import GRID, Held, Strengths, build, cross_fit, score_episodes, search
 from fewtag.data.episodes import EpisodeSampler
 from fewtag.data.images import LabelledImages
-from fewtag.features.store import MemoryRows, RowFile, feature_rows
+from fewtag.features.store import MemoryRows, Rows, feature_rows
 from fewtag.files import write_atomically
 from fewtag.methods.base import Base
 from fewtag.tagger.calibrate import Calibration, best_threshold, calibration_error, fit_curve
@@ -57,11 +57,11 @@ class Bench:
         self.backbone, _ = self.materials.build()
         self.cache = cache
 
-    def rows(self, phase: str) -> RowFile:
+    def rows(self, phase: str) -> Rows:
         print(f"reading the {phase} pictures", flush=True)
         return feature_rows(self.materials.phase(phase), self.backbone, self.cache)
 
-    def base(self) -> tuple[Base, RowFile]:
+    def base(self) -> tuple[Base, Rows]:
         images, rows = self.materials.phase("train"), self.rows("train")
         words, targets = self.materials.words(images.labels), torch.from_numpy(images.targets)
         return Base(images.labels, words, global_features(rows), targets), rows
@@ -85,7 +85,7 @@ class Bench:
         return Base(shown.labels, words, features, torch.from_numpy(shown.targets))
 
 
-def calibrate(base: Base, rows: RowFile, strengths: Strengths) -> Calibration:
+def calibrate(base: Base, rows: Rows, strengths: Strengths) -> Calibration:
     """One curve for labels with examples, one for labels known by word alone; a threshold for each number of examples.
 
     From labels that the fits never saw. A curve for each number of examples was tried as well: on the validation labels
@@ -95,7 +95,7 @@ def calibrate(base: Base, rows: RowFile, strengths: Strengths) -> Calibration:
     scored = cross_fit(base, rows, strengths)
     known = [pairs for number, pairs in scored.items() if number]
     alone_curve = fit_curve(*scored[0])
-    known_curve = fit_curve(*(torch.cat(column) for column in zip(*known, strict=True)))
+    known_curve = fit_curve(torch.cat([pairs.scores for pairs in known]), torch.cat([pairs.shown for pairs in known]))
     curves = [known_curve if number else alone_curve for number in scored]
     thresholds = [
         best_threshold(torch.sigmoid(slope * pairs.scores + offset), pairs.shown)
