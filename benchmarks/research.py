@@ -36,9 +36,9 @@ TRAINING_FREE = (
 
 
 def random_targets(images: int, count: int) -> np.ndarray:
-    """Every label shown by its share of the images, as many again at random."""
+    """Every label shown by its share of the images and 0.4 more an image at random, about as COCO's novel labels are."""
     generator = np.random.default_rng(0)
-    targets = generator.random((images, count)) < 1 / count
+    targets = generator.random((images, count)) < 0.4 / count
     targets[np.arange(images), np.arange(images) % count] = True
     return targets
 
