@@ -36,7 +36,7 @@ TRAINING_FREE = (
 
 
 def random_targets(images: int, count: int) -> np.ndarray:
-    """Every label shown by its share of the images and 0.4 more an image at random, about as COCO's novel labels are."""
+    """Every label shown by its share of the images and 0.4 more an image at random, as COCO's novel labels are."""
     generator = np.random.default_rng(0)
     targets = generator.random((images, count)) < 0.4 / count
     targets[np.arange(images), np.arange(images) % count] = True
