@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 OURS, PAPER, INK, FAINT = "#1f5fa8", "#c8641b", "#333333", "#d9d9d9"
 _COLUMNS = (1.08, 1.25)
 """Where the numbers stand, right of the axes by parts of their width."""
-_SERIES = (OURS, "#2a8a5f", "#8a4fa3", "#b0324f", "#6b6b6b", "#a07a12")
+_SERIES = (OURS, "#2a8a5f", "#8a4fa3", "#b0324f", "#6b6b6b", "#a07a12", "#1d8ea3")
 
 
 class Mark(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Int
 
-from fewtag.data.episodes import Draw
+from fewtag.data.episodes import Draw, check_counts
 from fewtag.errors import InputError
 
 
@@ -29,9 +29,7 @@ class AtLeastSampler:
         seed: int = 0,
     ) -> None:
         assert targets.shape[1] == len(labels), "a column for each label"
-        for name, value, least in (("shots", shots, 1), ("queries", queries, 0), ("seed", seed, 0)):
-            if value < least:
-                raise InputError(f"`{name}` is {value}; it must be at least {least}")
+        check_counts(shots, queries, seed)
         self.shots, self.queries, self.seed = shots, queries, seed
         self._targets = targets
         # by name, so that the order of the columns does not matter

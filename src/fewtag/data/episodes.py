@@ -20,6 +20,13 @@ class Draw:
     query: tuple[int, ...]
 
 
+def check_counts(shots: int, queries: int, seed: int) -> None:
+    """Refuses numbers that no episode could be drawn with."""
+    for name, value, least in (("shots", shots, 1), ("queries", queries, 0), ("seed", seed, 0)):
+        if value < least:
+            raise InputError(f"`{name}` is {value}; it must be at least {least}")
+
+
 class EpisodeSampler:
     """Episodes over all labels: for each, `shots` support and `queries` query images that show it, all different."""
 
@@ -33,9 +40,7 @@ class EpisodeSampler:
         seed: int = 0,
     ) -> None:
         assert targets.shape[1] == len(labels), "a column for each label"
-        for name, value, least in (("shots", shots, 1), ("queries", queries, 0), ("seed", seed, 0)):
-            if value < least:
-                raise InputError(f"`{name}` is {value}; it must be at least {least}")
+        check_counts(shots, queries, seed)
         self.shots, self.queries, self.seed = shots, queries, seed
         self._targets = targets
         self._wanted = shots + queries
