@@ -58,7 +58,12 @@ class Picture:
 
     def pixels(self, size: int) -> UInt8[np.ndarray, "3 size size"]:
         """The picture squashed to a square: a centre crop could cut a labelled object away."""
-        return squash(self.open(), size)
+        return squash_bytes(self.read(), str(self), size)
+
+
+def squash_bytes(data: bytes, name: str, size: int) -> UInt8[np.ndarray, "3 size size"]:
+    """An encoded picture as a square of pixels; `name` is for messages."""
+    return squash(decode(data, name), size)
 
 
 def squash(image: Image.Image, size: int) -> UInt8[np.ndarray, "3 size size"]:
