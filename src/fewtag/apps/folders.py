@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from fewtag.data.ahead import ahead, batches
 from fewtag.data.images import IMAGE_ENDINGS, Picture, is_image_name
 from fewtag.errors import InputError
-from fewtag.tagger.inputs import ahead, batches
 
 Result = TypeVar("Result")
 

@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from fewtag.data.ahead import ahead, batches
 from fewtag.data.images import squash, stack
 from fewtag.errors import InputError
 from fewtag.features.backbone import Backbone
 from fewtag.tagger.bank import Example
-from fewtag.tagger.inputs import ImageLike, ahead, batches, digest, numbered, open_image
+from fewtag.tagger.inputs import ImageLike, digest, numbered, open_image
 from fewtag.tagger.model import Model
 
 BATCH = 32

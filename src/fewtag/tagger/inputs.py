@@ -1,19 +1,13 @@
-"""What a person may hand over: pictures as paths, PIL images or arrays, and label names; decoded ahead of the network.
+"""What a person may hand over: pictures as paths, PIL images or arrays, and label names.
 
 Arguments are `object` where a wrong one is to be refused in a sentence.
 """
 
 import hashlib
-import itertools
 import os
-import sys
-import threading
 import unicodedata
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from PIL import Image
@@ -23,8 +17,6 @@ from fewtag.data.images import Picture
 from fewtag.errors import InputError
 
 ImageLike = str | os.PathLike[str] | Image.Image | np.ndarray
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 def open_image(image: object, name: str = "given") -> Image.Image:
@@ -69,33 +61,6 @@ def digest(picture: Image.Image) -> str:
 def numbered(images: object) -> Iterator[tuple[ImageLike, str]]:
     """Each with the name that a message gives it."""
     return ((image, f"number {number}") for number, image in enumerate(several(images), 1))
-
-
-def ahead(work: Callable[[Item], Result], items: Iterable[Item], most: int) -> Iterator[Result]:
-    """In order; threads work on the next `most` while the caller is busy with this one."""
-    waiting: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(os.cpu_count() or 1, initializer=give_way) as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(work, item))
-                if len(waiting) > most:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def give_way() -> None:
-    """Lets the network's threads go first: they wait for one another, so one held up by reading holds up all."""
-    if sys.platform == "linux":  # where each thread has a priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-
-
-def batches(items: Iterator[Item], size: int) -> Iterator[Sequence[Item]]:
-    """Lists of so many, the last one shorter."""
-    while batch := list(itertools.islice(items, size)):
-        yield batch
 
 
 def label_sets(labels: object) -> list[frozenset[str]]:

@@ -1,0 +1,45 @@
+"""Reading in threads, ahead of the network."""
+
+import itertools
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def ahead(work: Callable[[Item], Result], items: Iterable[Item], most: int) -> Iterator[Result]:
+    """In order; threads work on the next `most` while the caller is busy with this one."""
+    waiting: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(usable_cores(), initializer=give_way) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > most:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def usable_cores() -> int:
+    """Those that this process may use, which on a shared machine are not all."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def give_way() -> None:
+    """Lets the network's threads go first: they wait for one another, so one held up by reading holds up all."""
+    if sys.platform == "linux":  # where each thread has a priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+
+
+def batches(items: Iterator[Item], size: int) -> Iterator[Sequence[Item]]:
+    """Lists of so many, the last one shorter."""
+    while batch := list(itertools.islice(items, size)):
+        yield batch
