@@ -19,7 +19,9 @@ from fewtag.bench.recipe import Training
 from fewtag.bench.train import Phase, take_step
 from fewtag.data.episodes import EpisodeSampler
 from fewtag.features.backbone import create_backbone
-from fewtag.features.store import MemoryRows, RowFile
+from fewtag.features.rows import MemoryRows
+from fewtag.features.store import About, Space, address
+from fewtag.features.stored_rows import Source, StoredRows
 from fewtag.methods import METHODS, Base, BaseLabels, EndToEnd, Method, Solved, Staged, create_method
 
 SHAPE = (2048, 7, 7)  # ResNet-50 at 224 px
@@ -64,9 +66,12 @@ def evaluate_seconds(names: Sequence[str], images: int, episodes: int) -> dict[s
     generator = np.random.default_rng(0)
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        rows = RowFile(Path(folder), count=images, shape=SHAPE, dtype="float16")
-        for row in range(images):
-            rows.write([row], generator.random((1, *SHAPE), np.float32))
+        space = Space(Path(folder), About("features", "random maps", "benchmark", SHAPE, "float16"))
+        rows = StoredRows([], Source(space, 0, lambda pixels: pixels))
+        rows.digests += [address(str(row).encode()) for row in range(images)]
+        for start in range(0, images, 64):
+            digests = rows.digests[start : start + 64]
+            rows.entries += space.append(digests, generator.random((len(digests), *SHAPE), np.float32))
         pool = Pool(labels(16), rows, torch.randn(16, WORDS), torch.from_numpy(targets))
         sampler = EpisodeSampler(targets, labels(16))
         draws = [sampler.draw(index) for index in range(episodes)]

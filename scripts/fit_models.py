@@ -20,7 +20,7 @@ from fewtag.bench.results import commit
 from fewtag.bench.search import GRID, Held, Strengths, build, cross_fit, score_episodes, search
 from fewtag.data.episodes import EpisodeSampler
 from fewtag.data.images import LabelledImages
-from fewtag.features.store import MemoryRows, Rows, feature_rows
+from fewtag.features.rows import MemoryRows, Rows, feature_rows
 from fewtag.files import write_atomically
 from fewtag.methods.base import Base
 from fewtag.tagger.calibrate import Calibration, best_threshold, calibration_error, fit_curve

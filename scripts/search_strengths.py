@@ -22,7 +22,7 @@ from fewtag.bench.recipe_files import load_recipes
 from fewtag.bench.results import commit
 from fewtag.bench.search import Held, Strengths, search
 from fewtag.data.episodes import EpisodeSampler
-from fewtag.features.store import MemoryRows, feature_rows
+from fewtag.features.rows import MemoryRows, feature_rows
 from fewtag.files import write_atomically
 from fewtag.methods.base import Base
 

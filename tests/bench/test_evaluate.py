@@ -10,7 +10,7 @@ from fewtag.bench import evaluate as module
 from fewtag.bench.evaluate import Pool, evaluate
 from fewtag.bench.metrics import METRICS, episode_metrics
 from fewtag.data.episodes import Draw, EpisodeSampler
-from fewtag.features.store import MemoryRows
+from fewtag.features.rows import MemoryRows
 from fewtag.methods import METHODS, Base, Classifier, Method, Precoded, Solved, Support, create_method
 
 LABELS = ("dog", "cat", "sofa")

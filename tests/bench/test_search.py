@@ -7,7 +7,7 @@ import torch
 from fewtag.bench import search as module
 from fewtag.bench.search import Held, build, cross_fit, judge, project_all, score_episodes, search
 from fewtag.data.episodes import EpisodeSampler
-from fewtag.features.store import MemoryRows
+from fewtag.features.rows import MemoryRows
 from fewtag.methods.base import Base
 
 CHANNELS, DIMENSIONS = 12, 6

@@ -9,7 +9,7 @@ from fewtag.data.readers import read_folders
 from fewtag.errors import InputError
 from fewtag.features.backbone import Backbone
 from fewtag.features.joined import JoinedBackbone, join_maps, open_backbone
-from fewtag.features.store import feature_rows
+from fewtag.features.rows import feature_rows
 
 NAMES = "resnet18+resnet10t"
 

@@ -1,155 +1,214 @@
-"""Rows on disk: nothing lost, nothing doubled, nothing half written, whatever stops a run."""
+"""The cache's rows: nothing lost, nothing doubled, nothing damaged handed out, whatever stops a process."""
 
 import errno
 import os
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
-from torch import Tensor, nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fewtag.data.images import LabelledImages, Picture
 from fewtag.errors import InputError
-from fewtag.features.backbone import Backbone
-from fewtag.features.store import MemoryRows, RowFile, feature_rows, pixel_rows
-from fewtag.features.weights import Preprocessing
+from fewtag.features.segments import RECORD
+from fewtag.features.store import About, Space, address, open_space
 
-COUNT, SIZE = 10, 8
-
-
-class TinyNetwork(nn.Module):
-    """One convolution; keeps how many images each pass saw, and stops in the pass that `stop_at` names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.convolution = nn.Conv2d(3, 4, kernel_size=4, stride=4)
-        self.passes: list[int] = []
-        self.stop_at: int | None = None
-
-    def forward_features(self, pixels: Tensor) -> Tensor:
-        if len(self.passes) == self.stop_at:
-            raise KeyboardInterrupt
-        self.passes.append(len(pixels))
-        return self.convolution(pixels)
+ABOUT = About("features", "tiny", "key", (2, 3), "float16")
+ROW = 2 * 3 * 2
 
 
-def make_backbone() -> Backbone:
-    preprocessing = Preprocessing((100.0, 110.0, 120.0), (60.0, 50.0, 40.0))
-    return Backbone(
-        "tiny", TinyNetwork(), size=SIZE, channels=4, layout="NCHW", preprocessing=preprocessing, variant="timm"
-    ).eval()
+def digest(number: int) -> bytes:
+    return address(str(number).encode())
 
 
-@pytest.fixture
-def images(tmp_path: Path) -> LabelledImages:
-    generator = np.random.default_rng(0)
-    paths = [tmp_path / f"{number}.jpg" for number in range(COUNT)]
-    for path in paths:
-        Image.fromarray(generator.integers(0, 256, (12, 9, 3), dtype=np.uint8)).save(path)
-    targets = np.ones((COUNT, 1), dtype=bool)
-    return LabelledImages(tuple(path.name for path in paths), tuple(map(Picture, paths)), ("dog",), targets)
+def values(numbers: range | list[int]) -> np.ndarray:
+    """A row that follows from its number."""
+    return np.stack([np.random.default_rng(number).normal(size=(2, 3)) for number in numbers]).astype(np.float16)
 
 
-@pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the pictures that were decoded, a name for each time."""
-    names: list[str] = []
-    pixels = Picture.pixels
-
-    def spy(picture: Picture, size: int) -> np.ndarray:
-        names.append(picture.path.name)
-        return pixels(picture, size)
-
-    monkeypatch.setattr(Picture, "pixels", spy)
-    return names
+def append(space: Space, numbers: range | list[int]) -> None:
+    space.append([digest(number) for number in numbers], values(numbers))
 
 
-def expected_features(images: LabelledImages) -> Tensor:
-    pixels = torch.from_numpy(np.stack([picture.pixels(SIZE) for picture in images.pictures]))
-    with torch.no_grad():
-        return make_backbone()(pixels).half()
+def held(space: Space, numbers: range | list[int]) -> list[int]:
+    """The numbers whose rows are there; they must be right."""
+    found, missing = space.read([space.find(digest(number)) for number in numbers])
+    there = [place for place in range(len(numbers)) if place not in missing]
+    assert np.array_equal(found[there], values(numbers)[there])
+    return [numbers[place] for place in there]
 
 
-def make_file(folder: Path, count: int = 5) -> RowFile:
-    return RowFile(folder / "rows", count=count, shape=(2, 3, 1), dtype="float16")
+def files(root: Path, ending: str = "rows") -> list[Path]:
+    return sorted(root.glob(f"*/*.{ending}"))
 
 
-def values(count: int) -> np.ndarray:
-    return np.random.default_rng(1).normal(size=(count, 2, 3, 1)).astype(np.float16)
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 16]))
 
 
 def test_rows_come_back_as_they_went_in_even_to_another_process_later(tmp_path: Path) -> None:
-    make_file(tmp_path).write([3, 0, 4], values(3))
-    again = make_file(tmp_path)
-    assert np.array_equal(again.take([0, 4, 3, 0]).numpy(), values(3)[[1, 2, 0, 1]])
-    assert again.missing() == [1, 2]
-    assert len(again) == 5
+    append(Space(tmp_path, ABOUT), [3, 0, 4])
+    again = Space(tmp_path, ABOUT)
+    assert held(again, [0, 4, 1, 3, 0]) == [0, 4, 3, 0]
+    found, missing = again.read([])
+    assert (found.shape, found.dtype, missing) == ((0, 2, 3), np.float16, [])
 
 
-def test_a_row_written_again_takes_the_new_value_and_no_other_changes(tmp_path: Path) -> None:
-    file = make_file(tmp_path)
-    file.write(range(5), values(5))
-    file.write([2], np.zeros((1, 2, 3, 1)))
-    expected = values(5)
-    expected[2] = 0
-    assert np.array_equal(file.take(range(5)).numpy(), expected)
+def test_what_is_there_is_not_appended_again(tmp_path: Path) -> None:
+    one, other = Space(tmp_path, ABOUT), Space(tmp_path, ABOUT)
+    append(one, range(5))
+    append(other, range(3, 8))  # it has not looked since
+    append(one, [6, 6, 9])
+    assert len(one) == 9
+    assert held(one, range(9)) == list(range(8))
+    assert sum(path.stat().st_size for path in files(tmp_path)) == 9 * ROW
 
 
-def test_take_returns_the_rows_asked_for_and_reads_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, read = make_file(tmp_path, count=100), list[int]()
-    file.write(range(100), values(100))
-    preadv = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda *given: read.append(preadv(*given)))
-    taken = file.take([70, 7])
-    assert np.array_equal(taken.numpy(), values(100)[[70, 7]])
-    assert sum(read) == taken.untyped_storage().nbytes() == 2 * (2 * 3 * 2)
+@pytest.mark.parametrize("other", [{"key": "other"}, {"shape": (3, 2)}, {"dtype": "float32"}, {"kind": "pixels"}])
+def test_other_rows_have_a_place_of_their_own(tmp_path: Path, other: dict[str, object]) -> None:
+    append(Space(tmp_path, ABOUT), range(5))
+    about = About(**{**ABOUT.__dict__, **other})
+    assert len(Space(tmp_path, about)) == 0
 
 
-@pytest.mark.parametrize("row", [5, -1])
-def test_a_row_that_is_not_there_is_not_made_up(tmp_path: Path, row: int) -> None:
-    with pytest.raises(AssertionError, match="a row of this file"):
-        make_file(tmp_path).take([row])
+def test_a_space_opens_by_its_folder_unless_its_description_is_damaged(tmp_path: Path) -> None:
+    space = Space(tmp_path, ABOUT)
+    append(space, range(5))
+    again = open_space(space.folder)
+    assert again is not None
+    assert again.about == ABOUT
+    assert held(again, range(5)) == list(range(5))
+    for damaged in (b'{"kind": "feat', b"[]", (space.folder / "space.json").read_bytes().replace(b"[2, 3]", b"[2, 9]")):
+        (space.folder / "space.json").write_bytes(damaged)
+        assert open_space(space.folder) is None
+    append(space, [7])
+    assert open_space(space.folder) is not None, "whoever appends mends it"
 
 
-def test_rows_in_memory_are_taken_the_same_way() -> None:
-    tensor = torch.arange(12.0).view(4, 3, 1, 1)
-    rows = MemoryRows(tensor)
-    assert len(rows) == 4
-    assert torch.equal(rows.take([2, 0, 2]), torch.stack([tensor[2], tensor[0], tensor[2]]))
-    assert rows.take([]).shape == (0, 3, 1, 1)
+APPEND = """
+import sys
+from pathlib import Path
+from test_store import ABOUT, Space, append
+import fewtag.features.store
+fewtag.features.store.SEGMENT_BYTES = 700
+space, start = Space(Path(sys.argv[1]), ABOUT), int(sys.argv[2])
+for turn in range(40):
+    append(space, range(start + 5 * turn, start + 5 * turn + 8))
+"""
 
 
-@pytest.mark.parametrize("other", [{"count": 6}, {"shape": (3, 2, 1)}, {"dtype": "float32"}])
-def test_a_folder_of_other_rows_is_refused_and_left_alone(tmp_path: Path, other: dict[str, object]) -> None:
-    make_file(tmp_path).write(range(5), values(5))
-    settings = {"count": 5, "shape": (2, 3, 1), "dtype": "float16"} | other
-    with pytest.raises(InputError, match=r"holds other rows .*; remove it"):
-        RowFile(tmp_path / "rows", **settings)  # type: ignore[arg-type]
-    assert make_file(tmp_path).missing() == []
+def run(script: str, *arguments: object) -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)], stderr=subprocess.PIPE, env=environment
+    )
 
 
-def test_a_cache_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "rows").write_text("a file, not a folder")
-    with pytest.raises(InputError, match=r"cannot write to the cache .*rows: .*name another --cache"):
-        make_file(tmp_path)
+def test_several_processes_append_at_once_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+    processes = [run(APPEND, tmp_path, start) for start in (0, 50, 100)]
+    for process in processes:
+        assert process.communicate()[1] == b""
+        assert process.returncode == 0
+    count = 100 + 39 * 5 + 8
+    assert held(Space(tmp_path, ABOUT), range(count + 1)) == list(range(count))
+    assert sum(path.stat().st_size for path in files(tmp_path)) == count * ROW
+    assert len(files(tmp_path)) == -(-count // (700 // ROW))
 
 
-def test_a_header_that_was_not_finished_does_not_spoil_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from test_store import ABOUT, Space, append
+space = Space(Path(sys.argv[1]), ABOUT)
+append(space, range(5))
+write = os.pwrite
+def killing(handle, content, offset):
+    # half of the index is written when the kill comes
+    if os.readlink(f"/proc/self/fd/{handle}").endswith(".index"):
+        write(handle, content[:int(sys.argv[2])], offset)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(handle, content, offset)
+os.pwrite = killing
+append(space, range(5, 10))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.parametrize(("written", "kept"), [(0, 5), (2 * RECORD.itemsize + 7, 7)])
+def test_a_writer_killed_between_rows_and_index_loses_and_doubles_nothing(
+    tmp_path: Path, written: int, kept: int
 ) -> None:
-    def half(path: Path, content: bytes) -> None:
-        path.write_text(content[:5].decode())
-        raise OSError(errno.ENOSPC, "No space left on device")
+    process = run(KILLED, tmp_path, written)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    space = Space(tmp_path, ABOUT)
+    assert held(space, range(10)) == list(range(kept))
+    append(space, range(8, 12))  # not the rows that lie where the kill left them
+    append(space, range(12))
+    assert held(Space(tmp_path, ABOUT), range(12)) == list(range(12))
+    assert sum(path.stat().st_size for path in files(tmp_path)) == 12 * ROW
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", half)
-        with pytest.raises(InputError, match="No space left"):
-            make_file(tmp_path)
-    assert make_file(tmp_path).missing() == [0, 1, 2, 3, 4]
+
+def test_a_turned_bit_is_found_and_the_row_appended_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    append(Space(tmp_path, ABOUT), range(10))
+    for number in (3, 8):
+        flip(files(tmp_path)[0], number * ROW + 4)
+    space = Space(tmp_path, ABOUT)
+    assert held(space, range(10)) == [0, 1, 2, 4, 5, 6, 7, 9]
+    assert len(caplog.records) == 1, "one line, however many rows"
+    assert (space.damaged, len(space), len(Space(tmp_path, ABOUT))) == (2, 8, 8)
+    append(space, range(10))
+    for found in (space, Space(tmp_path, ABOUT)):
+        assert held(found, range(10)) == list(range(10))
+
+
+def test_a_turned_bit_in_the_index_costs_a_row_at_most(tmp_path: Path) -> None:
+    append(Space(tmp_path, ABOUT), range(10))
+    flip(files(tmp_path, "index")[0], 2 * RECORD.itemsize + 3)  # whose row
+    flip(files(tmp_path, "index")[0], 5 * RECORD.itemsize + 18)  # what it sums up to
+    assert held(Space(tmp_path, ABOUT), range(10)) == [0, 1, 3, 4, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_truncated_segment_keeps_what_is_left(tmp_path: Path, mapped: bool) -> None:
+    space = Space(tmp_path, ABOUT)
+    append(space, range(10))
+    if mapped:
+        assert held(space, range(10)) == list(range(10))
+    os.truncate(files(tmp_path)[0], 6 * ROW + 5)
+    assert held(space, range(10)) == list(range(6))
+    append(space, range(10))
+    assert held(Space(tmp_path, ABOUT), range(10)) == list(range(10))
+
+
+def test_a_truncated_index_keeps_what_is_left_and_nobody_reads_others_rows(tmp_path: Path) -> None:
+    space, other = Space(tmp_path, ABOUT), Space(tmp_path, ABOUT)
+    append(space, range(10))
+    os.truncate(files(tmp_path, "index")[0], 6 * RECORD.itemsize + 3)
+    append(other, range(20, 23))
+    append(space, [30])
+    for found in (space, other, Space(tmp_path, ABOUT)):
+        found.refresh()
+        assert held(found, [*range(10), *range(20, 23), 30]) == [*range(6), *range(20, 23), 30]
+
+
+def test_every_row_can_be_checked_at_once(tmp_path: Path) -> None:
+    append(Space(tmp_path, ABOUT), range(200))
+    for number in (0, 100, 199):
+        flip(files(tmp_path)[0], number * ROW)
+    space, told = Space(tmp_path, ABOUT), list[int]()
+    assert space.check(told.append) == 3
+    assert sum(told) == 200
+    assert (Space(tmp_path, ABOUT).check(), len(Space(tmp_path, ABOUT))) == (0, 197)
 
 
 def full_after(bytes_left: int, *, short: bool) -> Callable[[int, bytes, int], int]:
@@ -168,124 +227,107 @@ def full_after(bytes_left: int, *, short: bool) -> Callable[[int, bytes, int], i
 
 
 @pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("room", [18, 2 * ROW + 25])  # for one row and a half; for two and a record and a half
 def test_a_full_disk_is_one_sentence_and_keeps_what_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: bool, room: int
 ) -> None:
-    file = make_file(tmp_path)
-    file.write([0, 1], values(5)[:2])
+    space = Space(tmp_path, ABOUT)
+    append(space, [0, 1])
     with monkeypatch.context() as patch:
-        # room for one row and a half
-        patch.setattr(os, "pwrite", full_after(18, short=short))
-        with pytest.raises(InputError, match=r"No space left.*; free some room .*\(what is finished is kept\)"):
-            file.write([2, 3], values(5)[2:4])
-    assert file.missing() == [2, 3, 4]
-    assert np.array_equal(file.take([0, 1]).numpy(), values(5)[:2])
-    file.write([2, 3, 4], values(5)[2:])
-    assert np.array_equal(file.take(range(5)).numpy(), values(5))
+        patch.setattr(os, "pwrite", full_after(room, short=short))
+        with pytest.raises(InputError, match=r"No space left.*; free some room, .*\(what is finished is kept\)"):
+            append(space, [2, 3])
+    assert held(space, range(5))[:2] == [0, 1]
+    append(space, [2, 3, 4])
+    for found in (space, Space(tmp_path, ABOUT)):
+        assert held(found, range(5)) == list(range(5))
+    assert sum(path.stat().st_size for path in files(tmp_path)) == 5 * ROW
 
 
-def test_a_last_row_cut_short_is_not_called_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, pwrite = make_file(tmp_path), os.pwrite
-    # as if the room came back between the row and its mark
-    monkeypatch.setattr(os, "pwrite", lambda handle, data, offset: pwrite(handle, data[:7], offset))
-    with pytest.raises(InputError, match="No space left"):
-        file.write([0], values(1))
-    assert file.missing() == [0, 1, 2, 3, 4]
-
-
-def test_a_row_is_marked_only_once_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = make_file(tmp_path)
+def test_a_row_is_told_of_only_once_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = Space(tmp_path, ABOUT)
 
     def fail(handle: int) -> None:
         raise OSError(errno.EIO, f"Input/output error of {handle}")
 
     monkeypatch.setattr(os, "fdatasync", fail)
     with pytest.raises(InputError, match="Input/output error"):
-        file.write([0], values(1))
-    assert file.missing() == [0, 1, 2, 3, 4]
+        append(space, [0])
+    assert (len(space), len(Space(tmp_path, ABOUT))) == (0, 0)
 
 
-def test_features_are_the_backbones_maps_in_half_precision(images: LabelledImages, tmp_path: Path) -> None:
-    backbone, told = make_backbone().train(), list[int]()
-    file = feature_rows(images, backbone, tmp_path / "cache", batch=4, advance=told.append)
-    assert file.take([0]).dtype == torch.float16
-    torch.testing.assert_close(file.take(range(COUNT)), expected_features(images), rtol=1e-3, atol=1e-3)
-    assert sum(told) == COUNT
-    assert backbone.training, "it is left in the mode it was in"
+def test_a_place_where_no_cache_can_be_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file, not a folder")
+    with pytest.raises(InputError, match=r"cannot write to the cache .*file.*: .*name another --cache"):
+        append(Space(tmp_path / "file", ABOUT), [0])
 
 
-def test_pixels_are_the_squashed_pictures(images: LabelledImages, tmp_path: Path, decoded: list[str]) -> None:
-    for _ in range(2):
-        taken = pixel_rows(images, SIZE, tmp_path / "cache").take(range(COUNT))
-        assert sorted(decoded) == sorted(images.ids), "each is decoded once, though asked for twice"
-    assert np.array_equal(taken.numpy(), np.stack([picture.pixels(SIZE) for picture in images.pictures]))
+def test_what_was_removed_can_be_read_by_whoever_holds_it_and_is_forgotten_by_the_others(tmp_path: Path) -> None:
+    space = Space(tmp_path, ABOUT)
+    entries = space.append([digest(0)], values([0]))
+    files(tmp_path)[0].unlink()
+    append(space, [1])
+    assert held(space, [0, 1]) == [1]
+    assert np.array_equal(space.read(entries)[0], values([0]))
 
 
-def test_a_run_that_was_stopped_goes_on_with_what_is_missing(
-    images: LabelledImages, tmp_path: Path, decoded: list[str]
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_memory_does_not_grow_with_the_rows_read(tmp_path: Path) -> None:
+    def mapped_megabytes() -> float:
+        found = re.search(r"RssFile:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        assert found is not None
+        return int(found[1]) / 1000
+
+    about = About("features", "large", "key", (500_000,), "float16")
+    space = Space(tmp_path, about)
+    for number in range(40):
+        space.append([digest(number)], np.full((1, 500_000), number, np.float16))
+    before = mapped_megabytes()
+    for number in range(40):
+        found, missing = space.read([space.find(digest(number))])
+        assert (found[0, -1], missing) == (number, [])
+    assert mapped_megabytes() < before + 10
+
+
+Action = st.tuples(
+    st.sampled_from(["append", "read", "flip", "reopen", "cut rows", "cut index"]), st.sets(st.integers(0, 12))
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(Action, max_size=12))
+def test_a_space_never_says_anything_else_than_a_dictionary_would(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, set[int]]]
 ) -> None:
-    backbone, told = make_backbone(), list[int]()
-    backbone.network.stop_at = 3  # one pass to learn the maps' shape, two batches, then the kill
-    with pytest.raises(KeyboardInterrupt):
-        feature_rows(images, backbone, tmp_path / "cache", batch=3)
-    assert backbone.network.passes == [1, 3, 3]
-
-    decoded.clear()
-    backbone = make_backbone()
-    file = feature_rows(images, backbone, tmp_path / "cache", batch=3, advance=told.append)
-    assert backbone.network.passes == [1, 3, 1]
-    assert sorted(decoded) == ["6.jpg", "7.jpg", "8.jpg", "9.jpg"]
-    assert told == [6, 3, 1]
-    torch.testing.assert_close(file.take(range(COUNT)), expected_features(images), rtol=1e-3, atol=1e-3)
-
-    decoded.clear()
-    feature_rows(images, make_backbone(), tmp_path / "cache")
-    assert decoded == []
-
-
-def test_a_truncated_picture_stops_extraction_by_name_until_it_is_mended(
-    images: LabelledImages, tmp_path: Path
-) -> None:
-    path, cache = images.pictures[7].path, tmp_path / "cache"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-100])
-    reason = r"image .*7\.jpg cannot be decoded: it is truncated or damaged"
-    with pytest.raises(InputError, match=reason):
-        feature_rows(images, make_backbone(), cache, batch=3)
-    with pytest.raises(InputError, match=reason):
-        pixel_rows(images, SIZE, cache)
-    path.write_bytes(whole)
-    file = feature_rows(images, make_backbone(), cache, batch=3)
-    assert file.missing() == []
-    torch.testing.assert_close(file.take(range(COUNT)), expected_features(images), rtol=1e-3, atol=1e-3)
-
-
-def cache_name(images: LabelledImages, cache: Path, backbone: Backbone | None = None) -> str:
-    return feature_rows(images, backbone or make_backbone(), cache).folder.name
-
-
-def test_other_bytes_are_other_rows(images: LabelledImages, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    before = cache_name(images, cache)
-    assert cache_name(images, cache) == before
-    Image.new("RGB", (12, 9), "red").save(images.pictures[2].path)
-    changed = feature_rows(images, make_backbone(), cache)
-    assert changed.folder.name != before
-    torch.testing.assert_close(changed.take(range(COUNT)), expected_features(images), rtol=1e-3, atol=1e-3)
-
-
-def test_other_bytes_of_the_same_length_are_other_rows(images: LabelledImages, tmp_path: Path) -> None:
-    before = cache_name(images, tmp_path / "cache")
-    path = images.pictures[2].path
-    stat = path.stat()
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1_000_000))
-    assert cache_name(images, tmp_path / "cache") != before
-
-
-def test_other_pictures_weights_or_sizes_are_other_rows(images: LabelledImages, tmp_path: Path) -> None:
-    cache, other = tmp_path / "cache", make_backbone()
-    with torch.no_grad():
-        other.network.convolution.bias[0] += 1
-    names = {cache_name(images, cache), cache_name(images.select([1, 0]), cache), cache_name(images, cache, other)}
-    names |= {pixel_rows(images, size, cache).folder.name for size in (8, 9)}
-    assert len(names) == 5
+    root = tmp_path_factory.mktemp("space")
+    space, expected = Space(root, ABOUT), set[int]()
+    whole = True
+    for action, some in actions:
+        numbers = sorted(some)
+        if action == "append" and numbers:
+            append(space, numbers)
+            expected |= some
+            assert set(numbers) >= set(held(space, numbers)), "right values are asserted there"
+        elif action == "reopen":
+            space = Space(root, ABOUT)
+        elif action == "read" and numbers:
+            found = held(space, numbers)
+            assert not whole or found == [number for number in numbers if number in expected]
+            assert set(found) <= expected
+        elif files(root):
+            whole = False
+            path = files(root)[-1]
+            if action == "flip" and path.stat().st_size:
+                # damage that comes after a row was read is not looked for again
+                space = Space(root, ABOUT)
+                flip(path, (7 * sum(some)) % path.stat().st_size)
+            elif action == "cut rows":
+                os.truncate(path, path.stat().st_size // 2)
+                space = Space(root, ABOUT)
+            elif action == "cut index" and files(root, "index"):
+                path = files(root, "index")[-1]
+                os.truncate(path, path.stat().st_size * 2 // 3)
+    missing = [number for number in range(13) if number not in held(space, range(13))]
+    if missing:
+        append(space, missing)
+    assert held(space, range(13)) == list(range(13))

@@ -14,7 +14,7 @@ from torch import Tensor
 from fewtag.bench.evaluate import Pool
 from fewtag.bench.metrics import episode_metrics
 from fewtag.data.episodes import EpisodeSampler
-from fewtag.features.store import MemoryRows
+from fewtag.features.rows import MemoryRows
 from fewtag.methods import Base, BaseLabels, Episode, Method, Solved, Staged
 from fewtag.methods.base import pool as global_features
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fewtag.bench.metrics import episode_metrics
 from fewtag.data.episodes import Draw
 from fewtag.data.images import LabelledImages
-from fewtag.features.store import MemoryRows, Rows
+from fewtag.features.rows import MemoryRows, Rows
 from fewtag.methods.base import Episode, Method, Precoded, Support
 from fewtag.types import Targets, Words
 

@@ -22,7 +22,7 @@ from fewtag.data.combine import refuse_unreadable
 from fewtag.errors import InputError
 from fewtag.features.backbone import Backbone
 from fewtag.features.joined import JoinedBackbone
-from fewtag.features.store import Rows, feature_rows
+from fewtag.features.rows import Rows, feature_rows
 from fewtag.files import make_folder, write_atomically
 from fewtag.methods import Base, EndToEnd, Method, Solved
 from fewtag.methods.base import pool

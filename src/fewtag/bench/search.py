@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fewtag.bench.metrics import episode_metrics
 from fewtag.data.episodes import Draw, EpisodeSampler
-from fewtag.features.store import Rows
+from fewtag.features.rows import Rows
 from fewtag.methods.base import Base
 from fewtag.methods.closed_form import ClosedForm
 from fewtag.types import Targets, Words

@@ -22,7 +22,7 @@ from fewtag.bench.runs import Run, State
 from fewtag.data.episodes import EpisodeSampler
 from fewtag.data.images import LabelledImages
 from fewtag.errors import InputError
-from fewtag.features.store import MemoryRows, Rows, feature_rows, pixel_rows
+from fewtag.features.rows import MemoryRows, Rows, feature_rows, pixel_rows
 from fewtag.methods import EndToEnd, Method
 
 

@@ -1,208 +1,187 @@
-"""Rows on disk: pictures decoded once, features extracted once; a run that was killed goes on where it stopped."""
+"""Rows kept by content: a picture's bytes and what is made of them name a row, wherever the picture lies.
 
-import errno
+Several processes may read and append at once. A kill loses no finished row and doubles none: rows are written before
+the index tells of them, and what the index does not tell of is written over. Damage is found by a sum over each row.
+"""
+
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from jaxtyping import Num, UInt8
-from torch import Tensor
 
-from fewtag.data.images import LabelledImages
 from fewtag.errors import InputError
-from fewtag.features.backbone import Backbone
-from fewtag.features.joined import JoinedBackbone, join_maps
+from fewtag.features.room import DESCRIPTION, cache_limit, locked, make_room
+from fewtag.features.segments import DIGEST_BYTES, Segment
 from fewtag.files import write_atomically
 
-Advance = Callable[[int], None]
-"""Told how many more rows are done, for a progress bar."""
+SEGMENT_BYTES = 256 * 10**6
+_FORMAT = 1
+_CHECKED_AT_ONCE = 64
+_log = logging.getLogger(__name__)
 
 
-@runtime_checkable
-class Rows(Protocol):
-    """Maps (or pixels) of a data set, to be taken by row number."""
-
-    def __len__(self) -> int: ...
-
-    def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]: ...
+def address(data: bytes) -> bytes:
+    """What a picture is known by: its encoded bytes. SHA-256, which processors have instructions for."""
+    return hashlib.sha256(data).digest()[:DIGEST_BYTES]
 
 
-class MemoryRows:
-    """Rows kept in one tensor, on any device."""
+@dataclass(frozen=True)
+class About:
+    """What the rows of a space are; `key` stands for all that decides them, `what` says it to people."""
 
-    def __init__(self, tensor: Num[Tensor, "images channels height width"]) -> None:
-        self.tensor = tensor
+    kind: str
+    what: str
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def folder(self) -> str:
+        facts = json.dumps([_FORMAT, self.key, self.shape, self.dtype])
+        return f"{self.kind}-{hashlib.sha256(facts.encode()).hexdigest()[:20]}"
+
+
+class Entry(NamedTuple):
+    """Where a picture's row is. Whoever holds one can read it, even if the segment was removed since."""
+
+    digest: bytes
+    segment: Segment
+    slot: int
+
+
+class Space:
+    """A folder of rows of one shape, by the digests of their pictures."""
+
+    def __init__(self, root: Path, about: About) -> None:
+        self.root, self.about = root, about
+        self.folder = root / about.folder
+        self.limit = cache_limit()
+        self.dtype = np.dtype(about.dtype)
+        self.row_bytes = math.prod(about.shape) * self.dtype.itemsize
+        self.damaged = 0
+        # a limit leaves room for several, so that not all goes at once
+        self._segment_rows = max(1, min(SEGMENT_BYTES, self.limit // 8) // self.row_bytes)
+        self._segments: dict[str, Segment] = {}
+        self._entries: dict[bytes, Entry] = {}
+        self.refresh()
 
     def __len__(self) -> int:
-        return len(self.tensor)
+        return len(self._entries)
 
-    def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]:
-        return self.tensor[torch.as_tensor(rows, dtype=torch.long, device=self.tensor.device)]
+    def find(self, digest: bytes) -> Entry | None:
+        """Where the row is, as far as this process knows."""
+        return self._entries.get(digest)
 
+    def refresh(self) -> None:
+        """Learns what others appended, and forgets the segments that they removed."""
+        names = sorted(path.name for path in self.folder.glob("*.rows"))
+        for name in self._segments.keys() - set(names):
+            self._forget(name)
+        for name in names:
+            news = self._news(name)
+            if news is None:
+                self._forget(name)
+                news = self._news(name)
+            for slot, digest in news or ():
+                self._entries[digest] = Entry(digest, self._segments[name], slot)
 
-class RowFile:
-    """Rows of one shape in a file, each marked once it is safely written.
+    def read(self, entries: Sequence[Entry | None]) -> tuple[np.ndarray, list[int]]:
+        """The rows in this order, and the places in it of those that are not there or damaged."""
+        values = np.empty((len(entries), self.row_bytes), np.uint8)
+        missing = []
+        for number, entry in enumerate(entries):
+            if entry is None:
+                missing.append(number)
+            elif not entry.segment.read(entry.slot, values[number]):
+                self._drop(entry)
+                missing.append(number)
+        for segment in {entry.segment for entry in entries if entry is not None}:
+            segment.release()
+        return values.view(self.dtype).reshape(len(entries), *self.about.shape), missing
 
-    Reads with plain `pread` rather than a memory map, so that memory stays bounded by what is asked for at once.
-    """
-
-    def __init__(self, folder: Path, *, count: int, shape: tuple[int, ...], dtype: str) -> None:
-        self.folder, self.count, self.shape, self.dtype = folder, count, shape, np.dtype(dtype)
-        self.row_bytes = int(np.prod(shape)) * self.dtype.itemsize
-        header = json.dumps({"count": count, "shape": list(shape), "dtype": self.dtype.name})
-        header_path = folder / "header.json"
+    def append(self, digests: Sequence[bytes], values: np.ndarray) -> list[Entry | None]:
+        """Keeps the rows that nobody else was faster to append; where each one is now, if nobody removed it."""
+        assert values.shape == (len(digests), *self.about.shape), "a row of this space for each digest"
+        rows = np.ascontiguousarray(values, self.dtype).reshape(len(digests), -1).view(np.uint8)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if header_path.exists() and (found := header_path.read_text()) != header:
-                raise InputError(f"the cache folder {folder} holds other rows ({found}); remove it")
-            self._data = os.open(folder / "rows.bin", os.O_RDWR | os.O_CREAT, 0o644)
-            self._marks = os.open(folder / "done.bin", os.O_RDWR | os.O_CREAT, 0o644)
-            os.ftruncate(self._data, count * self.row_bytes)
-            os.ftruncate(self._marks, count)
-            # whole or not at all: half a header would refuse all later runs
-            write_atomically(header_path, header.encode())
+            with locked(self.folder):
+                self._describe()
+                self.refresh()
+                fresh = {digest: row for row, digest in enumerate(digests) if digest not in self._entries}
+                self._write(list(fresh), rows[list(fresh.values())])
+                found = [self.find(digest) for digest in digests]
+            make_room(self.root, self.limit)
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise InputError(
+                f"cannot write to the cache {self.folder}: {error.strerror}; free some room, name another --cache or "
+                "tag with --no-cache (what is finished is kept)"
+            ) from error
+        return found
 
-    def __len__(self) -> int:
-        return self.count
+    def check(self, advance: Callable[[int], None] = lambda _: None) -> int:
+        """Reads every row and strikes out the damaged ones; how many they were."""
+        before = self.damaged
+        entries = list(self._entries.values())
+        for start in range(0, len(entries), _CHECKED_AT_ONCE):
+            batch = entries[start : start + _CHECKED_AT_ONCE]
+            self.read(batch)
+            advance(len(batch))
+        return self.damaged - before
 
-    def __del__(self) -> None:
-        for handle in (getattr(self, "_data", None), getattr(self, "_marks", None)):
-            if handle is not None:
-                os.close(handle)
+    def _write(self, digests: Sequence[bytes], rows: np.ndarray) -> None:
+        while digests:
+            newest = max(self._segments, default="")
+            if not newest or len(self._segments[newest]) >= self._segment_rows:
+                # never a name that was in use before: somebody may still have that file open
+                number = max(time.time_ns(), int(Path(newest).stem or 0) + 1)
+                newest = f"{number:020}.rows"
+                (self.folder / newest).touch()
+                self._segments[newest] = Segment(self.folder / newest, self.row_bytes)
+            segment = self._segments[newest]
+            room = self._segment_rows - len(segment)
+            segment.append(digests[:room], rows[:room])
+            digests, rows = digests[room:], rows[room:]
+            self.refresh()
 
-    def missing(self) -> list[int]:
-        """The rows not yet written, in order."""
-        return np.flatnonzero(np.frombuffer(os.pread(self._marks, self.count, 0), np.uint8) == 0).tolist()
+    def _news(self, name: str) -> list[tuple[int, bytes]] | None:
+        if name not in self._segments:
+            try:
+                self._segments[name] = Segment(self.folder / name, self.row_bytes)
+            except FileNotFoundError:  # removed this moment
+                return []
+        return self._segments[name].news()
 
-    def write(self, rows: Sequence[int], values: np.ndarray) -> None:
-        """Writes the rows, and only then marks them as done."""
-        values = np.ascontiguousarray(values, self.dtype)
-        try:
-            for row, value in zip(rows, values, strict=True):
-                written = os.pwrite(self._data, value.tobytes(), row * self.row_bytes)
-                if written < self.row_bytes:  # the disk filled up in the middle of the row
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fdatasync(self._data)
-            for row in rows:
-                os.pwrite(self._marks, b"\1", row)
-        except OSError as error:
-            raise self._cannot_write(error) from error
+    def _forget(self, name: str) -> None:
+        segment = self._segments.pop(name)
+        self._entries = {digest: entry for digest, entry in self._entries.items() if entry.segment is not segment}
 
-    def _cannot_write(self, error: OSError) -> InputError:
-        return InputError(
-            f"cannot write to the cache {self.folder}: {error.strerror}; free some room or name another --cache "
-            "(what is finished is kept)"
-        )
+    def _drop(self, entry: Entry) -> None:
+        if not self.damaged:
+            _log.warning("a damaged row in the cache %s is not used; fewtag cache --check looks for more", self.folder)
+        self.damaged += 1
+        entry.segment.drop(entry.slot)
+        if self._entries.get(entry.digest) == entry:
+            del self._entries[entry.digest]
 
-    def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]:
-        assert all(0 <= row < self.count for row in rows), "a row of this file"
-        values = np.empty((len(rows), *self.shape), self.dtype)
-        for value, row in zip(values, rows, strict=True):
-            os.preadv(self._data, [memoryview(value).cast("B")], row * self.row_bytes)
-        return torch.from_numpy(values)
-
-
-class JoinedRows:
-    """Rows of several networks, channels side by side; each network's rows are kept for themselves."""
-
-    def __init__(self, parts: Sequence[Rows]) -> None:
-        self.parts = tuple(parts)
-
-    def __len__(self) -> int:
-        return len(self.parts[0])
-
-    def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]:
-        return join_maps([part.take(rows) for part in self.parts])
-
-
-def pixel_rows(images: LabelledImages, size: int, cache: Path, advance: Advance = lambda _: None) -> RowFile:
-    """The pictures, decoded and squashed once."""
-    file = RowFile(
-        cache / f"pixels-{_key(images, f'pixels {size}')}", count=len(images), shape=(3, size, size), dtype="uint8"
-    )
-    missing = file.missing()
-    advance(len(images) - len(missing))
-    for rows, pixels in decode(images, missing, size, batch=64):
-        file.write(rows, pixels.numpy())
-        advance(len(rows))
-    return file
+    def _describe(self) -> None:
+        facts = json.dumps(asdict(self.about)).encode()
+        path = self.folder / DESCRIPTION
+        if not path.exists() or path.read_bytes() != facts:
+            write_atomically(path, facts)
 
 
-def feature_rows(
-    images: LabelledImages,
-    backbone: Backbone | JoinedBackbone,
-    cache: Path,
-    *,
-    batch: int = 32,
-    advance: Advance = lambda _: None,
-) -> Rows:
-    """The pictures' local maps in half precision, extracted once, on the device where the backbone is."""
-    if isinstance(backbone, JoinedBackbone):
-        return JoinedRows([network_rows(images, part, cache, batch, advance) for part in backbone.parts])
-    return network_rows(images, backbone, cache, batch, advance)
-
-
-def network_rows(images: LabelledImages, backbone: Backbone, cache: Path, batch: int, advance: Advance) -> RowFile:
-    """Of one network."""
-    device = next(backbone.parameters()).device
-    was_training = backbone.training
-    backbone.eval()
-    with torch.inference_mode():
-        shape = tuple(backbone(torch.zeros(1, 3, backbone.size, backbone.size, dtype=torch.uint8, device=device)).shape)
-        key = _key(images, f"features {backbone.fingerprint}")
-        file = RowFile(cache / f"features-{key}", count=len(images), shape=shape[1:], dtype="float16")
-        missing = file.missing()
-        advance(len(images) - len(missing))
-        for rows, pixels in decode(images, missing, backbone.size, batch=batch):
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                maps = backbone(pixels.to(device, non_blocking=True))
-            file.write(rows, maps.half().contiguous().cpu().numpy())
-            advance(len(rows))
-    backbone.train(was_training)
-    return file
-
-
-def decode(
-    images: LabelledImages, rows: Sequence[int], size: int, batch: int
-) -> Iterator[tuple[list[int], UInt8[Tensor, "images 3 size size"]]]:
-    """Batches of decoded pictures; threads decode the next batches while the caller works on this one."""
-    chunks = [list(rows[start : start + batch]) for start in range(0, len(rows), batch)]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        try:
-            for chunk, futures in _ahead(
-                chunks, lambda chunk: [pool.submit(images.pictures[row].pixels, size) for row in chunk], most=2
-            ):
-                yield chunk, torch.from_numpy(np.stack([future.result() for future in futures]))
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _ahead(
-    chunks: Iterable[list[int]], start: Callable[[list[int]], list[Future[np.ndarray]]], most: int
-) -> Iterator[tuple[list[int], list[Future[np.ndarray]]]]:
-    """Keeps `most` chunks under way beside the one handed out."""
-    waiting: list[tuple[list[int], list[Future[np.ndarray]]]] = []
-    for chunk in chunks:
-        waiting.append((chunk, start(chunk)))
-        if len(waiting) > most:
-            yield waiting.pop(0)
-    yield from waiting
-
-
-def _key(images: LabelledImages, what: str) -> str:
-    """Names the rows by the pictures' places, file sizes and times, and by what was made of them."""
-    digest = hashlib.sha256(what.encode())
-    # resolved: the same file under another name is the same picture
-    files = {path: (path.resolve(), path.stat()) for path in {picture.path for picture in images.pictures}}
-    for picture in images.pictures:
-        path, stat = files[picture.path]
-        digest.update(f"{path}|{picture.offset}|{picture.size}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:20]
+def open_space(folder: Path) -> Space | None:
+    """A space by its folder; None where its description is damaged."""
+    try:
+        facts: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text())
+        space = Space(folder.parent, About(**facts | {"shape": tuple(facts["shape"])}))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return space if space.folder == folder else None
