@@ -1,3 +1,4 @@
+import io
 import warnings
 from pathlib import Path
 
@@ -5,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fewtag.data.images import LabelledImages, Picture
+from fewtag.data.decode import decode
+from fewtag.data.images import LabelledImages, Picture, squash, squash_bytes
 from fewtag.errors import InputError
 
 
@@ -74,6 +76,36 @@ def test_a_picture_of_the_right_size_keeps_its_pixels(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "a.png")
     assert (Picture(tmp_path / "a.png").pixels(16) == noise.transpose(2, 0, 1)).all()
+
+
+def photograph(side: int) -> Image.Image:
+    """Soft shapes under fine grain."""
+    generator = np.random.default_rng(0)
+    shapes = Image.fromarray(generator.integers(0, 256, (9, 9, 3), dtype=np.uint8)).resize((side, side), 3)
+    grain = generator.integers(-12, 13, (side, side, 3))
+    return Image.fromarray((np.asarray(shapes) + grain).clip(0, 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize(("side", "decoded"), [(800, 400), (400, 400), (3200, 400)])
+def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size_and_looks_the_same(monkeypatch, side, decoded):
+    file = io.BytesIO()
+    photograph(side).save(file, "JPEG", quality=90)
+    whole = squash(decode(file.getvalue(), "a"), 100)
+    sizes = []
+    monkeypatch.setattr(
+        "fewtag.data.images.squash", lambda image, size: sizes.append(image.size) or squash(image, size)
+    )
+    fast = squash_bytes(file.getvalue(), "a", 100)
+    assert sizes == [(decoded, decoded)]
+    difference = np.abs(fast.astype(int) - whole.astype(int))
+    assert difference.mean() < 0.5
+    assert difference.max() <= 4
+
+
+def test_other_formats_are_decoded_whole(tmp_path):
+    image = photograph(900)
+    image.save(tmp_path / "a.png")
+    assert (Picture(tmp_path / "a.png").pixels(100) == squash(image, 100)).all()
 
 
 def test_a_missing_file_is_named():

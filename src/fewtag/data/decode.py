@@ -34,8 +34,12 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def decode(data: bytes, name: str) -> Image.Image:
-    """The first frame in RGB with its EXIF orientation applied; `name` is for messages."""
+def decode(data: bytes, name: str, *, at_least: int | None = None) -> Image.Image:
+    """The first frame in RGB with its EXIF orientation applied; `name` is for messages.
+
+    `at_least` allows a JPEG to come out smaller than it is, if neither side falls below so many pixels: the decoder
+    then leaves out what the picture is to lose anyway.
+    """
     try:
         with _quiet():
             image = Image.open(io.BytesIO(data))
@@ -43,14 +47,15 @@ def decode(data: bytes, name: str) -> Image.Image:
         raise InputError(_too_large(name, "far more")) from error
     except Exception as error:  # Pillow's plugins raise whatever a broken header makes them trip over
         raise InputError(f"image {name} cannot be decoded: it is no image, or damaged; replace it") from error
+    _check_size(image, name)
+    if at_least is not None:
+        image.draft(None, (at_least, at_least))
     return upright(image, name)
 
 
 def upright(image: Image.Image, name: str) -> Image.Image:
     """The picture as a person sees it: in RGB, its EXIF orientation applied and then forgotten."""
-    width, height = image.size
-    if width * height > MOST_PIXELS:
-        raise InputError(_too_large(name, f"{width} × {height}"))
+    _check_size(image, name)
     try:
         image.load()
         turn = _TURNS.get(_orientation(image))
@@ -60,6 +65,12 @@ def upright(image: Image.Image, name: str) -> Image.Image:
         raise InputError(f"image {name} cannot be decoded: it is truncated or damaged; replace it") from error
     shown.info = {}  # Pillow hands EXIF on: whoever looks again would turn the picture twice
     return shown
+
+
+def _check_size(image: Image.Image, name: str) -> None:
+    width, height = image.size
+    if width * height > MOST_PIXELS:
+        raise InputError(_too_large(name, f"{width} × {height}"))
 
 
 def _too_large(name: str, found: str) -> str:

@@ -16,6 +16,10 @@ from fewtag.errors import InputError
 
 IMAGE_ENDINGS = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif"})
 
+DRAFT = 4
+"""A JPEG may be decoded at a fraction of its size, down to so many times the square: finer detail is averaged away when
+it is squashed. At two or three times, tags near their threshold begin to change (`scripts/measure_draft.py`)."""
+
 
 def is_image_name(name: str) -> bool:
     """Whether a file's name ends like an image's; hidden files (.DS_Store, ._photo.jpg) never do.
@@ -63,7 +67,7 @@ class Picture:
 
 def squash_bytes(data: bytes, name: str, size: int) -> UInt8[np.ndarray, "3 size size"]:
     """An encoded picture as a square of pixels; `name` is for messages."""
-    return squash(decode(data, name), size)
+    return squash(decode(data, name, at_least=DRAFT * size), size)
 
 
 def squash(image: Image.Image, size: int) -> UInt8[np.ndarray, "3 size size"]:

@@ -1,0 +1,110 @@
+"""Do tags change when large JPEGs are decoded at a fraction of their size?
+
+    python scripts/measure_draft.py FOLDER
+
+FOLDER holds large photographs, sub-folders too; of those in one sub-folder, as of a wallpaper in several sizes, the
+largest counts. From each, windows of up to 20 megapixels are cut and tagged twice, decoded in full and as `fewtag tag`
+decodes. Results go to results/draft.json. The figures there come from the photographs of Debian's packages
+gnome-backgrounds 43.1 and plasma-workspace-wallpapers 5.27.5.
+"""
+
+import argparse
+import io
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from fewtag import Tagger
+from fewtag.bench.results import commit
+from fewtag.data.decode import decode
+from fewtag.data.images import DRAFT, is_image_name, squash, squash_bytes, stack
+from fewtag.files import write_atomically
+
+WINDOWS = 12
+WIDTHS = (1200, 2000, 3000, 4000, 5000)
+LEAST = 1000
+BATCH = 32
+THINGS = (
+    "person dog cat car bird boat house horse chair table bottle book train bicycle cow sheep lamp sofa plate clock"
+)
+LABELS = f"{THINGS} tree sky mountain flower water beach bridge road leaf".split()
+
+
+def photographs(folder: Path) -> list[Path]:
+    """The largest of each sub-folder, or of each name where a sub-folder holds different ones."""
+    largest: dict[Path, tuple[int, Path]] = {}
+    for path in sorted(folder.rglob("*")):
+        if not (path.is_file() and is_image_name(path.name)):
+            continue
+        with Image.open(path) as image:
+            width, height = image.size
+        if min(width, height) >= LEAST:
+            # wallpapers are named by their size, 3840x2160.jpg
+            theme = path.parent if path.stem[0].isdigit() else path.with_suffix("")
+            largest[theme] = max(largest.get(theme, (0, path)), (width * height, path))
+    return [path for _, path in largest.values()]
+
+
+def windows(paths: list[Path], seed: int = 0) -> Iterator[bytes]:
+    """JPEGs of several sizes cut from the photographs."""
+    generator = np.random.default_rng(seed)
+    for path in paths:
+        with Image.open(path) as opened:
+            image = opened.convert("RGB")
+        for _ in range(WINDOWS):
+            width = min(image.width, int(generator.choice(WIDTHS)))
+            height = min(image.height, width * 3 // 4)
+            left, top = generator.integers(image.width - width + 1), generator.integers(image.height - height + 1)
+            file = io.BytesIO()
+            image.crop((left, top, left + width, top + height)).save(file, "JPEG", quality=90)
+            yield file.getvalue()
+
+
+def tag(tagger: Tagger, jpegs: list[bytes], read: Callable[[bytes], np.ndarray]) -> tuple[np.ndarray, float]:
+    """Probabilities, and the processor seconds that decoding took."""
+    since = time.process_time()
+    pixels = [read(jpeg) for jpeg in jpegs]
+    seconds = time.process_time() - since
+    batches = [stack(pixels[start : start + BATCH]) for start in range(0, len(pixels), BATCH)]
+    with torch.inference_mode():
+        return np.concatenate([tagger.probabilities(tagger.encode_pixels(batch)) for batch in batches]), seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("results/draft.json"))
+    arguments = parser.parse_args()
+    tagger = Tagger()
+    for label in LABELS:
+        tagger.define(label)
+    size, paths = tagger.model.backbone.size, photographs(arguments.folder)
+    jpegs = list(windows(paths))
+    full, full_seconds = tag(tagger, jpegs, lambda jpeg: squash(decode(jpeg, "window"), size))
+    draft, draft_seconds = tag(tagger, jpegs, lambda jpeg: squash_bytes(jpeg, "window", size))
+    thresholds = np.array([tagger.thresholds_[label] for label in tagger.classes_])
+    changed = (full >= thresholds) != (draft >= thresholds)
+    found = {
+        "photographs": len(paths),
+        "pictures": len(jpegs),
+        "labels": len(LABELS),
+        "draft": DRAFT,
+        "tags_given": int((full >= thresholds).sum()),
+        "tags_changed": int(changed.sum()),
+        "farthest_changed_from_its_threshold": round(float((np.abs(full - thresholds) * changed).max()), 5),
+        "greatest_difference_in_probability": round(float(np.abs(full - draft).max()), 5),
+        "mean_difference_in_probability": round(float(np.abs(full - draft).mean()), 6),
+        "decoding_times_faster": round(full_seconds / draft_seconds, 2),
+    }
+    command = "python scripts/measure_draft.py FOLDER"
+    write_atomically(arguments.out, json.dumps({"command": command, "commit": commit(), **found}, indent=1).encode())
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
