@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fewtag.errors import InputError
 from fewtag.files import replacing
+
+if TYPE_CHECKING:
+    import pyarrow
 
 SEPARATOR = ";"
 # JSON leaves these as they are, but str.splitlines() takes them for ends of lines
@@ -90,16 +93,21 @@ def _write_jsonl(path: Path, rows: Iterable[Tagged], labels: Labels) -> None:
 
 
 def _write_parquet(path: Path, rows: Iterable[Tagged], labels: Labels) -> None:
-    import pyarrow
     import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetWriter(path, arrow_table([], labels).schema) as writer:
+        for chunk in _chunks(rows):
+            writer.write_table(arrow_table(chunk, labels))
+
+
+def arrow_table(rows: Sequence[Tagged], labels: Labels) -> "pyarrow.Table":
+    """Columns image and tags, and scores where labels are given."""
+    import pyarrow
 
     columns = {"image": pyarrow.string(), "tags": pyarrow.list_(pyarrow.string())}
     if labels is not None:
         columns["scores"] = pyarrow.map_(pyarrow.string(), pyarrow.float64())
-    schema = pyarrow.schema(columns)
-    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-        for chunk in _chunks(rows):
-            writer.write_table(pyarrow.Table.from_pylist([_record(row, labels) for row in chunk], schema))
+    return pyarrow.Table.from_pylist([_record(row, labels) for row in rows], pyarrow.schema(columns))
 
 
 def _record(row: Tagged, labels: Labels) -> dict[str, Any]:

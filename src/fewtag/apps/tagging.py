@@ -4,11 +4,11 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from fewtag.apps.options import AsJson, DataFolder, SkipBad
+from fewtag.apps.options import AsJson, DataFolder, SkipBad, check_engine
 from fewtag.errors import InputError
 
 Bank = Annotated[Path, typer.Argument(metavar="BANK", help="The file of learnt labels, such as pets.fewtag.")]
@@ -136,13 +136,28 @@ def labels(bank: Bank, as_json: AsJson = False) -> None:
 
 def tag(
     bank: Bank,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Pictures, sub-folders too; or one picture.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The table: .csv, .jsonl or .parquet.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER",
+            help="Pictures, sub-folders too; or one picture. With --engine ray also s3://, gs://, https:// or Parquet.",
+        ),
+    ],
+    out: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="The table: .csv, .jsonl or .parquet. With --engine ray a folder of shards."),
+    ],
     scores: Annotated[bool, typer.Option("--scores", help="Every label's probability too.")] = False,
     threshold: Annotated[
         float | None, typer.Option(min=0, max=1, help="Give a label from this probability on (each label's own).")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Pictures in the network at once.")] = 32,
+    engine: Annotated[str, typer.Option(help="local: this process. ray: the workers of a Ray cluster.")] = "local",
+    address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Ray: an existing cluster; auto finds it (one of its own).")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Ray: how many (one a GPU, or else a core).")] = None,
+    shard: Annotated[int | None, typer.Option(min=1, help="Ray: pictures a shard (at most 1024).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tag every picture of a folder: a row a picture. Run again after a kill, it goes on where it stopped.
@@ -150,18 +165,32 @@ def tag(
     Pictures that cannot be read are listed in FILE.failures.csv, and the exit code is 1.
 
     Example: fewtag tag pets.fewtag photos/ --out tags.csv
+
+    Example: fewtag tag pets.fewtag s3://bucket/photos --out s3://bucket/tags --engine ray --address auto
     """
-    from fewtag.apps.folder_tags import failures_path, tag_folder
     from fewtag.apps.progress import Bars
 
+    check_engine(engine, source, {"--address": address, "--workers": workers, "--shard": shard})
     with Bars() as bars:
-        done = tag_folder(bank, folder, out, scores=scores, threshold=threshold, batch=batch, bars=bars)
+        if engine == "ray":
+            from fewtag.apps.bulk.output import failures_of
+            from fewtag.apps.bulk.run import Options, tag_archive
+
+            options, failures = Options(scores, threshold, batch), failures_of(out)
+            done: Any = tag_archive(
+                bank, source, out, options, address=address, workers=workers, shard=shard, bars=bars
+            )
+        else:
+            from fewtag.apps.folder_tags import failures_path, tag_folder
+
+            table, failures = Path(out), str(failures_path(Path(out)))
+            done = tag_folder(bank, Path(source), table, scores=scores, threshold=threshold, batch=batch, bars=bars)
     if as_json:
         print(json.dumps(asdict(done)))
     else:
         typer.echo(f"{out}: {done.tagged} of {done.pictures} pictures tagged in {done.seconds:.1f} s")
     if done.failed:
-        print(f"{done.failed} pictures could not be read: see {failures_path(out)}", file=sys.stderr)
+        print(f"{done.failed} pictures could not be read: see {failures}", file=sys.stderr)
         raise typer.Exit(1)
 
 

@@ -13,10 +13,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def ahead(work: Callable[[Item], Result], items: Iterable[Item], most: int) -> Iterator[Result]:
-    """In order; threads work on the next `most` while the caller is busy with this one."""
+def ahead(
+    work: Callable[[Item], Result], items: Iterable[Item], most: int, threads: int | None = None
+) -> Iterator[Result]:
+    """In order; threads, one a core, work on the next `most` while the caller is busy with this one."""
     waiting: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(usable_cores(), initializer=give_way) as pool:
+    with ThreadPoolExecutor(threads or usable_cores(), initializer=give_way) as pool:
         try:
             for item in items:
                 waiting.append(pool.submit(work, item))
