@@ -8,11 +8,19 @@ from typing import Annotated
 import typer
 
 from fewtag import __version__
-from fewtag.apps import research, tagging
+from fewtag.apps import export, research, tagging
 from fewtag.errors import InputError
 
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Tagging": (tagging.learn, tagging.define, tagging.forget, tagging.labels, tagging.tag, tagging.explain),
+    "Tagging": (
+        tagging.learn,
+        tagging.define,
+        tagging.forget,
+        tagging.labels,
+        tagging.tag,
+        tagging.explain,
+        export.export,
+    ),
     "Research": (research.train, research.bench, research.draws, research.report),
 }
 

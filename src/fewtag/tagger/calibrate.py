@@ -25,8 +25,12 @@ class Calibration:
 
     def probabilities(self, scores: Scores, counts: Int[Tensor, "labels"]) -> Scores:
         """Of labels that were learnt from so many examples each."""
-        slopes, offsets = self._at(self.slopes, counts), self._at(self.offsets, counts)
+        slopes, offsets = self.curves(counts)
         return torch.sigmoid(scores * slopes + offsets)
+
+    def curves(self, counts: Int[Tensor, "labels"]) -> tuple[Float[Tensor, "labels"], Float[Tensor, "labels"]]:
+        """Slope and offset of each label's curve."""
+        return self._at(self.slopes, counts), self._at(self.offsets, counts)
 
     def threshold(self, counts: Int[Tensor, "labels"]) -> Float[Tensor, "labels"]:
         return self._at(self.thresholds, counts)

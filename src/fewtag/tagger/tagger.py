@@ -92,6 +92,11 @@ class Tagger:
         return self._source[1] or self.model.words.name
 
     @property
+    def bank_(self) -> Bank:
+        """All that was learnt, as a value that never changes."""
+        return self._bank
+
+    @property
     def classes_(self) -> tuple[str, ...]:
         """The labels that are scored, sorted; one defined without words joins them with its first example."""
         return self._bank.classes

@@ -1,0 +1,199 @@
+"""Measures the exported graph of `coco52`, and every way to have it in int8: accuracy, size and speed beside fp32.
+
+    OMP_NUM_THREADS=1 python scripts/measure_export.py --data DIR
+
+The bank stays torch's own: its prototypes go into each graph as labels, those of all episodes at once, so that each
+query picture passes each graph once. The setting of `fewtag export --int8` was chosen on the validation labels.
+"""
+
+import argparse
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from fit_models import RECIPE
+from onnxruntime.quantization import QuantType, quantize_dynamic
+
+from fewtag import Tagger
+from fewtag.bench.materials import Materials
+from fewtag.bench.metrics import episode_metrics, mean_and_interval
+from fewtag.bench.recipe import Recipe
+from fewtag.bench.results import commit
+from fewtag.data.episodes import Draw, EpisodeSampler
+from fewtag.data.images import stack
+from fewtag.files import write_atomically
+from fewtag.tagger.bank import Example
+from fewtag.tagger.graph import Session, make_graph
+from fewtag.tagger.int8 import to_int8
+
+BATCH = 16
+SHOTS = (1, 5)
+METRICS = ("macro_ap", "micro_ap")
+Episode = tuple[int, Draw, torch.Tensor]
+"""Shots, rows, prototypes."""
+
+
+def dynamic(graph: bytes, **options: Any) -> bytes:
+    """onnxruntime's dynamic quantisation: activations in int8 too, with a scale found anew for each batch."""
+    with tempfile.TemporaryDirectory() as folder:
+        quantize_dynamic(onnx.load_model_from_string(graph), Path(folder, "int8.onnx"), **options)
+        return Path(folder, "int8.onnx").read_bytes()
+
+
+def pointwise(graph: bytes) -> bytes:
+    """Convolutions of 1 × 1 and matrix products; the others are few weights, and suffer most."""
+    proto = onnx.load_model_from_string(graph)
+    single = {tensor.name for tensor in proto.graph.initializer if list(tensor.dims[2:]) == [1, 1]}
+    nodes = [
+        node.name
+        for node in proto.graph.node
+        if node.op_type == "MatMul" or (node.op_type == "Conv" and node.input[1] in single)
+    ]
+    return dynamic(graph, nodes_to_quantize=nodes, weight_type=QuantType.QUInt8)
+
+
+def products(graph: bytes) -> bytes:
+    return dynamic(graph, op_types_to_quantize=["MatMul"], per_channel=True)
+
+
+SETTINGS: dict[str, Callable[[bytes], bytes]] = {
+    "fp32": lambda graph: graph,
+    "int8 weights": to_int8,
+    "int8 weights, dynamic products": lambda graph: to_int8(products(graph)),
+    "dynamic, products": products,
+    "dynamic, 1 × 1 convolutions and products": pointwise,
+    # weights of unsigned bytes: with signed ones onnxruntime's convolutions are three times slower still
+    "dynamic, all": lambda graph: dynamic(graph, weight_type=QuantType.QUInt8),
+}
+
+
+def draw_episodes(materials: Materials, tagger: Tagger, phase: str, episodes: int) -> list[Episode]:
+    """With prototypes as a bank would have learnt them."""
+    images, model = materials.phase(phase), tagger.model
+    words = model.words.vectors([materials.split.words(label) for label in images.labels])
+    targets, found = torch.from_numpy(images.targets), []
+
+    @cache
+    def places(row: int) -> torch.Tensor:
+        pixels = images.pictures[row].pixels(model.backbone.size)[None]
+        return Example.of(frozenset(), tagger.encode_pixels(pixels)[0]).places
+
+    for shots in SHOTS:
+        sampler = EpisodeSampler(images.targets, images.labels, shots=shots, queries=4, seed=0)
+        for index in range(episodes):
+            draw = sampler.draw(index)
+            support = list(draw.support)
+            local = torch.stack([places(row) for row in support])
+            found.append((shots, draw, model.method.label_prototypes(local, targets[support], words)))
+    return found
+
+
+def measure(
+    materials: Materials, tagger: Tagger, phase: str, episodes: int, graphs: dict[str, bytes]
+) -> dict[str, Any]:
+    """Every setting's AP, and its cost against fp32 on the same episodes."""
+    images, drawn, model = materials.phase(phase), draw_episodes(materials, tagger, phase, episodes), tagger.model
+    prototypes = torch.cat([found for _, _, found in drawn]).numpy()
+    counts = torch.cat([torch.full((len(found),), shots) for shots, _, found in drawn])
+    slopes, offsets = (curve.numpy() for curve in model.calibration.curves(counts))
+    rows = sorted({row for _, draw, _ in drawn for row in draw.query})
+    place = {row: number for number, row in enumerate(rows)}
+    sessions = {name: Session(graph) for name, graph in graphs.items()}
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in graphs}
+    for start in range(0, len(rows), BATCH):
+        pixels = stack([images.pictures[row].pixels(model.backbone.size) for row in rows[start : start + BATCH]])
+        for name, session in sessions.items():
+            parts[name].append(session(pixels, prototypes, slopes, offsets))
+        print(f"\r{phase}: {start + len(pixels)} of {len(rows)} pictures", end="", flush=True)
+    print()
+    said = {name: np.concatenate(part) for name, part in parts.items()}
+    return {name: summarise(drawn, images.targets, place, found, said["fp32"]) for name, found in said.items()}
+
+
+def summarise(
+    drawn: list[Episode], targets: np.ndarray, place: dict[int, int], found: np.ndarray, exact: np.ndarray
+) -> dict[str, Any]:
+    summary: dict[str, Any] = {"mean_difference": float(np.abs(found - exact).mean())}
+    for shots in SHOTS:
+        scored = []
+        for number, (of, draw, prototypes) in enumerate(drawn):
+            if of == shots:
+                columns = slice(number * len(prototypes), (number + 1) * len(prototypes))
+                query, shown = [place[row] for row in draw.query], torch.from_numpy(targets[list(draw.query)])
+                both = (torch.from_numpy(said[query, columns]).double() for said in (found, exact))
+                scored.append([episode_metrics(probabilities, shown) for probabilities in both])
+        for metric in METRICS:
+            mean, _ = mean_and_interval([row[metric] for row, _ in scored])
+            cost, interval = mean_and_interval([fp32[metric] - row[metric] for row, fp32 in scored])
+            summary[f"{shots} examples, {metric}"] = round(mean, 5)
+            summary[f"{shots} examples, {metric}_cost"] = round(cost, 5)
+            summary[f"{shots} examples, {metric}_cost_interval"] = round(interval, 5)
+    return summary
+
+
+def speeds(tagger: Tagger, graphs: dict[str, bytes], rounds: int = 5) -> dict[str, float]:
+    """Pictures a second of processor time, torch's too, one after the other in each round; the best of the rounds."""
+    size = tagger.model.backbone.size
+    pixels = np.random.default_rng(0).integers(0, 256, (BATCH, 3, size, size), dtype=np.uint8)
+    inputs = (
+        tagger.bank_.matrix.numpy(),
+        *(curve.numpy() for curve in tagger.model.calibration.curves(tagger.bank_.counts)),
+    )
+    works: dict[str, Callable[[], object]] = {"torch": lambda: tagger.probabilities(tagger.encode_pixels(pixels))}
+    for name, graph in graphs.items():
+        works[name] = partial(Session(graph), pixels, *inputs)
+    best = dict.fromkeys(works, float("inf"))
+    for _ in range(rounds):
+        for name, work in works.items():
+            since = time.process_time()
+            work()
+            best[name] = min(best[name], time.process_time() - since)
+    return {name: BATCH / seconds for name, seconds in best.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--episodes", type=int, default=50)
+    parser.add_argument("--phases", nargs="+", default=["val", "test"])
+    parser.add_argument("--out", type=Path, default=Path("results/export.json"))
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)  # onnxruntime's advice, at each quantisation
+    materials = Materials(Recipe.model_validate(RECIPE), arguments.data, arguments.data)
+    tagger = Tagger("coco52")
+    for label in materials.phase("test").labels:
+        tagger.define(label)
+    graph = make_graph(tagger.model)
+    graphs = {name: made(graph) for name, made in SETTINGS.items()}
+    speed = speeds(tagger, graphs)
+    found: dict[str, dict[str, Any]] = {
+        name: {
+            "bytes": len(content),
+            "size_ratio": round(len(content) / len(graph), 4),
+            "speed_ratio": round(speed[name] / speed["fp32"], 3),
+        }
+        for name, content in graphs.items()
+    }
+    for phase in arguments.phases:
+        for name, summary in measure(materials, tagger, phase, arguments.episodes, graphs).items():
+            found[name] |= {f"{phase}, {fact}": value for fact, value in summary.items()}
+    facts = {
+        "command": f"OMP_NUM_THREADS=1 python scripts/measure_export.py --data data --episodes {arguments.episodes}",
+        "commit": commit(),
+        "threads": torch.get_num_threads(),
+        "fp32_speed_against_torch": round(speed["fp32"] / speed["torch"], 3),
+    }
+    write_atomically(arguments.out, json.dumps({**facts, "settings": found}, indent=1, ensure_ascii=False).encode())
+    print(json.dumps(found, indent=1, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()

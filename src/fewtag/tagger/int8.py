@@ -1,0 +1,58 @@
+"""A graph in a quarter of the room: its weights as bytes."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int8
+
+SMALLEST = 1024
+"""Weights of fewer numbers stay as they are."""
+
+
+def to_int8(graph: bytes) -> bytes:
+    """Weights of convolutions and matrix products as a byte a number, with a scale for each output channel."""
+    import onnx
+    from onnx import helper, numpy_helper
+
+    proto = onnx.load_model_from_string(graph)
+    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
+    unpack: list[Any] = []
+    for node in proto.graph.node:
+        name = node.input[1] if node.op_type in {"Conv", "MatMul", "Gemm"} else ""
+        if name not in weights:
+            continue
+        values = numpy_helper.to_array(weights[name])
+        if values.size < SMALLEST:
+            continue
+        proto.graph.initializer.remove(weights.pop(name))
+        codes, scales = quantise(values, output_axis(node, values.ndim))
+        proto.graph.initializer.extend(
+            [numpy_helper.from_array(codes, f"{name}.codes"), numpy_helper.from_array(scales, f"{name}.scales")]
+        )
+        # not DequantizeLinear: runtimes fold these two into a constant at loading, and then run at full speed
+        unpack += [
+            helper.make_node("Cast", [f"{name}.codes"], [f"{name}.numbers"], to=onnx.TensorProto.FLOAT),
+            helper.make_node("Mul", [f"{name}.numbers", f"{name}.scales"], [name]),
+        ]
+    nodes = [*unpack, *proto.graph.node]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    return proto.SerializeToString()
+
+
+def output_axis(node: Any, dimensions: int) -> int:
+    """Where a weight's output channels are."""
+    if node.op_type == "Conv":
+        return 0
+    turned = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+    return 0 if turned else dimensions - 1
+
+
+def quantise(
+    values: Float32[np.ndarray, "..."], axis: int
+) -> tuple[Int8[np.ndarray, "..."], Float32[np.ndarray, "..."]]:
+    """Codes from −127 to 127, and what they are to be multiplied with."""
+    others = tuple(number for number in range(values.ndim) if number != axis)
+    greatest = np.abs(values).max(axis=others, keepdims=True)
+    scales = np.maximum(greatest / 127, np.finfo(np.float32).tiny).astype(np.float32)
+    return np.round(values / scales).astype(np.int8), scales
