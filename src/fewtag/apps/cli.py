@@ -1,7 +1,7 @@
 """The command line. Heavy imports wait inside the commands, so that `fewtag --help` answers at once."""
 
-import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Annotated
 
@@ -9,7 +9,8 @@ import typer
 
 from fewtag import __version__
 from fewtag.apps import export, research, tagging
-from fewtag.errors import InputError
+from fewtag.apps.processes import LEFT_ALONE, is_first, is_left_alone
+from fewtag.errors import InputError, LonelyError
 
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Tagging": (
@@ -51,18 +52,17 @@ def _common(version: Version = False) -> None: ...
 
 def main() -> None:
     """Bad input is one sentence and exit code 2, never a traceback; `tag` exits with 1 if some pictures failed."""
-    # of several processes that train together the first one speaks
-    helper = os.environ.get("LOCAL_RANK", "0") != "0"
     try:
         app()
     except InputError as error:
-        if not helper:
+        if is_first() or isinstance(error, LonelyError):
             print(f"fewtag: {error}", file=sys.stderr)
+        else:
+            time.sleep(2)  # once one process has left the others are ended, and the first one has yet to speak
         raise SystemExit(2) from None
     except RuntimeError as error:
-        # refused as well, and then the first process was gone before this one could meet it at a barrier
-        if helper and isinstance(error.__context__, InputError):
-            raise SystemExit(2) from None
-        raise
+        if not is_left_alone(error):
+            raise
+        raise SystemExit(LEFT_ALONE) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

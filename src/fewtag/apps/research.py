@@ -1,6 +1,5 @@
 """The researcher's commands: train, measure, draw protocols, report."""
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -8,18 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fewtag.apps.cache import Cache, cache_folder
 from fewtag.apps.options import AsJson, DataFolder, SkipBad
+from fewtag.apps.processes import is_first, open_fabric
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
-
     from fewtag.bench.materials import Materials
     from fewtag.bench.recipe import Recipe
     from fewtag.bench.runs import Run
-
-ACCELERATORS = ("auto", "cpu", "gpu")
-PRECISIONS = ("auto", "32-true", "bf16-mixed")
 
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe file (TOML), see recipes/.")]
 Only = Annotated[list[str] | None, typer.Option("--only", metavar="RUN", help="Only this run; repeatable.")]
@@ -29,11 +25,13 @@ Changes = Annotated[
 Results = Annotated[Path, typer.Option(metavar="DIR", help="Rows go to DIR/<recipe>/<run>.<phase>.jsonl.")]
 Runs = Annotated[Path, typer.Option(metavar="DIR", help="Checkpoints are in DIR/<recipe>/<run>.")]
 Precision = Annotated[str, typer.Option(help="32-true or bf16-mixed; auto is bf16-mixed on a GPU.")]
-Cache = Annotated[
-    Path | None, typer.Option("--cache", metavar="DIR", help="Where features and decoded pictures are kept.")
-]
 Accelerator = Annotated[str, typer.Option(help="auto, cpu or gpu.")]
-Devices = Annotated[int, typer.Option(min=1, help="How many processes (GPUs) train together.")]
+Devices = Annotated[
+    int,
+    typer.Option(
+        min=1, help="How many processes (a GPU each) work together on this machine; not needed under torchrun."
+    ),
+]
 
 
 def train(
@@ -56,12 +54,12 @@ def train(
 
     if not recipes:
         raise InputError(f"no run of recipe {recipe} has a [training] table, so there is nothing to train")
-    fabric = _fabric(accelerator, devices, precision)
+    fabric = open_fabric(accelerator, devices, precision)
     summaries: dict[str, Any] = {}
     for file, settings in recipes:
         materials, run = _open(settings, file, data, runs, skip_bad)
         with Bars(shown=fabric.is_global_zero) as bars:
-            summary = train_run(materials, run, fabric, cache=_cache(cache), report=bars)
+            summary = train_run(materials, run, fabric, cache=cache_folder(cache), report=bars)
         _tell_skipped(materials)
         summaries[settings.name] = summary | {"checkpoint": str(run.best)}
     if fabric.is_global_zero:
@@ -90,12 +88,13 @@ def bench(
     from fewtag.bench.measured import summarise
     from fewtag.bench.results import write_reason
 
-    fabric = _fabric(accelerator, devices, precision)
+    fabric = open_fabric(accelerator, devices, precision)
     found: dict[str, Any] = {}
     for file, settings in recipes:
         if settings.not_measured:
-            write_reason(out / file.stem, settings)
-            typer.echo(f"{settings.name} is not measured: {settings.not_measured}", err=True)
+            if fabric.is_global_zero:
+                write_reason(out / file.stem, settings)
+                typer.echo(f"{settings.name} is not measured: {settings.not_measured}", err=True)
             continue
         materials, run = _open(settings, file, data, runs, skip_bad)
         with Bars(shown=fabric.is_global_zero) as bars:
@@ -104,7 +103,7 @@ def bench(
                 run,
                 fabric,
                 out=out / file.stem,
-                cache=_cache(cache),
+                cache=cache_folder(cache),
                 command=shlex.join(["fewtag", *sys.argv[1:]]),
                 force=force,
                 report=bars,
@@ -174,29 +173,6 @@ def _recipes(path: Path, changes: list[str] | None, only: list[str] | None) -> "
     return load_recipes(path, changes=changes or (), only=only or ())
 
 
-def _fabric(accelerator: str, devices: int, precision: str) -> "Fabric":
-    """The processes that work together."""
-    import torch
-    from lightning_fabric import Fabric
-
-    for option, value, known in (
-        ("--accelerator", accelerator, ACCELERATORS),
-        ("--precision", precision, PRECISIONS),
-    ):
-        if value not in known:
-            raise InputError(f"{option} {value} is not offered; choose one of {', '.join(known)}")
-    gpu = accelerator != "cpu" and torch.cuda.is_available()
-    if accelerator == "gpu" and not gpu:
-        raise InputError("--accelerator gpu, but torch sees no GPU here; use --accelerator cpu")
-    if precision == "auto":
-        precision = "bf16-mixed" if gpu else "32-true"
-    if gpu:
-        torch.set_float32_matmul_precision("high")
-    fabric = Fabric(accelerator="cuda" if gpu else "cpu", devices=devices, precision=precision)  # type: ignore[arg-type]
-    fabric.launch()
-    return fabric
-
-
 def _open(settings: "Recipe", path: Path, data: Path | None, runs: Path, skip_bad: bool) -> "tuple[Materials, Run]":
     from fewtag.bench.materials import Materials
     from fewtag.bench.runs import Run
@@ -208,12 +184,10 @@ def _open(settings: "Recipe", path: Path, data: Path | None, runs: Path, skip_ba
 
 
 def _tell_skipped(materials: "Materials") -> None:
+    if not is_first():
+        return
     reasons = dict.fromkeys(materials.skipped)  # a picture may serve several phases
     for reason in reasons:
         print(f"skipped: {reason}", file=sys.stderr)
     if reasons:
         print(f"skipped {len(reasons)} unreadable pictures", file=sys.stderr)
-
-
-def _cache(named: Path | None) -> Path:
-    return named or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fewtag"

@@ -10,7 +10,8 @@ from scipy import stats
 from fewtag.bench.results import Row
 
 LEVEL = 0.05
-_SAME = ("data", "split", "phase", "shots", "queries", "seed", "data_digest")
+_DRAWS = "draws_digest"
+_SAME = ("data", "split", "phase", "shots", "queries", "data_digest")
 
 
 class Difference(NamedTuple):
@@ -29,12 +30,15 @@ class Difference(NamedTuple):
 def paired(one: Sequence[Row], other: Sequence[Row]) -> bool:
     """Whether two runs were measured on the same episodes: pictures, draws and their order.
 
-    Draws follow from the pictures, the shots, the queries and the seed; rows that do not tell these are of no pair.
+    Where both tell the digest of their draws it decides; else the seed does, since draws follow from the pictures, the
+    shots, the queries and the seed. Rows that do not tell these are of no pair.
     """
-    if len(one) < 2 or len(one) != len(other) or any(one[0].get(key) is None for key in _SAME):
+    if len(one) < 2 or len(one) != len(other):
         return False
-    return all(
-        mine.get("episode") == theirs.get("episode") and all(mine.get(key) == theirs.get(key) for key in _SAME)
+    told = all(_DRAWS in rows[0] for rows in (one, other))
+    same = (*_SAME, _DRAWS if told else "seed")
+    return all(one[0].get(key) is not None for key in same) and all(
+        mine.get("episode") == theirs.get("episode") and all(mine.get(key) == theirs.get(key) for key in same)
         for mine, theirs in zip(one, other, strict=True)
     )
 

@@ -1,10 +1,13 @@
 """A recipe's whole way: train if it must be, then measure every phase and write the rows."""
 
+import hashlib
 import json
+import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,8 +20,11 @@ from fewtag.bench.materials import Materials
 from fewtag.bench.progress import Reporter, Silent
 from fewtag.bench.results import Row, commit, read_rows, result_rows, write_rows
 from fewtag.bench.runs import Run
+from fewtag.bench.together import as_one, by_first, gather, in_order, read_rows_together, share
 from fewtag.bench.train import train
 from fewtag.data.combine import refuse_unreadable
+from fewtag.data.episodes import Draw
+from fewtag.data.images import LabelledImages
 from fewtag.errors import InputError
 from fewtag.features.backbone import Backbone
 from fewtag.features.joined import JoinedBackbone
@@ -45,60 +51,93 @@ def measure(
     report = report or Silent()
     recipe = materials.recipe
     files = {phase: out / f"{recipe.name}.{phase}.jsonl" for phase in recipe.evaluation.phases}
-    rows = {} if force else {phase: found for phase in files if (found := _measured(files[phase], materials, phase))}
+    rows = {} if force else by_first(fabric, lambda: _measured(files, materials))
     if len(rows) == len(files):
         return rows
 
     # whatever is wrong with them is said now, not hours later
-    draws = {phase: materials.test_draws(phase) for phase in files if phase not in rows}
-    words = {phase: materials.words(materials.phase(phase).labels) for phase in draws}
-    make_folder(out)
-    facts: Row = {}
-    if recipe.training is not None:
-        if run.summary is None:
-            for phase in draws:
-                refuse_unreadable(materials.phase(phase))
-        summary = train(materials, run, fabric, cache=cache, report=report)
-        curve = json.dumps({"recipe": recipe.digest, "commit": commit(), "curve": run.curve})
-        write_atomically(out / f"{recipe.name}.training.json", curve.encode())
-        facts = {
-            "trained_episodes": summary["best_episode"],
-            "planned_episodes": recipe.training.episodes,
-        }
-        if summary["best"] is not None:  # None where nothing was validated
-            facts["validation_macro_ap"] = summary["best"]
-    with _ready(materials, run, fabric, cache) as (backbone, method, feature_cache):
-        if isinstance(method, Solved):
-            solve(method, materials, backbone, feature_cache, report)
-        for phase, phase_draws in draws.items():
-            images = materials.phase(phase)
-            report.start(f"reading the {phase} pictures", len(images))
-            features = feature_rows(images, backbone, feature_cache, advance=report.advance)
-            pictures = Pool.of(images, features, words[phase], fabric.device)
-            report.start(f"measuring {recipe.name} on {phase}", len(phase_draws))
-            since = time.perf_counter()
-            metrics = evaluate(method, pictures, phase_draws, advance=report.advance)
-            facts["seconds"] = round(time.perf_counter() - since, 2)
-            facts["data_digest"] = images.digest
-            rows[phase] = result_rows(recipe, phase, metrics, command=command, facts=facts)
-            write_rows(files[phase], rows[phase])
+    with as_one(fabric):
+        draws = {phase: materials.test_draws(phase) for phase in files if phase not in rows}
+        words = {phase: materials.words(materials.phase(phase).labels) for phase in draws}
+    with _results_folder(fabric, out):
+        facts = {} if recipe.training is None else _train(materials, run, fabric, out, cache, report)
+        with _ready(materials, run, fabric, cache) as (backbone, method, feature_cache):
+            if isinstance(method, Solved):
+                solve(method, materials, backbone, feature_cache, fabric, report)
+            for phase, phase_draws in draws.items():
+                images = materials.phase(phase)
+                pictures = Pool.of(
+                    images,
+                    _features(images, backbone, feature_cache, fabric, report, phase),
+                    words[phase],
+                    fabric.device,
+                )
+                since = time.perf_counter()
+                metrics = _evaluate(
+                    method, pictures, phase_draws, fabric, report, f"measuring {recipe.name} on {phase}"
+                )
+                facts["seconds"] = round(time.perf_counter() - since, 2)
+                facts |= {"data_digest": images.digest, "draws_digest": draws_digest(phase_draws, images)}
+                rows[phase] = found = result_rows(recipe, phase, metrics, command=command, facts=facts)
+                by_first(fabric, partial(write_rows, files[phase], found))
     return rows
 
 
-def solve(method: Solved, materials: Materials, backbone: Network, cache: Path, report: Reporter) -> None:
-    """Fits a method that solves on the global features of all base pictures."""
-    images = materials.phase("train")
-    report.start("reading the train pictures", len(images))
-    rows = feature_rows(images, backbone, cache, advance=report.advance)
-    device = next(backbone.parameters()).device
-    method.fit(
-        Base(
-            images.labels,
-            materials.words(images.labels).to(device),
-            global_features(rows).to(device),
-            torch.from_numpy(images.targets).to(device),
-        )
+def _train(materials: Materials, run: Run, fabric: Fabric, out: Path, cache: Path, report: Reporter) -> Row:
+    """Trains the run, unless it is trained already; returns what its rows tell of that."""
+    recipe = materials.recipe
+    assert recipe.training is not None
+    if by_first(fabric, run.finished) is None:
+        with as_one(fabric):
+            for phase in recipe.evaluation.phases:
+                images = materials.phase(phase)
+                refuse_unreadable(images.select(share(fabric, range(len(images)))))
+    summary = train(materials, run, fabric, cache=cache, report=report)
+
+    def write_curve() -> None:
+        curve = json.dumps({"recipe": recipe.digest, "commit": commit(), "curve": run.curve})
+        write_atomically(out / f"{recipe.name}.training.json", curve.encode())
+
+    by_first(fabric, write_curve)
+    facts = {
+        "trained_episodes": summary["best_episode"],
+        "planned_episodes": recipe.training.episodes,
+        "episodes_a_step": recipe.training.episodes_per_step * summary.get("processes", 1),
+    }
+    if summary["best"] is not None:  # None where nothing was validated
+        facts["validation_macro_ap"] = summary["best"]
+    return facts
+
+
+def _evaluate(
+    method: Method, pictures: Pool, draws: Sequence[Draw], fabric: Fabric, report: Reporter, task: str
+) -> list[dict[str, float]]:
+    """The metrics of all draws in their order, of which each process measures a part."""
+    mine = share(fabric, draws)
+    report.start(task, len(mine))
+    with as_one(fabric):
+        found = evaluate(method, pictures, mine, advance=report.advance)
+    return in_order(gather(fabric, found))
+
+
+def _features(
+    images: LabelledImages, backbone: Network, cache: Path, fabric: Fabric, report: Reporter, what: str
+) -> Rows:
+    return read_rows_together(
+        fabric, images, lambda part: feature_rows(part, backbone, cache, advance=report.advance), report, what
     )
+
+
+def solve(
+    method: Solved, materials: Materials, backbone: Network, cache: Path, fabric: Fabric, report: Reporter
+) -> None:
+    """Fits a method that solves on the global features of all base pictures."""
+    with as_one(fabric):
+        images = materials.phase("train")
+        words = materials.words(images.labels)
+    rows = _features(images, backbone, cache, fabric, report, "train")
+    targets = torch.from_numpy(images.targets).to(fabric.device)
+    method.fit(Base(images.labels, words.to(fabric.device), global_features(rows).to(fabric.device), targets))
 
 
 def global_features(rows: Rows, batch: int = 256) -> Float[Tensor, "images channels"]:
@@ -118,25 +157,55 @@ def load_trained(materials: Materials, run: Run) -> tuple[Network, Method]:
 @contextmanager
 def _ready(materials: Materials, run: Run, fabric: Fabric, cache: Path) -> Iterator[tuple[Network, Method, Path]]:
     """Network and method on the device, and where to keep features: those of a fine-tuned network are used once."""
-    backbone, method = load_trained(materials, run)
+    with as_one(fabric):
+        backbone, method = load_trained(materials, run) if fabric.is_global_zero else materials.build()
+    whole = method if materials.recipe.backbone.frozen else EndToEnd(backbone, method)
+    whole.load_state_dict(fabric.broadcast(whole.state_dict()))
     backbone.to(fabric.device).eval()
     method.to(fabric.device).eval()
     if materials.recipe.backbone.frozen:
         yield backbone, method, cache
-    else:
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as once:
-            yield backbone, method, Path(once)
+        return
+    once = cache / by_first(fabric, lambda: _new_folder(cache))
+    try:
+        yield backbone, method, once
+    finally:
+        shutil.rmtree(once, ignore_errors=True)
 
 
-def _measured(path: Path, materials: Materials, phase: str) -> list[Row] | None:
-    """The rows of the file; refused if they are of another recipe or of other pictures, lest they be lost."""
-    rows = read_rows(path) if path.exists() else []
-    if not rows:
-        return None
-    wanted = (materials.recipe.digest, materials.phase(phase).digest)
-    if (rows[0]["recipe"], rows[0].get("data_digest")) != wanted:
-        raise InputError(
-            f"{path} holds rows of another recipe or of other data; name another --out, or --force to replace them"
-        )
-    return rows
+def _new_folder(cache: Path) -> str:
+    make_folder(cache)
+    return Path(tempfile.mkdtemp(dir=cache)).name
+
+
+@contextmanager
+def _results_folder(fabric: Fabric, folder: Path) -> Iterator[None]:
+    """Makes it now, not after hours of work, and takes it away again if nothing came of it."""
+    made = by_first(fabric, lambda: [place for place in (folder, *folder.parents) if not place.exists()])
+    by_first(fabric, lambda: make_folder(folder))
+    try:
+        yield
+    finally:
+        if fabric.is_global_zero:
+            with suppress(OSError):  # it is not empty
+                for place in made:
+                    place.rmdir()
+
+
+def _measured(files: Mapping[str, Path], materials: Materials) -> dict[str, list[Row]]:
+    """The phases measured already; rows of another recipe or of other pictures are refused, lest they be lost."""
+    found = {phase: rows for phase, path in files.items() if path.exists() and (rows := read_rows(path))}
+    for phase, rows in found.items():
+        wanted = (materials.recipe.digest, materials.phase(phase).digest)
+        if (rows[0]["recipe"], rows[0].get("data_digest")) != wanted:
+            raise InputError(
+                f"{files[phase]} holds rows of another recipe or of other data; name another --out, or --force to "
+                "replace them"
+            )
+    return found
+
+
+def draws_digest(draws: Sequence[Draw], images: LabelledImages) -> str:
+    """A fingerprint of the draws: which pictures, on which side, in which order."""
+    named = [[[images.ids[row] for row in side] for side in (draw.support, draw.query)] for draw in draws]
+    return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]

@@ -50,6 +50,11 @@ class Run:
         """What training came to, once it is done."""
         return json.loads(self._summary.read_text()) if self._summary.exists() else None
 
+    def finished(self) -> State | None:
+        """The summary of a run that is done; a folder that is another recipe's is refused."""
+        self.check()
+        return self.summary
+
     def finish(self, summary: State) -> None:
         write_atomically(self._summary, json.dumps(summary, indent=2).encode())
         self._last.unlink(missing_ok=True)
@@ -74,8 +79,11 @@ class Run:
         with replacing(self._last) as part, _saving(self._last):
             torch.save(state, part)
 
-    def load_state(self, device: torch.device) -> State | None:
-        """Where training stood; the log's later lines are dropped, since they will be written anew."""
+    def load_state(self, device: torch.device, *, processes: int = 1) -> State | None:
+        """Where training stood; the log's later lines are dropped, since they will be written anew.
+
+        Another number of processes would make every step one over more or fewer episodes, and is refused.
+        """
         if not self._last.exists():
             self._log.unlink(missing_ok=True)
             return None
@@ -83,6 +91,12 @@ class Run:
             state: State = torch.load(self._last, map_location=device, weights_only=True)
         except Exception as error:
             raise InputError(f"checkpoint {self._last} cannot be read ({type(error).__name__}); remove it") from error
+        begun = state.get("processes", 1)
+        if begun != processes:
+            raise InputError(
+                f"the run {self.folder} was begun by {begun} process{'es' * (begun > 1)}, here are {processes}: go on "
+                f"with --devices {begun} (or as many under torchrun), name other --runs, or remove that folder"
+            )
         # a kill may have cut the last line short
         whole = self._log.read_text().splitlines(keepends=True) if self._log.exists() else []
         kept = [line for line in whole if line.endswith("\n") and json.loads(line)["episode"] <= state["episode"]]

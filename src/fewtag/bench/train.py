@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.wrappers import _FabricModule
 from torch import Tensor
 from torch.optim import Adam
 
@@ -18,7 +18,9 @@ from fewtag.bench.materials import Materials
 from fewtag.bench.metrics import METRICS
 from fewtag.bench.progress import Reporter, Silent
 from fewtag.bench.recipe import Training
+from fewtag.bench.running_statistics import RunningStatistics
 from fewtag.bench.runs import Run, State
+from fewtag.bench.together import alone, as_one, by_first, gather, in_order, read_rows_together, share
 from fewtag.data.episodes import EpisodeSampler
 from fewtag.data.images import LabelledImages
 from fewtag.errors import InputError
@@ -39,9 +41,9 @@ def train(materials: Materials, run: Run, fabric: Fabric, *, cache: Path, report
     recipe, training = materials.recipe, materials.recipe.training
     if training is None:
         raise InputError(f"recipe {recipe.name!r} has no [training] table, so there is nothing to train")
-    run.check()
-    if run.summary is not None:
-        return run.summary
+    summary = by_first(fabric, run.finished)
+    if summary is not None:
+        return summary
 
     method, base, validation = prepare(materials, fabric, cache, report)
     if not any(parameter.requires_grad for parameter in method.parameters()):
@@ -49,41 +51,17 @@ def train(materials: Materials, run: Run, fabric: Fabric, *, cache: Path, report
             f"method {recipe.method.name!r} has nothing to learn on a frozen backbone; remove [training] from recipe "
             f"{recipe.name!r}, or set backbone.frozen = false"
         )
-    run.claim()
-    optimizer = Adam(method.parameters(), lr=training.learning_rate, fused=fabric.device.type == "cuda")
-    model, optimizer = fabric.setup(method, optimizer)
-    model.mark_forward_method("loss")
+    by_first(fabric, run.claim)
+    learner = Learner(method, training, recipe.seed, fabric)
+    if saved := by_first(fabric, lambda: run.load_state(torch.device("cpu"), processes=fabric.world_size)):
+        learner.load(saved)
 
-    state: State = {"episode": 0, "best": -1.0, "best_episode": 0, "stale": 0, "seconds": 0.0}
-    saved = run.load_state(fabric.device)
-    if saved is not None:
-        method.load_state_dict(saved.pop("method"))
-        optimizer.load_state_dict(saved.pop("optimizer"))
-        state = saved
-    fabric.barrier()
-
-    a_step = training.episodes_per_step * fabric.world_size
-    validate_every = max(1, round(training.validate_every / a_step)) * a_step
+    state = learner.state
     report.start(f"training {recipe.name}", training.episodes)
     report.advance(state["episode"])
-    losses: list[Tensor] = []
     saved_at, since = state["episode"], time.perf_counter()
     while state["episode"] < training.episodes and not _is_stale(state, training):
-        model.train()
-        losses.append(take_step(fabric, model, optimizer, base, training, recipe.seed, state["episode"]))
-        state["episode"] += a_step
-        # reading the loss waits for the device, so not at every step
-        report.advance(a_step, **({"loss": losses[-1].item()} if len(losses) % 10 == 0 else {}))
-        if state["episode"] % validate_every and state["episode"] < training.episodes:
-            continue
-
-        # every process sees the mean of all, so that all of them stop, or none
-        mean = fabric.all_reduce(torch.stack(losses).mean(), reduce_op="mean")
-        assert isinstance(mean, Tensor)
-        loss = mean.item()
-        losses.clear()
-        if not math.isfinite(loss):
-            raise InputError(f"the loss is {loss} at episode {state['episode']}; lower training.learning_rate")
+        loss = learner.learn(base, report)
         scores = {} if validation is None else validate(fabric, method, validation, training.validation_episodes)
         # without validation the latest weights are the ones to keep
         better = validation is None or scores["macro_ap"] > state["best"]
@@ -93,47 +71,88 @@ def train(materials: Materials, run: Run, fabric: Fabric, *, cache: Path, report
         state["seconds"] += time.perf_counter() - since
         since = time.perf_counter()
         report.advance(0, loss=loss, **({"val": scores["macro_ap"]} if scores else {}))
-        if fabric.global_rank == 0:
-            if better:
-                run.save_best(method, dict(state))
-            run.log({"episode": state["episode"], "loss": loss, "seconds": round(state["seconds"], 2), **scores})
-            if state["episode"] - saved_at >= training.checkpoint_every:
-                run.save_state({**state, "method": method.state_dict(), "optimizer": optimizer.state_dict()})
-                saved_at = state["episode"]
+        checkpoint = state["episode"] - saved_at >= training.checkpoint_every
+        with as_one(fabric):
+            if fabric.is_global_zero:
+                if better:
+                    run.save_best(method, dict(state))
+                run.log({"episode": state["episode"], "loss": loss, "seconds": round(state["seconds"], 2), **scores})
+                if checkpoint:
+                    run.save_state(learner.saved())
+        saved_at = state["episode"] if checkpoint else saved_at
     summary = {**state, "stopped_early": _is_stale(state, training), "episodes_planned": training.episodes}
-    if fabric.global_rank == 0:
-        run.finish(summary)
-    fabric.barrier()
+    by_first(fabric, lambda: run.finish(summary))
     return summary
 
 
-def take_step(
-    fabric: Fabric,
-    model: _FabricModule,
-    optimizer: torch.optim.Optimizer,
-    base: Phase,
-    training: Training,
-    seed: int,
-    episode_number: int,
-) -> Tensor:
-    """One gradient step over some episodes; all its randomness comes from the seed and the episodes' numbers."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(training, episode_number)
-    total = torch.zeros((), device=fabric.device)
-    for turn in range(training.episodes_per_step):
-        index = episode_number + turn * fabric.world_size + fabric.global_rank
-        torch.manual_seed(seed * 1_000_003 + index)  # dropout
-        episode = base.pool.episode(base.sampler.draw(index))
-        last = turn == training.episodes_per_step - 1
-        with nullcontext() if last else fabric.no_backward_sync(model):
-            # on one device Fabric calls `loss` directly, without its precision
-            with fabric.autocast():
-                loss = model.loss(episode) / training.episodes_per_step
-            fabric.backward(loss)
-        total += loss.detach()
-    optimizer.step()
-    optimizer.zero_grad()
-    return total
+class Learner:
+    """A method in training: its optimiser, its processes, and how far it has come."""
+
+    def __init__(self, method: Method, training: Training, seed: int, fabric: Fabric) -> None:
+        self.method, self.training, self.seed, self.fabric = method, training, seed, fabric
+        optimizer = Adam(method.parameters(), lr=training.learning_rate, fused=fabric.device.type == "cuda")
+        self.model, self.optimizer = fabric.setup(method, optimizer)
+        self.model.mark_forward_method("loss")
+        self.statistics = RunningStatistics(fabric, method)
+        self.state: State = {"episode": 0, "best": -1.0, "best_episode": 0, "stale": 0, "seconds": 0.0}
+        self.state["processes"] = fabric.world_size
+
+    def load(self, saved: State) -> None:
+        """Goes on from what `saved` gave."""
+        self.method.load_state_dict(saved.pop("method"))
+        self.optimizer.load_state_dict(saved.pop("optimizer"))
+        self.state |= saved
+
+    def saved(self) -> State:
+        return {**self.state, "method": self.method.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def learn(self, base: Phase, report: Reporter) -> float:
+        """Steps until the next validation; returns the mean loss, the same in every process."""
+        a_step = self.training.episodes_per_step * self.fabric.world_size
+        validate_every = max(1, round(self.training.validate_every / a_step)) * a_step
+        losses: list[Tensor] = []
+        self.model.train()
+        while not losses or (self.state["episode"] % validate_every and self.state["episode"] < self.training.episodes):
+            losses.append(self.take_step(base))
+            self.state["episode"] += a_step
+            # reading the loss waits for the device, so not at every step
+            report.advance(a_step, **({"loss": losses[-1].item()} if len(losses) % 10 == 0 else {}))
+        # every process sees the mean of all, so that all of them stop, or none
+        mean = self.fabric.all_reduce(torch.stack(losses).mean(), reduce_op="mean")
+        assert isinstance(mean, Tensor)
+        loss = mean.item()
+        if not math.isfinite(loss):
+            raise InputError(f"the loss is {loss} at episode {self.state['episode']}; lower training.learning_rate")
+        return loss
+
+    def take_step(self, base: Phase) -> Tensor:
+        """One gradient step over some episodes; all its randomness comes from the seed and the episodes' numbers."""
+        training, turns = self.training, self.training.episodes_per_step
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(training, self.state["episode"])
+        total = torch.zeros((), device=self.fabric.device)
+        first = self.state["episode"] + turns * self.fabric.global_rank
+        with self.statistics.step():
+            for index in range(first, first + turns):
+                torch.manual_seed(self.seed * 1_000_003 + index)  # dropout
+                with alone():
+                    episode = base.pool.episode(base.sampler.draw(index))
+                last = index == first + turns - 1
+                with nullcontext() if last else self.fabric.no_backward_sync(self.model):
+                    # on one device Fabric calls `loss` directly, without its precision
+                    with self.fabric.autocast():
+                        loss = self.model.loss(episode) / turns
+                    self.fabric.backward(loss + self._nothing())
+                total += loss.detach()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return total
+
+    def _nothing(self) -> Tensor | float:
+        """Zero, by way of every parameter: the processes wait for the gradient of each, and a loss may use but some."""
+        if self.fabric.world_size == 1:
+            return 0.0
+        return 0.0 * torch.stack([each.sum() for each in self.method.parameters() if each.requires_grad]).sum()
 
 
 def _is_stale(state: State, training: Training) -> bool:
@@ -150,15 +169,11 @@ def learning_rate(training: Training, episode: int) -> float:
 
 def validate(fabric: Fabric, method: Method, phase: Phase, episodes: int) -> dict[str, float]:
     """Mean metrics over the validation episodes, which the processes share among them."""
-    draws = [phase.sampler.draw(index) for index in range(fabric.global_rank, episodes, fabric.world_size)]
-    with fabric.autocast():
-        found = evaluate(method, phase.pool, draws)
-    # a process without a draw of its own still takes part in the sum
-    sums = torch.tensor([[row[name] for name in METRICS] for row in found], dtype=torch.float64)
-    sums = sums.reshape(len(found), len(METRICS)).sum(dim=0)
-    totals = fabric.all_reduce(sums.to(fabric.device), reduce_op="sum")
-    assert isinstance(totals, Tensor)
-    return {name: round(total / episodes, 6) for name, total in zip(METRICS, totals.tolist(), strict=True)}
+    draws = [phase.sampler.draw(index) for index in share(fabric, range(episodes))]
+    with as_one(fabric), fabric.autocast():
+        mine = evaluate(method, phase.pool, draws)
+    found = in_order(gather(fabric, mine))
+    return {name: round(fmean(row[name] for row in found), 6) for name in METRICS}
 
 
 def prepare(materials: Materials, fabric: Fabric, cache: Path, report: Reporter) -> tuple[Method, Phase, Phase | None]:
@@ -168,7 +183,8 @@ def prepare(materials: Materials, fabric: Fabric, cache: Path, report: Reporter)
     """
     recipe, training = materials.recipe, materials.recipe.training
     assert training is not None
-    backbone, method = materials.build()
+    with as_one(fabric):
+        backbone, method = materials.build()
     make_rows: Callable[[LabelledImages], Rows]
     if recipe.backbone.frozen:
         backbone.to(fabric.device)
@@ -178,14 +194,13 @@ def prepare(materials: Materials, fabric: Fabric, cache: Path, report: Reporter)
         make_rows = lambda images: pixel_rows(images, backbone.size, cache, advance=report.advance)  # noqa: E731
 
     def phase(name: str) -> Phase:
-        images = materials.phase(name)
-        sampler = EpisodeSampler(
-            images.targets, images.labels, shots=training.shots, queries=training.queries, seed=recipe.seed
-        )
-        report.start(f"reading the {name} pictures", len(images))
-        with fabric.rank_zero_first():
-            rows = make_rows(images)
-        words = materials.words(images.labels)
+        with as_one(fabric):
+            images = materials.phase(name)
+            sampler = EpisodeSampler(
+                images.targets, images.labels, shots=training.shots, queries=training.queries, seed=recipe.seed
+            )
+            words = materials.words(images.labels)
+        rows = read_rows_together(fabric, images, make_rows, report, name)
         return Phase(Pool.of(images, on_device(rows, fabric.device), words, fabric.device), sampler)
 
     return method, phase("train"), phase("val") if training.patience else None
