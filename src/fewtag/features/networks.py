@@ -85,7 +85,8 @@ def fold(features: Tensor, layout: Layout, prefix_tokens: int) -> Tensor:
         return features.permute(0, 3, 1, 2)
     places = features[:, prefix_tokens:]
     side = math.isqrt(places.shape[1])
-    return places.transpose(1, 2).reshape(len(places), -1, side, side)
+    # not len(places): that is a plain number, to which an exported graph would be bound
+    return places.transpose(1, 2).reshape(places.shape[0], -1, side, side)
 
 
 def size_error(name: str, size: int | None, error: Exception) -> InputError:

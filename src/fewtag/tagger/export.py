@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32, Int, UInt8
+from jaxtyping import Int, UInt8
 
 from fewtag.data.ahead import batches
 from fewtag.data.images import stack
@@ -27,6 +27,8 @@ AGREEMENT = 1e-3
 Table = Mapping[str, np.ndarray]
 Pixels = UInt8[np.ndarray, "images 3 size size"]
 Columns = Int[np.ndarray, "columns"]
+Run = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""A graph's probabilities of pixels, given prototypes, slopes and offsets."""
 
 
 @dataclass(frozen=True)
@@ -124,14 +126,14 @@ def picture_pixels(
 
 
 def differences(
-    tagger: Tagger, labels: Table, sessions: Sequence[Session], compared: Iterable[tuple[Pixels, Columns]]
+    tagger: Tagger, labels: Table, runs: Sequence[Run], compared: Iterable[tuple[Pixels, Columns]]
 ) -> list[float]:
     """Each graph's greatest difference from what the tagger itself says."""
-    greatest = np.zeros(len(sessions))
+    greatest = np.zeros(len(runs))
     for pixels, columns in compared:
         expected = tagger.probabilities(tagger.encode_pixels(pixels))[:, columns]
-        inputs: list[Float32[np.ndarray, "..."]] = [labels[name][columns] for name in INPUTS[1:]]
-        found = [np.abs(session(pixels, *inputs) - expected).max() for session in sessions]
+        prototypes, slopes, offsets = (labels[name][columns] for name in INPUTS[1:])
+        found = [np.abs(run(pixels, prototypes, slopes, offsets) - expected).max() for run in runs]
         greatest = np.maximum(greatest, found)  # unlike Python's max, it keeps what is not a number
     return greatest.tolist()
 

@@ -2,6 +2,8 @@
 
 import hashlib
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -125,7 +127,8 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3  # errors
-        self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        with refusing():
+            self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
     def __call__(
         self,
@@ -135,4 +138,14 @@ class Session:
         offsets: Float32[np.ndarray, "labels"],
     ) -> Float32[np.ndarray, "images labels"]:
         inputs = dict(zip(INPUTS, (pixels, prototypes, slopes, offsets), strict=True))
-        return self._session.run([OUTPUT], inputs)[0]
+        with refusing():
+            return self._session.run([OUTPUT], inputs)[0]
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """One sentence where onnxruntime has many kinds of error, without a base of their own."""
+    try:
+        yield
+    except Exception as error:
+        raise InputError(f"onnxruntime cannot run the graph ({first_line(error)}); use another backbone") from error
