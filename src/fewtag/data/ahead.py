@@ -38,7 +38,9 @@ def usable_cores() -> int:
 def give_way() -> None:
     """Lets the network's threads go first: they wait for one another, so one held up by reading holds up all."""
     if sys.platform == "linux":  # where each thread has a priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        thread = threading.get_native_id()
+        # from where it is: only root may take a priority back that was given up before, as Ray's workers do
+        os.setpriority(os.PRIO_PROCESS, thread, min(os.getpriority(os.PRIO_PROCESS, thread) + 10, 19))
 
 
 def batches(items: Iterator[Item], size: int) -> Iterator[Sequence[Item]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from fewtag.data.ahead import usable_cores
 from fewtag.errors import InputError
@@ -19,6 +20,8 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+    # as the local engine; Ray's own 15 leaves the workers nothing where another program is busy
+    "RAY_worker_niceness": "0",
 }
 Nodes = Sequence[Mapping[str, float]]
 """What each machine has: CPU, GPU."""
@@ -40,29 +43,23 @@ class Share:
 @contextmanager
 def cluster(address: str | None) -> Iterator[Nodes]:
     """Its machines; a cluster that was started here ends with the run."""
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise InputError('--engine ray needs Ray, which is not installed; run: pip install "fewtag[ray]"') from error
+    ray = _import_ray()
     # Ray prints the deaths of workers on standard output, where --json is for machines
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         ours = not ray.is_initialized()
         if ours:
-            _connect(address)
+            connect(address)
         try:
-            yield [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+            yield [node["Resources"] for node in ray.nodes() if node["Alive"]]
         finally:
             if ours:
                 ray.shutdown()
 
 
-def _connect(address: str | None) -> None:
-    import ray
-
+def connect(address: str | None) -> None:
+    """To an existing cluster, or to one that is started here."""
+    ray = _import_ray()
     try:
         with _hushed():
             ray.init(
@@ -76,6 +73,18 @@ def _connect(address: str | None) -> None:
         where = f"no Ray cluster answers at --address {address}" if address else "Ray cannot start here"
         said = " ".join(str(error).split())
         raise InputError(f"{where}: {said[:300]}; check it with: ray status") from error
+
+
+def _import_ray() -> ModuleType:
+    """Quiet, if this is the first import of it."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise InputError('--engine ray needs Ray, which is not installed; run: pip install "fewtag[ray]"') from error
+    return ray
 
 
 @contextmanager
@@ -115,8 +124,8 @@ def check_address(address: str) -> None:
 def share(nodes: Nodes, workers: int | None) -> Share:
     """As many workers as there are GPUs, or else cores; fewer have more cores each, but never those of two machines.
 
-    >>> share([{"CPU": 16}, {"CPU": 4}], workers=3)
-    Share(workers=3, cores=5, gpu=False)
+    >>> share([{"CPU": 16.0}, {"CPU": 4.0}], workers=3)
+    Share(workers=3, cores=5.0, gpu=False)
     """
     gpus = int(sum(node.get("GPU", 0) for node in nodes))
     cores = sum(node.get("CPU", 0) for node in nodes)
@@ -125,16 +134,13 @@ def share(nodes: Nodes, workers: int | None) -> Share:
     if gpus and workers > gpus:
         raise InputError(f"--workers {workers}, but there are {gpus} GPUs, one for each worker; give at most {gpus}")
 
-    def room(each: float) -> int:
-        return sum(_fit(node, each, gpus > 0) for node in nodes)
-
     for each in range(math.floor(cores / workers), 0, -1):
-        if room(each) >= workers:
-            return Share(workers, each, gpus > 0)
+        if sum(_fit(node, each, gpus > 0) for node in nodes) >= workers:
+            return Share(workers, float(each), gpus > 0)
     # more workers than cores: Ray counts in ten thousandths of a core
     return Share(workers, math.floor(1e4 * cores / workers) / 1e4, gpus > 0)
 
 
-def _fit(node: Mapping[str, float], cores: float, gpu: bool) -> int:
+def _fit(node: Mapping[str, float], cores: int, gpu: bool) -> int:
     by_cores = int(node.get("CPU", 0) // cores)
     return min(by_cores, int(node.get("GPU", 0))) if gpu else by_cores

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,30 @@ _SHOWN = {
 }
 
 
+@dataclass(frozen=True)
+class Options:
+    """What decides the rows; pictures in the network at once; how often a shard may cost its worker the life."""
+
+    scores: bool = False
+    threshold: float | None = None
+    batch: int = 32
+    deaths: int = 3
+
+
 def everywhere(location: str) -> str:
     """The same place wherever it is named from: paths in full, URLs without a last slash."""
     path = local_path(location)
     return location.rstrip("/") if path is None or is_url(path) else str(Path(path).resolve())
 
 
-def describe(bank: bytes, source: str, *, scores: bool, threshold: float | None) -> dict[str, Any]:
+def describe(bank: bytes, source: str, options: Options) -> dict[str, Any]:
     """All that decides what is in the rows."""
     return {
         "fewtag": __version__,
         "bank": hashlib.sha256(bank).hexdigest(),
         "source": everywhere(source),
-        "scores": scores,
-        "threshold": threshold,
+        "scores": options.scores,
+        "threshold": options.threshold,
     }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fewtag import __version__
 from fewtag.apps.bulk.cluster import Share, check_address, cluster, share
-from fewtag.apps.bulk.manifest import check_same, describe, everywhere
+from fewtag.apps.bulk.manifest import Options, check_same, describe, everywhere
 from fewtag.apps.bulk.output import Counts, Output, part_name
 from fewtag.apps.bulk.sources import Shard, open_source
 from fewtag.apps.progress import Bars
@@ -38,15 +38,6 @@ class Summary:
     out: str
 
 
-@dataclass(frozen=True)
-class Options:
-    """What decides the rows, and how many pictures are in the network at once."""
-
-    scores: bool = False
-    threshold: float | None = None
-    batch: int = 32
-
-
 def tag_archive(
     bank: Path,
     source: str,
@@ -62,7 +53,7 @@ def tag_archive(
     _check(out, address)
     output, found = Output(everywhere(out)), open_source(source)
     content = _read_bank(bank)
-    about = describe(content, source, scores=options.scores, threshold=options.threshold)
+    about = describe(content, source, options)
     size = _size_before(output, about, shard)
     shards = found.shards(size) if size else []
     done = output.finished(shards) if size else {}
@@ -113,7 +104,7 @@ def _read_bank(bank: Path) -> bytes:
 def _job(bank: bytes, out: str, options: Options, given: Share) -> "Job":
     from fewtag.apps.bulk.worker import Job
 
-    return Job(bank, out, options.scores, options.threshold, options.batch, given.threads, given.gpu)
+    return Job(bank, out, options, given.threads, given.gpu)
 
 
 def _size_before(output: Output, about: dict[str, Any], shard: int | None) -> int | None:
@@ -172,7 +163,7 @@ def _answers(shards: Sequence[Shard], job: "Job", given: Share) -> Iterator[dict
 def _finish(shards: Sequence[Shard], answers: Iterator[dict[str, Any]], bars: Bars) -> tuple[float, dict[int, Counts]]:
     """When the first worker was ready, and the counts of each shard; refuses if some could not be finished."""
     sizes = {shard.number: len(shard) for shard in shards}
-    ready, finished, refusals = time.time(), dict[int, Counts](), dict[int, str]()
+    ready, finished, refusals = math.inf, dict[int, Counts](), dict[int, str]()
     for answer in answers:
         ready = min(ready, answer["ready"])
         number = int(answer["shard"])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote
 
 from fewtag.apps.bulk.locations import file_system, local_path, reason
@@ -45,14 +45,6 @@ class Shard:
         return cls(**facts)
 
 
-class Source(Protocol):
-    """Knows how many pictures it has, and cuts them into shards of at most so many."""
-
-    def __len__(self) -> int: ...
-
-    def shards(self, size: int) -> list[Shard]: ...
-
-
 @dataclass(frozen=True)
 class Listing:
     """Pictures with a file each: name, location, and what changes when the file does."""
@@ -87,6 +79,9 @@ class Tables:
         ]
 
 
+Source = Listing | Tables
+
+
 def _cuts(groups: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
     """First row and number of rows; whole row groups together where they fit, so that none is read twice."""
     first = rows = 0
@@ -105,7 +100,7 @@ def _cuts(groups: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
 def open_source(source: str) -> Source:
     """Pictures of a folder or location; where there are none, its Parquet tables; or the one file."""
     path = local_path(source)
-    found: Source = _remote(source) if path is None else _local(Path(path))
+    found = _remote(source) if path is None else _local(Path(path))
     if not len(found):
         raise InputError(f"{source} lists no picture: its tables have no row; check it")
     return found
@@ -150,12 +145,14 @@ def _remote(source: str) -> Source:
 def _find(source: str) -> dict[str, list[str]]:
     """Every file under a location, or the one file, each with its stamp."""
     system, root = file_system(source)
+    # one that goes from folder to folder would pass over those that it cannot read
+    strict = {"on_error": "raise"} if source.startswith("http") else {}
     try:
-        found: dict[str, dict[str, Any]] = system.find(root, detail=True)
+        found: dict[str, dict[str, Any]] = system.find(root, detail=True, **strict)
+        if not found:
+            system.info(root)  # says what is wrong, if nothing is there
     except Exception as error:  # each file system has errors of its own
         raise InputError(f"cannot list {source}: {reason(error)}; check the location and its permissions") from error
-    if not found:
-        raise InputError(f"there is nothing at {source}; check the location")
     top = root.rstrip("/")
     return {
         path: [str(facts[key]) for key in _STAMPS if facts.get(key) is not None]

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from fewtag import __version__
+from fewtag.apps.bulk.manifest import Options
 from fewtag.apps.bulk.output import Counts, Output
 from fewtag.apps.bulk.reading import read_shard
 from fewtag.apps.bulk.sources import Shard
@@ -23,7 +24,6 @@ from fewtag.tagger.tagger import Tagger
 if TYPE_CHECKING:
     import pyarrow
 
-MOST_ATTEMPTS = 4
 _DIGITS = 6
 
 
@@ -33,9 +33,7 @@ class Job:
 
     bank: bytes
     out: str
-    scores: bool
-    threshold: float | None
-    batch: int
+    options: Options
     threads: int
     gpu: bool
     version: str = __version__
@@ -121,28 +119,29 @@ def tag_shard(tagger: Tagger, shard: Shard, job: Job, attempt: int = 1) -> tuple
     """Tags by picture, and the failures; a shard that its workers keep dying of is refused."""
     import pyarrow
 
-    if attempt > MOST_ATTEMPTS:
+    options = job.options
+    if attempt > options.deaths:
         raise InputError(
-            f"its worker died {MOST_ATTEMPTS} times: too little memory, or a picture that kills its reader; "
+            f"its worker died {options.deaths} times: too little memory, or a picture that kills its reader; "
             "give it fewer --workers, or move the pictures away that are suspect"
         )
     labels = tagger.classes_
     own = tagger.thresholds_
-    thresholds = [own[label] if job.threshold is None else job.threshold for label in labels]
-    scored = labels if job.scores else None
+    thresholds = [own[label] if options.threshold is None else options.threshold for label in labels]
+    scored = labels if options.scores else None
     failures: list[Tagged] = []
     tables: list[pyarrow.Table] = [arrow_table([], scored)]
-    for read in read_shard(shard, tagger.model.backbone.size, job.batch):
+    for read in read_shard(shard, tagger.model.backbone.size, options.batch):
         pixels = [found for _, found in read if not isinstance(found, InputError)]
         found = iter(tagger.probabilities(tagger.encode_pixels(stack(pixels))) if pixels else ())
         failures += [Tagged(name, failure=str(error)) for name, error in read if isinstance(error, InputError)]
         names = [name for name, picture in read if not isinstance(picture, InputError)]
-        rows = [tagged(name, values, labels, thresholds, job.scores) for name, values in zip(names, found, strict=True)]
+        rows = [_tagged(*row, labels, thresholds, options.scores) for row in zip(names, found, strict=True)]
         tables.append(arrow_table(rows, scored))
     return pyarrow.concat_tables(tables).combine_chunks(), failures
 
 
-def tagged(
+def _tagged(
     image: str, found: Float[ndarray, "labels"], labels: Sequence[str], thresholds: Sequence[float], scores: bool
 ) -> Tagged:
     """The names over their threshold, likeliest first."""
