@@ -1,4 +1,4 @@
-"""A tagging run that was killed loses and repeats nothing."""
+"""A tagging run that was killed loses and repeats nothing, without the help of the cache."""
 
 import csv
 import os
@@ -65,7 +65,7 @@ def test_a_run_broken_off_goes_on_with_what_is_missing(
     cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (photos / "a.png").write_bytes(b"no picture")
-    command = ("tag", bank, photos, "--out", "tags.csv", "--scores")
+    command = ("tag", bank, photos, "--out", "tags.csv", "--scores", "--no-cache")
     assert cli(*command).code == 1
     whole = read_csv("tags.csv")
     Path("tags.csv").unlink()
@@ -86,7 +86,7 @@ def test_pictures_that_came_went_or_changed_meanwhile(
     cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (photos / "a.png").write_bytes(b"no picture")
-    command = ("tag", bank, photos, "--out", "tags.csv")
+    command = ("tag", bank, photos, "--out", "tags.csv", "--no-cache")
     broken_off(cli, *command, batches=3)
     shutil.copy(photos / "z.webp", photos / "a.png")
     shutil.copy(photos / "z.webp", photos / "aa.png")
@@ -99,7 +99,7 @@ def test_pictures_that_came_went_or_changed_meanwhile(
 def test_another_bank_or_other_options_start_over(
     cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ("tag", bank, photos, "--out", "tags.csv")
+    command = ("tag", bank, photos, "--out", "tags.csv", "--no-cache")
     broken_off(cli, *command, batches=2)
     broken_off(cli, *command, "--scores", batches=2)
     assert cli("define", bank, "ring").code == 0
@@ -116,7 +116,8 @@ def test_two_runs_to_the_same_place_do_not_mix(cli: Cli, bank: Path, photos: Pat
 
 
 def test_a_full_disk_is_a_sentence_and_keeps_what_is_finished(cli: Cli, bank: Path, photos: Path) -> None:
-    command, write, calls = ("tag", bank, photos, "--out", "tags.csv"), os.pwrite, iter(range(3))
+    command = ("tag", bank, photos, "--out", "tags.csv", "--no-cache")
+    write, calls = os.pwrite, iter(range(3))
 
     def full(file: int, content: bytes, offset: int) -> int:
         return write(file, content if next(calls, None) is not None else content[:20], offset)
@@ -147,7 +148,7 @@ main()
 def test_a_killed_process_loses_and_repeats_nothing(
     cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ("tag", str(bank), str(photos), "--out", "tags.csv")
+    command = ("tag", str(bank), str(photos), "--out", "tags.csv", "--no-cache")
     done = subprocess.run([sys.executable, "-c", KILLED, *command, "--batch", "1"], capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert left() == ["pets.fewtag", "tags.csv.part.jsonl"]

@@ -81,7 +81,7 @@ def test_unreadable_pictures_are_listed_apart_and_the_exit_code_is_1(cli: Cli, b
     assert said.code == 1
     summary = json.loads(said.out)
     assert summary.pop("seconds") >= 0
-    assert summary == {"pictures": 6, "tagged": 3, "failed": 3, "out": "tags.csv"}
+    assert summary == {"pictures": 6, "tagged": 3, "failed": 3, "cached": 0, "out": "tags.csv"}
     assert said.err.splitlines()[-1] == "3 pictures could not be read: see tags.csv.failures.csv"
     assert [row["image"] for row in read_csv("tags.csv")] == ["b, c.png", "sub/deep/ä.png", "z.webp"]
     failures = {row["image"]: row["reason"] for row in read_csv("tags.csv.failures.csv")}

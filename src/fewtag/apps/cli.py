@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fewtag import __version__
-from fewtag.apps import export, research, tagging
+from fewtag.apps import cache, export, research, tagging
 from fewtag.apps.processes import LEFT_ALONE, is_first, is_left_alone
 from fewtag.errors import InputError, LonelyError
 
@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
         export.export,
     ),
     "Research": (research.train, research.bench, research.draws, research.report),
+    "Upkeep": (cache.cache,),
 }
 
 app = typer.Typer(

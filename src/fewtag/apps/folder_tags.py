@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
 from fewtag import __version__
 from fewtag.apps.banks import open_bank
-from fewtag.apps.folders import decode_ahead, find_pictures
+from fewtag.apps.folder_places import FolderPlaces
+from fewtag.apps.folders import find_pictures
 from fewtag.apps.journal import Journal, Stamp
 from fewtag.apps.progress import Bars
 from fewtag.apps.tables import Tagged, check_labels, check_table, write_failures, write_table
-from fewtag.data.images import Picture, stack
+from fewtag.data.images import Picture
 from fewtag.errors import InputError
+from fewtag.tagger.place_cache import place_space
 from fewtag.tagger.tagger import Tagger
 
 DIGITS = 6
@@ -26,11 +28,12 @@ Found = Float[np.ndarray, "labels"] | InputError
 
 @dataclass(frozen=True)
 class Summary:
-    """How it went; `seconds` without starting up."""
+    """How it went; `cached` are the pictures that the network did not see, `seconds` is without starting up."""
 
     pictures: int
     tagged: int
     failed: int
+    cached: int
     seconds: float
     out: str
 
@@ -40,7 +43,15 @@ def failures_path(out: Path) -> Path:
 
 
 def tag_folder(
-    bank: Path, source: Path, out: Path, *, scores: bool, threshold: float | None, batch: int, bars: Bars
+    bank: Path,
+    source: Path,
+    out: Path,
+    *,
+    scores: bool,
+    threshold: float | None,
+    batch: int,
+    bars: Bars,
+    cache: Path | None = None,
 ) -> Summary:
     """Goes on where a killed run of the same bank, folder and options stopped."""
     check_table(out)
@@ -60,15 +71,16 @@ def tag_folder(
         "scores": scores,
         "threshold": threshold,
     }
+    places = FolderPlaces(tagger, None if cache is None else place_space(tagger.model, cache))
     since = time.perf_counter()
     with Journal(out.with_name(f"{out.name}.part.jsonl"), about) as journal:
-        for rows, stamps in _tag(tagger, _missing(pictures, journal, bars), batch):
+        for rows, stamps in _tag(tagger, places, _missing(pictures, journal, bars), batch):
             journal.add([_tagged(image, found, labels, thresholds, scores) for image, found in rows], stamps)
             bars.advance(len(rows))
         failed = _write(out, [str(picture) for picture in pictures], journal, labels if scores else None)
         journal.remove()
     seconds = round(time.perf_counter() - since, 3)
-    return Summary(len(pictures), len(pictures) - failed, failed, seconds, str(out))
+    return Summary(len(pictures), len(pictures) - failed, failed, places.cached, seconds, str(out))
 
 
 def _missing(pictures: Sequence[Picture], journal: Journal, bars: Bars) -> dict[Picture, Stamp]:
@@ -89,24 +101,13 @@ def _stamp(picture: Picture) -> Stamp:
 
 
 def _tag(
-    tagger: Tagger, pictures: Mapping[Picture, Stamp], batch: int
+    tagger: Tagger, places: FolderPlaces, pictures: Mapping[Picture, Stamp], batch: int
 ) -> Iterator[tuple[list[tuple[str, Found]], list[Stamp]]]:
     """Batch by batch each picture's probabilities, or why it could not be read."""
-    size = tagger.model.backbone.size
-    for decoded in decode_ahead(list(pictures), lambda picture: _read(picture, size), batch):
-        pixels = [found for _, found in decoded if not isinstance(found, InputError)]
-        rows = iter(tagger.probabilities(tagger.encode_pixels(stack(pixels))) if pixels else ())
-        found = [(str(picture), read if isinstance(read, InputError) else next(rows)) for picture, read in decoded]
-        yield found, [pictures[picture] for picture, _ in decoded]
-
-
-def _read(picture: Picture, size: int) -> UInt8[np.ndarray, "3 size size"]:
-    """Squashed here, in the thread, so that no whole photograph waits for the network."""
-    try:
-        str(picture).encode()
-    except UnicodeEncodeError as error:
-        raise InputError("the file's name is no UTF-8 text; rename it") from error
-    return picture.pixels(size)
+    for tried, encoded in places.encode(list(pictures), batch):
+        rows = iter(() if encoded is None else tagger.probabilities(encoded))
+        found = [(str(picture), next(rows) if failure is None else failure) for picture, failure in tried]
+        yield found, [pictures[picture] for picture, _ in tried]
 
 
 def _tagged(image: str, found: Found, labels: Sequence[str], thresholds: Sequence[float], scores: bool) -> Tagged:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fewtag.apps.cache import Cache, cache_folder
 from fewtag.apps.options import AsJson, DataFolder, SkipBad, check_engine
 from fewtag.errors import InputError
 
@@ -158,11 +159,14 @@ def tag(
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Ray: how many (one a GPU, or else a core).")] = None,
     shard: Annotated[int | None, typer.Option(min=1, help="Ray: pictures a shard (at most 1024).")] = None,
+    cache: Cache = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Tag every picture of a folder: a row a picture. Run again after a kill, it goes on where it stopped.
 
-    Pictures that cannot be read are listed in FILE.failures.csv, and the exit code is 1.
+    Pictures that cannot be read are listed in FILE.failures.csv, and the exit code is 1. A picture that was seen
+    before, wherever it lay and whatever it is called, does not go through the network again.
 
     Example: fewtag tag pets.fewtag photos/ --out tags.csv
 
@@ -170,6 +174,10 @@ def tag(
     """
     from fewtag.apps.progress import Bars
 
+    if cache is not None and no_cache:
+        raise InputError("--cache and --no-cache exclude each other; give one of them")
+    if cache is not None and engine == "ray":
+        raise InputError("--cache is an option of --engine local; leave it out")
     check_engine(engine, source, {"--address": address, "--workers": workers, "--shard": shard})
     with Bars() as bars:
         if engine == "ray":
@@ -184,7 +192,10 @@ def tag(
             from fewtag.apps.folder_tags import failures_path, tag_folder
 
             table, failures = Path(out), str(failures_path(Path(out)))
-            done = tag_folder(bank, Path(source), table, scores=scores, threshold=threshold, batch=batch, bars=bars)
+            kept = None if no_cache else cache_folder(cache)
+            done = tag_folder(
+                bank, Path(source), table, scores=scores, threshold=threshold, batch=batch, bars=bars, cache=kept
+            )
     if as_json:
         print(json.dumps(asdict(done)))
     else:

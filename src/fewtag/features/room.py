@@ -42,7 +42,7 @@ def parse_size(text: str, source: str) -> int:
     return int(float(found[1]) * UNITS[found[2] or "B"])
 
 
-def format_size(size: float) -> str:
+def format_size(size: int) -> str:
     """For people.
 
     >>> format_size(12), format_size(3_210_000)

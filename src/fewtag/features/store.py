@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -70,6 +71,7 @@ class Space:
         self._segment_rows = max(1, min(SEGMENT_BYTES, self.limit // 8) // self.row_bytes)
         self._segments: dict[str, Segment] = {}
         self._entries: dict[bytes, Entry] = {}
+        self._lock = threading.RLock()  # threads may read while one appends
         self.refresh()
 
     def __len__(self) -> int:
@@ -82,15 +84,21 @@ class Space:
     def refresh(self) -> None:
         """Learns what others appended, and forgets the segments that they removed."""
         names = sorted(path.name for path in self.folder.glob("*.rows"))
-        for name in self._segments.keys() - set(names):
-            self._forget(name)
-        for name in names:
-            news = self._news(name)
-            if news is None:
+        with self._lock:
+            for name in self._segments.keys() - set(names):
                 self._forget(name)
+            for name in names:
                 news = self._news(name)
-            for slot, digest in news or ():
-                self._entries[digest] = Entry(digest, self._segments[name], slot)
+                if news is None:
+                    self._forget(name)
+                    news = self._news(name)
+                for slot, digest in news or ():
+                    self._entries[digest] = Entry(digest, self._segments[name], slot)
+
+    def get(self, digest: bytes) -> np.ndarray | None:
+        """One row, if it is there and sound."""
+        values, missing = self.read([self.find(digest)])
+        return None if missing else values[0]
 
     def read(self, entries: Sequence[Entry | None]) -> tuple[np.ndarray, list[int]]:
         """The rows in this order, and the places in it of those that are not there or damaged."""
@@ -163,12 +171,13 @@ class Space:
         self._entries = {digest: entry for digest, entry in self._entries.items() if entry.segment is not segment}
 
     def _drop(self, entry: Entry) -> None:
-        if not self.damaged:
-            _log.warning("a damaged row in the cache %s is not used; fewtag cache --check looks for more", self.folder)
-        self.damaged += 1
-        entry.segment.drop(entry.slot)
-        if self._entries.get(entry.digest) == entry:
-            del self._entries[entry.digest]
+        with self._lock:
+            if not self.damaged:
+                _log.warning("the cache %s has damaged rows, which are made again (fewtag cache --check)", self.folder)
+            self.damaged += 1
+            entry.segment.drop(entry.slot)
+            if self._entries.get(entry.digest) == entry:
+                del self._entries[entry.digest]
 
     def _describe(self) -> None:
         facts = json.dumps(asdict(self.about)).encode()

@@ -112,8 +112,10 @@ def fill(pictures: Sequence[Picture], sources: Sequence[Source], *, batch: int, 
 @functools.cache
 def reading_key(size: int) -> str:
     """A digest of what decoding makes of a sample: where pictures are read in another way, rows are other rows."""
-    ramps = [Image.linear_gradient("L").rotate(turn).resize((1001, 701)) for turn in (0, 90)]
-    sample = Image.merge("RGB", [*ramps, Image.radial_gradient("L").resize((1001, 701))])
+    # large enough for what only large JPEGs go through
+    sides = 5 * size, 4 * size + 1
+    ramps = [Image.linear_gradient("L").rotate(turn).resize(sides) for turn in (0, 90)]
+    sample = Image.merge("RGB", [*ramps, Image.radial_gradient("L").resize(sides)])
     encoded = io.BytesIO()
     sample.save(encoded, "JPEG", quality=90)
     return hashlib.sha256(squash_bytes(encoded.getvalue(), "sample", size).tobytes()).hexdigest()[:20]

@@ -33,8 +33,8 @@ def to_maps(backbone: Backbone, pixels: Pixels) -> Float[Tensor, "images channel
 
 @torch.inference_mode()
 def encode_pixels(model: Model, pixels: Pixels) -> Places:
-    """Of squashed pictures."""
-    return model.method.project(to_maps(model.backbone, pixels))
+    """Of squashed pictures, rounded to half precision: a cache keeps what was scored, to the last bit."""
+    return model.method.project(to_maps(model.backbone, pixels)).half().float()
 
 
 def encode_images(model: Model, images: Iterable[ImageLike]) -> Iterator[Places]:

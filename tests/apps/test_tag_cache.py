@@ -1,0 +1,145 @@
+"""`fewtag tag` with the cache: a picture goes through the network once, and the table does not show it."""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fewtag.tagger.tagger import Tagger
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the batches that the network gets."""
+    encode, sizes = Tagger.encode_pixels, list[int]()
+
+    def counting(tagger: Tagger, pixels: np.ndarray) -> Any:
+        sizes.append(len(pixels))
+        return encode(tagger, pixels)
+
+    monkeypatch.setattr(Tagger, "encode_pixels", counting)
+    return sizes
+
+
+def tagged(cli: Cli, bank: Path, photos: Path, *options: object) -> tuple[str, int]:
+    """The table, and how many pictures the cache knew."""
+    said = cli("tag", bank, photos, "--out", "tags.csv", "--scores", "--json", *options)
+    assert said.code == 0, said.err
+    return Path("tags.csv").read_text(), json.loads(said.out)["cached"]
+
+
+def rows_file() -> Path:
+    (path,) = Path("cache/fewtag").glob("places-*/*.rows")
+    return path
+
+
+def test_cold_warm_or_without_a_cache_every_digit_is_the_same(
+    cli: Cli, bank: Path, photos: Path, encoded: list[int]
+) -> None:
+    without, cached = tagged(cli, bank, photos, "--no-cache")
+    assert (cached, Path("cache/fewtag").exists()) == (0, False)
+    assert tagged(cli, bank, photos) == (without, 0)
+    assert tagged(cli, bank, photos) == (without, 4)
+    assert encoded == [4, 4]
+
+
+def test_pictures_that_moved_are_known_and_a_new_one_is_not(
+    cli: Cli, bank: Path, photos: Path, shapes: Path, encoded: list[int]
+) -> None:
+    tagged(cli, bank, photos)
+    moved = Path(shutil.move(photos, "elsewhere"))
+    (moved / "z.webp").rename(moved / "renamed.png")
+    shutil.copy(shapes / "images" / "moon2.png", moved / "new.png")
+    _, cached = tagged(cli, bank, moved)
+    assert (cached, encoded) == (4, [4, 1])
+
+
+def test_what_a_bank_learns_does_not_make_pictures_unknown(
+    cli: Cli, bank: Path, photos: Path, encoded: list[int]
+) -> None:
+    tagged(cli, bank, photos)
+    assert cli("define", bank, "ring").code == 0
+    table, cached = tagged(cli, bank, photos)
+    assert (cached, encoded) == (4, [4])
+    assert table.startswith("image,tags,arrow,heart,moon,ring\n")
+    assert tagged(cli, bank, photos, "--no-cache") == (table, 0)
+
+
+def test_another_model_does_not_take_these_places_for_its_own(
+    cli: Cli, bank: Path, photos: Path, examples: Path, model_file: Path, tmp_path: Path
+) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    tagged(cli, bank, photos)
+    with safe_open(model_file, framework="pt") as file:
+        header = file.metadata()
+    tensors = load_file(model_file)
+    tensors["mean"] = tensors["mean"] + 0.5
+    save_file(tensors, tmp_path / "other.safetensors", metadata=header)
+    assert cli("learn", "other.fewtag", examples, "--model", tmp_path / "other.safetensors").code == 0
+    table, cached = tagged(cli, Path("other.fewtag"), photos)
+    assert cached == 0
+    assert tagged(cli, Path("other.fewtag"), photos, "--no-cache") == (table, 0)
+
+
+def test_a_cache_of_ones_own(cli: Cli, bank: Path, photos: Path) -> None:
+    tagged(cli, bank, photos, "--cache", "here")
+    assert not Path("cache").exists()
+    assert tagged(cli, bank, photos, "--cache", "here")[1] == 4
+    said = cli("tag", bank, photos, "--out", "tags.csv", "--cache", "here", "--no-cache")
+    assert (said.code, "exclude each other" in said.err) == (2, True)
+
+
+def test_a_damaged_row_is_computed_again_and_told_of_in_a_line(
+    cli: Cli, bank: Path, photos: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table, _ = tagged(cli, bank, photos, "--batch", 1)
+    content = bytearray(rows_file().read_bytes())
+    content[100] ^= 1
+    rows_file().write_bytes(content)
+    caplog.clear()
+    assert tagged(cli, bank, photos, "--batch", 1) == (table, 3)
+    assert ["damaged rows" in record.message for record in caplog.records] == [True]
+    assert tagged(cli, bank, photos, "--batch", 1) == (table, 4)
+
+
+def test_a_full_disk_is_a_sentence_and_keeps_what_is_finished(
+    cli: Cli, bank: Path, photos: Path, encoded: list[int]
+) -> None:
+    write, sync, calls = os.pwrite, os.fdatasync, iter(range(2))
+
+    def full(file: int) -> None:
+        if next(calls, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fdatasync", full)
+        said = cli("tag", bank, photos, "--out", "tags.csv", "--batch", 1)
+    assert (said.code, said.err.splitlines()[-1].count("No space left on device; free some room")) == (2, 1)
+    assert os.pwrite is write
+    encoded.clear()
+    said = cli("tag", bank, photos, "--out", "tags.csv", "--batch", 1)
+    assert (said.code, "(2 done before)" in said.err, encoded) == (0, True, [1, 1])
+
+
+def test_a_tiny_limit_slows_down_but_changes_nothing(
+    cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, _ = tagged(cli, bank, photos, "--no-cache", "--batch", 1)
+    monkeypatch.setenv("FEWTAG_CACHE_LIMIT", "1B")
+    for _ in range(2):
+        assert tagged(cli, bank, photos, "--batch", 1)[0] == table
+        assert not list(Path("cache/fewtag").glob("*/*.rows"))
+    monkeypatch.setenv("FEWTAG_CACHE_LIMIT", "a lot")
+    said = cli("tag", bank, photos, "--out", "tags.csv")
+    assert (said.code, "FEWTAG_CACHE_LIMIT 'a lot' is no size" in said.err) == (2, True)
