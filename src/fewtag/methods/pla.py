@@ -5,73 +5,31 @@ aligns the true labels with those it emits. New labels get a fresh output layer 
 support, as in the few-shot comparison of Yan et al. (AAAI 2022).
 """
 
-import copy
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
-from fewtag.methods.base import BaseLabels, Classifier, Episode, Staged, Support, places, refuse_labels_without_image
+from fewtag.methods.base import (
+    BaseLabels,
+    Classifier,
+    Episode,
+    Precoded,
+    Staged,
+    Support,
+    places,
+    refuse_labels_without_image,
+)
 from fewtag.methods.head import Head
-from fewtag.methods.pla_alignment import StepLogits, alignment_loss, best_logits
+from fewtag.methods.pla_alignment import alignment_loss, best_logits
+from fewtag.methods.pla_decoder import Decoder, Embeddings, View, Weights, decode
 from fewtag.methods.tuning import descend
-from fewtag.types import Logits, Maps, Targets, Words
-
-Embeddings = Float[Tensor, "labels embedding"]
+from fewtag.types import Encoded, Logits, Maps, Targets, Words
 
 
-class View(NamedTuple):
-    """Images as the decoder sees them: their places, and what its attention compares of each."""
-
-    places: Float[Tensor, "images places joint"]
-    keys: Float[Tensor, "images places joint"]
-
-
-class Decoder(nn.Module):
-    """Emits a token a step; it sees the image through attention, and which token it emitted before."""
-
-    def __init__(self, joint: int, embedding: int) -> None:
-        super().__init__()
-        self.first_hidden = nn.Linear(joint, joint)
-        self.first_cell = nn.Linear(joint, joint)
-        self.query = nn.Linear(joint, joint, bias=False)  # the keys have one
-        self.relevance = nn.Linear(joint, 1, bias=False)  # the softmax would not see one
-        self.gate = nn.Linear(joint, joint)
-        self.lstm = nn.LSTMCell(embedding + joint, joint)
-        self.start = nn.Parameter(torch.zeros(embedding))
-        self.stop = nn.Parameter(torch.zeros(embedding))
-
-    def forward(self, view: View, embeddings: Embeddings, output: Head, steps: int) -> StepLogits:
-        """The scores of all tokens at each step; a step is told of the likeliest token of the step before it."""
-        summary = view.places.mean(dim=1)
-        hidden, cell = self.first_hidden(summary), self.first_cell(summary)
-        tokens = torch.cat([embeddings, self.stop[None]])
-        emitted, logits = self.start.expand(len(summary), -1), []
-        for _ in range(steps):
-            relevance = self.relevance((view.keys + self.query(hidden)[:, None]).relu())
-            attended = torch.einsum("ip,ipj->ij", relevance[:, :, 0].softmax(dim=1), view.places)
-            seen = self.gate(hidden).sigmoid() * attended
-            hidden, cell = self.lstm(torch.cat([emitted, seen], dim=1), (hidden, cell))
-            logits.append(output(hidden))
-            emitted = tokens[logits[-1].argmax(dim=1)]
-        return torch.stack(logits, dim=1)
-
-
-class Tuned(NamedTuple):
-    """A decoder that has met new labels."""
-
-    decoder: Decoder
-    embeddings: Embeddings
-    output: Head
-    steps: int
-
-    def __call__(self, view: View) -> StepLogits:
-        return self.decoder(view, self.embeddings, self.output, self.steps)
-
-
-class PLA(Staged):
+class PLA(Precoded, Staged):
     """The labels' embeddings are learnt: on the base labels, and from zero on a support."""
 
     embeds_words: ClassVar[bool] = False
@@ -133,50 +91,70 @@ class PLA(Staged):
         # the recurrent part is small, and the alignment compares probabilities: in full precision
         with torch.autocast(local.device.type, enabled=False):
             output = Head(self.output.weight, self.output.bias)
-            logits = self.decoder(view, self.embed_base(support.words), output, self.count_steps(targets))
-            return alignment_loss(logits, targets)
+            weights = self.decoder.weights(self.embed_base(support.words), output)
+            order, running = take_turns(targets, self.steps)
+            view = View(*(part[order] for part in view))
+            return alignment_loss(decode(weights, view, running), targets[order])
 
-    def count_steps(self, targets: Targets) -> int:
-        """One for each label of the image that shows most, and one for the stop token."""
-        return min(self.steps, int(targets.sum(dim=1).max()) + 1)
+    @torch.no_grad()
+    def encode(self, maps: Maps) -> Encoded:
+        """The places as the decoder attends to them at test time."""
+        with torch.autocast(maps.device.type, enabled=False):
+            local = self.visual(places(maps.float()))
+            return local.transpose(1, 2).reshape(len(maps), self.joint, *maps.shape[2:])
 
-    def adapt(self, support: Support) -> Classifier:
+    def meet(self, support: Support) -> Classifier:
         refuse_labels_without_image(support)
         # of labels that score the same the first is emitted: so by name, lest the order of the labels decide
         order = sorted(range(len(support.labels)), key=support.labels.__getitem__)
         back = sorted(range(len(order)), key=order.__getitem__)
-        tuned = self.tune(self.look(support.maps), support.words[order], support.targets[:, order])
+        weights = self.tune(self.look(support.maps), support.words[order], support.targets[:, order])
+        steps = min(self.steps, int(support.targets.sum(dim=1).max()) + 1)
 
-        def classify(maps: Maps) -> Logits:
+        def classify(maps: Encoded) -> Logits:
             with torch.autocast(maps.device.type, enabled=False):
-                return best_logits(tuned(self.look(maps)))[:, back]
+                return best_logits(decode(weights, self.look(maps), [len(maps)] * steps))[:, back]
 
         return classify
 
     @torch.no_grad()
-    def look(self, maps: Maps) -> View:
-        """Images as they are seen at test time."""
+    def look(self, maps: Encoded) -> View:
+        """Encoded images, with their keys."""
         with torch.autocast(maps.device.type, enabled=False):
-            local = self.visual(places(maps.float()))
+            local = places(maps).contiguous()
             return View(local, self.key(local))
 
-    def tune(self, view: View, words: Words, targets: Targets) -> Tuned:
+    def tune(self, view: View, words: Words, targets: Targets) -> Weights:
         """Trains a fresh output layer and fresh embeddings, and a copy of the decoder, on all images at once."""
         tokens, like = targets.shape[1] + 1, view.places
         output = Head(like.new_zeros(tokens, self.joint), like.new_zeros(tokens))
-        with torch.autocast(like.device.type, enabled=False):
-            embeddings = self.embed_new(words.float()).detach().clone()
-        decoder = copy.deepcopy(self.decoder).requires_grad_(False)
-        tuned = Tuned(decoder, embeddings, output, self.count_steps(targets))
-        trained = [*output, embeddings, *(decoder.parameters() if self.tune_decoder else ())]
+        with torch.autocast(like.device.type, enabled=False), torch.no_grad():
+            joined = self.decoder.weights(self.embed_new(words.float()), output)
+            weights = Weights(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in joined))
+        trained = weights if self.tune_decoder else (weights.embeddings, weights.output_weight, weights.output_bias)
         for tensor in trained:
             tensor.requires_grad_()
+        order, running = take_turns(targets, self.steps)
+        view, targets = View(*(part[order] for part in view)), targets[order]
         descend(
-            lambda: alignment_loss(tuned(view), targets), trained, epochs=self.finetune_epochs, rate=self.finetune_rate
+            lambda: alignment_loss(decode(weights, view, running), targets),
+            trained,
+            epochs=self.finetune_epochs,
+            rate=self.finetune_rate,
         )
         for tensor in trained:
             tensor.requires_grad_(False)
-        return tuned
+        return weights
+
+
+def take_turns(targets: Targets, most: int) -> tuple[Int[Tensor, "images"], list[int]]:
+    """Images by falling number of labels, and how many have a token to emit at each step: their labels, then the stop.
+
+    A later step has no target and teaches nothing, so it need not be taken.
+    """
+    counts, order = targets.sum(dim=1).sort(descending=True, stable=True)
+    running = (counts >= torch.arange(most, device=counts.device)[:, None]).sum(dim=1)
+    return order, [images for images in running.tolist() if images]
 
 
 class WordPLA(PLA):
