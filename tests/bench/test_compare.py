@@ -109,3 +109,11 @@ def test_comparisons_are_corrected_for_those_that_could_be_made(write_run: Write
     assert second is not None
     assert first.p == pytest.approx(2 * alone.p)
     assert second.mean == -first.mean
+
+
+def test_draws_that_both_tell_decide_and_else_the_seed_does(write_run: WriteRun) -> None:
+    old, told = write_run("coco/old", ONE), write_run("coco/told", ONE, draws_digest="a")
+    assert paired(old, told)
+    assert not paired(write_run("coco/other-seed", ONE, seed=1), told)
+    assert paired(write_run("coco/same-draws", ONE, seed=1, draws_digest="a"), told)
+    assert not paired(write_run("coco/other-draws", ONE, draws_digest="b"), told)

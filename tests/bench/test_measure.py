@@ -138,3 +138,28 @@ def test_end_to_end_a_run_is_trained_then_measured_with_its_own_backbone(cli: Cl
     (first, *_) = rows_of(Path("results/recipe/attention.test.jsonl"))
     assert (first["frozen"], first["trained_episodes"], first["planned_episodes"]) == (False, 2, 2)
     assert not list(Path("cache").glob("**/features-*")), "features of a tuned backbone are used once"
+
+
+@pytest.mark.parametrize("change", ["backbone.weights=gone.pth", "backbone.name=resnet51", "words.source=gone.txt"])
+def test_what_cannot_be_measured_leaves_no_folder(bench, change: str) -> None:
+    assert bench("--set", change).code == 2
+    assert not Path("results").exists()
+
+
+def test_a_folder_that_was_there_stays(bench) -> None:
+    Path("results/recipe").mkdir(parents=True)
+    assert bench("--set", "backbone.weights=gone.pth").code == 2
+    assert Path("results/recipe").is_dir()
+
+
+def test_rows_tell_their_draws(bench, cli: Cli, shapes: Path) -> None:
+    def digest(*more: str) -> object:
+        assert bench(*more, "--force").code == 0
+        return rows_of(Path("results/recipe/protonet.test.jsonl"))[0]["draws_digest"]
+
+    assert cli("draws", shapes / "recipe.toml", "--out", shapes / "draws").code == 0
+    saved = ("--set", "evaluation.draws.test=draws/shapes-test.json")
+    drawn = digest()
+    assert digest(*saved, "--set", "seed=9") == drawn
+    assert digest("--set", "seed=9") != drawn
+    assert digest("--set", "evaluation.episodes=4") != drawn

@@ -2,7 +2,11 @@
 
 import inspect
 import json
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,8 +15,10 @@ import pytest
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.strategies.ddp import DDPStrategy
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fewtag.apps import processes
 from fewtag.bench import measure as measuring
 from fewtag.bench import train as training_module
 from fewtag.bench.evaluate import Pool, evaluate
@@ -23,13 +29,15 @@ from fewtag.bench.recipe import Training
 from fewtag.bench.recipe_files import load_recipes
 from fewtag.bench.runs import Run
 from fewtag.bench.together import as_one, by_first, gather, share
-from fewtag.bench.train import Learner, Phase, validate
+from fewtag.bench.train import Learner, Phase, train, validate
 from fewtag.data.episodes import EpisodeSampler
 from fewtag.errors import InputError
 from fewtag.features.rows import MemoryRows
+from fewtag.features.stored_rows import StoredRows
 from fewtag.methods import METHODS, BaseLabels, EndToEnd, Method, Staged, create_method
 
 Found = TypeVar("Found")
+Cli = Callable[..., Any]
 ONE = Fabric(accelerator="cpu", devices=1)
 LABELS = ("dog", "cat", "sofa", "zebra")
 CHANNELS, DIMENSIONS = 6, 5
@@ -213,3 +221,149 @@ def test_the_rows_of_two_processes_are_those_of_one(shapes: Path, monkeypatch: p
     assert len({row["macro_ap"] for row in one}) > 2, "rows in another order would not be told apart"
     assert first == second == one
     assert (mine, theirs) == ([4], [3])
+
+
+def test_training_in_two_processes_then_measuring_gives_the_rows_of_one_with_twice_the_episodes_a_step(
+    shapes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEWTAG_COMMIT", "abc123")
+    changes = ("training.episodes=8", "training.validate_every=4", "backbone.frozen=false", "training.warmup=0")
+
+    def work(fabric: Fabric) -> list[dict[str, Any]]:
+        return bench(shapes, fabric, "attention", *changes, out="two", runs="two")
+
+    found, _ = in_two(work)
+    wanted = bench(shapes, ONE, "attention", *changes, "training.episodes_per_step=2", out="one", runs="one")
+    assert found[0]["recipe"] != wanted[0]["recipe"]
+    assert wanted[0]["episodes_a_step"] == 2
+    for row, other in zip(found, wanted, strict=True):
+        assert {name: row.pop(name) for name in METRICS} == pytest.approx({name: other.pop(name) for name in METRICS})
+        assert row.pop("validation_macro_ap") == pytest.approx(other.pop("validation_macro_ap"))
+        assert {**row, "recipe": ""} == {**other, "recipe": ""}
+    assert not list((shapes / "cache").glob("tmp*")), "features of a tuned backbone are used once"
+
+
+def test_each_process_extracts_its_part_of_the_features(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extracted: list[int] = []
+    keep = StoredRows.keep
+    monkeypatch.setattr(
+        StoredRows, "keep", lambda self, rows, *more: (extracted.append(len(rows)), keep(self, rows, *more))[1]
+    )
+    found = in_two(lambda fabric: (bench(shapes, fabric, "protonet", out="two", runs="two"), sum(extracted))[1])
+    assert found == [12, 12]
+
+
+SHORT = ("training.episodes=200", "training.patience=100", "training.validate_every=4", "training.checkpoint_every=4")
+
+
+def trained(shapes: Path, fabric: Fabric, runs: str) -> dict[str, Any]:
+    ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=["attention"], changes=[*SHORT, "method.dropout=0.4"])
+    run = Run(shapes / runs / "recipe" / "attention", recipe)
+    summary = train(Materials(recipe, shapes, shapes), run, fabric, cache=shapes / "cache")
+    return {**summary, "seconds": 0, "weights": load_file(run.best)}
+
+
+def wait_until_still(path: Path) -> None:
+    before = b""
+    while (now := path.read_bytes()) != before:
+        before = now
+        time.sleep(1.5)
+
+
+def test_a_run_of_two_processes_that_was_killed_goes_on_in_two_and_in_no_other_number(shapes: Path) -> None:
+    settings = [text for change in (*SHORT, "method.dropout=0.4") for text in ("--set", change)]
+    place = ["--only", "attention", "--runs", shapes / "killed", "--cache", shapes / "cache", "--accelerator", "cpu"]
+    command = [sys.executable, "-m", "fewtag", "train", shapes / "recipe.toml", *place, "--devices", "2", *settings]
+    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    folder = shapes / "killed" / "recipe" / "attention"
+    while process.poll() is None and not (folder / "last.pt").exists():
+        time.sleep(0.002)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    wait_until_still(folder / "log.jsonl")  # the two leave when the one that started them is gone
+    assert not (folder / "summary.json").exists()
+
+    with pytest.raises(InputError, match="was begun by 2 processes, here are 1: go on with --devices 2"):
+        trained(shapes, ONE, "killed")
+    resumed, _ = in_two(lambda fabric: trained(shapes, fabric, "killed"))
+    whole, _ = in_two(lambda fabric: trained(shapes, fabric, "whole"))
+    assert resumed.pop("weights").keys() == whole["weights"].keys()
+    torch.testing.assert_close(load_file(folder / "best.safetensors"), whole.pop("weights"), rtol=0, atol=0)
+    assert resumed == whole
+
+
+def test_torchrun_starts_the_processes_as_well_and_the_first_one_speaks(shapes: Path) -> None:
+    wanted = bench(shapes, ONE, "protonet", out="one", runs="one")
+    place = [
+        "--only",
+        "protonet",
+        "--out",
+        shapes / "out",
+        "--cache",
+        shapes / "cache",
+        "--accelerator",
+        "cpu",
+        "--json",
+    ]
+    torchrun = [Path(sys.executable).parent / "torchrun", "--nproc-per-node", "2", "-m", "fewtag"]
+    command = [*torchrun, "bench", shapes / "recipe.toml", *place]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(done.stdout)) == ["protonet on test"]
+    assert done.stderr.count("measuring protonet on test") == 1
+    assert "3/3" in done.stderr, "the first of two processes measures three of five episodes"
+    rows = [json.loads(line) for line in (shapes / "out" / "recipe" / "protonet.test.jsonl").read_text().splitlines()]
+    for key in (*METRICS, "episode", "draws_digest", "data_digest", "recipe"):
+        assert [row[key] for row in rows] == [row[key] for row in wanted]
+
+
+def test_what_both_processes_refuse_is_said_once_and_leaves_nothing(shapes: Path) -> None:
+    place = ["--out", shapes / "out", "--runs", shapes / "runs", "--cache", shapes / "cache", "--accelerator", "cpu"]
+    command = [sys.executable, "-m", "fewtag", "bench", shapes / "recipe.toml", *place, "--only", "attention"]
+    more = ["--devices", "2", "--set", "training.queries=90"]
+    done = subprocess.run([*map(str, command), *more], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("fewtag: label 'circle' has 16 images, an episode needs 91")
+    assert not (shapes / "out").exists()
+    assert not (shapes / "runs").exists()
+
+
+def test_more_processes_than_gpus_are_refused(cli: Cli, shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    said = cli("bench", shapes / "recipe.toml", "--accelerator", "gpu", "--devices", "3")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("fewtag: 3 processes need a GPU each, but torch sees 2 here; ask for fewer --devices")
+    assert len(said.err.splitlines()) == 1
+
+
+@pytest.fixture
+def torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if torchrun had started this process, the last of two machines with two processes each."""
+    started = {"RUN_ID": "x", "RANK": 3, "LOCAL_RANK": 1, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 1}
+    for name, value in started.items():
+        monkeypatch.setenv(f"TORCHELASTIC_{name}" if name == "RUN_ID" else name, str(value))
+    monkeypatch.setattr(processes, "_settle", lambda: None)
+    monkeypatch.setattr(Fabric, "launch", lambda _: None)
+
+
+@pytest.mark.usefixtures("torchrun")
+def test_the_cores_are_divided_among_the_processes_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(processes, "usable_cores", lambda: 7)
+    fabric = processes.open_fabric("cpu", 1, "auto")
+    assert (threads, fabric.strategy.num_processes, fabric.strategy.num_nodes) == ([3], 2, 2)  # type: ignore[attr-defined]
+    monkeypatch.setattr(processes, "usable_cores", lambda: 1)
+    processes.open_fabric("cpu", 2, "auto")
+    assert threads == [3, 1]
+
+
+@pytest.mark.usefixtures("torchrun")
+def test_another_number_than_torchruns_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="--devices is 3, but torchrun started 2 processes here"):
+        processes.open_fabric("cpu", 3, "auto")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(InputError, match="torchrun started 2 of 3 processes on this machine; start as many on each"):
+        processes.open_fabric("cpu", 1, "auto")

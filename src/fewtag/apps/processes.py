@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fewtag.data.ahead import usable_cores
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ def is_left_alone(error: RuntimeError) -> bool:
 def open_fabric(accelerator: str, devices: int, precision: str) -> "Fabric":
     """Joins the processes that work together; where they are not started yet, starts them and ends with them."""
     import torch
-    from lightning_fabric import Fabric
-    from lightning_fabric.strategies.ddp import DDPStrategy
 
     for option, value, known in (
         ("--accelerator", accelerator, ACCELERATORS),
@@ -57,13 +56,16 @@ def open_fabric(accelerator: str, devices: int, precision: str) -> "Fabric":
         )
     if devices > 1 and not started:
         _run_in_processes(devices)
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
     if started:
         _settle()
     if gpu:
         torch.set_float32_matmul_precision("high")
     elif here > 1:
         # torchrun says OMP_NUM_THREADS=1 to each, whatever the cores
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here))
+        torch.set_num_threads(max(1, usable_cores() // here))
     fabric = Fabric(
         accelerator="cuda" if gpu else "cpu",
         devices=here,

@@ -49,12 +49,12 @@ def train(
 ) -> None:
     """Train a recipe's method on the base labels, stopped early by the validation labels. Resumes."""
     recipes = [found for found in _recipes(recipe, changes, only) if found[1].training is not None]
-    from fewtag.apps.progress import Bars, show
-    from fewtag.bench.train import train as train_run
-
     if not recipes:
         raise InputError(f"no run of recipe {recipe} has a [training] table, so there is nothing to train")
     fabric = open_fabric(accelerator, devices, precision)
+    from fewtag.apps.progress import Bars, show
+    from fewtag.bench.train import train as train_run
+
     summaries: dict[str, Any] = {}
     for file, settings in recipes:
         materials, run = _open(settings, file, data, runs, skip_bad)
@@ -83,12 +83,12 @@ def bench(
 ) -> None:
     """Measure a recipe's runs on their test episodes, training first where needed; writes a row an episode."""
     recipes = _recipes(recipe, changes, only)
+    fabric = open_fabric(accelerator, devices, precision)
     from fewtag.apps.progress import Bars, show
     from fewtag.bench.measure import measure
     from fewtag.bench.measured import summarise
     from fewtag.bench.results import write_reason
 
-    fabric = open_fabric(accelerator, devices, precision)
     found: dict[str, Any] = {}
     for file, settings in recipes:
         if settings.not_measured:
