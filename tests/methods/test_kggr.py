@@ -118,10 +118,12 @@ def test_the_gradients_of_low_rank_scores_do_not_depend_on_how_many_images_are_t
     torch.testing.assert_close(*gradients)
 
 
-def test_a_step_of_the_graph_equals_a_loop_over_labels() -> None:
+@pytest.mark.parametrize("mutual", [False, True])
+def test_a_step_of_the_graph_equals_a_loop_over_labels(mutual: bool) -> None:
     graph = scatter(GatedGraph(JOINT, steps=1))
     states, edges = random(2, 3, JOINT, seed=3), random(3, 3, seed=4)
-    found = graph(states, edges)
+    edges = edges + edges.T if mutual else edges
+    found = graph(states, edges, mutual=mutual)
     for image in range(2):
         expected = step_by_hand(graph, list(array(states[image])), array(edges))
         np.testing.assert_allclose(array(found[image]), np.array(expected), atol=1e-5)

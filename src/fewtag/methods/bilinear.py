@@ -14,6 +14,9 @@ from fewtag.types import Words
 AT_ONCE = 2**26
 """How many products are held at a time: a quarter of a gigabyte in full precision."""
 
+AT_ONCE_ON_CPU = 2**20
+"""The same where they can stay in a core's cache, in place of passing through memory three times."""
+
 
 class LowRankScores(nn.Module):
     """Scores before the softmax. Constants are left out, since a softmax does not see them."""
@@ -31,7 +34,8 @@ class LowRankScores(nn.Module):
         place, word = self.place(local), self.word(words)
         # the source's two layers after tanh have nothing between them: applied one after the other they are one vector
         weight = (self.score.weight @ self.mix.weight).flatten().to(place.dtype)
-        chunks = place.split(max(1, AT_ONCE // (len(word) * place[0].numel())))
+        at_once = AT_ONCE if place.is_cuda else min(AT_ONCE, AT_ONCE_ON_CPU)
+        chunks = place.split(max(1, at_once // (len(word) * place[0].numel())))
         return torch.cat([weigh(chunk, word, weight) for chunk in chunks])
 
 
@@ -45,4 +49,4 @@ def weigh(
 def products(
     place: Float[Tensor, "images places joint"], word: Float[Tensor, "labels joint"], weight: Float[Tensor, "joint"]
 ) -> Float[Tensor, "images labels places"]:
-    return (place[:, None] * word[:, None]).tanh() @ weight
+    return (place[:, None] * word[:, None]).tanh_() @ weight

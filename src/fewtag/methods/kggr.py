@@ -89,14 +89,14 @@ class KGGR(Staged):
             tuned += network.parameters()
         maps = support.maps.detach().float()
         # not before tuning: autocast would go on with the half-precision copies of weights that it makes here
-        nodes = None if self.tune_network else network(maps, words, edges).detach().float()
+        nodes = None if self.tune_network else network(maps, words, edges, mutual=True).detach().float()
 
         def loss() -> Float[Tensor, ""]:
-            found = network(maps, words, edges) if nodes is None else nodes
+            found = network(maps, words, edges, mutual=True) if nodes is None else nodes
             return bce(judge(found, weight, bias), support.targets)
 
         descend(loss, tuned, epochs=self.finetune_epochs, rate=self.finetune_rate, weight_decay=self.weight_decay)
-        return lambda maps: judge(network(maps, words, edges), weight.detach(), bias.detach())
+        return lambda maps: judge(network(maps, words, edges, mutual=True), weight.detach(), bias.detach())
 
 
 class LabelNetwork(nn.Module):
@@ -109,11 +109,11 @@ class LabelNetwork(nn.Module):
         self.graph = GatedGraph(joint, steps)
         self.output = nn.Linear(2 * joint, joint)
 
-    def forward(self, maps: Maps, words: Words, edges: Edges) -> Nodes:
+    def forward(self, maps: Maps, words: Words, edges: Edges, *, mutual: bool = False) -> Nodes:
         local = places(maps)
         attention = self.relevance(local, words).float().softmax(dim=-1)
         first = self.reduce(attention.to(local.dtype) @ local)
-        return self.output(torch.cat([self.graph(first, edges), first], dim=-1)).tanh()
+        return self.output(torch.cat([self.graph(first, edges, mutual=mutual), first], dim=-1)).tanh()
 
 
 class GatedGraph(nn.Module):
@@ -126,10 +126,14 @@ class GatedGraph(nn.Module):
         self.gates = nn.Linear(size, 2 * size)
         self.fresh = nn.Linear(size, size)
 
-    def forward(self, states: Nodes, edges: Edges) -> Nodes:
+    def forward(self, states: Nodes, edges: Edges, *, mutual: bool = False) -> Nodes:
+        """Where all edges are mutual, the same is heard along and against them, so it is made once."""
+        weight = self.heard.weight
+        if mutual:
+            weight = weight[:, : states.shape[-1]] + weight[:, states.shape[-1] :]
         for _ in range(self.steps):
-            messages = torch.cat([edges @ states, edges.T @ states], dim=-1)
-            *heard, candidate = self.heard(messages).chunk(3, dim=-1)
+            messages = edges @ states if mutual else torch.cat([edges @ states, edges.T @ states], dim=-1)
+            *heard, candidate = F.linear(messages, weight, self.heard.bias).chunk(3, dim=-1)
             update, reset = (torch.cat(heard, dim=-1) + self.gates(states)).sigmoid().chunk(2, dim=-1)
             states = torch.lerp(states, (candidate + self.fresh(reset * states)).tanh(), update)
         return states
