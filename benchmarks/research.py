@@ -18,7 +18,7 @@ from fewtag.bench.evaluate import Pool, evaluate
 from fewtag.bench.recipe import Training
 from fewtag.bench.train import Phase, take_step
 from fewtag.data.episodes import EpisodeSampler
-from fewtag.features.backbone import create_backbone
+from fewtag.features.backbone import Backbone, create_backbone
 from fewtag.features.rows import MemoryRows
 from fewtag.features.store import About, Space, address
 from fewtag.features.stored_rows import Source, StoredRows
@@ -67,7 +67,7 @@ def evaluate_seconds(names: Sequence[str], images: int, episodes: int) -> dict[s
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         space = Space(Path(folder), About("features", "random maps", "benchmark", SHAPE, "float16"))
-        rows = StoredRows([], Source(space, 0, lambda pixels: pixels))
+        rows = StoredRows([], Source(space, 0, lambda pixels: lambda: pixels))
         rows.digests += [address(str(row).encode()) for row in range(images)]
         for start in range(0, images, 64):
             digests = rows.digests[start : start + 64]
@@ -103,7 +103,9 @@ def steps_a_second(step: Callable[[int], object], device: torch.device, steps: i
     return steps / (time.perf_counter() - since)
 
 
-def training_images_a_second(name: str, count: int, size: int, steps: int) -> dict[str, float]:
+def training_images_a_second(
+    name: str, count: int, size: int, steps: int, *, compiled: bool = False
+) -> dict[str, float]:
     """End-to-end training against a bare forward-backward loop of the same network, images a second, interleaved."""
     gpu = torch.cuda.is_available()
     fabric = Fabric(accelerator="cuda" if gpu else "cpu", devices=1, precision="bf16-mixed" if gpu else "32-true")
@@ -121,8 +123,14 @@ def training_images_a_second(name: str, count: int, size: int, steps: int) -> di
     base = Phase(pool, EpisodeSampler(targets, names))
     batch = 5 * count
 
-    def ours() -> Callable[[int], object]:
+    def network() -> Backbone:
         backbone = create_backbone(name, weights="random", size=size)
+        if compiled:
+            backbone.compile()
+        return backbone
+
+    def ours() -> Callable[[int], object]:
+        backbone = network()
         method = EndToEnd(backbone, create_method("word-attention", channels=backbone.channels, dimensions=WORDS))
         model, optimizer = fabric.setup(method, torch.optim.Adam(method.parameters(), fused=gpu))
         model.mark_forward_method("loss")
@@ -131,7 +139,7 @@ def training_images_a_second(name: str, count: int, size: int, steps: int) -> di
         return lambda number: take_step(fabric, model, optimizer, base, training, 0, number)
 
     def bare() -> Callable[[int], object]:
-        backbone: nn.Module = create_backbone(name, weights="random", size=size)
+        backbone: nn.Module = network()
         backbone, optimizer = fabric.setup(backbone, torch.optim.Adam(backbone.parameters(), fused=gpu))
         backbone.train()
         one_batch = pixels[:batch]

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from fewtag.data.images import LabelledImages
 from fewtag.features.backbone import Backbone
+from fewtag.features.extract import precision_of, start
 from fewtag.features.joined import JoinedBackbone, join_maps
 from fewtag.features.store import About, Space
-from fewtag.features.stored_rows import Advance, Pixels, Source, StoredRows, fill, reading_key
+from fewtag.features.stored_rows import Advance, Source, StoredRows, fill, reading_key
 
 
 @runtime_checkable
@@ -54,7 +55,7 @@ class JoinedRows:
 def pixel_rows(images: LabelledImages, size: int, cache: Path, advance: Advance = lambda _: None) -> StoredRows:
     """The pictures, decoded and squashed once."""
     about = About("pixels", f"{size} × {size} pixels", reading_key(size), (3, size, size), "uint8")
-    source = Source(Space(cache, about), size, lambda pixels: pixels)
+    source = Source(Space(cache, about), size, lambda pixels: lambda: pixels)
     return fill(images.pictures, [source], batch=64, advance=advance)[0]
 
 
@@ -74,20 +75,11 @@ def feature_rows(
 
 def feature_source(backbone: Backbone, cache: Path) -> Source:
     """The maps of one network."""
-    device = next(backbone.parameters()).device
-    # networks that run on tensor cores round otherwise, so their maps are kept apart
-    precision = torch.bfloat16 if device.type == "cuda" else torch.float32
-
-    def make(pixels: Pixels) -> np.ndarray:
-        was_training = backbone.training
-        backbone.eval()
-        with torch.inference_mode(), torch.autocast(device.type, precision, enabled=device.type == "cuda"):
-            maps = backbone(torch.from_numpy(pixels).to(device, non_blocking=True))
-        backbone.train(was_training)
-        return maps.half().contiguous().cpu().numpy()
-
     size = backbone.size
-    shape = make(np.zeros((1, 3, size, size), np.uint8)).shape[1:]
+    shape = start(backbone, np.zeros((1, 3, size, size), np.uint8))().shape[1:]
+    # networks that run on tensor cores round otherwise, so their maps are kept apart
+    precision = precision_of(backbone)
     what = f"{backbone.name}, {size} × {size} pixels, {precision}".replace("torch.", "")
     key = f"{backbone.fingerprint} {precision} {reading_key(size)}"
-    return Source(Space(cache, About("features", what, key, shape, "float16")), size, make)
+    space = Space(cache, About("features", what, key, shape, "float16"))
+    return Source(space, size, lambda pixels: start(backbone, pixels))

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,11 +24,14 @@ Pixels = UInt8[np.ndarray, "images 3 size size"]
 
 
 class Source(NamedTuple):
-    """A space, the size of the pictures that it is about, and what makes its rows of them."""
+    """A space, the size of the pictures that it is about, and what makes its rows of them.
+
+    `start` begins with a batch; calling what it answers waits for the rows. A GPU works in between.
+    """
 
     space: Space
     size: int
-    make: Callable[[Pixels], np.ndarray]
+    start: Callable[[Pixels], Callable[[], np.ndarray]]
 
 
 class StoredRows:
@@ -52,13 +55,18 @@ class StoredRows:
                 values[number] = fresh[rows[number]]
         return torch.from_numpy(values)
 
-    def keep(self, rows: Sequence[int], pixels: Sequence[Square]) -> np.ndarray:
-        """Makes the rows of these pictures, and appends them."""
-        values = self.source.make(stack(pixels))
-        entries = self.source.space.append([self.digests[row] for row in rows], values)
-        for row, entry in zip(rows, entries, strict=True):
-            self.entries[row] = entry
-        return values
+    def start(self, rows: Sequence[int], pixels: Sequence[Square]) -> Callable[[], np.ndarray]:
+        """Begins to make the rows of these pictures; calling what it answers appends them."""
+        values_of = self.source.start(stack(pixels))
+
+        def keep() -> np.ndarray:
+            values = values_of()
+            entries = self.source.space.append([self.digests[row] for row in rows], values)
+            for row, entry in zip(rows, entries, strict=True):
+                self.entries[row] = entry
+            return values
+
+        return keep
 
     def _make_again(self, rows: Sequence[int]) -> dict[int, np.ndarray]:
         pixels = []
@@ -67,7 +75,33 @@ class StoredRows:
             if address(data) != self.digests[row]:
                 raise InputError(f"image {self.pictures[row]} changed while it was in use; start again")
             pixels.append(squash_bytes(data, str(self.pictures[row]), self.source.size))
-        return dict(zip(rows, self.keep(rows, pixels), strict=True))
+        return dict(zip(rows, self.start(rows, pixels)(), strict=True))
+
+
+class Making:
+    """The rows that are not there yet, batch by batch: one is under way while those of the last are kept."""
+
+    def __init__(self, spaces: Sequence[StoredRows], advance: Advance) -> None:
+        self._spaces, self._advance = spaces, advance
+        self._under_way: list[tuple[list[Callable[[], np.ndarray]], int]] = []
+
+    def start(self, pixels: Mapping[int, Square]) -> None:
+        """Begins with these pictures, known by their row."""
+        lacking = [(rows, [row for row in pixels if rows.entries[row] is None]) for rows in self._spaces]
+        started = [rows.start(numbers, [pixels[row] for row in numbers]) for rows, numbers in lacking if numbers]
+        self._under_way.append((started, len(pixels)))
+        if len(self._under_way) > 1:
+            self._keep()
+
+    def finish(self) -> None:
+        while self._under_way:
+            self._keep()
+
+    def _keep(self) -> None:
+        started, pictures = self._under_way.pop(0)
+        for keep in started:
+            keep()
+        self._advance(pictures)
 
 
 def fill(pictures: Sequence[Picture], sources: Sequence[Source], *, batch: int, advance: Advance) -> list[StoredRows]:
@@ -82,29 +116,26 @@ def fill(pictures: Sequence[Picture], sources: Sequence[Source], *, batch: int, 
         entries = [source.space.find(digest) for source in sources]
         return digest, entries, squash_bytes(data, str(picture), size) if None in entries else None
 
-    def flush() -> None:
-        for rows in found:
-            if lacking := [row for row in waiting if rows.entries[row] is None]:
-                rows.keep(lacking, [waiting[row] for row in lacking])
-        advance(len(waiting))
-        waiting.clear()
-
-    waiting: dict[int, Square] = {}
+    making, waiting = Making(found, advance), dict[int, Square]()
     there = 0
-    for row, (digest, entries, pixels) in enumerate(ahead(read, pictures, most=2 * batch)):
-        for rows, entry in zip(found, entries, strict=True):
-            rows.digests.append(digest)
-            rows.entries.append(entry)
-        if pixels is None:
-            there += 1
-        else:
-            waiting[row] = pixels
-        if len(waiting) == batch:
-            flush()
-        if there == batch:
-            advance(there)
-            there = 0
-    flush()
+    try:
+        for row, (digest, entries, pixels) in enumerate(ahead(read, pictures, most=2 * batch)):
+            for rows, entry in zip(found, entries, strict=True):
+                rows.digests.append(digest)
+                rows.entries.append(entry)
+            if pixels is None:
+                there += 1
+            else:
+                waiting[row] = pixels
+            if len(waiting) == batch:
+                making.start(waiting)
+                waiting = {}
+            if there == batch:
+                advance(there)
+                there = 0
+        making.start(waiting)
+    finally:
+        making.finish()  # also where a picture cannot be read: what was made of the others is kept
     advance(there)
     return found
 
