@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fewtag.apps.journal import Journal
+from fewtag.apps.tables import Tagged
 from fewtag.errors import InputError
 from fewtag.tagger.tagger import Tagger
 
@@ -115,6 +116,18 @@ def test_two_runs_to_the_same_place_do_not_mix(cli: Cli, bank: Path, photos: Pat
     assert (said.code, "another fewtag is tagging to the same place" in said.err) == (2, True)
 
 
+def test_what_is_slow_to_come_is_on_the_disk_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times, synced = iter([0.0, 0.0, 0.5, 1.5, 1.5]), list[int]()
+    monkeypatch.setattr("fewtag.apps.journal.time.monotonic", lambda: next(times))
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append(len(lines)))
+    lines = list[int]()
+    with Journal(tmp_path / "part.jsonl", {}) as journal:
+        for number in range(2):
+            lines.append(number)
+            journal.add([Tagged(f"{number}.png")], [(1, 2)])
+    assert synced == [0, 2], "the first line at once, the second picture after more than a second"
+
+
 def test_a_full_disk_is_a_sentence_and_keeps_what_is_finished(cli: Cli, bank: Path, photos: Path) -> None:
     command = ("tag", bank, photos, "--out", "tags.csv", "--no-cache")
     write, calls = os.pwrite, iter(range(3))
@@ -133,13 +146,13 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_is_finished(cli: Cli, bank: Pa
 
 KILLED = """
 import os, signal
-written, sync = [], os.fsync
-def fsync(file):
-    sync(file)
-    written.append(file)
-    if len(written) == 4:
+written, write = [], os.pwrite
+def pwrite(file, content, offset):
+    written.append(write(file, content, offset))
+    if len(written) == 4:  # what it is about, and three pictures
         os.kill(os.getpid(), signal.SIGKILL)
-os.fsync = fsync
+    return written[-1]
+os.pwrite = pwrite
 from fewtag.apps.cli import main
 main()
 """

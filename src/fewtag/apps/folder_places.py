@@ -33,7 +33,10 @@ class FolderPlaces:
     def encode(
         self, pictures: Sequence[Picture], batch: int
     ) -> Iterator[tuple[list[tuple[Picture, InputError | None]], Places | None]]:
-        """Batch by batch the pictures, each with why it could not be read, and the places of those that could."""
+        """Batch by batch the pictures, each with why it could not be read, and the places of those that could.
+
+        In half precision where the cache has a part in it; those of the network are of the same numbers.
+        """
         for group in decode_ahead(pictures, self._read, batch):
             reads = [read for _, read in group if not isinstance(read, InputError)]
             tried = [(picture, read if isinstance(read, InputError) else None) for picture, read in group]
@@ -66,4 +69,4 @@ class FolderPlaces:
         return self._join([next(rows) if read.places is None else read.places for read in reads])
 
     def _join(self, places: Sequence[Float16[np.ndarray, "places space"]]) -> Places:
-        return torch.from_numpy(np.stack(places)).to(self._tagger.model.method.mean.device).float()
+        return torch.from_numpy(np.stack(places)).to(self._tagger.model.method.mean.device)

@@ -3,10 +3,12 @@
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from jaxtyping import Float
 
 from fewtag import __version__
@@ -22,6 +24,7 @@ from fewtag.tagger.place_cache import place_space
 from fewtag.tagger.tagger import Tagger
 
 DIGITS = 6
+FEW_LABELS = 256
 Found = Float[np.ndarray, "labels"] | InputError
 """A picture's probabilities, or why it could not be read."""
 
@@ -105,9 +108,19 @@ def _tag(
 ) -> Iterator[tuple[list[tuple[str, Found]], list[Stamp]]]:
     """Batch by batch each picture's probabilities, or why it could not be read."""
     for tried, encoded in places.encode(list(pictures), batch):
-        rows = iter(() if encoded is None else tagger.probabilities(encoded))
+        with _alone(len(tagger.classes_)):
+            rows = iter(() if encoded is None else tagger.probabilities(encoded.float()))
         found = [(str(picture), next(rows) if failure is None else failure) for picture, failure in tried]
         yield found, [pictures[picture] for picture, _ in tried]
+
+
+@contextmanager
+def _alone(labels: int) -> Iterator[None]:
+    """Scores few labels in one thread: several would wait for one another, and for readers, longer than they work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if labels <= FEW_LABELS else threads)
+    yield
+    torch.set_num_threads(threads)
 
 
 def _tagged(image: str, found: Found, labels: Sequence[str], thresholds: Sequence[float], scores: bool) -> Tagged:

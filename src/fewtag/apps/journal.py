@@ -4,8 +4,8 @@ import errno
 import fcntl
 import json
 import os
+import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -16,6 +16,8 @@ from fewtag.files import make_folder
 
 Stamp = tuple[int, int] | None
 """A file's size and time of change: a picture that was replaced since is tagged again."""
+SYNC_EVERY = 1.0
+"""Seconds of work that a power cut may cost, where pictures come faster than the disk can vouch for them."""
 
 
 class _Place(NamedTuple):
@@ -30,6 +32,7 @@ class Journal:
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self.path = path
         self._places: dict[str, _Place] = {}
+        self._synced = -SYNC_EVERY
         make_folder(path.parent)
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -56,8 +59,8 @@ class Journal:
         return image in self._places and self._places[image].stamp == stamp
 
     def add(self, rows: Sequence[Tagged], stamps: Sequence[Stamp]) -> None:
-        """Returns once the rows would survive a power cut."""
-        lines = [asdict(row) | {"stamp": stamp} for row, stamp in zip(rows, stamps, strict=True)]
+        """Returns once the rows would survive a kill; a power cut, all but the last second's."""
+        lines = [vars(row) | {"stamp": stamp} for row, stamp in zip(rows, stamps, strict=True)]
         offsets = self._append(lines)
         for row, offset, stamp in zip(rows, offsets, stamps, strict=True):
             self._places[row.image] = _Place(offset, stamp, row.failure is not None)
@@ -87,7 +90,9 @@ class Journal:
             # at the end of what is whole: what a full disk tore before is written over
             if os.pwrite(self._file, content, self._end) < len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(self._file)
+            if time.monotonic() - self._synced >= SYNC_EVERY:
+                os.fsync(self._file)
+                self._synced = time.monotonic()
         except OSError as error:
             raise self._cannot_write(error) from error
         self._end += len(content)

@@ -79,7 +79,7 @@ class Segment:
             self._map = mmap.mmap(self._file, 0, prot=mmap.PROT_READ)
         into[:] = np.frombuffer(self._map, np.uint8, self.row_bytes, start)
         if slot not in self._sound:
-            if zlib.crc32(into) != self._checks[slot]:
+            if zlib.crc32(into.data) != self._checks[slot]:
                 return False
             self._sound.add(slot)
         return True
@@ -106,7 +106,7 @@ class Segment:
 def _write(path: Path, values: np.ndarray, offset: int, *, sync: bool, create: bool = True) -> None:
     """All of it, or an OSError."""
     handle = os.open(path, os.O_WRONLY | (os.O_CREAT if create else 0), 0o644)
-    content = memoryview(values.view(np.uint8).reshape(-1))
+    content = values.view(np.uint8).reshape(-1).data
     try:
         while content:
             written = os.pwrite(handle, content, offset)
