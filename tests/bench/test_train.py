@@ -16,6 +16,7 @@ from lightning_fabric import Fabric
 from safetensors.torch import load_file
 
 from fewtag.bench import train as module
+from fewtag.bench.learner import learning_rate
 from fewtag.bench.materials import Materials
 from fewtag.bench.measure import load_trained
 from fewtag.bench.metrics import METRICS
@@ -23,7 +24,7 @@ from fewtag.bench.progress import Silent
 from fewtag.bench.recipe import Training
 from fewtag.bench.recipe_files import load_recipes
 from fewtag.bench.runs import Run
-from fewtag.bench.train import learning_rate, prepare, train, validate
+from fewtag.bench.train import prepare, train, validate
 from fewtag.data.episodes import EpisodeSampler
 from fewtag.errors import InputError
 from fewtag.methods import EndToEnd
