@@ -55,6 +55,7 @@ class Segment:
         except FileNotFoundError:  # a kill came before the first record, or the segment is being removed
             count, content = 0, b""
         if count < known:
+            self._sound.clear()  # whoever appends next writes over the rows that were lost
             return None
         records = np.frombuffer(content, RECORD)
         self._checks += records["check"].tolist()
@@ -95,17 +96,21 @@ class Segment:
             except OSError:  # unlinked by now, or a cache that may only be read
                 return
 
-    def drop(self, slot: int) -> None:
-        """Strikes a damaged row out of the index."""
+    def drop(self, slot: int, digest: bytes) -> None:
+        """Strikes a damaged row out of the index, if that still tells of it."""
         try:
-            _write(self.index_path, np.frombuffer(DROPPED, np.uint8), slot * RECORD.itemsize, sync=False, create=False)
+            with self.index_path.open("r+b") as file:
+                file.seek(slot * RECORD.itemsize)
+                if file.read(DIGEST_BYTES) == digest:
+                    file.seek(slot * RECORD.itemsize)
+                    file.write(DROPPED)
         except OSError:  # gone already, or a cache that may only be read: then whoever reads it finds out again
             return
 
 
-def _write(path: Path, values: np.ndarray, offset: int, *, sync: bool, create: bool = True) -> None:
+def _write(path: Path, values: np.ndarray, offset: int, *, sync: bool) -> None:
     """All of it, or an OSError."""
-    handle = os.open(path, os.O_WRONLY | (os.O_CREAT if create else 0), 0o644)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     content = values.view(np.uint8).reshape(-1).data
     try:
         while content:

@@ -175,7 +175,7 @@ class Space:
             if not self.damaged:
                 _log.warning("the cache %s has damaged rows, which are made again (fewtag cache --check)", self.folder)
             self.damaged += 1
-            entry.segment.drop(entry.slot)
+            entry.segment.drop(entry.slot, entry.digest)
             if self._entries.get(entry.digest) == entry:
                 del self._entries[entry.digest]
 
