@@ -8,7 +8,6 @@ query picture passes each graph once. The setting of `fewtag export --int8` was 
 
 import argparse
 import json
-import logging
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from fewtag.data.images import stack
 from fewtag.files import write_atomically
 from fewtag.tagger.bank import Example
 from fewtag.tagger.graph import Session, make_graph
-from fewtag.tagger.int8 import to_int8
+from fewtag.tagger.int8 import pack_weights, quantise_products, silent, to_int8
 
 BATCH = 16
 SHOTS = (1, 5)
@@ -43,7 +42,7 @@ Episode = tuple[int, Draw, torch.Tensor]
 
 def dynamic(graph: bytes, **options: Any) -> bytes:
     """onnxruntime's dynamic quantisation: activations in int8 too, with a scale found anew for each batch."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, silent():
         quantize_dynamic(onnx.load_model_from_string(graph), Path(folder, "int8.onnx"), **options)
         return Path(folder, "int8.onnx").read_bytes()
 
@@ -60,15 +59,11 @@ def pointwise(graph: bytes) -> bytes:
     return dynamic(graph, nodes_to_quantize=nodes, weight_type=QuantType.QUInt8)
 
 
-def products(graph: bytes) -> bytes:
-    return dynamic(graph, op_types_to_quantize=["MatMul"], per_channel=True)
-
-
 SETTINGS: dict[str, Callable[[bytes], bytes]] = {
     "fp32": lambda graph: graph,
-    "int8 weights": to_int8,
-    "int8 weights, dynamic products": lambda graph: to_int8(products(graph)),
-    "dynamic, products": products,
+    "int8 weights": pack_weights,
+    "int8 weights, dynamic products": to_int8,
+    "dynamic, products": quantise_products,
     "dynamic, 1 × 1 convolutions and products": pointwise,
     # weights of unsigned bytes: with signed ones onnxruntime's convolutions are three times slower still
     "dynamic, all": lambda graph: dynamic(graph, weight_type=QuantType.QUInt8),
@@ -166,7 +161,6 @@ def main() -> None:
     parser.add_argument("--phases", nargs="+", default=["val", "test"])
     parser.add_argument("--out", type=Path, default=Path("results/export.json"))
     arguments = parser.parse_args()
-    logging.disable(logging.WARNING)  # onnxruntime's advice, at each quantisation
     materials = Materials(Recipe.model_validate(RECIPE), arguments.data, arguments.data)
     tagger = Tagger("coco52")
     for label in materials.phase("test").labels:

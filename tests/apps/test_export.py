@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 
 from fewtag import Tagger
 from fewtag.tagger import export as exporting
-from fewtag.tagger.graph import Session, make_graph
+from fewtag.tagger.graph import KEY, Session, make_graph
 from fewtag.tagger.model import load_model
 
 Cli = Callable[..., Any]
@@ -211,6 +212,36 @@ def test_bad_input_is_one_sentence(cli: Cli, bank: Path, arguments: tuple[str, .
     assert (said.code, said.out) == (2, "")
     assert message in said.err.splitlines()[-1]
     assert not Path("out").exists()
+
+
+def test_the_labels_take_their_name_after_the_graph(cli: Cli, bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill in between then leaves labels of another graph, which say so."""
+    named = []
+    replace = Path.replace
+
+    def watched(path: Path, target: Path) -> Path:
+        named.append(target.name)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    assert cli("export", bank, "pets-onnx").code == 0
+    assert named == ["tagger.onnx", "labels.npz"]
+
+
+def test_an_int8_graph_goes_when_it_is_of_another_model_only(cli: Cli, exported: Path, bank: Path) -> None:
+    small = exported / "tagger-int8.onnx"
+    assert cli("export", bank, exported, "--int8").code == 0
+    assert cli("export", bank, exported).code == 0
+    assert small.exists(), "of the same model"
+    proto = onnx.load(small)
+    (key,) = [noted for noted in proto.metadata_props if noted.key == KEY]
+    key.value = "another"
+    onnx.save(proto, small)
+    assert cli("export", bank, exported).code == 0
+    assert not small.exists()
+    small.write_text("somebody's own")
+    assert cli("export", bank, exported).code == 0
+    assert small.exists()
 
 
 def test_what_is_compared_covers_one_label_and_more_than_the_bank_has(

@@ -1,12 +1,15 @@
 """Weights as bytes: near the exact ones, a quarter of the room, and everything else as it was."""
 
+import logging
+from collections.abc import Callable
+
 import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
 
 from fewtag.tagger.graph import KEY, key_of
-from fewtag.tagger.int8 import quantise, to_int8
+from fewtag.tagger.int8 import pack_weights, quantise, to_int8
 
 SHAPES = {"kernel": (40, 3, 3, 3), "few": (4, 40, 1, 1), "turned": (50, 256), "straight": (50, 60)}
 
@@ -52,19 +55,23 @@ def run(graph: bytes, pixels: np.ndarray) -> np.ndarray:
     return session.run(None, {"pixels": pixels})[0]
 
 
-def test_the_graph_says_nearly_the_same_and_keeps_its_key(graph: onnx.ModelProto) -> None:
-    exact, small = graph.SerializeToString(), to_int8(graph.SerializeToString())
+@pytest.mark.parametrize("make", [to_int8, pack_weights])
+def test_the_graph_says_nearly_the_same_and_keeps_its_key(
+    graph: onnx.ModelProto, make: Callable[[bytes], bytes]
+) -> None:
+    exact = graph.SerializeToString()
+    small = make(exact)
     onnx.checker.check_model(onnx.load_model_from_string(small), full_check=True)
     pixels = np.random.default_rng(1).normal(size=(4, 3, 8, 8)).astype(np.float32)
     wanted = run(exact, pixels)
     error = np.abs(run(small, pixels) - wanted).mean(axis=0) / np.abs(wanted).mean(axis=0)
-    assert 0 < error.max() < 0.05  # of each output channel for itself
+    assert 0 < error.max() < 0.1  # of each output channel for itself
     assert key_of(small) == "mine"
     assert len(small) < 0.35 * len(exact)
 
 
 def test_large_weights_are_bytes_and_small_ones_stay(graph: onnx.ModelProto) -> None:
-    small = onnx.load_model_from_string(to_int8(graph.SerializeToString()))
+    small = onnx.load_model_from_string(pack_weights(graph.SerializeToString()))
     kinds = {tensor.name: numpy_helper.to_array(tensor).dtype for tensor in small.graph.initializer}
     assert kinds["few"] == np.float32
     assert {name for name, kind in kinds.items() if kind == np.int8} == {
@@ -84,3 +91,14 @@ def test_no_weight_is_off_by_more_than_half_a_step(axis: int) -> None:
     steps = np.abs(values).max(axis=1 - axis, keepdims=True) / 127
     assert (np.abs(codes * scales - values) <= 0.5001 * steps).all()
     assert np.abs(codes).max() == 127
+
+
+def test_products_are_done_in_bytes_and_convolutions_are_not(
+    graph: onnx.ModelProto, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = onnx.load_model_from_string(to_int8(graph.SerializeToString()))
+    kinds = [node.op_type for node in small.graph.node]
+    assert (kinds.count("Conv"), kinds.count("ConvInteger")) == (2, 0)
+    assert kinds.count("MatMulInteger") >= 1
+    assert not caplog.records
+    assert logging.root.manager.disable == 0

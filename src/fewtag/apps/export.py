@@ -29,8 +29,9 @@ def export(
 ) -> None:
     """Write a bank as an ONNX graph and its labels, to tag without torch: tagger.onnx and labels.npz.
 
-    The graph is checked against torch, and refused if a probability differs by more than 0.001. Labels are data:
-    after learning more of them, export again, and only labels.npz changes.
+    The graph is checked against torch, and refused if a probability differs by more than 0.001.
+
+    Labels are data: after learning more of them, export again, and only labels.npz changes.
 
     Example: fewtag export pets.fewtag pets-onnx/ --check photos/
     """
