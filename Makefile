@@ -11,6 +11,10 @@ BIN := .venv/bin
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
+.venv/rivals: .venv/installed
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	touch $@
+
 # the main job: learn labels from a few pictures of the album, tag the rest, write a page
 demo: .venv/installed
 	$(BIN)/python examples/demo.py demo
@@ -25,7 +29,7 @@ test: lint
 	$(BIN)/pytest
 
 # speed and memory, as ratios measured side by side
-bench: .venv/installed
+bench: .venv/rivals
 	$(BIN)/python benchmarks/speed.py --out results/speed
 
 clean:

@@ -10,8 +10,21 @@ from fewtag.bench import evaluate as module
 from fewtag.bench.evaluate import Pool, evaluate
 from fewtag.bench.metrics import METRICS, episode_metrics
 from fewtag.data.episodes import Draw, EpisodeSampler
+from fewtag.errors import InputError
 from fewtag.features.rows import MemoryRows
-from fewtag.methods import METHODS, Base, Classifier, Method, Precoded, Solved, Support, create_method
+from fewtag.methods import (
+    METHODS,
+    Base,
+    BaseLabels,
+    Classifier,
+    Method,
+    Precoded,
+    Solved,
+    Staged,
+    Support,
+    create_method,
+)
+from fewtag.methods.base import Batched
 
 LABELS = ("dog", "cat", "sofa")
 DRAWS = 4
@@ -34,6 +47,18 @@ def make_method(name: str = "word-attention") -> Method:
     torch.manual_seed(0)
     options: dict[str, object] = {"joint": 16} if name != "protonet" else {}
     return create_method(name, channels=6, dimensions=5, options=options)
+
+
+def make_ready(name: str, pool: Pool) -> Precoded:
+    """A method of default options, solved on, or told of, the pool's labels."""
+    torch.manual_seed(0)
+    method = create_method(name, channels=6, dimensions=5)
+    assert isinstance(method, Precoded)
+    if isinstance(method, Solved):
+        method.fit(Base(LABELS, pool.words, torch.rand(len(pool.rows), 6), pool.targets))
+    if isinstance(method, Staged):
+        method.prepare(BaseLabels(LABELS, pool.words, pool.targets))
+    return method.eval()
 
 
 @pytest.mark.parametrize("name", ["protonet", "word-attention", "word-attention-reference"])
@@ -128,12 +153,8 @@ def test_half_precision_maps_are_widened_and_pixels_stay_pixels(stored: torch.dt
 @pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if issubclass(kind, Precoded)])
 @pytest.mark.parametrize("most", [0, 2**20])
 def test_encoding_once_changes_no_metric(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    method, pool = create_method(name, channels=6, dimensions=5), make_pool()
-    assert isinstance(method, Precoded)
-    if isinstance(method, Solved):
-        method.fit(Base(LABELS, pool.words, torch.rand(len(pool.rows), 6), pool.targets))
-    draws = make_draws(pool)
-    method.eval()
+    pool = make_pool()
+    method, draws = make_ready(name, pool), make_draws(pool)
     expected = [
         episode_metrics(method.adapt(each.support)(each.maps).double().sigmoid(), each.targets)
         for each in map(pool.episode, draws)
@@ -153,3 +174,40 @@ def test_encoding_once_changes_no_metric(name: str, most: int, monkeypatch: pyte
     used = {row for draw in draws for row in (*draw.support, *draw.query)}
     every_time = sum(len(draw.support) + len(draw.query) for draw in draws)
     assert sum(encoded) == 1 + (len(used) if most else every_time), "each picture once, if there is room; one to look"
+
+
+BATCHED = [name for name, kind in METHODS.items() if issubclass(kind, Batched)]
+
+
+@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize("at_once", [1, 1000, 2**23])
+def test_episodes_scored_together_have_the_scores_they_have_alone(
+    name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_pool()
+    method = make_ready(name, pool)
+    small = [Draw(draw.support, draw.query[1:]) for draw in make_draws(pool, seed=1)]
+    draws = [*make_draws(pool), *small, *make_draws(pool, seed=2)]
+    monkeypatch.setattr(module, "STACKED_AT_ONCE", at_once)
+    found = [scored for batch in module.score_draws(method, pool, draws) for scored in zip(*batch, strict=True)]
+    for (logits, targets), episode in zip(found, map(pool.episode, draws), strict=True):
+        assert torch.equal(targets, episode.targets)
+        torch.testing.assert_close(logits, method.adapt(episode.support)(episode.maps))
+
+
+@pytest.mark.parametrize(("at_once", "told"), [(1, [1] * DRAWS), (2**23, [DRAWS])])
+def test_a_batch_holds_as_many_episodes_as_there_is_room_for(
+    at_once: int, told: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, found = make_pool(), list[int]()
+    monkeypatch.setattr(module, "STACKED_AT_ONCE", at_once)
+    evaluate(make_method("protonet"), pool, make_draws(pool), advance=found.append)
+    assert found == told
+
+
+def test_a_label_without_an_image_in_one_of_the_episodes_is_refused_by_name() -> None:
+    pool = make_pool()
+    without = next(row for row in range(60) if pool.targets[row].tolist() == [True, False, True])
+    draws = [*make_draws(pool), Draw(support=(without,) * 3, query=make_draws(pool)[0].query)]
+    with pytest.raises(InputError, match=r"label 'cat' has no support image \(1 of 3 labels have none\)"):
+        evaluate(make_method("protonet"), pool, draws)

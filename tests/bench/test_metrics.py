@@ -1,6 +1,7 @@
 """The eight numbers against scikit-learn's, ties included."""
 
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.metrics import average_precision_score, f1_score, precision_score, recall_score
+from torchmetrics.functional.classification import multilabel_average_precision
 
-from fewtag.bench.metrics import METRICS, episode_metrics, mean_and_interval
+from fewtag.bench.metrics import METRICS, average_precision, episode_metrics, mean_and_interval, metrics_of_each
 
 
 @st.composite
@@ -89,6 +91,30 @@ def test_micro_ap_ranks_all_labels_together_and_macro_ap_each_alone() -> None:
     found = measure(np.array([[0.9, 0.1], [0.8, 0.2]]), np.array([[True, False], [False, True]]))
     assert found["macro_ap"] == 1
     assert found["micro_ap"] == pytest.approx((1 + 2 / 3) / 2)
+
+
+@pytest.mark.parametrize("shape", [(64, 16), (80, 20), (1, 1), (7, 3)])
+def test_the_metrics_of_several_episodes_are_those_of_each(shape: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.rand(9, *shape, dtype=torch.float64, generator=generator)
+    targets = torch.rand(9, *shape, generator=generator) < 0.2
+    assert metrics_of_each(probabilities, targets) == [
+        pytest.approx(episode_metrics(*episode)) for episode in zip(probabilities, targets, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("scope", ["micro", "macro"])
+def test_ap_is_torchmetrics_to_the_last_bit_where_nothing_ties(scope: Literal["micro", "macro"]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.rand(20, 64, 16, dtype=torch.float64, generator=generator)
+    targets = torch.rand(20, 64, 16, generator=generator) < 0.1
+    for ranked, shown, found in zip(probabilities, targets, metrics_of_each(probabilities, targets), strict=True):
+        ap = multilabel_average_precision(ranked, shown.long(), num_labels=16, average=scope)
+        assert found[f"{scope}_ap"] == ap.item()
+
+
+def test_a_label_that_no_image_shows_has_ap_zero() -> None:
+    assert average_precision(torch.tensor([[0.9, 0.1]]), torch.tensor([[False, False]])).tolist() == [0]
 
 
 def test_the_eight_come_in_one_order() -> None:

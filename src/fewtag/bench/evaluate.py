@@ -1,18 +1,20 @@
 """Episodes in, numbers out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Num
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewtag.bench.metrics import episode_metrics
+from fewtag.bench.metrics import metrics_of_each
 from fewtag.data.episodes import Draw
 from fewtag.data.images import LabelledImages
-from fewtag.features.rows import MemoryRows, Rows
-from fewtag.methods.base import Episode, Method, Precoded, Support
-from fewtag.types import Targets, Words
+from fewtag.features.rows import Rows
+from fewtag.methods.base import Batched, Episode, Method, Precoded, Support, Supports
+from fewtag.types import Encoded, Targets, Words
 
 
 class Pool(NamedTuple):
@@ -40,9 +42,30 @@ class Pool(NamedTuple):
 
 MOST_ENCODED = 2**29
 ENCODED_AT_ONCE = 64
+STACKED_AT_ONCE = 2**23
+"""Bytes of encoded pictures in a batch of episodes."""
+
+Scored = tuple[Float[Tensor, "episodes images labels"], Bool[Tensor, "episodes images labels"]]
 
 
-def encode_once(method: Precoded, pool: Pool, draws: Sequence[Draw]) -> Rows | None:
+class EncodedRows:
+    """Encoded pictures, by the numbers that they have in their data set: `used`, which is sorted."""
+
+    def __init__(self, tensor: Encoded, used: Sequence[int]) -> None:
+        self.tensor, self.used = tensor, torch.tensor(used, device=tensor.device)
+
+    def __len__(self) -> int:
+        return len(self.used)
+
+    def take(self, rows: Sequence[int]) -> Encoded:
+        return self.tensor[self.places(torch.tensor(rows, dtype=torch.long, device=self.used.device))]
+
+    def places(self, rows: Int[Tensor, "*several"]) -> Int[Tensor, "*several"]:
+        """Where the rows are in the tensor."""
+        return torch.searchsorted(self.used, rows)
+
+
+def encode_once(method: Precoded, pool: Pool, draws: Sequence[Draw]) -> EncodedRows | None:
     """All pictures of the draws, encoded; None where that would take too much memory, or save nothing."""
     used = sorted({row for draw in draws for row in (*draw.support, *draw.query)})
     if not used or len(used) == sum(len(draw.support) + len(draw.query) for draw in draws):
@@ -50,24 +73,40 @@ def encode_once(method: Precoded, pool: Pool, draws: Sequence[Draw]) -> Rows | N
     first = method.encode(pool.maps(used[:1]))
     if len(used) * first.nbytes > MOST_ENCODED:
         return None
-    place = {row: number for number, row in enumerate(used)}
     encoded = first.new_empty(len(used), *first.shape[1:])
     for start in range(0, len(used), ENCODED_AT_ONCE):
         encoded[start : start + ENCODED_AT_ONCE] = method.encode(pool.maps(used[start : start + ENCODED_AT_ONCE]))
-    return RenumberedRows(MemoryRows(encoded), place)
+    return EncodedRows(encoded, used)
 
 
-class RenumberedRows:
-    """Some of the rows of a data set, by the numbers that they have there."""
+def score_draws(method: Method, pool: Pool, draws: Sequence[Draw]) -> Iterator[Scored]:
+    """Logits and targets of the query images in the order of the draws, one episode at a time or several."""
+    adapt = method.adapt
+    if isinstance(method, Precoded) and (encoded := encode_once(method, pool, draws)):
+        if isinstance(method, Batched):
+            yield from score_batches(method, pool, encoded, draws)
+            return
+        pool, adapt = pool._replace(rows=encoded), method.meet
+    for draw in draws:
+        episode = pool.episode(draw)
+        yield adapt(episode.support)(episode.maps)[None], episode.targets[None]
 
-    def __init__(self, rows: Rows, place: Mapping[int, int]) -> None:
-        self.rows, self.place = rows, place
 
-    def __len__(self) -> int:
-        return len(self.place)
-
-    def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]:
-        return self.rows.take([self.place[row] for row in rows])
+def score_batches(method: Batched, pool: Pool, encoded: EncodedRows, draws: Sequence[Draw]) -> Iterator[Scored]:
+    """The same of encoded pictures, consecutive episodes of equal size together."""
+    for (shots, queries), alike in groupby(draws, lambda draw: (len(draw.support), len(draw.query))):
+        numbers = np.array([(*draw.support, *draw.query) for draw in alike])  # which torch would read more slowly
+        rows = torch.from_numpy(numbers).to(encoded.used.device)
+        size, shape = shots + queries, encoded.tensor.shape[1:]
+        at_once = max(1, STACKED_AT_ONCE // (size * encoded.tensor[0].nbytes))
+        # one room for all batches: to be given fresh memory each time takes longer than the scores
+        room = encoded.tensor.new_empty(min(at_once, len(rows)) * size, *shape)
+        for some in rows.split(at_once):  # type: ignore[no-untyped-call]
+            places = encoded.places(some).flatten()
+            maps = torch.index_select(encoded.tensor, 0, places, out=room[: len(places)]).view(-1, size, *shape)
+            targets = pool.targets[some]
+            classify = method.meet_each(Supports(pool.labels, maps[:, :shots], targets[:, :shots]))
+            yield classify(maps[:, shots:]), targets[:, shots:]
 
 
 def evaluate(
@@ -77,15 +116,10 @@ def evaluate(
     was_training = method.training
     method.eval()
     metrics = []
-    adapt = method.adapt
     with torch.no_grad():  # not inference mode: a method may train something small on the support
-        if isinstance(method, Precoded) and (encoded := encode_once(method, pool, draws)):
-            pool, adapt = pool._replace(rows=encoded), method.meet
-        for draw in draws:
-            episode = pool.episode(draw)
+        for logits, targets in score_draws(method, pool, draws):
             # double: in single precision all logits over 17 are probability 1, a tie that would spoil the ranking
-            probabilities = adapt(episode.support)(episode.maps).cpu().double().sigmoid()
-            metrics.append(episode_metrics(probabilities, episode.targets.cpu()))
-            advance(1)
+            metrics += metrics_of_each(logits.cpu().double().sigmoid(), targets.cpu())
+            advance(len(targets))
     method.train(was_training)
     return metrics

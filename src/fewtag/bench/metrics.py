@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
-from torchmetrics.functional.classification import multilabel_average_precision
+from torch.nn.functional import pad
 
 from fewtag.types import Targets
 
@@ -21,24 +21,46 @@ def episode_metrics(
     Macro-F1 is the harmonic mean of macro-precision and macro-recall, as in the paper, not the mean of the labels' F1.
     AP is not interpolated. A label that nothing is tagged with has precision 0.
     """
+    return metrics_of_each(probabilities[None], targets[None], threshold)[0]
+
+
+def metrics_of_each(
+    probabilities: Float[Tensor, "episodes images labels"],
+    targets: Bool[Tensor, "episodes images labels"],
+    threshold: float = 0.5,
+) -> list[dict[str, float]]:
+    """`episode_metrics` of several episodes with as many images each, at once."""
     predicted = probabilities > threshold
-    right = (predicted & targets).sum(dim=0).double()
-    tagged, shown = predicted.sum(dim=0).double(), targets.sum(dim=0).double()
-    metrics = {
-        "micro_precision": _ratio(right.sum(), tagged.sum()).item(),
-        "micro_recall": _ratio(right.sum(), shown.sum()).item(),
-        "macro_precision": _ratio(right, tagged).mean().item(),
-        "macro_recall": _ratio(right, shown).mean().item(),
+    right = (predicted & targets).sum(dim=1).double()
+    tagged, shown = predicted.sum(dim=1).double(), targets.sum(dim=1).double()
+    found = {
+        "micro_precision": _ratio(right.sum(dim=1), tagged.sum(dim=1)),
+        "micro_recall": _ratio(right.sum(dim=1), shown.sum(dim=1)),
+        "micro_ap": average_precision(probabilities.flatten(1), targets.flatten(1)),
+        "macro_precision": _ratio(right, tagged).mean(dim=1),
+        "macro_recall": _ratio(right, shown).mean(dim=1),
+        "macro_ap": average_precision(probabilities.mT, targets.mT).mean(dim=1),
     }
     for scope in ("micro", "macro"):
-        precision, recall = metrics[f"{scope}_precision"], metrics[f"{scope}_recall"]
-        metrics[f"{scope}_f1"] = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-        # torchmetrics guesses logits or probabilities by their range, call by call: these are probabilities
-        average = multilabel_average_precision(
-            probabilities.double(), targets.long(), num_labels=targets.shape[1], average=scope, validate_args=False
-        )
-        metrics[f"{scope}_ap"] = average.item()
-    return {name: metrics[name] for name in METRICS}
+        precision, recall = found[f"{scope}_precision"], found[f"{scope}_recall"]
+        found[f"{scope}_f1"] = torch.where(precision + recall > 0, 2 * precision * recall / (precision + recall), 0.0)
+    columns = [found[name].tolist() for name in METRICS]
+    return [dict(zip(METRICS, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def average_precision(
+    probabilities: Float[Tensor, "*several ranked"], targets: Bool[Tensor, "*several ranked"]
+) -> Float[Tensor, "*several"]:
+    """The mean, over what is right, of the precision down to its rank; equals share the last rank among them."""
+    descending, order = probabilities.sort(dim=-1, descending=True)
+    right = targets.gather(-1, order).cumsum(dim=-1)
+    ranks = torch.arange(1, right.shape[-1] + 1, device=right.device)
+    last_of_equals = pad(descending[..., 1:] != descending[..., :-1], (0, 1), value=True)
+    # what was right down to the equals before
+    before = pad((right * last_of_equals).cummax(dim=-1).values[..., :-1], (1, 0))
+    shown = right[..., -1:].clamp_min(1)
+    steps = (right / shown - before / shown) * (right / ranks) * last_of_equals
+    return steps.flip(-1).sum(dim=-1)  # in the order of torchmetrics, so that published rows keep their last digit
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:

@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Num
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
 from fewtag.types import Encoded, Logits, Maps, Targets, Words
 
 Classifier = Callable[[Maps], Logits]
+Classifiers = Callable[[Num[Tensor, "episodes images channels height width"]], Float[Tensor, "episodes images labels"]]
 
 
 class Support(NamedTuple):
@@ -21,6 +22,14 @@ class Support(NamedTuple):
     words: Words
     maps: Maps
     targets: Targets
+
+
+class Supports(NamedTuple):
+    """The supports of several episodes of the same labels, with as many images each."""
+
+    labels: tuple[str, ...]
+    maps: Num[Tensor, "episodes images channels height width"]
+    targets: Bool[Tensor, "episodes images labels"]
 
 
 class Episode(NamedTuple):
@@ -87,6 +96,14 @@ class Precoded(Method):
         return lambda maps: classifier(self.encode(maps))
 
 
+class Batched(Precoded):
+    """A method that meets several episodes at once: alone, each is too small to keep a processor busy."""
+
+    def meet_each(self, supports: Supports) -> Classifiers:
+        """`meet` for each of the supports: a classifier of as many stacks of encoded pictures."""
+        raise NotImplementedError
+
+
 class Staged(Method):
     """A method whose first stage learns the base labels as such, with parts that are made for just these labels."""
 
@@ -108,9 +125,9 @@ def bce(logits: Logits, targets: Targets) -> Float[Tensor, ""]:
     return F.binary_cross_entropy_with_logits(logits.float(), targets.float())
 
 
-def pool(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor, "images channels"]:
+def pool(maps: Float[Tensor, "*several channels height width"]) -> Float[Tensor, "*several channels"]:
     """Global features: the mean over places."""
-    return maps.mean(dim=(2, 3))
+    return maps.mean(dim=(-2, -1))
 
 
 def places(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor, "images places channels"]:
@@ -124,11 +141,12 @@ def cosine(left: Float[Tensor, "images size"], right: Float[Tensor, "labels size
         return F.normalize(left.float(), dim=-1) @ F.normalize(right.float(), dim=-1).T
 
 
-def refuse_labels_without_image(support: Support) -> None:
+def refuse_labels_without_image(support: Support | Supports) -> None:
     """Raises for the first label that no support image shows."""
     if support.targets.is_cuda and torch.is_grad_enabled():
         return  # training draws its episodes so that none is empty, and to look would stall the device at every step
-    empty = (~support.targets.any(dim=0)).nonzero().flatten().tolist()
+    without = ~support.targets.any(dim=-2)
+    empty = without.view(-1, len(support.labels)).any(dim=0).nonzero().flatten().tolist()
     if empty:
         raise InputError(
             f"label {support.labels[empty[0]]!r} has no support image ({len(empty)} of {len(support.labels)} labels "

@@ -4,20 +4,20 @@ What all pictures have in common tells no label from another, yet fills most of 
 """
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from fewtag.methods.base import Base, Classifier, Solved, Support, cosine, pool, refuse_labels_without_image
+from fewtag.methods.base import Base, Solved
+from fewtag.methods.protonet import ProtoNet
+from fewtag.types import Encoded, Maps
 
 
-class CentredProtoNet(Solved):
+class CentredProtoNet(ProtoNet, Solved):
     """A label is the mean of its images' centred features, compared by cosine. Learns one vector, the base mean."""
 
     mean: Tensor
 
     def __init__(self, channels: int, dimensions: int, *, scale: float = 20.0) -> None:
-        super().__init__(channels, dimensions)
-        self.scale = scale
+        super().__init__(channels, dimensions, scale=scale)
         self.register_buffer("mean", torch.zeros(channels))
 
     def fit(self, base: Base) -> "CentredProtoNet":
@@ -25,13 +25,5 @@ class CentredProtoNet(Solved):
         self.mean.copy_(base.features.double().mean(dim=0))
         return self
 
-    def centred(self, maps: Float[Tensor, "images channels height width"]) -> Float[Tensor, "images channels"]:
-        """Global features, from the base mean."""
-        return pool(maps.float()) - self.mean
-
-    def adapt(self, support: Support) -> Classifier:
-        refuse_labels_without_image(support)
-        shows = support.targets.T.float()
-        with torch.autocast(shows.device.type, enabled=False):
-            prototypes = shows @ self.centred(support.maps) / shows.sum(dim=1, keepdim=True)
-        return lambda maps: self.scale * cosine(self.centred(maps), prototypes)
+    def encode(self, maps: Maps) -> Encoded:
+        return super().encode(maps) - self.mean[:, None, None]
