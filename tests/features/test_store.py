@@ -3,10 +3,13 @@
 import errno
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewtag.errors import InputError
+from fewtag.features.room import locked, make_room
 from fewtag.features.segments import RECORD
 from fewtag.features.store import About, Space, address, open_space
 
@@ -272,6 +276,30 @@ def test_what_was_removed_can_be_read_by_whoever_holds_it_and_is_forgotten_by_th
     append(space, [1])
     assert held(space, [0, 1]) == [1]
     assert np.array_equal(space.read(entries)[0], values([0]))
+
+
+def test_a_segment_never_has_the_name_of_one_that_was_removed(tmp_path: Path) -> None:
+    space, other = Space(tmp_path, ABOUT), Space(tmp_path, ABOUT)
+    append(space, [0])
+    other.refresh()
+    assert make_room(tmp_path, 0) > 0
+    append(space, [1])
+    other.refresh()
+    assert held(other, [0, 1]) == [1]
+
+
+def test_whoever_waits_while_the_cache_is_cleared_is_alone_in_the_new_one(tmp_path: Path) -> None:
+    space = Space(tmp_path, ABOUT)
+    append(space, [0])
+    with ThreadPoolExecutor(1) as pool:
+        with locked(space.folder):
+            waiting = pool.submit(append, space, [1])
+            time.sleep(0.2)
+            assert not waiting.done()
+            shutil.rmtree(space.folder)
+        waiting.result()
+    assert (space.folder / "lock").exists(), "the lock that it held is the one that others find"
+    assert held(Space(tmp_path, ABOUT), [0, 1]) == [1]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")

@@ -117,4 +117,4 @@ def _show(found: list[dict[str, Any]]) -> None:
         }
         for row in found
     }
-    show(rows, as_json=False, title=f"{len(rows)} kinds of rows" if rows else "nothing is kept yet")
+    show(rows, as_json=False, title="what is kept" if rows else "nothing is kept yet")
