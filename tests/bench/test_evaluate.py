@@ -24,7 +24,7 @@ from fewtag.methods import (
     Support,
     create_method,
 )
-from fewtag.methods.base import Batched
+from fewtag.methods.base import ByProducts
 
 LABELS = ("dog", "cat", "sofa")
 DRAWS = 4
@@ -176,10 +176,10 @@ def test_encoding_once_changes_no_metric(name: str, most: int, monkeypatch: pyte
     assert sum(encoded) == 1 + (len(used) if most else every_time), "each picture once, if there is room; one to look"
 
 
-BATCHED = [name for name, kind in METHODS.items() if issubclass(kind, Batched)]
+BY_PRODUCTS = [name for name, kind in METHODS.items() if issubclass(kind, ByProducts)]
 
 
-@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize("name", BY_PRODUCTS)
 @pytest.mark.parametrize("at_once", [1, 1000, 2**23])
 def test_episodes_scored_together_have_the_scores_they_have_alone(
     name: str, at_once: int, monkeypatch: pytest.MonkeyPatch

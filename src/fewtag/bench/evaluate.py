@@ -13,7 +13,7 @@ from fewtag.bench.metrics import metrics_of_each
 from fewtag.data.episodes import Draw
 from fewtag.data.images import LabelledImages
 from fewtag.features.rows import Rows
-from fewtag.methods.base import Batched, Episode, Method, Precoded, Support, Supports
+from fewtag.methods.base import ByProducts, Episode, Method, Precoded, Products, Support, refuse_unshown
 from fewtag.types import Encoded, Targets, Words
 
 
@@ -83,7 +83,7 @@ def score_draws(method: Method, pool: Pool, draws: Sequence[Draw]) -> Iterator[S
     """Logits and targets of the query images in the order of the draws, one episode at a time or several."""
     adapt = method.adapt
     if isinstance(method, Precoded) and (encoded := encode_once(method, pool, draws)):
-        if isinstance(method, Batched):
+        if isinstance(method, ByProducts):
             yield from score_batches(method, pool, encoded, draws)
             return
         pool, adapt = pool._replace(rows=encoded), method.meet
@@ -92,21 +92,26 @@ def score_draws(method: Method, pool: Pool, draws: Sequence[Draw]) -> Iterator[S
         yield adapt(episode.support)(episode.maps)[None], episode.targets[None]
 
 
-def score_batches(method: Batched, pool: Pool, encoded: EncodedRows, draws: Sequence[Draw]) -> Iterator[Scored]:
+def score_batches(method: ByProducts, pool: Pool, encoded: EncodedRows, draws: Sequence[Draw]) -> Iterator[Scored]:
     """The same of encoded pictures, consecutive episodes of equal size together."""
+    features = encoded.tensor.flatten(1).float()
+    lengths = features.norm(dim=1)
     for (shots, queries), alike in groupby(draws, lambda draw: (len(draw.support), len(draw.query))):
         numbers = np.array([(*draw.support, *draw.query) for draw in alike])  # which torch would read more slowly
         rows = torch.from_numpy(numbers).to(encoded.used.device)
-        size, shape = shots + queries, encoded.tensor.shape[1:]
-        at_once = max(1, STACKED_AT_ONCE // (size * encoded.tensor[0].nbytes))
+        at_once = max(1, STACKED_AT_ONCE // ((shots + queries) * features[0].nbytes))
         # one room for all batches: to be given fresh memory each time takes longer than the scores
-        room = encoded.tensor.new_empty(min(at_once, len(rows)) * size, *shape)
+        room = features.new_empty(min(at_once, len(rows)) * (shots + queries), features.shape[1])
         for some in rows.split(at_once):  # type: ignore[no-untyped-call]
-            places = encoded.places(some).flatten()
-            maps = torch.index_select(encoded.tensor, 0, places, out=room[: len(places)]).view(-1, size, *shape)
-            targets = pool.targets[some]
-            classify = method.meet_each(Supports(pool.labels, maps[:, :shots], targets[:, :shots]))
-            yield classify(maps[:, shots:]), targets[:, shots:]
+            places, targets = encoded.places(some), pool.targets[some]
+            refuse_unshown(pool.labels, targets[:, :shots])
+            taken = torch.index_select(features, 0, places.flatten(), out=room[: places.numel()])
+            stacked = taken.view(*places.shape, -1)
+            with torch.autocast(features.device.type, enabled=False):
+                products = stacked @ stacked[:, :shots].mT
+                found = Products(products[:, :shots], products[:, shots:], lengths[places[:, shots:]])
+                logits = method.score(found, targets[:, :shots])
+            yield logits, targets[:, shots:]
 
 
 def evaluate(

@@ -5,14 +5,13 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Num
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
 from fewtag.types import Encoded, Logits, Maps, Targets, Words
 
 Classifier = Callable[[Maps], Logits]
-Classifiers = Callable[[Num[Tensor, "episodes images channels height width"]], Float[Tensor, "episodes images labels"]]
 
 
 class Support(NamedTuple):
@@ -24,12 +23,15 @@ class Support(NamedTuple):
     targets: Targets
 
 
-class Supports(NamedTuple):
-    """The supports of several episodes of the same labels, with as many images each."""
+class Products(NamedTuple):
+    """Inner products of encoded pictures, of one episode or of several with as many pictures each."""
 
-    labels: tuple[str, ...]
-    maps: Num[Tensor, "episodes images channels height width"]
-    targets: Bool[Tensor, "episodes images labels"]
+    among: Float[Tensor, "*episodes support support"]
+    """Of the support images with each other."""
+    across: Float[Tensor, "*episodes images support"]
+    """Of the query images with the support images."""
+    lengths: Float[Tensor, "*episodes images"]
+    """Of the query images."""
 
 
 class Episode(NamedTuple):
@@ -96,12 +98,26 @@ class Precoded(Method):
         return lambda maps: classifier(self.encode(maps))
 
 
-class Batched(Precoded):
-    """A method that meets several episodes at once: alone, each is too small to keep a processor busy."""
+class ByProducts(Precoded):
+    """A method that sees inner products of encoded pictures and nothing else: many episodes are scored at once."""
 
-    def meet_each(self, supports: Supports) -> Classifiers:
-        """`meet` for each of the supports: a classifier of as many stacks of encoded pictures."""
+    def score(
+        self, products: Products, targets: Bool[Tensor, "*episodes support labels"]
+    ) -> Float[Tensor, "*episodes images labels"]:
+        """Logits of the query images; the targets are the support's."""
         raise NotImplementedError
+
+    def meet(self, support: Support) -> Classifier:
+        refuse_labels_without_image(support)
+        examples = support.maps.flatten(1).float()
+
+        def classify(maps: Maps) -> Logits:
+            images = maps.flatten(1).float()
+            with torch.autocast(images.device.type, enabled=False):
+                found = Products(examples @ examples.T, images @ examples.T, images.norm(dim=1))
+                return self.score(found, support.targets)
+
+        return classify
 
 
 class Staged(Method):
@@ -125,9 +141,9 @@ def bce(logits: Logits, targets: Targets) -> Float[Tensor, ""]:
     return F.binary_cross_entropy_with_logits(logits.float(), targets.float())
 
 
-def pool(maps: Float[Tensor, "*several channels height width"]) -> Float[Tensor, "*several channels"]:
+def pool(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor, "images channels"]:
     """Global features: the mean over places."""
-    return maps.mean(dim=(-2, -1))
+    return maps.mean(dim=(2, 3))
 
 
 def places(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor, "images places channels"]:
@@ -141,14 +157,19 @@ def cosine(left: Float[Tensor, "images size"], right: Float[Tensor, "labels size
         return F.normalize(left.float(), dim=-1) @ F.normalize(right.float(), dim=-1).T
 
 
-def refuse_labels_without_image(support: Support | Supports) -> None:
+def refuse_labels_without_image(support: Support) -> None:
     """Raises for the first label that no support image shows."""
     if support.targets.is_cuda and torch.is_grad_enabled():
         return  # training draws its episodes so that none is empty, and to look would stall the device at every step
-    without = ~support.targets.any(dim=-2)
-    empty = without.view(-1, len(support.labels)).any(dim=0).nonzero().flatten().tolist()
+    refuse_unshown(support.labels, support.targets)
+
+
+def refuse_unshown(labels: tuple[str, ...], targets: Bool[Tensor, "*episodes support labels"]) -> None:
+    """Raises for the first label that no image shows, of one support or of several."""
+    shown = targets.any(dim=-2).view(-1, len(labels)).all(dim=0).tolist()
+    empty = [label for label, found in zip(labels, shown, strict=True) if not found]
     if empty:
         raise InputError(
-            f"label {support.labels[empty[0]]!r} has no support image ({len(empty)} of {len(support.labels)} labels "
+            f"label {empty[0]!r} has no support image ({len(empty)} of {len(labels)} labels "
             "have none), and this method needs one; add a picture of it or drop the label"
         )

@@ -1,16 +1,15 @@
 """ProtoNet (Snell et al., 2017) for several labels an image: a label is the mean of its images' global features."""
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fewtag.methods.base import Batched, Classifier, Classifiers, Support, Supports, pool, refuse_labels_without_image
+from fewtag.methods.base import ByProducts, Products, pool
 from fewtag.types import Encoded, Maps
 
-SHORT = 1e-12  # of vectors so short the direction does not count
+SHORT = 1e-12  # vectors so short have no direction
 
 
-class ProtoNet(Batched):
+class ProtoNet(ByProducts):
     """Compares images with the labels' mean features by cosine. Nothing to learn but, end to end, the backbone."""
 
     def __init__(self, channels: int, dimensions: int, *, scale: float = 20.0) -> None:
@@ -20,29 +19,11 @@ class ProtoNet(Batched):
     def encode(self, maps: Maps) -> Encoded:
         return pool(maps.float())[:, :, None, None]
 
-    def meet(self, support: Support) -> Classifier:
-        refuse_labels_without_image(support)
-        sums = label_sums(support.maps.flatten(-3), support.targets)
-        return lambda maps: self.scale * cosines(maps.flatten(-3), sums)
-
-    def meet_each(self, supports: Supports) -> Classifiers:
-        refuse_labels_without_image(supports)
-        sums = label_sums(supports.maps.flatten(-3), supports.targets)
-        return lambda maps: self.scale * cosines(maps.flatten(-3), sums)
-
-
-def label_sums(
-    features: Float[Tensor, "*episodes images channels"], targets: Bool[Tensor, "*episodes images labels"]
-) -> Float[Tensor, "*episodes labels channels"]:
-    """Over the images that show each label; a sum serves as a mean where the direction alone counts."""
-    with torch.autocast(features.device.type, enabled=False):
-        return targets.mT.to(features.dtype) @ features
-
-
-def cosines(
-    features: Float[Tensor, "*episodes images channels"], sums: Float[Tensor, "*episodes labels channels"]
-) -> Float[Tensor, "*episodes images labels"]:
-    """Of each image with each label; divided by the lengths last, which spares a copy of every feature."""
-    with torch.autocast(features.device.type, enabled=False):
-        lengths = features.norm(dim=-1)[..., :, None] * sums.norm(dim=-1)[..., None, :]
-        return features @ sums.mT / lengths.clamp_min(SHORT)
+    def score(
+        self, products: Products, targets: Bool[Tensor, "*episodes support labels"]
+    ) -> Float[Tensor, "*episodes images labels"]:
+        # products with a mean are means of products; a sum serves as well, since a cosine has no length
+        shows = targets.to(products.across.dtype)
+        sums = (shows * (products.among @ shows)).sum(dim=-2).clamp_min(SHORT**2).sqrt()
+        lengths = products.lengths.clamp_min(SHORT)[..., :, None] * sums[..., None, :]
+        return self.scale * (products.across @ shows) / lengths
