@@ -160,8 +160,8 @@ def easyfsl_metrics(setting: Setting) -> list[dict[str, float]]:
     ]
 
 
-def scikit_learn_scores(setting: Setting, method: LogisticRegression) -> list[Logits]:
-    """A regression a label, with the penalty and the weights of ours."""
+def scikit_learn_scores(setting: Setting, method: LogisticRegression, *, tolerance: float = 1e-4) -> list[Logits]:
+    """A regression a label, with the penalty and the weights of ours; its own tolerance stops it before the optimum."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression as OneLabel
     from sklearn.multiclass import OneVsRestClassifier
@@ -173,7 +173,8 @@ def scikit_learn_scores(setting: Setting, method: LogisticRegression) -> list[Lo
         warnings.simplefilter("ignore", ConvergenceWarning)
         for draw in setting.draws:
             support, query = list(draw.support), list(draw.query)
-            regression = OneVsRestClassifier(OneLabel(C=1 / method.penalty, class_weight="balanced", max_iter=1000))
+            one = OneLabel(C=1 / method.penalty, class_weight="balanced", tol=tolerance, max_iter=10_000)
+            regression = OneVsRestClassifier(one)
             regression.fit(features[support], targets[support])
             found.append(torch.from_numpy(regression.decision_function(features[query])))
     return found

@@ -117,7 +117,7 @@ def score_batches(method: ByProducts, pool: Pool, encoded: EncodedRows, draws: S
 def evaluate(
     method: Method, pool: Pool, draws: Sequence[Draw], *, advance: Callable[[int], None] = lambda _: None
 ) -> list[dict[str, float]]:
-    """The eight metrics of each episode. Memory is bounded by one episode, and by `MOST_ENCODED` bytes."""
+    """The eight metrics of each episode. Memory is bounded by one episode, `MOST_ENCODED` and `STACKED_AT_ONCE`."""
     was_training = method.training
     method.eval()
     metrics = []
