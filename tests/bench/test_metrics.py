@@ -104,9 +104,10 @@ def test_the_metrics_of_several_episodes_are_those_of_each(shape: tuple[int, int
 
 
 @pytest.mark.parametrize("scope", ["micro", "macro"])
-def test_ap_is_torchmetrics_to_the_last_bit_where_nothing_ties(scope: Literal["micro", "macro"]) -> None:
+@pytest.mark.parametrize("levels", [10, 1000, 2**52], ids=["many ties", "some", "none"])
+def test_ap_is_torchmetrics_to_the_last_bit(scope: Literal["micro", "macro"], levels: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    probabilities = torch.rand(20, 64, 16, dtype=torch.float64, generator=generator)
+    probabilities = (torch.rand(20, 64, 16, dtype=torch.float64, generator=generator) * levels).floor() / levels
     targets = torch.rand(20, 64, 16, generator=generator) < 0.1
     for ranked, shown, found in zip(probabilities, targets, metrics_of_each(probabilities, targets), strict=True):
         ap = multilabel_average_precision(ranked, shown.long(), num_labels=16, average=scope)

@@ -60,7 +60,11 @@ def average_precision(
     before = pad((right * last_of_equals).cummax(dim=-1).values[..., :-1], (1, 0))
     shown = right[..., -1:].clamp_min(1)
     steps = (right / shown - before / shown) * (right / ranks) * last_of_equals
-    return steps.flip(-1).sum(dim=-1)  # in the order of torchmetrics, so that published rows keep their last digit
+    # from the last, and of equals one alone, is how torchmetrics adds them up: published rows keep their last digit
+    found = steps.flip(-1).sum(dim=-1)
+    for tied in (~last_of_equals).any(dim=-1).nonzero():
+        found[*tied] = steps[*tied][last_of_equals[*tied]].flip(0).sum()
+    return found
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
