@@ -15,8 +15,8 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from fewtag.bench.evaluate import Pool, evaluate
+from fewtag.bench.learner import Learner, Phase
 from fewtag.bench.recipe import Training
-from fewtag.bench.train import Phase, take_step
 from fewtag.data.episodes import EpisodeSampler
 from fewtag.features.backbone import Backbone, create_backbone
 from fewtag.features.rows import MemoryRows
@@ -132,11 +132,14 @@ def training_images_a_second(
     def ours() -> Callable[[int], object]:
         backbone = network()
         method = EndToEnd(backbone, create_method("word-attention", channels=backbone.channels, dimensions=WORDS))
-        model, optimizer = fabric.setup(method, torch.optim.Adam(method.parameters(), fused=gpu))
-        model.mark_forward_method("loss")
-        model.train()
-        training = Training(learning_rate=1e-4)
-        return lambda number: take_step(fabric, model, optimizer, base, training, 0, number)
+        learner = Learner(method, Training(learning_rate=1e-4), 0, fabric)
+        learner.model.train()
+
+        def step(number: int) -> None:
+            learner.state["episode"] = number
+            learner.take_step(base)
+
+        return step
 
     def bare() -> Callable[[int], object]:
         backbone: nn.Module = network()

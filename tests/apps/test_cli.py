@@ -113,7 +113,8 @@ def test_the_version(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "bench", "draws", "report", "learn", "define", "forget", "labels", "tag", "explain", "export"]
+    "command",
+    ["train", "bench", "draws", "report", "learn", "define", "forget", "labels", "tag", "explain", "export", "cache"],
 )
 def test_every_command_explains_itself(cli: Cli, command: str) -> None:
     assert f"fewtag {command} [OPTIONS]" in cli(command, "--help").out
@@ -122,7 +123,8 @@ def test_every_command_explains_itself(cli: Cli, command: str) -> None:
 
 def test_of_several_processes_the_first_one_speaks(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "there is no recipe gone.toml" in cli("bench", "gone.toml").err
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")  # as torchrun says to those that it starts
+    monkeypatch.setenv("RANK", "1")
     assert cli("bench", "gone.toml") == (2, "", "")
 
 

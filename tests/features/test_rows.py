@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +45,15 @@ def make_backbone() -> Backbone:
     return Backbone(
         "tiny", TinyNetwork(), size=SIZE, channels=4, layout="NCHW", preprocessing=preprocessing, variant="timm"
     ).eval()
+
+
+@pytest.fixture(autouse=True)
+def one_core() -> Iterator[None]:
+    """So that a batch of three is one pass, whatever the machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -113,5 +113,5 @@ def test_a_difference_in_any_of_the_labels_numbers_is_found(model: Model, wrong:
     pixels = np.random.default_rng(0).integers(0, 256, (3, 3, 64, 64), dtype=np.uint8)
     compared = [(pixels, np.arange(2))]
     assert differences(tagger, table, [run], compared) == [pytest.approx(0, abs=1e-6)]
-    table[wrong] = table[wrong] + np.float32(0.1)
+    table[wrong] = table[wrong] + np.float32(0.5)
     assert differences(tagger, table, [run], compared)[0] > AGREEMENT

@@ -18,6 +18,7 @@ from PIL import Image
 import fewtag
 from fewtag import Tagger
 from fewtag.data.images import Picture
+from fewtag.errors import InputError
 from fewtag.methods.base import Support
 from fewtag.methods.closed_form import ClosedForm
 from fewtag.tagger.encode import BATCH, encode_images, to_maps
@@ -355,3 +356,13 @@ def test_writers_do_not_lose_each_others_examples(tagger: Tagger, draw: Draw) ->
     for writer in writers:
         writer.join()
     assert tagger.counts_ == {"dog": 8}
+
+
+def test_a_device_that_is_not_there_is_refused_and_auto_finds_one(tagger: Tagger) -> None:
+    with pytest.raises(InputError, match=r"there is no device 'gpu'.*'cpu'"):
+        tagger.to("gpu")
+    assert tagger.to("auto").device == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert tagger.to("cpu").device == "cpu"
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="torch finds none here; use cpu or auto"):
+            tagger.to("cuda")

@@ -55,11 +55,12 @@ def tag_folder(
     batch: int,
     bars: Bars,
     cache: Path | None = None,
+    device: str = "cpu",
 ) -> Summary:
     """Goes on where a killed run of the same bank, folder and options stopped."""
     check_table(out)
     pictures = find_pictures(source)
-    tagger = open_bank(bank)
+    tagger = open_bank(bank).to(device)
     labels = tagger.classes_
     if not labels:
         raise InputError(f"the bank {bank} knows no label yet; teach it some with fewtag learn or fewtag define")
@@ -73,6 +74,7 @@ def tag_folder(
         "folder": str(source.resolve()),
         "scores": scores,
         "threshold": threshold,
+        "device": tagger.device,
     }
     places = FolderPlaces(tagger, None if cache is None else place_space(tagger.model, cache))
     since = time.perf_counter()

@@ -17,14 +17,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON o
 ENGINES = ("local", "ray")
 
 
-def check_engine(engine: str, source: str, of_ray: Mapping[str, object]) -> None:
+def check_engine(engine: str, source: str, *, of_ray: Mapping[str, object], of_local: Mapping[str, object]) -> None:
     """Refuses what the engine cannot do, with the command that can."""
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}; {nearest(engine, ENGINES)}")
+    for other, options in (("ray", of_ray), ("local", of_local)):
+        for option, value in options.items():
+            if value is not None and engine != other:
+                raise InputError(f"{option} is an option of --engine {other}; add that, or leave it out")
     if engine == "ray":
         return
-    for option, value in of_ray.items():
-        if value is not None:
-            raise InputError(f"{option} is an option of --engine ray; add that, or leave it out")
     if "://" in source or source.lower().endswith(".parquet"):
         raise InputError(f"{source} is no folder of this machine; tag it with --engine ray")

@@ -25,6 +25,9 @@ Changes = Annotated[
 Results = Annotated[Path, typer.Option(metavar="DIR", help="Rows go to DIR/<recipe>/<run>.<phase>.jsonl.")]
 Runs = Annotated[Path, typer.Option(metavar="DIR", help="Checkpoints are in DIR/<recipe>/<run>.")]
 Precision = Annotated[str, typer.Option(help="32-true or bf16-mixed; auto is bf16-mixed on a GPU.")]
+Compiled = Annotated[
+    bool, typer.Option("--compile", help="End to end: compile the network first, a minute that long training pays.")
+]
 Accelerator = Annotated[str, typer.Option(help="auto, cpu or gpu.")]
 Devices = Annotated[
     int,
@@ -44,6 +47,7 @@ def train(
     accelerator: Accelerator = "auto",
     devices: Devices = 1,
     precision: Precision = "auto",
+    compiled: Compiled = False,
     skip_bad: SkipBad = False,
     as_json: AsJson = False,
 ) -> None:
@@ -57,7 +61,7 @@ def train(
 
     summaries: dict[str, Any] = {}
     for file, settings in recipes:
-        materials, run = _open(settings, file, data, runs, skip_bad)
+        materials, run = _open(settings, file, data, runs, skip_bad=skip_bad, compiled=compiled)
         with Bars(shown=fabric.is_global_zero) as bars:
             summary = train_run(materials, run, fabric, cache=cache_folder(cache), report=bars)
         _tell_skipped(materials)
@@ -77,6 +81,7 @@ def bench(
     accelerator: Accelerator = "auto",
     devices: Devices = 1,
     precision: Precision = "auto",
+    compiled: Compiled = False,
     force: Annotated[bool, typer.Option("--force", help="Measure again what is measured already.")] = False,
     skip_bad: SkipBad = False,
     as_json: AsJson = False,
@@ -96,7 +101,7 @@ def bench(
                 write_reason(out / file.stem, settings)
                 typer.echo(f"{settings.name} is not measured: {settings.not_measured}", err=True)
             continue
-        materials, run = _open(settings, file, data, runs, skip_bad)
+        materials, run = _open(settings, file, data, runs, skip_bad=skip_bad, compiled=compiled)
         with Bars(shown=fabric.is_global_zero) as bars:
             rows = measure(
                 materials,
@@ -130,7 +135,7 @@ def draws(
     from fewtag.data.draws import save_draws
 
     file, settings = _recipes(recipe, changes, None)[0]
-    materials, _ = _open(settings, file, data, Path("runs"), skip_bad=False)
+    materials, _ = _open(settings, file, data, Path("runs"))
     for phase in settings.evaluation.phases:
         shots = settings.evaluation.shots
         path = out / f"{settings.data.name}-{phase}{'' if shots == 1 else f'-{shots}-shots'}.json"
@@ -173,13 +178,15 @@ def _recipes(path: Path, changes: list[str] | None, only: list[str] | None) -> "
     return load_recipes(path, changes=changes or (), only=only or ())
 
 
-def _open(settings: "Recipe", path: Path, data: Path | None, runs: Path, skip_bad: bool) -> "tuple[Materials, Run]":
+def _open(
+    settings: "Recipe", path: Path, data: Path | None, runs: Path, *, skip_bad: bool = False, compiled: bool = False
+) -> "tuple[Materials, Run]":
     from fewtag.bench.materials import Materials
     from fewtag.bench.runs import Run
 
     if data is not None and not data.is_dir():
         raise InputError(f"--data {data} is not a folder; name the one that the recipe's paths are relative to")
-    materials = Materials(settings, data or path.parent, path.parent, skip_bad=skip_bad)
+    materials = Materials(settings, data or path.parent, path.parent, skip_bad=skip_bad, compiled=compiled)
     return materials, Run(runs / path.stem / settings.name, settings)
 
 

@@ -153,6 +153,9 @@ def tag(
         float | None, typer.Option(min=0, max=1, help="Give a label from this probability on (each label's own).")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Pictures in the network at once.")] = 32,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, or auto, a GPU where there is one (auto).", show_default=False)
+    ] = None,
     engine: Annotated[str, typer.Option(help="local: this process. ray: the workers of a Ray cluster.")] = "local",
     address: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Ray: an existing cluster; auto finds it (one of its own).")
@@ -176,9 +179,8 @@ def tag(
 
     if cache is not None and no_cache:
         raise InputError("--cache and --no-cache exclude each other; give one of them")
-    if cache is not None and engine == "ray":
-        raise InputError("--cache is an option of --engine local; leave it out")
-    check_engine(engine, source, {"--address": address, "--workers": workers, "--shard": shard})
+    of_ray = {"--address": address, "--workers": workers, "--shard": shard}
+    check_engine(engine, source, of_ray=of_ray, of_local={"--cache": cache, "--device": device})
     with Bars() as bars:
         if engine == "ray":
             from fewtag.apps.bulk.manifest import Options
@@ -195,7 +197,15 @@ def tag(
             table, failures = Path(out), str(failures_path(Path(out)))
             kept = None if no_cache else cache_folder(cache)
             done = tag_folder(
-                bank, Path(source), table, scores=scores, threshold=threshold, batch=batch, bars=bars, cache=kept
+                bank,
+                Path(source),
+                table,
+                scores=scores,
+                threshold=threshold,
+                batch=batch,
+                bars=bars,
+                cache=kept,
+                device=device or "auto",
             )
     if as_json:
         print(json.dumps(asdict(done)))

@@ -23,10 +23,16 @@ from fewtag.types import Words
 
 
 class Materials:
-    """A recipe's ingredients, each loaded when first asked for. `root` is the folder that paths are relative to."""
+    """A recipe's ingredients, each loaded when first asked for. `root` is the folder that paths are relative to.
 
-    def __init__(self, recipe: Recipe, root: Path, recipe_folder: Path, *, skip_bad: bool = False) -> None:
-        self.recipe, self.root, self.recipe_folder, self.skip_bad = recipe, root, recipe_folder, skip_bad
+    `compiled` has the network compiled where it is trained.
+    """
+
+    def __init__(
+        self, recipe: Recipe, root: Path, recipe_folder: Path, *, skip_bad: bool = False, compiled: bool = False
+    ) -> None:
+        self.recipe, self.root, self.recipe_folder = recipe, root, recipe_folder
+        self.skip_bad, self.compiled = skip_bad, compiled
         self.skipped: list[str] = []
         self._read: dict[int, LabelledImages] = {}
         self._phases: dict[str, LabelledImages] = {}

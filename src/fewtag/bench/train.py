@@ -101,6 +101,8 @@ def prepare(materials: Materials, fabric: Fabric, cache: Path, report: Reporter)
         make_rows = lambda images: feature_rows(images, backbone, cache, advance=report.advance)  # noqa: E731
     else:
         method = EndToEnd(backbone, method)
+        if materials.compiled:
+            backbone.compile()  # in place: weights keep their names
         make_rows = lambda images: pixel_rows(images, backbone.size, cache, advance=report.advance)  # noqa: E731
 
     def phase(name: str) -> Phase:

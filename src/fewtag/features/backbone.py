@@ -36,6 +36,7 @@ class Backbone(nn.Module):
         self.preprocessing = preprocessing
         self.variant = variant
         self.layout = layout
+        self.known_as: str | None = None
         self.network: Network = network.to(memory_format=torch.channels_last)
         # not persistent: a state dict holds what was learnt, and these were not
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False)
@@ -67,6 +68,8 @@ class Backbone(nn.Module):
     @property
     def fingerprint(self) -> str:
         """A digest of all that decides the maps: name, size, preprocessing, layer variant and every tensor."""
+        if self.known_as is not None:  # the same network, made faster
+            return self.known_as
         digest = hashlib.sha256(repr((self.name, self.size, self.preprocessing, self.variant)).encode())
         for key, tensor in sorted(self.state_dict().items()):
             digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())

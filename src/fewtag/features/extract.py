@@ -9,6 +9,7 @@ from jaxtyping import Float16, UInt8
 from torch import Tensor
 
 from fewtag.features.backbone import Backbone
+from fewtag.features.spread import spread
 
 Pixels = UInt8[np.ndarray, "images 3 size size"]
 Maps = Float16[np.ndarray, "images channels rows columns"]
@@ -28,11 +29,13 @@ def start(backbone: Backbone, pixels: Pixels) -> Callable[[], Maps]:
     was_training = backbone.training
     backbone.eval()
     batch = torch.from_numpy(pixels)
-    with torch.inference_mode(), torch.autocast(device.type, precision_of(backbone), enabled=device.type == "cuda"):
-        batch = _come(batch, device) if device.type == "cuda" else batch.to(device)
-        maps = backbone(batch).half().contiguous()
+    if device.type == "cuda":
+        with torch.inference_mode(), torch.autocast("cuda", precision_of(backbone)):
+            maps = backbone(_come(batch, device)).half().contiguous()
+    else:
+        maps = spread(backbone, batch).half().contiguous()
     backbone.train(was_training)
-    return _go(maps) if device.type == "cuda" else lambda: maps.cpu().numpy()
+    return _go(maps) if device.type == "cuda" else maps.numpy
 
 
 @functools.cache

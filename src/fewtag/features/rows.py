@@ -12,6 +12,7 @@ from torch import Tensor
 from fewtag.data.images import LabelledImages
 from fewtag.features.backbone import Backbone
 from fewtag.features.extract import precision_of, start
+from fewtag.features.folding import folded
 from fewtag.features.joined import JoinedBackbone, join_maps
 from fewtag.features.store import About, Space
 from fewtag.features.stored_rows import Advance, Source, StoredRows, fill, reading_key
@@ -75,6 +76,8 @@ def feature_rows(
 
 def feature_source(backbone: Backbone, cache: Path) -> Source:
     """The maps of one network."""
+    if backbone.mean.device.type == "cpu":
+        backbone = folded(backbone)
     size = backbone.size
     shape = start(backbone, np.zeros((1, 3, size, size), np.uint8))().shape[1:]
     # networks that run on tensor cores round otherwise, so their maps are kept apart

@@ -1,7 +1,7 @@
 """From pictures to places in the method's space: examples one by one, the rest in batches."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,35 +13,46 @@ from fewtag.data.ahead import ahead, batches
 from fewtag.data.images import squash, stack
 from fewtag.errors import InputError
 from fewtag.features.backbone import Backbone
+from fewtag.features.extract import precision_of
+from fewtag.features.spread import spread
 from fewtag.tagger.bank import Example
-from fewtag.tagger.inputs import ImageLike, digest, numbered, open_image
+from fewtag.tagger.inputs import ImageLike, digest, numbered, open_image, open_square
 from fewtag.tagger.model import Model
 
 BATCH = 32
 READ_AT_ONCE = 8
-# a fifth faster than one by one, and still the same bits; from four on, a picture's last bits depend on its neighbours
-AT_ONCE = 3
 Picture = UInt8[np.ndarray, "3 size size"]
 Pixels = UInt8[np.ndarray, "images 3 size size"]
 Places = Float[Tensor, "images places space"]
 
 
 def to_maps(backbone: Backbone, pixels: Pixels) -> Float[Tensor, "images channels rows columns"]:
-    """One pass of the network, where it is."""
-    return backbone(torch.from_numpy(pixels).to(backbone.mean.device))
+    """One pass of the network."""
+    return _pass(backbone, pixels, lambda maps: maps)
 
 
-@torch.inference_mode()
 def encode_pixels(model: Model, pixels: Pixels) -> Places:
     """Of squashed pictures, rounded to half precision: a cache keeps what was scored, to the last bit."""
-    return model.method.project(to_maps(model.backbone, pixels)).half().float()
+    return _pass(model.backbone, pixels, model.method.project).half().float()
+
+
+def _pass(backbone: Backbone, pixels: Pixels, then: Callable[[Tensor], Tensor]) -> Tensor:
+    """Where the network is: on a GPU's tensor cores in bfloat16, or spread over a CPU's cores."""
+    device, batch = backbone.mean.device, torch.from_numpy(pixels)
+    if device.type == "cpu":
+        # one by one after the network: in larger products a picture's last bits depend on those beside it
+        return spread(lambda chunk: torch.cat([then(maps) for maps in backbone(chunk).split(1)]), batch)
+    with torch.inference_mode():
+        with torch.autocast(device.type, precision_of(backbone)):
+            maps = backbone(batch.to(device))
+        return then(maps.float())
 
 
 def encode_images(model: Model, images: Iterable[ImageLike]) -> Iterator[Places]:
     """A batch at a time; the next ones are decoded while the network works on this one."""
 
     def read(item: tuple[ImageLike, str]) -> Picture:
-        return squash(open_image(*item), model.backbone.size)
+        return open_square(*item, model.backbone.size)
 
     for batch in batches(ahead(read, numbered(images), most=2 * BATCH), BATCH):
         yield encode_pixels(model, stack(batch))
@@ -71,9 +82,9 @@ def encode_examples(
             said[key] = said.get(key, frozenset()) | shown[number - 1]
             if key not in known and key not in encoded:
                 fresh[key] = pixels
-        for pair in batches(iter(fresh.items()), AT_ONCE):
-            places = encode_pixels(model, stack([pixels for _, pixels in pair]))
-            encoded |= {key: Example.of(said[key], place) for (key, _), place in zip(pair, places, strict=True)}
+        if fresh:
+            places = encode_pixels(model, stack(list(fresh.values())))
+            encoded |= {key: Example.of(said[key], place) for key, place in zip(fresh, places, strict=True)}
     same_length(number, len(shown))
     if not said:
         raise InputError("there is no picture to learn from; give at least one, with its labels")

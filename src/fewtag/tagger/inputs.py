@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import UInt8
 from PIL import Image
 
 from fewtag.data.decode import upright
-from fewtag.data.images import Picture
+from fewtag.data.images import Picture, squash
 from fewtag.errors import InputError
 
 ImageLike = str | os.PathLike[str] | Image.Image | np.ndarray
@@ -28,6 +29,13 @@ def open_image(image: object, name: str = "given") -> Image.Image:
     if isinstance(image, np.ndarray):
         return upright(_from_array(image, name), name)
     raise InputError(f"image {name} is a {type(image).__name__}; give a path, a PIL image or an array of uint8")
+
+
+def open_square(image: object, name: str, size: int) -> UInt8[np.ndarray, "3 size size"]:
+    """A picture to be tagged, squashed; a large JPEG is read from its file at a fraction of its size."""
+    if isinstance(image, str | os.PathLike):
+        return Picture(Path(image)).pixels(size)
+    return squash(open_image(image, name), size)
 
 
 def _from_array(array: np.ndarray, name: str) -> Image.Image:

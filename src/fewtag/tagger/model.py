@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from fewtag.errors import InputError, nearest
 from fewtag.features.backbone import Backbone, create_backbone
+from fewtag.features.folding import folded
 from fewtag.features.words import WordVectors, load_words
 from fewtag.files import replacing
 from fewtag.methods.base import Base
@@ -55,7 +56,7 @@ def _read(name: str, path: Path, words: str | None) -> Model:
         raise InputError(f"model {path} cannot be read ({type(error).__name__}); name one that fewtag wrote") from error
     if header["format"] != _FORMAT:
         raise InputError(f"model {path} has format {header['format']}, this fewtag reads {_FORMAT}; update fewtag")
-    backbone = create_backbone(**header["backbone"])
+    backbone = folded(create_backbone(**header["backbone"]))
     vectors = load_words(words or header["words"])
     base_prototypes = tensors.pop("base_prototypes")
     method = ClosedForm(backbone.channels, vectors.dimensions, **header["strengths"])
@@ -67,7 +68,7 @@ def _read(name: str, path: Path, words: str | None) -> Model:
         method.basis.copy_(tensors["basis"])
         method.fit_words(vectors.vectors(header["base_words"]), base_prototypes)
     calibration = Calibration(**{key: tuple(values) for key, values in header["calibration"].items()})
-    return Model(name, backbone.eval(), vectors, method.eval(), calibration, header)
+    return Model(name, backbone, vectors, method.eval(), calibration, header)
 
 
 def save_model(path: Path, method: ClosedForm, base: Base, calibration: Calibration, **facts: Any) -> None:

@@ -17,7 +17,7 @@ from fewtag.errors import InputError, nearest
 from fewtag.tagger.bank import Bank, Definition
 from fewtag.tagger.bank_file import fingerprint, read_bank, read_header, write_bank
 from fewtag.tagger.encode import Places, encode_examples, encode_images, encode_pixels, same_length, to_maps
-from fewtag.tagger.inputs import ImageLike, digest, label_name, label_sets, open_image, several
+from fewtag.tagger.inputs import ImageLike, digest, label_name, label_sets, open_image, open_square, several
 from fewtag.tagger.meaning import by_name, define
 from fewtag.tagger.model import SHIPPED, Model, load_model
 
@@ -26,6 +26,7 @@ Probabilities = Float32[np.ndarray, "images labels"]
 
 LABELS_AT_ONCE = 1000
 """With more, what lies between places and scores leaves the processor's cache, and a label takes twice as long."""
+DEVICES = ("auto", "cpu", "cuda")
 
 
 class Tagger:
@@ -40,6 +41,22 @@ class Tagger:
     def __repr__(self) -> str:
         known = f"labels={len(self._bank.definitions)}, examples={len(self._bank.examples)}"
         return f"Tagger(model={self.model.name!r}, words={self.model.words.name!r}, {known})"
+
+    def to(self, device: str) -> "Tagger":
+        """Works on this device from now on: cpu, cuda, or auto, which is a GPU where there is one."""
+        if device not in DEVICES:
+            raise InputError(f"there is no device {device!r}; {nearest(device, DEVICES)}")
+        if device == "cuda" and not torch.cuda.is_available():
+            raise InputError("device 'cuda' is a GPU, and torch finds none here; use cpu or auto")
+        chosen = "cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
+        self.model.backbone.to(chosen)
+        self.model.method.to(chosen)
+        return self
+
+    @property
+    def device(self) -> str:
+        """Where it works: cpu or cuda."""
+        return self.model.backbone.mean.device.type
 
     def fit(self, images: Iterable[ImageLike], labels: Labels) -> "Tagger":
         """Learns these examples and forgets all others; what labels were defined to mean stays."""
@@ -173,7 +190,7 @@ class Tagger:
 
     def pixels(self, image: ImageLike) -> UInt8[np.ndarray, "3 size size"]:
         """One picture as the network takes it; for callers that decode in threads of their own."""
-        return squash(open_image(image), self.model.backbone.size)
+        return open_square(image, "given", self.model.backbone.size)
 
     def encode_pixels(self, pixels: UInt8[np.ndarray, "images 3 size size"]) -> Places:
         """One pass of the network over pictures that `pixels` made."""

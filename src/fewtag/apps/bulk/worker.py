@@ -108,11 +108,7 @@ def open_tagger(job: Job) -> Tagger:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bank.fewtag"
         path.write_bytes(job.bank)
-        tagger = Tagger.load(path)
-    if job.gpu:
-        tagger.model.backbone.to("cuda")
-        tagger.model.method.to("cuda")
-    return tagger
+        return Tagger.load(path).to("cuda" if job.gpu else "cpu")
 
 
 def tag_shard(tagger: Tagger, shard: Shard, job: Job, attempt: int = 1) -> tuple["pyarrow.Table", list[Tagged]]:
