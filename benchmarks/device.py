@@ -1,14 +1,19 @@
 """What a GPU's speed leaves to wish for: extraction and training against bare loops of the same network."""
 
+import argparse
+import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
 from research import training_images_a_second
 
+from fewtag.bench.results import commit
 from fewtag.features.backbone import Backbone, create_backbone
 from fewtag.features.extract import precision_of, start
+from fewtag.files import write_atomically
 
 BATCH = 256
 BATCHES = 40
@@ -65,6 +70,20 @@ def compare(contenders: dict[str, Callable[[], None]], rounds: int = 3) -> dict[
     return best | {"ratio": best["ours"] / best["bare"]}
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results/speed-gpu.json"))
+    arguments = parser.parse_args()
+    about = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "commit": commit(),
+        "command": "python benchmarks/device.py",
+    }
+    written = json.dumps(about | device_speeds(), indent=2)
+    write_atomically(arguments.out, written.encode())
+    print(written)
+
+
 if __name__ == "__main__":
-    for name, value in device_speeds().items():
-        print(f"{name}: {value:.2f}")
+    main()

@@ -177,9 +177,7 @@ def research() -> dict[str, float]:
         "evaluate_peak_mib_2000_pictures": large["peak_mib"],
         **{f"200_episodes_seconds_{name}": free[name] for name in TRAINING_FREE},
         **{f"200_episodes_seconds_{name}": 20 * slow[name] for name in trained},
-        "training_images_a_second": training["ours"],
-        "bare_loop_images_a_second": training["bare"],
-        "training_ratio": training["ratio"],
+        **{f"training_{name}": rate for name, rate in training.items()},
     }
 
 

@@ -1,19 +1,24 @@
 """How fast and how lean: every speed the project promises, as ratios measured side by side in one run.
 
-    python benchmarks/speed.py --out results/speed
+    python benchmarks/speed.py --out results/speed [--pictures FOLDER]
 
-writes results/speed.md and results/speed.json. Pictures and features are random numbers of the real shapes: speed does
-not depend on what they show.
+writes results/speed.md, results/speed.json and results/plots/growth.png. Pictures are drawn and features are random
+numbers of the real shapes, unless `--pictures` names a folder with two thousand: speed does not depend on what they
+show. What a GPU does is measured there by `python benchmarks/device.py --out results/speed-gpu.json`, and shown here.
 """
 
 import argparse
 import json
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from research import TRAINING_FREE, research
+from folders import folders
+from growth import draw_growth, figures, growth
+from page import page
+from research import research
+from rivals import rivals
 from tagging import tagging
 
 from fewtag.bench.recipe import Recipe
@@ -36,62 +41,32 @@ def run_seconds(recipe: Recipe, found: Mapping[str, float]) -> float:
     return found[f"200_episodes_seconds_{recipe.method.name}"] * episodes / 200
 
 
-def lines(found: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
-    """What, measured, promised."""
-    yield "what", "measured", "promised"
-    yield "---", "---", "---"
-    yield (
-        "tagging a folder of 500-pixel JPEGs against the bare network on decoded batches",
-        f"{found['tag_images_a_second']:.1f} / {found['tag_bare_images_a_second']:.1f} images/s "
-        f"= {found['tag_ratio']:.2f}",
-        "≥ 0.9",
-    )
-    yield "the same with 12-megapixel JPEGs", f"{found['tag_12_megapixels_ratio']:.2f}", "reported"
-    extra = 100 * (found["tag_1000_labels_to_10"] - 1)
-    yield "time a picture, 1,000 labels instead of 10", f"{extra:+.1f} %", "≤ + 10 %"
-    beyond = found["learn_5_examples_beyond_passes_ms"]
-    yield "a label from five pictures, beyond five passes of the network", f"{beyond:.0f} ms", "< 20 ms"
-    yield "loading a bank of 1,000 labels × 5 examples", f"{found['load_1000_labels_seconds']:.2f} s", "< 1 s"
-    yield "its size", f"{found['bank_kilobytes_a_label']:.0f} KB a label", "≤ 200 KB"
-    seconds = found["evaluate_200_episodes_seconds"]
-    yield "200 COCO-sized episodes of the paper's model on cached features", f"{seconds:.1f} s", "< 60 s on 2 cores"
-    small, large = found["evaluate_peak_mib_400_pictures"], found["evaluate_peak_mib_2000_pictures"]
-    yield "peak memory of that with 400 and with 2,000 pictures", f"{small:.0f} and {large:.0f} MiB", "the same"
-    for name in TRAINING_FREE:
-        yield f"200 such episodes of `{name}`", f"{found[f'200_episodes_seconds_{name}']:.1f} s", "< 10 s on 2 cores"
-    yield (
-        "evaluating every frozen run of recipes/paper.toml, features cached and base stages trained",
-        f"{found['frozen_table_minutes']:.0f} min",
-        "< 40 min on 2 cores",
-    )
-    yield (
-        "end-to-end training against a bare loop of the same network",
-        f"{found['training_images_a_second']:.0f} / {found['bare_loop_images_a_second']:.0f} images/s "
-        f"= {found['training_ratio']:.2f}",
-        "≥ 0.9 on a GPU",
-    )
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
+    parser.add_argument("--pictures", type=Path, help="a folder with 2,000 pictures, instead of drawn ones")
     arguments = parser.parse_args()
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
-    found = tagging() | research()
+    out: Path = arguments.out
+    about = {
+        "device": f"{torch.get_num_threads()} CPU threads",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": commit(),
+        "command": "python benchmarks/speed.py" + (" --pictures FOLDER" if arguments.pictures else ""),
+    }
+    # the quick ones first: what is wrong is seen soon
+    found = rivals() | folders(arguments.pictures) | tagging()
+    curves = growth()
+    found |= figures(curves) | research()
     found["frozen_table_minutes"] = frozen_table_minutes(found)
-    about = {"device": device, "torch": torch.__version__, "python": platform.python_version(), "commit": commit()}
-    write_atomically(arguments.out.with_suffix(".json"), json.dumps(about | found, indent=2).encode())
-    written = page(about, found)
-    write_atomically(arguments.out.with_suffix(".md"), written.encode())
+    points = {f"growth_{name}": curve.points for name, curve in curves.items()}
+    write_atomically(out.with_suffix(".json"), json.dumps(about | found | points, indent=2).encode())
+    plot = draw_growth(out.parent / "plots" / "growth.png", curves)
+    gpu = out.with_name(f"{out.name}-gpu.json")
+    on_gpu = json.loads(gpu.read_text()) if gpu.exists() else None
+    written = page(about, found, plot=plot.relative_to(out.parent), on_gpu=on_gpu)
+    write_atomically(out.with_suffix(".md"), written.encode())
     print(written)
-
-
-def page(about: Mapping[str, str], found: Mapping[str, float]) -> str:
-    """The table as Markdown."""
-    source = f"`python benchmarks/speed.py`, commit {about['commit']}, torch {about['torch']}.\n"
-    return "\n".join(
-        [f"# Speed on {about['device']}\n", source, *(f"| {' | '.join(row)} |" for row in lines(found)), ""]
-    )
 
 
 if __name__ == "__main__":
