@@ -57,7 +57,9 @@ def copy(pictures: list[Picture], folder: Path) -> Path:
 def from_the_cache(folder: Path, bank: Path, pictures: list[Picture]) -> dict[str, float]:
     """Without a cache, into it and out of it, each in a process of its own; the bare network before and after."""
     network = create_backbone()
+    since = time.perf_counter()
     pixels = stack([picture.pixels(network.size) for picture in pictures[:BARE]])
+    decoding = time.perf_counter() - since
     bare_seconds(network, pixels[:BATCH])
     before = bare_seconds(network, pixels)
     few = apart(bank, folder / "many-few", folder / "cache-few")
@@ -66,6 +68,8 @@ def from_the_cache(folder: Path, bank: Path, pictures: list[Picture]) -> dict[st
     bare = len(pixels) / min(before, bare_seconds(network, pixels))
     return {
         "folder_pictures": len(pictures),
+        "folder_kilobytes_a_picture": sum(picture.path.stat().st_size for picture in pictures) / len(pictures) / 1000,
+        "folder_decoded_a_second_a_core": len(pixels) / decoding,
         "folder_bare_images_a_second": bare,
         "folder_images_a_second": len(pictures) / cold["seconds"],
         "folder_ratio": len(pictures) / cold["seconds"] / bare,

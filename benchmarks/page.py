@@ -54,6 +54,11 @@ def tagging_lines(found: Found) -> Iterator[Line]:
         f"{found['folder_cached_images_a_second']:.0f} images/s, {found['folder_cached_ratio']:.0f} × faster",
         "≥ 20 ×",
     )
+    yield (
+        f"decoding and squashing them on one core, {found['folder_kilobytes_a_picture']:.0f} KB each",
+        f"{found['folder_decoded_a_second_a_core']:.0f} images/s",
+        "reported",
+    )
     yield "start-up and imports, not counted above", f"{found['folder_startup_seconds']:.1f} s", "reported"
     yield (
         f"peak memory of 400 and of {count} pictures",
@@ -142,7 +147,7 @@ def growth_lines(found: Found) -> Iterator[Line]:
 def gpu_lines(found: Found) -> Iterator[Line]:
     yield "extraction of ResNet-50 at 224 pixels, decoded pictures to maps", rate(found, "gpu_extraction_"), "≥ 0.9"
     yield "end-to-end training of the paper's model on it", rate(found, "gpu_training_"), "≥ 0.9"
-    yield "the same with `--compile`", rate(found, "gpu_compiled_training_"), "≥ 0.9"
+    yield "the same with `--compile`", rate(found, "gpu_compiled_training_"), "reported"
 
 
 def rate(found: Found, prefix: str) -> str:

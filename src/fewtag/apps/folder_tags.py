@@ -17,13 +17,12 @@ from fewtag.apps.folder_places import FolderPlaces
 from fewtag.apps.folders import find_pictures
 from fewtag.apps.journal import Journal, Stamp
 from fewtag.apps.progress import Bars
-from fewtag.apps.tables import Tagged, check_labels, check_table, write_failures, write_table
+from fewtag.apps.tables import Tagged, check_labels, check_table, tagged, write_failures, write_table
 from fewtag.data.images import Picture
 from fewtag.errors import InputError
 from fewtag.tagger.place_cache import place_space
 from fewtag.tagger.tagger import Tagger
 
-DIGITS = 6
 FEW_LABELS = 256
 Found = Float[np.ndarray, "labels"] | InputError
 """A picture's probabilities, or why it could not be read."""
@@ -80,7 +79,15 @@ def tag_folder(
     since = time.perf_counter()
     with Journal(out.with_name(f"{out.name}.part.jsonl"), about) as journal:
         for rows, stamps in _tag(tagger, places, _missing(pictures, journal, bars), batch):
-            journal.add([_tagged(image, found, labels, thresholds, scores) for image, found in rows], stamps)
+            journal.add(
+                [
+                    Tagged(image, failure=str(found))
+                    if isinstance(found, InputError)
+                    else tagged(image, found.tolist(), labels, thresholds, scores=scores)
+                    for image, found in rows
+                ],
+                stamps,
+            )
             bars.advance(len(rows))
         failed = _write(out, [str(picture) for picture in pictures], journal, labels if scores else None)
         journal.remove()
@@ -123,18 +130,6 @@ def _alone(labels: int) -> Iterator[None]:
     torch.set_num_threads(1 if labels <= FEW_LABELS else threads)
     yield
     torch.set_num_threads(threads)
-
-
-def _tagged(image: str, found: Found, labels: Sequence[str], thresholds: Sequence[float], scores: bool) -> Tagged:
-    if isinstance(found, InputError):
-        return Tagged(image, failure=str(found))
-    values = found.tolist()
-    over = [column for column, value in enumerate(values) if value >= thresholds[column]]
-    return Tagged(
-        image,
-        tags=[labels[column] for column in sorted(over, key=values.__getitem__, reverse=True)],
-        scores={label: round(value, DIGITS) for label, value in zip(labels, values, strict=True)} if scores else {},
-    )
 
 
 def _write(out: Path, images: Sequence[str], journal: Journal, labels: Sequence[str] | None) -> int:

@@ -19,6 +19,7 @@ SEPARATOR = ";"
 # JSON leaves these as they are, but str.splitlines() takes them for ends of lines
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _ROWS_AT_ONCE = 1024
+_DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,20 @@ class Tagged:
     tags: list[str] = field(default_factory=list)
     scores: dict[str, float] = field(default_factory=dict)
     failure: str | None = None
+
+
+def tagged(
+    image: str, probabilities: Sequence[float], labels: Sequence[str], thresholds: Sequence[float], *, scores: bool
+) -> Tagged:
+    """The names over their threshold, likeliest first, and with `scores` the probability of each."""
+    over = [column for column, value in enumerate(probabilities) if value >= thresholds[column]]
+    return Tagged(
+        image,
+        tags=[labels[column] for column in sorted(over, key=probabilities.__getitem__, reverse=True)],
+        scores={label: round(value, _DIGITS) for label, value in zip(labels, probabilities, strict=True)}
+        if scores
+        else {},
+    )
 
 
 Labels = Sequence[str] | None

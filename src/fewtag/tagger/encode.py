@@ -13,7 +13,6 @@ from fewtag.data.ahead import ahead, batches
 from fewtag.data.images import squash, stack
 from fewtag.errors import InputError
 from fewtag.features.backbone import Backbone
-from fewtag.features.extract import precision_of
 from fewtag.features.spread import spread
 from fewtag.tagger.bank import Example
 from fewtag.tagger.inputs import ImageLike, digest, numbered, open_image, open_square
@@ -37,15 +36,16 @@ def encode_pixels(model: Model, pixels: Pixels) -> Places:
 
 
 def _pass(backbone: Backbone, pixels: Pixels, then: Callable[[Tensor], Tensor]) -> Tensor:
-    """Where the network is: on a GPU's tensor cores in bfloat16, or spread over a CPU's cores."""
+    """Where the network is: spread over a CPU's cores, or on a GPU in full precision.
+
+    In bfloat16 one picture in fourteen would get other tags there than here, and decoding is what takes the time.
+    """
     device, batch = backbone.mean.device, torch.from_numpy(pixels)
     if device.type == "cpu":
         # one by one after the network: in larger products a picture's last bits depend on those beside it
         return spread(lambda chunk: torch.cat([then(maps) for maps in backbone(chunk).split(1)]), batch)
-    with torch.inference_mode():
-        with torch.autocast(device.type, precision_of(backbone)):
-            maps = backbone(batch.to(device))
-        return then(maps.float())
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        return then(backbone(batch.to(device)))
 
 
 def encode_images(model: Model, images: Iterable[ImageLike]) -> Iterator[Places]:

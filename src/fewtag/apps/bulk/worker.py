@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxtyping import Float
 from numpy import ndarray
 
 from fewtag import __version__
@@ -16,15 +15,13 @@ from fewtag.apps.bulk.manifest import Options
 from fewtag.apps.bulk.output import Counts, Output
 from fewtag.apps.bulk.reading import read_shard
 from fewtag.apps.bulk.sources import Shard
-from fewtag.apps.tables import Tagged, arrow_table
+from fewtag.apps.tables import Tagged, arrow_table, tagged
 from fewtag.data.images import stack
 from fewtag.errors import InputError
 from fewtag.tagger.tagger import Tagger
 
 if TYPE_CHECKING:
     import pyarrow
-
-_DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -132,19 +129,9 @@ def tag_shard(tagger: Tagger, shard: Shard, job: Job, attempt: int = 1) -> tuple
         found = iter(tagger.probabilities(tagger.encode_pixels(stack(pixels))) if pixels else ())
         failures += [Tagged(name, failure=str(error)) for name, error in read if isinstance(error, InputError)]
         names = [name for name, picture in read if not isinstance(picture, InputError)]
-        rows = [_tagged(*row, labels, thresholds, options.scores) for row in zip(names, found, strict=True)]
+        rows = [
+            tagged(name, values.tolist(), labels, thresholds, scores=options.scores)
+            for name, values in zip(names, found, strict=True)
+        ]
         tables.append(arrow_table(rows, scored))
     return pyarrow.concat_tables(tables).combine_chunks(), failures
-
-
-def _tagged(
-    image: str, found: Float[ndarray, "labels"], labels: Sequence[str], thresholds: Sequence[float], scores: bool
-) -> Tagged:
-    """The names over their threshold, likeliest first."""
-    values = found.tolist()
-    over = [column for column, value in enumerate(values) if value >= thresholds[column]]
-    return Tagged(
-        image,
-        tags=[labels[column] for column in sorted(over, key=values.__getitem__, reverse=True)],
-        scores={label: round(value, _DIGITS) for label, value in zip(labels, values, strict=True)} if scores else {},
-    )
