@@ -38,7 +38,7 @@ def encode_pixels(model: Model, pixels: Pixels) -> Places:
 def _pass(backbone: Backbone, pixels: Pixels, then: Callable[[Tensor], Tensor]) -> Tensor:
     """Where the network is: spread over a CPU's cores, or on a GPU in full precision.
 
-    In bfloat16 one picture in fourteen would get other tags there than here, and decoding is what takes the time.
+    In bfloat16 pictures near a threshold would get other tags there than here, and decoding is what takes the time.
     """
     device, batch = backbone.mean.device, torch.from_numpy(pixels)
     if device.type == "cpu":
