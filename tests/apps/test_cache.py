@@ -117,6 +117,7 @@ def test_check_drops_damaged_rows_and_says_how_many(cli: Cli) -> None:
     space = keep("network", 30, used=1e9)
     assert "every row is sound" in cli("cache", "--check").out
     (path,) = space.folder.glob("*.rows")
+    assert path.stat().st_mtime == 1e9, "to look at rows is not to use them"
     content = bytearray(path.read_bytes())
     content[3500] ^= 1
     content[9999] ^= 1
@@ -144,3 +145,9 @@ def test_what_a_killed_run_kept_for_itself_alone_is_seen_too(cli: Cli) -> None:
 def test_one_wish_at_a_time(cli: Cli) -> None:
     said = cli("cache", "--clear", "--check")
     assert (said.code, "exclude each other" in said.err) == (2, True)
+
+
+def test_a_file_is_no_cache(cli: Cli) -> None:
+    Path("file").touch()
+    said = cli("cache", "--cache", "file")
+    assert (said.code, "--cache file is a file" in said.err) == (2, True)

@@ -143,3 +143,28 @@ def test_a_tiny_limit_slows_down_but_changes_nothing(
     monkeypatch.setenv("FEWTAG_CACHE_LIMIT", "a lot")
     said = cli("tag", bank, photos, "--out", "tags.csv")
     assert (said.code, "FEWTAG_CACHE_LIMIT 'a lot' is no size" in said.err) == (2, True)
+
+
+def test_of_more_pictures_than_fit_as_many_as_fit_are_kept(
+    cli: Cli, bank: Path, shapes: Path, encoded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures = shapes / "images"
+    tagged(cli, bank, pictures, "--batch", 4)
+    (row_bytes,) = {path.stat().st_size for path in [rows_file()]}
+    count = sum(encoded)
+    shutil.rmtree("cache")
+    monkeypatch.setenv("FEWTAG_CACHE_LIMIT", str(int(0.6 * row_bytes)))
+    table, cached = tagged(cli, bank, pictures, "--batch", 4)
+    assert cached == 0
+    encoded.clear()
+    again, cached = tagged(cli, bank, pictures, "--batch", 4)
+    assert again == table
+    assert 0.3 * count < cached < 0.7 * count, "going over them in turn does not remove each before it is asked for"
+    assert sum(encoded) == count - cached
+
+
+def test_a_cache_where_none_can_be_is_refused_before_anything_is_begun(cli: Cli, bank: Path, photos: Path) -> None:
+    Path("file").touch()
+    said = cli("tag", bank, photos, "--out", "tags.csv", "--cache", "file/cache")
+    assert (said.code, "cannot make the folder file/cache: Not a directory; name another" in said.err) == (2, True)
+    assert not list(Path().glob("tags.csv*"))

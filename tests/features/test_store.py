@@ -242,7 +242,7 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_is_finished(
     append(space, [0, 1])
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full_after(room, short=short))
-        with pytest.raises(InputError, match=r"No space left.*; free some room, .*\(what is finished is kept\)"):
+        with pytest.raises(InputError, match=r"No space left.*; free some room there, .*\(what is finished is kept\)"):
             append(space, [2, 3])
     assert held(space, range(5))[:2] == [0, 1]
     append(space, [2, 3, 4])

@@ -29,7 +29,11 @@ def cache(
     named: Cache = None,
     clear: Annotated[bool, typer.Option("--clear", help="Remove all that fewtag keeps there.")] = False,
     prune: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Remove what was used least recently, down to 500MB, 2GB, ...")
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Remove what was used least recently, files of up to 256MB each, until this is left: 2GB, 500MB.",
+        ),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Read every row and drop the damaged ones.")] = False,
     as_json: AsJson = False,
@@ -46,6 +50,8 @@ def cache(
     if sum((clear, prune is not None, check)) > 1:
         raise InputError("--clear, --prune and --check exclude each other; give one of them")
     root, limit = cache_folder(named), cache_limit()
+    if root.exists() and not root.is_dir():
+        raise InputError(f"--cache {root} is a file; name the folder that the cache is in")
     done: dict[str, int] = {}
     if clear:
         done = {"freed": clear_all(root)}

@@ -10,6 +10,7 @@ import typer
 
 from fewtag.apps.options import AsJson
 from fewtag.apps.tagging import Bank
+from fewtag.errors import InputError
 
 if TYPE_CHECKING:
     from fewtag.tagger.export import Exported
@@ -41,6 +42,8 @@ def export(
     from fewtag.tagger.export import export as export_tagger
     from fewtag.tagger.graph import check_packages
 
+    if folder.is_file():
+        raise InputError(f"{folder} is a file; name a folder to export to")
     check_packages()
     tagger = open_bank(bank)
     pictures = [] if check is None else find_pictures(check)

@@ -64,7 +64,8 @@ class FolderPlaces:
         if self._space is None:
             return encoded
         fresh = encoded.half().cpu().numpy()
-        self._space.append([read.digest for read in reads if read.pixels is not None], fresh)
+        if self._space.has_room(len(fresh)):
+            self._space.append([read.digest for read in reads if read.pixels is not None], fresh)
         rows = iter(fresh)
         return self._join([next(rows) if read.places is None else read.places for read in reads])
 

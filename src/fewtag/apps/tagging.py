@@ -212,7 +212,8 @@ def tag(
     else:
         typer.echo(f"{out}: {done.tagged} of {done.pictures} pictures tagged in {done.seconds:.1f} s")
     if done.failed:
-        print(f"{done.failed} pictures could not be read: see {failures}", file=sys.stderr)
+        pictures = "1 picture" if done.failed == 1 else f"{done.failed} pictures"
+        print(f"{pictures} could not be read: see {failures}", file=sys.stderr)
         raise typer.Exit(1)
 
 

@@ -1,6 +1,7 @@
 """The cache as a whole: what lies in it, how much room it may take, and what goes first when it takes more."""
 
 import fcntl
+import math
 import os
 import re
 import shutil
@@ -76,24 +77,29 @@ def pieces(root: Path) -> list[Piece]:
     return sorted(found)
 
 
-def make_room(root: Path, limit: int) -> int:
-    """Removes what was used least recently until the rest fits; the bytes that went.
+def make_room(root: Path, limit: int, *, unused_since: float = math.inf) -> int:
+    """Removes what was used least recently until the rest fits, or all that is left was in use since; what went.
 
     A space that somebody is writing to is left to them: they look at the limit when they are done.
     """
     found = pieces(root)
     total = before = sum(piece.size for piece in found)
     for piece in found:
-        if total <= limit:
+        if total <= limit or piece.used > unused_since:
             break
         if _remove(piece.path):
             total -= piece.size
     return before - total
 
 
+def taken(root: Path) -> int:
+    """The bytes that a cache takes."""
+    return sum(piece.size for piece in pieces(root))
+
+
 def clear(root: Path) -> int:
     """Removes all that fewtag put there, and nothing else; the bytes that went."""
-    freed = sum(piece.size for piece in pieces(root))
+    freed = taken(root)
     for folder in old_folders(root):
         shutil.rmtree(folder, ignore_errors=True)
     for folder in space_folders(root):

@@ -85,11 +85,11 @@ class Segment:
             self._sound.add(slot)
         return True
 
-    def release(self) -> None:
-        """Gives back the memory of what was read, and marks the segment as used."""
+    def release(self, *, used: bool = True) -> None:
+        """Gives back the memory of what was read, and marks the segment as used, if it was."""
         if self._map is not None:
             self._map.madvise(mmap.MADV_DONTNEED)
-        if time.monotonic() - self._used > USED_EVERY:
+        if used and time.monotonic() - self._used > USED_EVERY:
             self._used = time.monotonic()
             try:
                 os.utime(self.path)

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fewtag.errors import InputError
-from fewtag.features.room import DESCRIPTION, cache_limit, locked, make_room
-from fewtag.features.segments import DIGEST_BYTES, Segment
+from fewtag.features.room import DESCRIPTION, cache_limit, locked, make_room, taken
+from fewtag.features.segments import DIGEST_BYTES, RECORD, Segment
 from fewtag.files import write_atomically
 
 SEGMENT_BYTES = 256 * 10**6
@@ -67,6 +67,7 @@ class Space:
         self.dtype = np.dtype(about.dtype)
         self.row_bytes = math.prod(about.shape) * self.dtype.itemsize
         self.damaged = 0
+        self._opened = time.time()
         # a limit leaves room for several, so that not all goes at once
         self._segment_rows = max(1, min(SEGMENT_BYTES, self.limit // 8) // self.row_bytes)
         self._segments: dict[str, Segment] = {}
@@ -100,7 +101,7 @@ class Space:
         values, missing = self.read([self.find(digest)])
         return None if missing else values[0]
 
-    def read(self, entries: Sequence[Entry | None]) -> tuple[np.ndarray, list[int]]:
+    def read(self, entries: Sequence[Entry | None], *, used: bool = True) -> tuple[np.ndarray, list[int]]:
         """The rows in this order, and the places in it of those that are not there or damaged."""
         values = np.empty((len(entries), self.row_bytes), np.uint8)
         missing = []
@@ -111,7 +112,7 @@ class Space:
                 self._drop(entry)
                 missing.append(number)
         for segment in {entry.segment for entry in entries if entry is not None}:
-            segment.release()
+            segment.release(used=used)
         return values.view(self.dtype).reshape(len(entries), *self.about.shape), missing
 
     def append(self, digests: Sequence[bytes], values: np.ndarray) -> list[Entry | None]:
@@ -128,10 +129,19 @@ class Space:
             make_room(self.root, self.limit)
         except OSError as error:
             raise InputError(
-                f"cannot write to the cache {self.folder}: {error.strerror}; free some room, name another --cache or "
-                "tag with --no-cache (what is finished is kept)"
+                f"cannot write to the cache {self.folder}: {error.strerror}; free some room there, name another "
+                "--cache or tag with --no-cache (what is finished is kept)"
             ) from error
         return found
+
+    def has_room(self, rows: int) -> bool:
+        """Whether so many more fit, once what nobody used since this space was opened has gone.
+
+        Who goes over more pictures than fit would otherwise remove each row just before it is asked for again.
+        """
+        wanted = self.limit - rows * (self.row_bytes + RECORD.itemsize)
+        make_room(self.root, wanted, unused_since=self._opened)
+        return taken(self.root) <= wanted
 
     def check(self, advance: Callable[[int], None] = lambda _: None) -> int:
         """Reads every row and strikes out the damaged ones; how many they were."""
@@ -139,7 +149,7 @@ class Space:
         entries = list(self._entries.values())
         for start in range(0, len(entries), _CHECKED_AT_ONCE):
             batch = entries[start : start + _CHECKED_AT_ONCE]
-            self.read(batch)
+            self.read(batch, used=False)
             advance(len(batch))
         return self.damaged - before
 
@@ -173,7 +183,9 @@ class Space:
     def _drop(self, entry: Entry) -> None:
         with self._lock:
             if not self.damaged:
-                _log.warning("the cache %s has damaged rows, which are made again (fewtag cache --check)", self.folder)
+                _log.warning(
+                    "the cache %s has damaged rows, which are left out and made again when they are needed", self.folder
+                )
             self.damaged += 1
             entry.segment.drop(entry.slot, entry.digest)
             if self._entries.get(entry.digest) == entry:
