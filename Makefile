@@ -26,7 +26,7 @@ lint: .venv/installed
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 # speed and memory, as ratios measured side by side
 bench: .venv/rivals
