@@ -72,7 +72,8 @@ def connect(address: str | None) -> None:
     except (ConnectionError, RuntimeError, ValueError) as error:
         where = f"no Ray cluster answers at --address {address}" if address else "Ray cannot start here"
         said = " ".join(str(error).split())
-        raise InputError(f"{where}: {said[:300]}; check it with: ray status") from error
+        what_to_do = "if it asks for a token set RAY_AUTH_MODE=token, and " if address else ""
+        raise InputError(f"{where}: {said[:300]}; {what_to_do}look at it with: ray status") from error
 
 
 def _import_ray() -> ModuleType:
