@@ -131,8 +131,10 @@ def _alone(labels: int) -> Iterator[None]:
     """Scores few labels in one thread: several would wait for one another, and for readers, longer than they work."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if labels <= FEW_LABELS else threads)
-    yield
-    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _write(out: Path, images: Sequence[str], journal: Journal, labels: Sequence[str] | None) -> int:

@@ -68,14 +68,15 @@ def draw_curves(
     *,
     logarithmic: bool = False,
 ) -> Path:
-    """A curve for each name, named at its end; the paper's dashed and hollow."""
-    with _axes(path, title, height=3.6) as axes:
-        colours = [_SERIES[number % len(_SERIES)] for number in range(len(curves))]
+    """A curve for each name, named at its end; dotted once the colours are used up; the paper's dashed and hollow."""
+    with _axes(path, title, height=max(3.6, 0.3 * len(curves))) as axes:
         ends: list[tuple[float, str, str]] = []
-        for colour, (name, points) in zip(colours, curves.items(), strict=True):
+        for number, (name, points) in enumerate(curves.items()):
             at, means, intervals = zip(*points, strict=True)
-            axes.errorbar(at, means, yerr=intervals, fmt="o-", color=colour, markersize=4.5, linewidth=1.6)
-            ends.append((means[-1], name, colour))
+            colour, dotted = _SERIES[number % len(_SERIES)], number >= len(_SERIES)
+            style = "s:" if dotted else "o-"
+            axes.errorbar(at, means, yerr=intervals, fmt=style, color=colour, markersize=4.5, linewidth=1.6)
+            ends.append((means[-1], f"{name} (dotted)" if dotted else name, colour))
         if published:
             at, means, _ = zip(*published, strict=True)
             axes.plot(at, means, "o--", color=PAPER, markerfacecolor="white", markersize=5.5, linewidth=1.2)
