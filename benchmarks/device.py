@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from research import training_images_a_second
 
-from fewtag.bench.results import commit
-from fewtag.features.backbone import Backbone, create_backbone
-from fewtag.features.extract import precision_of, start
-from fewtag.features.folding import folded
 from fewtag.files import write_atomically
+from fewtag.research.bench.results import commit
+from fewtag.research.features.backbone import Backbone, create_backbone
+from fewtag.research.features.extract import precision_of, start
+from fewtag.research.features.folding import folded
 from fewtag.tagger.encode import to_maps
+from research import training_images_a_second
 
 BATCH = 256
 BATCHES = 40

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fewtag import Tagger
-from fewtag.bench.plots import FAINT, INK, OURS
 from fewtag.files import write_atomically
+from fewtag.research.bench.plots import FAINT, INK, OURS
 from fewtag.tagger.bank import Bank, Definition, Example
 
 if TYPE_CHECKING:

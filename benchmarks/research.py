@@ -14,15 +14,15 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from fewtag.bench.evaluate import Pool, evaluate
-from fewtag.bench.learner import Learner, Phase
-from fewtag.bench.recipe import Training
-from fewtag.data.episodes import EpisodeSampler
-from fewtag.features.backbone import Backbone, create_backbone
-from fewtag.features.rows import MemoryRows
-from fewtag.features.store import About, Space, address
-from fewtag.features.stored_rows import Source, StoredRows
-from fewtag.methods import METHODS, Base, BaseLabels, EndToEnd, Method, Solved, Staged, create_method
+from fewtag.research.bench.evaluate import Pool, evaluate
+from fewtag.research.bench.learner import Learner, Phase
+from fewtag.research.bench.recipe import Training
+from fewtag.research.data.episodes import EpisodeSampler
+from fewtag.research.features.backbone import Backbone, create_backbone
+from fewtag.research.features.rows import MemoryRows
+from fewtag.research.features.store import About, Space, address
+from fewtag.research.features.stored_rows import Source, StoredRows
+from fewtag.research.methods import METHODS, Base, BaseLabels, EndToEnd, Method, Solved, Staged, create_method
 
 SHAPE = (2048, 7, 7)  # ResNet-50 at 224 px
 WORDS = 300

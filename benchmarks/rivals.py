@@ -8,19 +8,19 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from research import SHAPE, WORDS, labels, make_method, random_targets
 from tagging import side_by_side
 from torch import Tensor
 
-from fewtag.bench.evaluate import EncodedRows, Pool, evaluate, score_batches, score_draws
-from fewtag.bench.metrics import episode_metrics
-from fewtag.data.episodes import Draw, EpisodeSampler
-from fewtag.features.rows import MemoryRows
-from fewtag.methods.base import pool
-from fewtag.methods.closed_form import ClosedForm
-from fewtag.methods.logistic_regression import LogisticRegression
-from fewtag.methods.protonet import ProtoNet
-from fewtag.types import Logits
+from fewtag.research.bench.evaluate import EncodedRows, Pool, evaluate, score_batches, score_draws
+from fewtag.research.bench.metrics import episode_metrics
+from fewtag.research.data.episodes import Draw, EpisodeSampler
+from fewtag.research.features.rows import MemoryRows
+from fewtag.research.methods.base import pool
+from fewtag.research.methods.closed_form import ClosedForm
+from fewtag.research.methods.logistic_regression import LogisticRegression
+from fewtag.research.methods.protonet import ProtoNet
+from fewtag.research.types import Logits
+from research import SHAPE, WORDS, labels, make_method, random_targets
 
 LABELS = 16
 EPISODES = 200

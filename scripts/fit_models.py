@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from fewtag.bench.materials import Materials
-from fewtag.bench.measure import global_features
-from fewtag.bench.recipe import Recipe
-from fewtag.bench.results import commit
-from fewtag.bench.search import GRID, Held, Strengths, build, cross_fit, score_episodes, search
-from fewtag.data.episodes import EpisodeSampler
-from fewtag.data.images import LabelledImages
-from fewtag.features.rows import MemoryRows, Rows, feature_rows
 from fewtag.files import write_atomically
-from fewtag.methods.base import Base
+from fewtag.research.bench.materials import Materials
+from fewtag.research.bench.measure import global_features
+from fewtag.research.bench.recipe import Recipe
+from fewtag.research.bench.results import commit
+from fewtag.research.bench.search import GRID, Held, Strengths, build, cross_fit, score_episodes, search
+from fewtag.research.data.episodes import EpisodeSampler
+from fewtag.research.data.images import LabelledImages
+from fewtag.research.features.rows import MemoryRows, Rows, feature_rows
+from fewtag.research.methods.base import Base
 from fewtag.tagger.calibrate import Calibration, best_threshold, calibration_error, fit_curve
 from fewtag.tagger.model import save_model
 

@@ -21,10 +21,10 @@ import torch
 from PIL import Image
 
 from fewtag import Tagger
-from fewtag.bench.results import commit
-from fewtag.data.decode import decode
-from fewtag.data.images import DRAFT, is_image_name, squash, squash_bytes, stack
 from fewtag.files import write_atomically
+from fewtag.pictures.decode import decode
+from fewtag.pictures.files import DRAFT, is_image_name, squash, squash_bytes, stack
+from fewtag.research.bench.results import commit
 
 WINDOWS = 12
 WIDTHS = (1200, 2000, 3000, 4000, 5000)

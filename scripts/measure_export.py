@@ -22,13 +22,13 @@ from fit_models import RECIPE
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from fewtag import Tagger
-from fewtag.bench.materials import Materials
-from fewtag.bench.metrics import episode_metrics, mean_and_interval
-from fewtag.bench.recipe import Recipe
-from fewtag.bench.results import commit
-from fewtag.data.episodes import Draw, EpisodeSampler
-from fewtag.data.images import stack
 from fewtag.files import write_atomically
+from fewtag.pictures.files import stack
+from fewtag.research.bench.materials import Materials
+from fewtag.research.bench.metrics import episode_metrics, mean_and_interval
+from fewtag.research.bench.recipe import Recipe
+from fewtag.research.bench.results import commit
+from fewtag.research.data.episodes import Draw, EpisodeSampler
 from fewtag.tagger.bank import Example
 from fewtag.tagger.graph import Session, make_graph
 from fewtag.tagger.int8 import pack_weights, quantise_products, silent, to_int8

@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from fewtag.bench.materials import Materials
-from fewtag.bench.measure import global_features
-from fewtag.bench.recipe import Recipe
-from fewtag.bench.recipe_files import load_recipes
-from fewtag.bench.results import commit
-from fewtag.bench.search import Held, Strengths, search
-from fewtag.data.episodes import EpisodeSampler
-from fewtag.features.rows import MemoryRows, feature_rows
 from fewtag.files import write_atomically
-from fewtag.methods.base import Base
+from fewtag.research.bench.materials import Materials
+from fewtag.research.bench.measure import global_features
+from fewtag.research.bench.recipe import Recipe
+from fewtag.research.bench.recipe_files import load_recipes
+from fewtag.research.bench.results import commit
+from fewtag.research.bench.search import Held, Strengths, search
+from fewtag.research.data.episodes import EpisodeSampler
+from fewtag.research.features.rows import MemoryRows, feature_rows
+from fewtag.research.methods.base import Base
 
 SHOTS = (1, 5)
 

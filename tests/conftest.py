@@ -162,3 +162,16 @@ def draw_shape(pen: ImageDraw.ImageDraw, label: str, centre: tuple[int, int], ra
         turns = [(2 * math.pi * corner / corners, depth if corner % 2 else 1.0) for corner in range(corners)]
         points = [(x + radius * far * math.sin(turn), y - radius * far * math.cos(turn)) for turn, far in turns]
         pen.polygon(points, fill=colour)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Path]:
+    """make("a.jpg", colour="blue") writes a real image under tmp_path; the ending gives its format."""
+
+    def write(name: str, colour: str = "red", size: tuple[int, int] = (8, 6)) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size, colour).save(path)
+        return path
+
+    return write

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from growth import Curve, exponent, figures, learn, random_bank, random_places
-from research import make_method
 from rivals import (
     LABELS,
     Setting,
@@ -15,10 +14,11 @@ from rivals import (
 )
 
 from fewtag import Tagger
-from fewtag.bench.evaluate import score_draws
-from fewtag.methods.closed_form import ClosedForm
-from fewtag.methods.logistic_regression import LogisticRegression
-from fewtag.methods.protonet import ProtoNet
+from fewtag.research.bench.evaluate import score_draws
+from fewtag.research.methods.closed_form import ClosedForm
+from fewtag.research.methods.logistic_regression import LogisticRegression
+from fewtag.research.methods.protonet import ProtoNet
+from research import make_method
 
 
 @pytest.fixture(scope="module")

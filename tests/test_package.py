@@ -12,7 +12,7 @@ CHECK = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import fewtag
-from fewtag.data.splits import Split
+from fewtag.research.data.splits import Split
 assert fewtag.__file__.startswith(sys.argv[1]), fewtag.__file__
 print(len(Split.load("coco").labels), len(Split.load("voc").labels))
 """
@@ -45,9 +45,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_carries_the_data_and_the_types(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    splits = {f"fewtag/data/splits/{path.name}" for path in (ROOT / "src/fewtag/data/splits").glob("*.json")}
+    splits = {
+        f"fewtag/research/data/splits/{path.name}" for path in (ROOT / "src/fewtag/research/data/splits").glob("*.json")
+    }
     assert len(splits) >= 3
-    assert names >= splits | {"fewtag/py.typed", "fewtag/bench/published.json"}
+    assert names >= splits | {"fewtag/py.typed", "fewtag/research/bench/published.json"}
     modules = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").glob("fewtag/**/*.py")}
     assert modules <= names
     assert not [name for name in names if name.startswith(("tests/", "carry/"))]

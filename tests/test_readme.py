@@ -48,7 +48,7 @@ def test_the_method_of_the_docs_keeps_the_contract_in_one_file() -> None:
     _, example = python_blocks(ROOT / "docs" / "add-a-method.md")
     names: dict[str, Any] = {}
     exec(example, names)
-    from fewtag.methods import Support
+    from fewtag.research.methods import Support
 
     method = names["MixedPrototypes"](4, 3)
     support = Support(("a", "b"), torch.randn(2, 3), torch.rand(2, 4, 2, 2), torch.eye(2, dtype=torch.bool))

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fewtag.data.readers import read_table
-from fewtag.features.backbone import create_backbone
-from fewtag.features.words import load_words
-from fewtag.methods.base import Base, pool
-from fewtag.methods.closed_form import ClosedForm
+from fewtag.research.data.readers import read_table
+from fewtag.research.features.backbone import create_backbone
+from fewtag.research.methods.base import Base, pool
+from fewtag.research.methods.closed_form import ClosedForm
 from fewtag.tagger.calibrate import Calibration
 from fewtag.tagger.model import save_model
+from fewtag.words.vectors import load_words
 
 Cli = Callable[..., Any]
 PHOTOS = ["b, c.png", 'sub/"q"\n.JPG', "sub/deep/ä.png", "z.webp"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fewtag.features.store import About, Space, address
+from fewtag.research.features.store import About, Space, address
 
 Cli = Callable[..., Any]
 ROOT = Path("cache/fewtag")
@@ -87,7 +87,7 @@ def test_clear_removes_what_is_fewtags_and_nothing_else(cli: Cli) -> None:
 
 
 def test_prune_takes_the_least_recently_used_first(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fewtag.features.store.SEGMENT_BYTES", 10_000)
+    monkeypatch.setattr("fewtag.research.features.store.SEGMENT_BYTES", 10_000)
     stale, fresh = keep("stale", 30, used=1e9), keep("fresh", 30, used=1.5e9)
     old_folder()
     found = report(cli, "--prune", "41KB")

@@ -8,12 +8,12 @@ import torch
 from PIL import Image, ImageDraw
 
 from fewtag import Tagger
-from fewtag.features.backbone import create_backbone
-from fewtag.features.words import WordVectors
-from fewtag.methods.base import Base
-from fewtag.methods.closed_form import ClosedForm
+from fewtag.research.features.backbone import create_backbone
+from fewtag.research.methods.base import Base
+from fewtag.research.methods.closed_form import ClosedForm
 from fewtag.tagger.calibrate import Calibration
 from fewtag.tagger.model import Model
+from fewtag.words.vectors import WordVectors
 
 WORDS = ("red", "green", "blue", "dog", "cat", "sofa", "zebra", "lens", "eye")
 COLOURS = {"dog": "red", "cat": "lime", "sofa": "blue", "zebra": "white"}

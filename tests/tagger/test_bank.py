@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 import fewtag
 from fewtag import Tagger
 from fewtag.errors import InputError
-from fewtag.methods.closed_form import ClosedForm
+from fewtag.research.methods.closed_form import ClosedForm
 from fewtag.tagger.bank import Bank, Definition, Example
 from fewtag.tagger.bank_file import FORMAT, fingerprint, read_bank, read_header, write_bank
 from fewtag.tagger.model import Model

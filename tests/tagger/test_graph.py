@@ -9,8 +9,8 @@ import torch
 
 from fewtag import Tagger
 from fewtag.errors import InputError
-from fewtag.features.backbone import create_backbone
-from fewtag.methods.closed_form import ClosedForm
+from fewtag.research.features.backbone import create_backbone
+from fewtag.research.methods.closed_form import ClosedForm
 from fewtag.tagger.export import AGREEMENT, differences, export, label_table, picture_pixels, random_pixels
 from fewtag.tagger.graph import Session, graph_key, key_of, make_graph
 from fewtag.tagger.int8 import to_int8

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fewtag.data.splits import Split
 from fewtag.errors import InputError
+from fewtag.research.data.splits import Split
 from fewtag.tagger.model import SHIPPED, load_model
 
 

@@ -17,10 +17,10 @@ from PIL import Image
 
 import fewtag
 from fewtag import Tagger
-from fewtag.data.images import Picture
 from fewtag.errors import InputError
-from fewtag.methods.base import Support
-from fewtag.methods.closed_form import ClosedForm
+from fewtag.pictures.files import Picture
+from fewtag.research.methods.base import Support
+from fewtag.research.methods.closed_form import ClosedForm
 from fewtag.tagger.encode import BATCH, encode_images, to_maps
 from fewtag.tagger.model import Model
 

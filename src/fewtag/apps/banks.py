@@ -10,9 +10,10 @@ from PIL import Image
 
 from fewtag.apps.folders import decode_ahead
 from fewtag.apps.tables import SEPARATOR
-from fewtag.data.images import LabelledImages, Picture
-from fewtag.data.readers import read_folders, read_table
 from fewtag.errors import InputError
+from fewtag.pictures.files import Picture
+from fewtag.research.data.images import LabelledImages
+from fewtag.research.data.readers import read_folders, read_table
 from fewtag.tagger.inputs import digest, label_name
 from fewtag.tagger.tagger import Tagger
 

@@ -12,7 +12,7 @@ from fewtag.apps.options import AsJson
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
-    from fewtag.features.store import Space
+    from fewtag.research.features.store import Space
 
 Cache = Annotated[
     Path | None,
@@ -44,8 +44,8 @@ def cache(
 
     Example: fewtag cache --prune 2GB
     """
-    from fewtag.features.room import cache_limit, format_size, make_room, parse_size
-    from fewtag.features.room import clear as clear_all
+    from fewtag.research.features.room import cache_limit, format_size, make_room, parse_size
+    from fewtag.research.features.room import clear as clear_all
 
     if sum((clear, prune is not None, check)) > 1:
         raise InputError("--clear, --prune and --check exclude each other; give one of them")
@@ -74,8 +74,8 @@ def cache(
 
 def contents(root: Path) -> list[dict[str, Any]]:
     """What lies in the cache: a row a space."""
-    from fewtag.features.room import old_folders, pieces, space_folders
-    from fewtag.features.store import open_space
+    from fewtag.research.features.room import old_folders, pieces, space_folders
+    from fewtag.research.features.store import open_space
 
     sizes: dict[Path, int] = {}
     used: dict[Path, float] = {}
@@ -100,8 +100,8 @@ def contents(root: Path) -> list[dict[str, Any]]:
 def _check(root: Path) -> int:
     """How many damaged rows were dropped."""
     from fewtag.apps.progress import Bars
-    from fewtag.features.room import space_folders
-    from fewtag.features.store import open_space
+    from fewtag.research.features.room import space_folders
+    from fewtag.research.features.store import open_space
 
     spaces: list[Space] = [space for folder in space_folders(root) if (space := open_space(folder)) is not None]
     with Bars() as bars:
@@ -111,7 +111,7 @@ def _check(root: Path) -> int:
 
 def _show(found: list[dict[str, Any]]) -> None:
     from fewtag.apps.progress import show
-    from fewtag.features.room import format_size
+    from fewtag.research.features.room import format_size
 
     rows = {
         row["folder"]: {

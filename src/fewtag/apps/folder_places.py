@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float16, UInt8
 
 from fewtag.apps.folders import decode_ahead
-from fewtag.data.images import Picture, squash_bytes, stack
 from fewtag.errors import InputError
-from fewtag.features.store import Space, address
+from fewtag.pictures.files import Picture, squash_bytes, stack
+from fewtag.research.features.store import Space, address
 from fewtag.tagger.encode import Places
 from fewtag.tagger.tagger import Tagger
 

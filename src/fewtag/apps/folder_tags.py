@@ -18,9 +18,9 @@ from fewtag.apps.folders import find_pictures
 from fewtag.apps.journal import Journal, Stamp
 from fewtag.apps.progress import Bars
 from fewtag.apps.tables import Tagged, check_labels, check_table, tagged, write_failures, write_table
-from fewtag.data.images import Picture
 from fewtag.errors import InputError
 from fewtag.files import make_folder
+from fewtag.pictures.files import Picture
 from fewtag.tagger.place_cache import place_space
 from fewtag.tagger.tagger import Tagger
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from fewtag.data.ahead import ahead, batches
-from fewtag.data.images import IMAGE_ENDINGS, Picture, is_image_name
 from fewtag.errors import InputError
+from fewtag.pictures.files import IMAGE_ENDINGS, Picture, is_image_name
+from fewtag.pictures.prefetch import batches, prefetch
 
 Result = TypeVar("Result")
 
@@ -54,4 +54,4 @@ def decode_ahead(
         except InputError as error:
             return picture, error
 
-    return batches(ahead(attempt, pictures, most=2 * batch), batch)
+    return batches(prefetch(attempt, pictures, most=2 * batch), batch)

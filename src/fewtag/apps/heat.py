@@ -8,16 +8,16 @@ import torch
 from PIL import Image
 
 from fewtag.apps.banks import open_bank
-from fewtag.bench.materials import Materials
-from fewtag.bench.measure import load_trained
-from fewtag.bench.recipe import Recipe
-from fewtag.bench.runs import Run, read_facts
-from fewtag.data.images import Picture
 from fewtag.errors import InputError
 from fewtag.files import write_atomically
-from fewtag.methods.word_attention import WordAttention
+from fewtag.pictures.files import Picture
+from fewtag.research.bench.materials import Materials
+from fewtag.research.bench.measure import load_trained
+from fewtag.research.bench.recipe import Recipe
+from fewtag.research.bench.runs import Run, read_facts
+from fewtag.research.methods.word_attention import WordAttention
+from fewtag.research.types import Words
 from fewtag.tagger.explain import Heat, grid, heat_map, overlay
-from fewtag.types import Words
 
 
 def explain_bank(bank: Path, image: Path, labels: Sequence[str], out: Path) -> None:

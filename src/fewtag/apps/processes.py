@@ -12,8 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fewtag.data.ahead import usable_cores
 from fewtag.errors import InputError
+from fewtag.pictures.prefetch import usable_cores
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

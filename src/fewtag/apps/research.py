@@ -13,9 +13,9 @@ from fewtag.apps.processes import is_first, open_fabric
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
-    from fewtag.bench.materials import Materials
-    from fewtag.bench.recipe import Recipe
-    from fewtag.bench.runs import Run
+    from fewtag.research.bench.materials import Materials
+    from fewtag.research.bench.recipe import Recipe
+    from fewtag.research.bench.runs import Run
 
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe file (TOML), see recipes/.")]
 Only = Annotated[list[str] | None, typer.Option("--only", metavar="RUN", help="Only this run; repeatable.")]
@@ -57,7 +57,7 @@ def train(
         raise InputError(f"no run of recipe {recipe} has a [training] table, so there is nothing to train")
     fabric = open_fabric(accelerator, devices, precision)
     from fewtag.apps.progress import Bars, show
-    from fewtag.bench.train import train as train_run
+    from fewtag.research.bench.train import train as train_run
 
     summaries: dict[str, Any] = {}
     for file, settings in recipes:
@@ -90,9 +90,9 @@ def bench(
     recipes = _recipes(recipe, changes, only)
     fabric = open_fabric(accelerator, devices, precision)
     from fewtag.apps.progress import Bars, show
-    from fewtag.bench.measure import measure
-    from fewtag.bench.measured import summarise
-    from fewtag.bench.results import write_reason
+    from fewtag.research.bench.measure import measure
+    from fewtag.research.bench.measured import summarise
+    from fewtag.research.bench.results import write_reason
 
     found: dict[str, Any] = {}
     for file, settings in recipes:
@@ -132,7 +132,7 @@ def draws(
     changes: Changes = None,
 ) -> None:
     """Draw a recipe's test episodes from its seed and save them as protocol files, pictures by id."""
-    from fewtag.data.draws import save_draws
+    from fewtag.research.data.draws import save_draws
 
     file, settings = _recipes(recipe, changes, None)[0]
     materials, _ = _open(settings, file, data, Path("runs"))
@@ -160,7 +160,7 @@ def report(
 ) -> None:
     """Write the paper's tables beside all measured rows, with plots and paired tests."""
     from fewtag.apps.progress import show
-    from fewtag.bench.report import write_report
+    from fewtag.research.bench.report import write_report
 
     written = write_report(results, out or results / "RESULTS.md")
     if not as_json:
@@ -173,7 +173,7 @@ def report(
 def _recipes(path: Path, changes: list[str] | None, only: list[str] | None) -> "list[tuple[Path, Recipe]]":
     if not path.is_file():  # said before torch is imported, which takes seconds
         raise InputError(f"there is no recipe {path}; check the path")
-    from fewtag.bench.recipe_files import load_recipes
+    from fewtag.research.bench.recipe_files import load_recipes
 
     return load_recipes(path, changes=changes or (), only=only or ())
 
@@ -181,8 +181,8 @@ def _recipes(path: Path, changes: list[str] | None, only: list[str] | None) -> "
 def _open(
     settings: "Recipe", path: Path, data: Path | None, runs: Path, *, skip_bad: bool = False, compiled: bool = False
 ) -> "tuple[Materials, Run]":
-    from fewtag.bench.materials import Materials
-    from fewtag.bench.runs import Run
+    from fewtag.research.bench.materials import Materials
+    from fewtag.research.bench.runs import Run
 
     if data is not None and not data.is_dir():
         raise InputError(f"--data {data} is not a folder; name the one that the recipe's paths are relative to")

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float32, Int, Int8
 from torch import Tensor
 
-from fewtag.methods.closed_form import ClosedForm
+from fewtag.research.methods.closed_form import ClosedForm
 
 Kind = Literal["name", "like", "vector", "none"]
 

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from fewtag.data.ahead import ahead, batches
-from fewtag.data.images import squash, stack
 from fewtag.errors import InputError
-from fewtag.features.backbone import Backbone
-from fewtag.features.spread import spread
+from fewtag.pictures.files import squash, stack
+from fewtag.pictures.prefetch import batches, prefetch
+from fewtag.research.features.backbone import Backbone
+from fewtag.research.features.spread import spread
 from fewtag.tagger.bank import Example
 from fewtag.tagger.inputs import ImageLike, digest, numbered, open_image, open_square
 from fewtag.tagger.model import Model
@@ -54,7 +54,7 @@ def encode_images(model: Model, images: Iterable[ImageLike]) -> Iterator[Places]
     def read(item: tuple[ImageLike, str]) -> Picture:
         return open_square(*item, model.backbone.size)
 
-    for batch in batches(ahead(read, numbered(images), most=2 * BATCH), BATCH):
+    for batch in batches(prefetch(read, numbered(images), most=2 * BATCH), BATCH):
         yield encode_pixels(model, stack(batch))
 
 
@@ -73,7 +73,7 @@ def encode_examples(
     # so many are read before the network begins: reading beside it costs more than it saves where cores are few
     # one more than there are labels for is enough to know
     enough = itertools.islice(numbered(images), len(shown) + 1)
-    for pictures in batches(ahead(read, enough, most=READ_AT_ONCE), READ_AT_ONCE):
+    for pictures in batches(prefetch(read, enough, most=READ_AT_ONCE), READ_AT_ONCE):
         fresh: dict[str, Picture] = {}
         for key, pixels in pictures:
             number += 1

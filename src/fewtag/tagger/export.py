@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from fewtag.data.ahead import batches
-from fewtag.data.images import stack
 from fewtag.errors import InputError
 from fewtag.files import replacing
+from fewtag.pictures.files import stack
+from fewtag.pictures.prefetch import batches
 from fewtag.tagger.encode import BATCH
 from fewtag.tagger.graph import INPUTS, Session, check_packages, graph_key, key_of, make_graph
 from fewtag.tagger.inputs import ImageLike

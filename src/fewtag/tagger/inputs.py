@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from fewtag.data.decode import upright
-from fewtag.data.images import Picture, squash
 from fewtag.errors import InputError
+from fewtag.pictures.decode import upright
+from fewtag.pictures.files import Picture, squash
 
 ImageLike = str | os.PathLike[str] | Image.Image | np.ndarray
 

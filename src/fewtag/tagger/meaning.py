@@ -8,9 +8,9 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from fewtag.errors import InputError
-from fewtag.features.words import WordVectors
 from fewtag.tagger.bank import Definition
 from fewtag.tagger.inputs import label_name
+from fewtag.words.vectors import WordVectors
 
 
 def by_name(name: str, vectors: WordVectors, *, told: bool = False) -> Definition:

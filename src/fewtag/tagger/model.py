@@ -11,13 +11,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fewtag.errors import InputError, nearest
-from fewtag.features.backbone import Backbone, create_backbone
-from fewtag.features.folding import folded
-from fewtag.features.words import WordVectors, load_words
 from fewtag.files import replacing
-from fewtag.methods.base import Base
-from fewtag.methods.closed_form import ClosedForm
+from fewtag.research.features.backbone import Backbone, create_backbone
+from fewtag.research.features.folding import folded
+from fewtag.research.methods.base import Base
+from fewtag.research.methods.closed_form import ClosedForm
 from fewtag.tagger.calibrate import Calibration
+from fewtag.words.vectors import WordVectors, load_words
 
 SHIPPED = ("default", "coco52")
 _FORMAT = 1

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fewtag.features.store import About, Space
-from fewtag.features.stored_rows import reading_key
+from fewtag.research.features.store import About, Space
+from fewtag.research.features.stored_rows import reading_key
 from fewtag.tagger.encode import encode_pixels
 from fewtag.tagger.model import Model
 

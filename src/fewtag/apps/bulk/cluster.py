@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from fewtag.data.ahead import usable_cores
 from fewtag.errors import InputError
+from fewtag.pictures.prefetch import usable_cores
 
 _ANSWERS_WITHIN = 3.0
 # offline and private, and quiet: what matters to a person is told in one sentence

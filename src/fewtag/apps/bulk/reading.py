@@ -10,9 +10,9 @@ from jaxtyping import UInt8
 from fewtag.apps.bulk.locations import file_system, is_url, local_path, reason
 from fewtag.apps.bulk.rows import Row, read_rows
 from fewtag.apps.bulk.sources import Shard
-from fewtag.data.ahead import ahead, batches
-from fewtag.data.images import Picture, squash_bytes
 from fewtag.errors import InputError
+from fewtag.pictures.files import Picture, squash_bytes
+from fewtag.pictures.prefetch import batches, prefetch
 
 # a store far away answers late, not slowly
 _DOWNLOADS_AT_ONCE = 16
@@ -37,9 +37,9 @@ def read_shard(shard: Shard, size: int, batch: int) -> Iterator[Sequence[Read]]:
 
     rows = _rows_of(shard, batch)
     if any(is_url(location) for _, location in shard.pictures[:1]) or shard.table:
-        fetched = ahead(_download, rows, most=2 * batch, threads=_DOWNLOADS_AT_ONCE)
-        return batches(ahead(decode, fetched, most=2 * batch), batch)
-    return batches(ahead(decode, rows, most=2 * batch), batch)
+        fetched = prefetch(_download, rows, most=2 * batch, threads=_DOWNLOADS_AT_ONCE)
+        return batches(prefetch(decode, fetched, most=2 * batch), batch)
+    return batches(prefetch(decode, rows, most=2 * batch), batch)
 
 
 def _rows_of(shard: Shard, batch: int) -> Iterator[Row]:
@@ -48,7 +48,7 @@ def _rows_of(shard: Shard, batch: int) -> Iterator[Row]:
     if shard.table:
         found = read_rows(shard.table, shard.first, shard.size, batch)
         # in a thread of its own, a batch ahead; after the last one there are empty ones
-        for rows in ahead(lambda _: next(found, []), itertools.count(), most=1, threads=1):
+        for rows in prefetch(lambda _: next(found, []), itertools.count(), most=1, threads=1):
             if not rows:
                 return
             yield from rows

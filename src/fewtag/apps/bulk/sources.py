@@ -12,8 +12,8 @@ from urllib.parse import unquote
 from fewtag.apps.bulk.locations import file_system, local_path, reason
 from fewtag.apps.bulk.rows import Table, open_table
 from fewtag.apps.folders import find_pictures
-from fewtag.data.images import IMAGE_ENDINGS, is_image_name
 from fewtag.errors import InputError
+from fewtag.pictures.files import IMAGE_ENDINGS, is_image_name
 
 # whatever a file system says of a file that changes with its content
 _STAMPS = ("size", "mtime", "LastModified", "last_modified", "ETag", "etag", "md5Hash", "generation")

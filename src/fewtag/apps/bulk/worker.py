@@ -16,8 +16,8 @@ from fewtag.apps.bulk.output import Counts, Output
 from fewtag.apps.bulk.reading import read_shard
 from fewtag.apps.bulk.sources import Shard
 from fewtag.apps.tables import Tagged, arrow_table, tagged
-from fewtag.data.images import stack
 from fewtag.errors import InputError
+from fewtag.pictures.files import stack
 from fewtag.tagger.tagger import Tagger
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Encoded pictures: found, read, decoded, squashed to squares."""

@@ -1,0 +1,49 @@
+"""Prefetch: reading in threads, ahead of the network."""
+
+import itertools
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def prefetch(
+    work: Callable[[Item], Result], items: Iterable[Item], most: int, threads: int | None = None
+) -> Iterator[Result]:
+    """In order; threads, one a core, work on the next `most` while the caller is busy with this one."""
+    waiting: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(threads or usable_cores(), initializer=lower_priority) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > most:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def usable_cores() -> int:
+    """Those that this process may use, which on a shared machine are not all."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def lower_priority() -> None:
+    """Lets the network's threads go first: they wait for one another, so one held up by reading holds up all."""
+    if sys.platform == "linux":  # where each thread has a priority of its own
+        thread = threading.get_native_id()
+        # from where it is: only root may take a priority back that was given up before, as Ray's workers do
+        os.setpriority(os.PRIO_PROCESS, thread, min(os.getpriority(os.PRIO_PROCESS, thread) + 10, 19))
+
+
+def batches(items: Iterator[Item], size: int) -> Iterator[Sequence[Item]]:
+    """Lists of so many, the last one shorter."""
+    while batch := list(itertools.islice(items, size)):
+        yield batch

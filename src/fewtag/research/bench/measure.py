@@ -1,0 +1,211 @@
+"""A recipe's whole way: train if it must be, then measure every phase and write the rows."""
+
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from fewtag.errors import InputError
+from fewtag.files import make_folder, write_atomically
+from fewtag.research.bench.evaluate import Pool, evaluate
+from fewtag.research.bench.materials import Materials
+from fewtag.research.bench.progress import Reporter, Silent
+from fewtag.research.bench.results import Row, commit, read_rows, result_rows, write_rows
+from fewtag.research.bench.runs import Run
+from fewtag.research.bench.together import as_one, by_first, gather, in_order, read_rows_together, share
+from fewtag.research.bench.train import train
+from fewtag.research.data.combine import refuse_unreadable
+from fewtag.research.data.episodes import Draw
+from fewtag.research.data.images import LabelledImages
+from fewtag.research.features.backbone import Backbone
+from fewtag.research.features.joined import JoinedBackbone
+from fewtag.research.features.rows import Rows, feature_rows
+from fewtag.research.methods import Base, EndToEnd, Method, Solved
+from fewtag.research.methods.base import pool
+
+Network = Backbone | JoinedBackbone
+
+
+def measure(
+    materials: Materials,
+    run: Run,
+    fabric: Fabric,
+    *,
+    out: Path,
+    cache: Path,
+    command: str,
+    force: bool = False,
+    report: Reporter | None = None,
+) -> dict[str, list[Row]]:
+    """The rows of each phase; a phase already measured by the same recipe is read back, not run again."""
+    report = report or Silent()
+    recipe = materials.recipe
+    files = {phase: out / f"{recipe.name}.{phase}.jsonl" for phase in recipe.evaluation.phases}
+    rows = {} if force else by_first(fabric, lambda: _measured(files, materials))
+    if len(rows) == len(files):
+        return rows
+
+    # whatever is wrong with them is said now, not hours later
+    with as_one(fabric):
+        draws = {phase: materials.test_draws(phase) for phase in files if phase not in rows}
+        words = {phase: materials.words(materials.phase(phase).labels) for phase in draws}
+    with _results_folder(fabric, out):
+        facts = {} if recipe.training is None else _train(materials, run, fabric, out, cache, report)
+        with _ready(materials, run, fabric, cache) as (backbone, method, feature_cache):
+            if isinstance(method, Solved):
+                solve(method, materials, backbone, feature_cache, fabric, report)
+            for phase, phase_draws in draws.items():
+                images = materials.phase(phase)
+                pictures = Pool.of(
+                    images,
+                    _features(images, backbone, feature_cache, fabric, report, phase),
+                    words[phase],
+                    fabric.device,
+                )
+                since = time.perf_counter()
+                metrics = _evaluate(
+                    method, pictures, phase_draws, fabric, report, f"measuring {recipe.name} on {phase}"
+                )
+                facts["seconds"] = round(time.perf_counter() - since, 2)
+                facts |= {"data_digest": images.digest, "draws_digest": draws_digest(phase_draws, images)}
+                rows[phase] = found = result_rows(recipe, phase, metrics, command=command, facts=facts)
+                by_first(fabric, partial(write_rows, files[phase], found))
+    return rows
+
+
+def _train(materials: Materials, run: Run, fabric: Fabric, out: Path, cache: Path, report: Reporter) -> Row:
+    """Trains the run, unless it is trained already; returns what its rows tell of that."""
+    recipe = materials.recipe
+    assert recipe.training is not None
+    if by_first(fabric, run.finished) is None:
+        with as_one(fabric):
+            for phase in recipe.evaluation.phases:
+                images = materials.phase(phase)
+                refuse_unreadable(images.select(share(fabric, range(len(images)))))
+    summary = train(materials, run, fabric, cache=cache, report=report)
+
+    def write_curve() -> None:
+        curve = json.dumps({"recipe": recipe.digest, "commit": commit(), "curve": run.curve})
+        write_atomically(out / f"{recipe.name}.training.json", curve.encode())
+
+    by_first(fabric, write_curve)
+    facts = {
+        "trained_episodes": summary["best_episode"],
+        "planned_episodes": recipe.training.episodes,
+        "episodes_a_step": recipe.training.episodes_per_step * summary.get("processes", 1),
+    }
+    if summary["best"] is not None:  # None where nothing was validated
+        facts["validation_macro_ap"] = summary["best"]
+    return facts
+
+
+def _evaluate(
+    method: Method, pictures: Pool, draws: Sequence[Draw], fabric: Fabric, report: Reporter, task: str
+) -> list[dict[str, float]]:
+    """The metrics of all draws in their order, of which each process measures a part."""
+    mine = share(fabric, draws)
+    report.start(task, len(mine))
+    with as_one(fabric):
+        found = evaluate(method, pictures, mine, advance=report.advance)
+    return in_order(gather(fabric, found))
+
+
+def _features(
+    images: LabelledImages, backbone: Network, cache: Path, fabric: Fabric, report: Reporter, what: str
+) -> Rows:
+    return read_rows_together(
+        fabric, images, lambda part: feature_rows(part, backbone, cache, advance=report.advance), report, what
+    )
+
+
+def solve(
+    method: Solved, materials: Materials, backbone: Network, cache: Path, fabric: Fabric, report: Reporter
+) -> None:
+    """Fits a method that solves on the global features of all base pictures."""
+    with as_one(fabric):
+        images = materials.phase("train")
+        words = materials.words(images.labels)
+    rows = _features(images, backbone, cache, fabric, report, "train")
+    targets = torch.from_numpy(images.targets).to(fabric.device)
+    method.fit(Base(images.labels, words.to(fabric.device), global_features(rows).to(fabric.device), targets))
+
+
+def global_features(rows: Rows, batch: int = 256) -> Float[Tensor, "images channels"]:
+    """Every picture's mean over places."""
+    chunks = [range(start, min(start + batch, len(rows))) for start in range(0, len(rows), batch)]
+    return torch.cat([pool(rows.take(chunk).float()) for chunk in chunks])
+
+
+def load_trained(materials: Materials, run: Run) -> tuple[Network, Method]:
+    """The recipe's backbone and method as training left them; as built where the recipe trains nothing."""
+    backbone, method = materials.build()
+    if materials.recipe.training is not None:
+        run.load_best(method if materials.recipe.backbone.frozen else EndToEnd(backbone, method))
+    return backbone, method
+
+
+@contextmanager
+def _ready(materials: Materials, run: Run, fabric: Fabric, cache: Path) -> Iterator[tuple[Network, Method, Path]]:
+    """Network and method on the device, and where to keep features: those of a fine-tuned network are used once."""
+    with as_one(fabric):
+        backbone, method = load_trained(materials, run) if fabric.is_global_zero else materials.build()
+    whole = method if materials.recipe.backbone.frozen else EndToEnd(backbone, method)
+    whole.load_state_dict(fabric.broadcast(whole.state_dict()))
+    backbone.to(fabric.device).eval()
+    method.to(fabric.device).eval()
+    if materials.recipe.backbone.frozen:
+        yield backbone, method, cache
+        return
+    once = cache / by_first(fabric, lambda: _new_folder(cache))
+    try:
+        yield backbone, method, once
+    finally:
+        shutil.rmtree(once, ignore_errors=True)
+
+
+def _new_folder(cache: Path) -> str:
+    make_folder(cache)
+    return Path(tempfile.mkdtemp(dir=cache)).name
+
+
+@contextmanager
+def _results_folder(fabric: Fabric, folder: Path) -> Iterator[None]:
+    """Makes it now, not after hours of work, and takes it away again if nothing came of it."""
+    made = by_first(fabric, lambda: [place for place in (folder, *folder.parents) if not place.exists()])
+    by_first(fabric, lambda: make_folder(folder))
+    try:
+        yield
+    finally:
+        if fabric.is_global_zero:
+            with suppress(OSError):  # it is not empty
+                for place in made:
+                    place.rmdir()
+
+
+def _measured(files: Mapping[str, Path], materials: Materials) -> dict[str, list[Row]]:
+    """The phases measured already; rows of another recipe or of other pictures are refused, lest they be lost."""
+    found = {phase: rows for phase, path in files.items() if path.exists() and (rows := read_rows(path))}
+    for phase, rows in found.items():
+        wanted = (materials.recipe.digest, materials.phase(phase).digest)
+        if (rows[0]["recipe"], rows[0].get("data_digest")) != wanted:
+            raise InputError(
+                f"{files[phase]} holds rows of another recipe or of other data; name another --out, or --force to "
+                "replace them"
+            )
+    return found
+
+
+def draws_digest(draws: Sequence[Draw], images: LabelledImages) -> str:
+    """A fingerprint of the draws: which pictures, on which side, in which order."""
+    named = [[[images.ids[row] for row in side] for side in (draw.support, draw.query)] for draw in draws]
+    return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]

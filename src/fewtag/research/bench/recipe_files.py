@@ -1,0 +1,134 @@
+"""Recipes as files: TOML with common settings and runs that change some of them; one may extend or include others."""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from fewtag.errors import InputError, nearest
+from fewtag.research.bench.recipe import BackboneSettings, Data, Evaluation, Recipe, Source, Training, WordSettings
+from fewtag.research.methods import check_method
+
+
+def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str] = ()) -> list[tuple[Path, Recipe]]:
+    """The runs of a recipe file, or of all files it includes, each with its file.
+
+    `[[runs]]` each override the file's common settings, `changes` override all runs that are chosen.
+    """
+    settings = [(file, run) for file in _files(path) for run in _runs(file)]
+    known = [str(run["name"]) for _, run in settings]
+    for name in only:
+        if name not in known:
+            raise InputError(f"recipe {path} has no run {name!r}; {nearest(name, known)}")
+    # a change such as method.heads=4 need not suit the runs that are left out
+    chosen = [(file, run) for file, run in settings if not only or run["name"] in only]
+    for change in changes:
+        chosen = [(file, _merge(run, _parse_change(change))) for file, run in chosen]
+    recipes = [(file, _validate(run, file)) for file, run in chosen]
+    names = [(file, recipe.name) for file, recipe in recipes]
+    for file, name in names:
+        if names.count((file, name)) > 1:
+            raise InputError(f"recipe {file} has two runs of the name {name!r}; give each its own")
+    return recipes
+
+
+def _files(path: Path) -> list[Path]:
+    """The file itself, or those it consists of."""
+    settings = _read(path)
+    if "include" not in settings:
+        return [path]
+    included = settings["include"]
+    if len(settings) > 1 or not isinstance(included, list) or not included:
+        raise InputError(f'recipe {path}: `include` stands alone, as a list of files: include = ["coco.toml"]')
+    return [file for name in included for file in _files(path.parent / str(name))]
+
+
+def _runs(path: Path) -> list[dict[str, Any]]:
+    """Each run's settings, the common ones filled in."""
+    common = _common(path)
+    runs = common.pop("runs", [{}])
+    if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
+        raise InputError(f"recipe {path}: `runs` is no list of tables; write [[runs]] before each, or leave it out")
+    return [_merge({"name": path.stem, **common}, run) for run in runs]
+
+
+def _common(path: Path) -> dict[str, Any]:
+    """What the file says, over the common settings of the file that it `extends`."""
+    settings = _read(path)
+    if "extends" not in settings:
+        return settings
+    extended = settings.pop("extends")
+    if not isinstance(extended, str):
+        raise InputError(f"recipe {path}: `extends` is {extended!r}; name one recipe file")
+    below = _common(path.parent / extended)
+    below.pop("runs", None)
+    return _merge(below, settings)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise InputError(f"there is no recipe {path}; check the path") from error
+    except OSError as error:
+        raise InputError(f"cannot read the recipe {path}: {error.strerror}; check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"recipe {path} is not TOML: {error}") from error
+
+
+def _parse_change(change: str) -> dict[str, Any]:
+    """`method.heads=4`; a value that is no TOML is taken as a string, so that names need no quotes."""
+    key, equals, value = change.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set {change!r} is not of the form key=value; write for example --set method.heads=4")
+    for text in (change, f"{key}={json.dumps(value)}"):
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError:
+            continue
+    raise InputError(f"--set {change!r}: {key!r} is no key of TOML; write for example --set method.heads=4")
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _validate(settings: dict[str, Any], path: Path) -> Recipe:
+    try:
+        recipe = Recipe.model_validate(settings)
+    except ValidationError as error:
+        # a misspelt key is both unknown and missing; its misspelling says more
+        first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            siblings = _keys_beside(first["loc"])
+            raise InputError(
+                f"recipe {path}: unknown key {key!r}; {nearest(str(first['loc'][-1]), siblings)}"
+            ) from error
+        if first["type"] == "value_error":  # our own sentence
+            where = f"recipe {path}: {key}" if key else f"recipe {path}"
+            raise InputError(f"{where}: {first['ctx']['error']}") from error
+        raise InputError(f"recipe {path}: {key}: {first['msg'].lower()}, found {first['input']!r}") from error
+    check_method(recipe.method.name, recipe.method.options)
+    return recipe
+
+
+def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that the table has in which an unknown one was found."""
+    tables: dict[str, type[BaseModel]] = {
+        "data": Data,
+        "sources": Source,
+        "backbone": BackboneSettings,
+        "words": WordSettings,
+        "training": Training,
+        "evaluation": Evaluation,
+    }
+    named = [part for part in location[:-1] if part in tables]
+    return list((tables[str(named[-1])] if named else Recipe).model_fields)

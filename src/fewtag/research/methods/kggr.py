@@ -1,0 +1,159 @@
+"""KGGR (Chen et al., TPAMI 2020): label-specific features, propagated on a graph of the labels.
+
+A word looks for its label's places by low-rank bilinear pooling; what it finds starts the label's node in a gated graph
+network, whose edges are how often base labels occur together or how similar new labels' words are. A label's classifier
+judges its node's first and last state together; new labels get fresh classifiers, trained on the support. No code of it
+is public: the network follows SSGRL (Chen et al., ICCV 2019), the same authors' forerunner, and docs/methods.md says
+what we chose.
+"""
+
+from copy import deepcopy
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fewtag.errors import InputError
+from fewtag.research.methods.base import (
+    BaseLabels,
+    Classifier,
+    Episode,
+    Staged,
+    Support,
+    bce,
+    places,
+    refuse_labels_without_image,
+)
+from fewtag.research.methods.bilinear import LowRankScores
+from fewtag.research.methods.tuning import descend
+from fewtag.research.types import Logits, Maps, Targets, Words
+
+Edges = Float[Tensor, "labels labels"]
+Nodes = Float[Tensor, "images labels joint"]
+
+
+class KGGR(Staged):
+    """The base stage trains network and base classifiers; at test only the classifiers, unless `tune_network`."""
+
+    base_edges: Tensor
+    edge_scale: Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        dimensions: int,
+        *,
+        joint: int = 1024,
+        steps: int = 3,
+        finetune_epochs: int = 40,
+        finetune_rate: float = 3e-2,
+        weight_decay: float = 0.0,
+        tune_network: bool = False,
+    ) -> None:
+        super().__init__(channels, dimensions)
+        if steps < 1:
+            raise InputError(f"steps = {steps}: labels need at least one step to hear of each other; write 1 or more")
+        self.finetune_epochs, self.finetune_rate = finetune_epochs, finetune_rate
+        self.weight_decay, self.tune_network = weight_decay, tune_network
+        self.joint = joint
+        self.network = LabelNetwork(channels, dimensions, joint, steps)
+
+    def prepare(self, base: BaseLabels) -> None:
+        """The base labels' graph and classifiers."""
+        self.base_labels = base.labels
+        self.register_buffer("base_edges", co_occurrence(base.targets))
+        # new labels' edges come to the mean strength that the network was trained with
+        alike = similarity(base.words)
+        self.register_buffer("edge_scale", self.base_edges.mean() / alike.mean().clamp_min(1e-6))
+        self.base_weight = nn.Parameter(torch.empty(len(base.labels), self.joint).uniform_(-1, 1) / self.joint**0.5)
+        self.base_bias = nn.Parameter(torch.zeros(len(base.labels)))
+
+    def loss(self, episode: Episode) -> Float[Tensor, ""]:
+        """Binary cross-entropy of the base classifiers, over support and query images alike."""
+        support = episode.support
+        if support.labels != self.base_labels:
+            raise InputError(f"kggr was prepared for the base labels {self.base_labels}, found {support.labels}")
+        nodes = self.network(torch.cat([support.maps, episode.maps]), support.words, self.base_edges)
+        return bce(judge(nodes, self.base_weight, self.base_bias), torch.cat([support.targets, episode.targets]))
+
+    def adapt(self, support: Support) -> Classifier:
+        refuse_labels_without_image(support)
+        words, edges = support.words.detach(), self.edge_scale * similarity(support.words)
+        # from zero and on all images at once: so neither the order of labels nor that of images has a say
+        weight = torch.zeros(len(words), self.joint, device=words.device, requires_grad=True)
+        bias = torch.zeros(len(words), device=words.device, requires_grad=True)
+        network, tuned = self.network, [weight, bias]
+        if self.tune_network:
+            network = deepcopy(network)
+            tuned += network.parameters()
+        maps = support.maps.detach().float()
+        # not before tuning: autocast would go on with the half-precision copies of weights that it makes here
+        nodes = None if self.tune_network else network(maps, words, edges, mutual=True).detach().float()
+
+        def loss() -> Float[Tensor, ""]:
+            found = network(maps, words, edges, mutual=True) if nodes is None else nodes
+            return bce(judge(found, weight, bias), support.targets)
+
+        descend(loss, tuned, epochs=self.finetune_epochs, rate=self.finetune_rate, weight_decay=self.weight_decay)
+        return lambda maps: judge(network(maps, words, edges, mutual=True), weight.detach(), bias.detach())
+
+
+class LabelNetwork(nn.Module):
+    """From an image to a vector for each label, in the light of the other labels."""
+
+    def __init__(self, channels: int, dimensions: int, joint: int, steps: int) -> None:
+        super().__init__()
+        self.relevance = LowRankScores(channels, dimensions, joint)
+        self.reduce = nn.Linear(channels, joint)
+        self.graph = GatedGraph(joint, steps)
+        self.output = nn.Linear(2 * joint, joint)
+
+    def forward(self, maps: Maps, words: Words, edges: Edges, *, mutual: bool = False) -> Nodes:
+        local = places(maps)
+        attention = self.relevance(local, words).float().softmax(dim=-1)
+        first = self.reduce(attention.to(local.dtype) @ local)
+        return self.output(torch.cat([self.graph(first, edges, mutual=mutual), first], dim=-1)).tanh()
+
+
+class GatedGraph(nn.Module):
+    """A gated graph network (Li et al., 2016): in each step a node hears its neighbours, and gates say what stays."""
+
+    def __init__(self, size: int, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+        self.heard = nn.Linear(2 * size, 3 * size)
+        self.gates = nn.Linear(size, 2 * size)
+        self.fresh = nn.Linear(size, size)
+
+    def forward(self, states: Nodes, edges: Edges, *, mutual: bool = False) -> Nodes:
+        """Where all edges are mutual, the same is heard along and against them, so it is made once."""
+        weight = self.heard.weight
+        if mutual:
+            weight = weight[:, : states.shape[-1]] + weight[:, states.shape[-1] :]
+        for _ in range(self.steps):
+            messages = edges @ states if mutual else torch.cat([edges @ states, edges.T @ states], dim=-1)
+            *heard, candidate = F.linear(messages, weight, self.heard.bias).chunk(3, dim=-1)
+            update, reset = (torch.cat(heard, dim=-1) + self.gates(states)).sigmoid().chunk(2, dim=-1)
+            states = torch.lerp(states, (candidate + self.fresh(reset * states)).tanh(), update)
+        return states
+
+
+def judge(nodes: Nodes, weight: Float[Tensor, "labels joint"], bias: Float[Tensor, "labels"]) -> Logits:
+    """Each label's node by its own classifier, in full precision."""
+    with torch.autocast(nodes.device.type, enabled=False):
+        return torch.einsum("ilj,lj->il", nodes.float(), weight) + bias
+
+
+def co_occurrence(targets: Targets) -> Edges:
+    """Row c: how probable each other label is in an image that shows c."""
+    shown = targets.float()
+    counts = shown.T @ shown
+    return (counts / counts.diagonal().clamp_min(1)[:, None]).fill_diagonal_(0)
+
+
+def similarity(words: Words) -> Edges:
+    """Cosine of the words, where it is positive; a label hears itself by its state already, so not by an edge."""
+    with torch.autocast(words.device.type, enabled=False):
+        unit = F.normalize(words.float(), dim=-1)
+        return (unit @ unit.T).clamp_min(0).fill_diagonal_(0)

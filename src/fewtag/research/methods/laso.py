@@ -1,0 +1,155 @@
+"""LaSO: networks that make, of two images' features, features of the union of their labels, to augment a small support.
+
+Alfassy et al., "LaSO: Label-Set Operations networks for multi-label few-shot learning", CVPR 2019. On the base labels
+three networks learn union, intersection and subtraction, judged by a classifier that knows real images only. At test a
+fresh classifier is trained on the support images and on the unions of their pairs.
+"""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from fewtag.errors import InputError
+from fewtag.research.methods.base import (
+    BaseLabels,
+    Classifier,
+    Episode,
+    Staged,
+    Support,
+    bce,
+    pool,
+    refuse_labels_without_image,
+)
+from fewtag.research.methods.head import fit_head
+from fewtag.research.types import Logits, Maps, Targets
+
+Features = Float[Tensor, "images channels"]
+Plain = Callable[[Features, Features], Features]
+Augmented = tuple[Float[Tensor, "augmented channels"], Bool[Tensor, "augmented labels"]]
+
+
+class Operations(NamedTuple):
+    """Two sets of labels a row, put together in the three ways."""
+
+    union: Targets
+    intersection: Targets
+    subtraction: Targets
+
+
+def operate(left: Targets, right: Targets) -> Operations:
+    """The labels that the synthesised features should show."""
+    return Operations(left | right, left & right, left & ~right)
+
+
+def subtract(left: Features, right: Features) -> Features:
+    """What is left of one image's features without the other's; with their minimum it adds up to the image."""
+    return F.relu(left - right)
+
+
+class Operation(nn.Module):
+    """One operation on features: what arithmetic suggests, corrected by a network that sees both images."""
+
+    def __init__(self, channels: int, plain: Plain, *, hidden: int, blocks: int, dropout: float) -> None:
+        super().__init__()
+        self.plain = plain
+        sizes = [2 * channels] + [hidden] * blocks
+        layers = [
+            # layer-norm where the source has batch-norm: no statistics to keep, so `adapt` changes nothing
+            nn.Sequential(nn.Linear(before, after), nn.LayerNorm(after), nn.LeakyReLU(0.2), nn.Dropout(dropout))
+            for before, after in pairwise(sizes)
+        ]
+        self.correction = nn.Sequential(*layers, nn.Linear(hidden, channels))
+
+    def forward(self, left: Features, right: Features) -> Features:
+        return self.plain(left, right) + self.correction(torch.cat([left, right], dim=1))
+
+
+class LaSO(Staged):
+    """Augments the support with the unions of its pairs of images, then trains a linear classifier."""
+
+    def __init__(
+        self,
+        channels: int,
+        dimensions: int,
+        *,
+        hidden: int = 512,
+        blocks: int = 2,
+        dropout: float = 0.5,
+        symmetry: float = 1.0,
+        rebuild: float = 1.0,
+        augment: Literal["none", "union", "all"] = "union",
+        epochs: int = 40,
+        head_rate: float = 5e-3,
+        head_decay: float = 0.0,
+    ) -> None:
+        super().__init__(channels, dimensions)
+        if blocks < 1:
+            raise InputError(f"blocks = {blocks}: a network of LaSO has at least one block")
+        self.symmetry, self.rebuild, self.augment = symmetry, rebuild, augment
+        self.epochs, self.head_rate, self.head_decay = epochs, head_rate, head_decay
+
+        def network(plain: Plain) -> Operation:
+            return Operation(channels, plain, hidden=hidden, blocks=blocks, dropout=dropout)
+
+        self.union, self.intersection = network(torch.add), network(torch.minimum)
+        self.subtraction = network(subtract)
+
+    def prepare(self, base: BaseLabels) -> None:
+        self.head = nn.Linear(self.channels, len(base.labels))
+        # knows the labels' frequencies and nothing else: a random judge would first teach the networks to please it
+        nn.init.zeros_(self.head.weight)
+        with torch.no_grad():
+            self.head.bias.copy_(base.targets.float().mean(dim=0).clamp(1e-4, 1 - 1e-4).logit())
+
+    def loss(self, episode: Episode) -> Float[Tensor, ""]:
+        """All images of the episode, each paired with another: real and made features against their labels."""
+        features = self._features(torch.cat([episode.support.maps, episode.maps]))
+        targets = torch.cat([episode.support.targets, episode.targets])
+        order = self._partners(len(features), features.device)
+        others = features[order]
+        union, intersection = self.union(features, others), self.intersection(features, others)
+        subtraction = self.subtraction(features, others)
+
+        wanted = operate(targets, targets[order])
+        made = (union, intersection, subtraction)
+        judged = sum(bce(self._judge(found), labels) for found, labels in zip(made, wanted, strict=True))
+        swapped = F.mse_loss(union, self.union(others, features))
+        swapped = swapped + F.mse_loss(intersection, self.intersection(others, features))
+        # what only this image shows and what both show make up the image; against networks that forget the image
+        rebuilt = F.mse_loss(self.union(subtraction, intersection), features.detach())
+        return bce(self.head(features), targets) + judged + self.symmetry * swapped + self.rebuild * rebuilt
+
+    def adapt(self, support: Support) -> Classifier:
+        refuse_labels_without_image(support)
+        features, targets = self._augment(self._features(support.maps), support.targets)
+        head = fit_head(
+            features, targets, epochs=self.epochs, learning_rate=self.head_rate, weight_decay=self.head_decay
+        )
+        return lambda maps: head(self._features(maps))
+
+    @torch.no_grad()
+    def _augment(self, features: Features, targets: Targets) -> Augmented:
+        """The images and what all pairs of them make, in both orders, since no network is quite symmetric."""
+        left, right = (~torch.eye(len(features), dtype=torch.bool, device=features.device)).nonzero().T
+        shown = operate(targets[left], targets[right])
+        names = {"none": (), "union": ("union",), "all": Operations._fields}[self.augment]
+        made = [getattr(self, name)(features[left], features[right]).float() for name in names]
+        return torch.cat([features, *made]), torch.cat([targets, *(getattr(shown, name) for name in names)])
+
+    def _judge(self, features: Features) -> Logits:
+        """The base classifier, which made features must convince and may not change."""
+        return F.linear(features, self.head.weight.detach(), self.head.bias.detach())
+
+    def _partners(self, images: int, device: torch.device) -> Tensor:
+        """A partner for each image: drawn in training, the next one otherwise."""
+        return torch.randperm(images, device=device) if self.training else torch.arange(images, device=device).roll(1)
+
+    def _features(self, maps: Maps) -> Features:
+        """Global features of length √channels, so that the rates fit any backbone."""
+        return math.sqrt(self.channels) * F.normalize(pool(maps.float()), dim=-1)

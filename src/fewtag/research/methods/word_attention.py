@@ -1,0 +1,188 @@
+"""The paper: prototypes inferred from support images by an attention that the labels' word vectors guide.
+
+Yan et al., "Inferring Prototypes for Multi-Label Few-Shot Image Classification with Word Vector Guided Attention",
+AAAI 2022. Two faithful readings: `WordAttention` follows the text, `ReferenceWordAttention` the authors' public code.
+Every difference between the two is in the second class; docs/paper-notes.md gives the reasons.
+
+Symbols of the paper: A_visual `visual`, A_text `text`, Q K V `query` `key` `value`, n_a `heads`, d_a `width`,
+d_j `joint`, λ `scale`, γ `gamma`.
+"""
+
+import math
+from copy import deepcopy
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fewtag.errors import InputError
+from fewtag.research.methods.base import (
+    Classifier,
+    Episode,
+    Method,
+    Support,
+    bce,
+    cosine,
+    places,
+    pool,
+    refuse_labels_without_image,
+)
+from fewtag.research.methods.residual_block import ResidualBlock
+from fewtag.research.methods.tuning import descend
+from fewtag.research.types import Logits, Words
+
+Joint = Float[Tensor, "labels joint"]
+Local = Float[Tensor, "images places joint"]
+Scores = Float[Tensor, "heads labels images places"]
+
+
+class WordAttention(Method):
+    """The text's model: one softmax over all places of all images of a label, then an MLP; similarity is λ·cosine."""
+
+    bias: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        channels: int,
+        dimensions: int,
+        *,
+        joint: int = 512,
+        heads: int = 8,
+        scale: float = 20.0,
+        gamma: float = 1.0,
+        dropout: float = 0.1,
+        finetune_epochs: int = 0,
+        finetune_rate: float = 1e-4,
+    ) -> None:
+        super().__init__(channels, dimensions)
+        if not 1 <= heads <= joint:
+            raise InputError(f"heads = {heads}: the joint space of {joint} dimensions takes from 1 to {joint} heads")
+        self.joint, self.heads, self.scale, self.gamma, self.dropout = joint, heads, scale, gamma, dropout
+        self.finetune_epochs, self.finetune_rate = finetune_epochs, finetune_rate
+        self.width = joint // heads  # the paper's 6, 10, 12 and 14 heads do not divide 512
+        self.visual = nn.Linear(channels, joint, bias=self.bias)
+        self.text = nn.Linear(dimensions, joint, bias=self.bias)
+        self.build_attention(self.width * heads)
+
+    def build_attention(self, inner: int) -> None:
+        """What infers prototypes in the joint space, from heads that are `inner` wide together."""
+        self.query = nn.Linear(self.joint, inner, bias=self.bias)
+        self.key = nn.Linear(self.joint, inner, bias=self.bias)
+        self.value = nn.Linear(self.joint, inner, bias=self.bias)
+        self.block = self.build_block(inner)
+
+    def build_block(self, inner: int) -> nn.Module:
+        """What turns the joined heads into a prototype."""
+        return nn.Sequential(
+            nn.Linear(inner, self.joint), nn.GELU(), nn.Dropout(self.dropout), nn.Linear(self.joint, self.joint)
+        )
+
+    def similarity(self, images: Float[Tensor, "images joint"], labels: Joint) -> Logits:
+        """λ·cos: probability one half at a right angle."""
+        return self.scale * cosine(images, labels)
+
+    def local(self, maps: Float[Tensor, "images channels height width"]) -> Local:
+        """The places of the maps in the joint space."""
+        return self.visual(places(maps))
+
+    def scores(self, words: Joint, local: Local) -> Scores:
+        """Attention before the softmax: how relevant a place is for a label, in the eyes of each head."""
+        query = self.query(words).unflatten(-1, (self.heads, self.width))
+        key = self.key(local).unflatten(-1, (self.heads, self.width))
+        return torch.einsum("lhw,iphw->hlip", query, key) / math.sqrt(self.width)
+
+    def prototypes(self, support: Support, words: Joint) -> Joint:
+        """One for each label, from the places of all support images that show it."""
+        refuse_labels_without_image(support)
+        local = self.local(support.maps)
+        hidden = ~support.targets.T[None, :, :, None]
+        scores = self.scores(words, local).float().masked_fill(hidden, -math.inf)
+        return self.gather(scores.flatten(2).softmax(dim=-1).view_as(scores), local)
+
+    def gather(self, attention: Scores, local: Local) -> Joint:
+        """The places, weighted by each head's attention, as prototypes."""
+        value = self.value(local).unflatten(-1, (self.heads, self.width))
+        heads = torch.einsum("hlip,iphw->lhw", attention.to(value.dtype), value)
+        return self.block(heads.flatten(1))
+
+    def compare(self, maps: Float[Tensor, "images channels height width"], prototypes: Joint) -> Logits:
+        """Query images with prototypes, by their global features."""
+        return self.similarity(self.visual(pool(maps)), prototypes)
+
+    def infer(self, support: Support) -> Classifier:
+        """Prototypes from the support and the parameters as they are."""
+        prototypes = self.prototypes(support, self.text(support.words))
+        return lambda maps: self.compare(maps, prototypes)
+
+    def adapt(self, support: Support) -> Classifier:
+        return (self.finetune(support) if self.finetune_epochs else self).infer(support)
+
+    def finetune(self, support: Support) -> "WordAttention":
+        """A copy whose two projections are fitted to the support by the CMW loss."""
+        tuned = deepcopy(self)
+        parameters = [*tuned.visual.parameters(), *tuned.text.parameters()]
+        images = pool(support.maps.detach().float())[:, :, None, None]  # pooled once: a map of one place
+        known = support._replace(maps=images, words=support.words.detach().float())
+        descend(lambda: tuned.alignment(known), parameters, epochs=self.finetune_epochs, rate=self.finetune_rate)
+        return tuned.requires_grad_(False)
+
+    def alignment(self, support: Support) -> Float[Tensor, ""]:
+        """CMW loss: the word vectors as prototypes, judged on the support images."""
+        return bce(self.similarity(self.visual(pool(support.maps)), self.text(support.words)), support.targets)
+
+    def loss(self, episode: Episode) -> Float[Tensor, ""]:
+        """CMW loss + γ · query loss."""
+        alignment = self.alignment(episode.support)
+        return alignment + self.gamma * bce(self.infer(episode.support)(episode.maps), episode.targets)
+
+    def relevance(
+        self, maps: Float[Tensor, "images channels height width"], words: Words
+    ) -> Float[Tensor, "images labels height width"]:
+        """The paper's figure: the scores before the softmax, summed over the heads, for each place and label."""
+        scores = self.scores(self.text(words), self.local(maps)).sum(dim=0)
+        return scores.transpose(0, 1).reshape(len(maps), len(words), *maps.shape[2:]).float()
+
+
+class ReferenceWordAttention(WordAttention):
+    """The authors' code: attention within each image, then a mean of the images weighted by word–image similarity."""
+
+    serves_words_alone = True  # by the label's projected word vector
+    bias = True
+
+    def build_attention(self, inner: int) -> None:
+        super().build_attention(inner)
+        self.visual_local = nn.Linear(self.channels, self.joint)
+        self.norm = nn.LayerNorm(self.joint)
+
+    def build_block(self, inner: int) -> nn.Module:
+        return ResidualBlock(inner, self.joint, self.dropout)
+
+    def similarity(self, images: Float[Tensor, "images joint"], labels: Joint) -> Logits:
+        """λ·(1 − distance of the unit vectors): probability one half at a cosine of one half."""
+        # the distance of unit vectors is √(2 − 2·cos); its slope is infinite at 0
+        squared = 2 - 2 * cosine(images, labels)
+        return self.scale * (1 - squared.clamp_min(1e-6).sqrt())
+
+    def local(self, maps: Float[Tensor, "images channels height width"]) -> Local:
+        """By a projection of their own, then the layer norm that words and places share."""
+        return self.norm(self.visual_local(places(maps)))
+
+    def scores(self, words: Joint, local: Local) -> Scores:
+        return super().scores(self.norm(words), local)
+
+    def prototypes(self, support: Support, words: Joint) -> Joint:
+        local = self.local(support.maps)
+        attention = self.scores(words, local).float().softmax(dim=-1)
+        value = self.value(local).unflatten(-1, (self.heads, self.width))
+        heads = torch.einsum("hlip,iphw->lihw", attention.to(value.dtype), value)
+        shows = support.targets.T
+        within = self.block(heads.flatten(2)[shows])
+        encoded = within.new_zeros(*shows.shape, self.joint)
+        encoded[shows] = within
+
+        match = self.similarity(self.visual(pool(support.maps)), words).T
+        # finite, lest the row of a label without image become not-a-number
+        weights = match.masked_fill(~shows, torch.finfo(match.dtype).min).softmax(dim=-1)
+        means = torch.einsum("li,lij->lj", weights.to(encoded.dtype), encoded)
+        return torch.where(shows.any(dim=1, keepdim=True), means, words.to(means.dtype))

@@ -1,0 +1,1 @@
+"""Label names to word vectors."""

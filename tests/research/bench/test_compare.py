@@ -1,0 +1,119 @@
+"""Paired tests against scipy and calculations by hand; runs on other episodes are never compared."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fewtag.research.bench.compare import compare, difference, holm, paired
+from fewtag.research.bench.results import Row
+
+WriteRun = Callable[..., list[Row]]
+ONE, OTHER = [0.50, 0.55, 0.61, 0.42], [0.48, 0.50, 0.60, 0.43]
+
+
+def test_a_difference_is_the_mean_of_the_episodes_differences_with_students_interval(write_run: WriteRun) -> None:
+    found = difference(write_run("coco/one", ONE), write_run("coco/other", OTHER))
+    assert found is not None
+    # differences 0.02, 0.05, 0.01, −0.01: mean 0.0175, variance 0.001875 / 3; t(0.975, 3) = 3.18245
+    assert found.mean == pytest.approx(0.0175)
+    assert found.interval == pytest.approx(3.18245 * math.sqrt(0.001875 / 3 / 4), rel=1e-5)
+    assert found.p == pytest.approx(stats.ttest_1samp(np.subtract(ONE, OTHER), 0).pvalue)
+
+
+def test_the_metric_compared_is_the_one_asked_for(write_run: WriteRun) -> None:
+    one = [{**row, "micro_ap": row["micro_ap"] + 0.25} for row in write_run("coco/one", ONE)]
+    other = write_run("coco/other", OTHER)
+    found = difference(one, other, "micro_ap")
+    assert found is not None
+    assert found.mean == pytest.approx(0.2675)
+
+
+def test_episodes_that_vary_together_tell_apart_what_separate_intervals_do_not(write_run: WriteRun) -> None:
+    luck = np.random.default_rng(0).normal(0.5, 0.1, 50)
+    noise = np.random.default_rng(1).normal(0, 0.005, 50)
+    one, other = write_run("coco/one", [*(luck + 0.01 + noise)]), write_run("coco/other", [*luck])
+    found = difference(one, other)
+    assert found is not None
+    assert found.real
+    assert found.interval < 0.1 * 1.96 * luck.std() / math.sqrt(50)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"data": "voc"},
+        {"split": "laso"},
+        {"phase": "mixed"},
+        {"shots": 5},
+        {"queries": 8},
+        {"seed": 1},
+        {"data_digest": "other pictures"},
+        {"data_digest": None},
+        {"episode": 7},
+    ],
+)
+def test_runs_on_other_episodes_are_never_compared(write_run: WriteRun, facts: dict[str, object]) -> None:
+    one, other = write_run("coco/one", ONE), write_run("coco/other", OTHER)
+    assert paired(one, other)
+    for changed in ([{**row, **facts} for row in other], [*other[:-1], {**other[-1], **facts}], other[:-1]):
+        assert not paired(one, changed)
+        assert difference(one, changed) is None
+        assert difference(changed, one) is None
+
+
+def test_rows_that_do_not_tell_their_pictures_are_of_no_pair(write_run: WriteRun) -> None:
+    old = [{key: value for key, value in row.items() if key != "data_digest"} for row in write_run("coco/one", ONE)]
+    assert not paired(old, old)
+
+
+def test_a_single_episode_is_no_comparison(write_run: WriteRun) -> None:
+    assert difference(write_run("coco/one", [0.5]), write_run("coco/other", [0.4])) is None
+
+
+def test_a_run_does_not_differ_from_itself(write_run: WriteRun) -> None:
+    rows = write_run("coco/one", ONE)
+    assert difference(rows, rows) == (0.0, 0.0, 1.0)
+
+
+def test_an_equal_gain_on_every_episode_is_real(write_run: WriteRun) -> None:
+    found = difference(write_run("coco/one", [0.75, 0.5]), write_run("coco/other", [0.5, 0.25]))
+    assert found == (0.25, 0.0, 0.0)
+
+
+def test_holm_multiplies_the_smallest_by_all_and_never_falls_back() -> None:
+    # by hand: 4 × 0.005, 3 × 0.01, 2 × 0.03, then 0.04 is lifted to what went before
+    assert holm([0.04, 0.005, 0.03, 0.01]) == pytest.approx([0.06, 0.02, 0.06, 0.03])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_holm_rejects_what_the_step_down_rule_rejects() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        values = (generator.random(9) ** 4).tolist()
+        ordered = sorted(values)
+        stop = next((k for k, p in enumerate(ordered) if p > 0.05 / (9 - k)), 9)
+        assert [p <= 0.05 for p in holm(values)] == [p in ordered[:stop] for p in values]
+
+
+def test_comparisons_are_corrected_for_those_that_could_be_made(write_run: WriteRun) -> None:
+    one, other = write_run("coco/one", ONE), write_run("coco/other", OTHER)
+    alone = difference(one, other)
+    first, none, second = compare([(one, other), (one, other[:-1]), (other, one)])
+    assert none is None
+    assert alone is not None
+    assert first is not None
+    assert second is not None
+    assert first.p == pytest.approx(2 * alone.p)
+    assert second.mean == -first.mean
+
+
+def test_draws_that_both_tell_decide_and_else_the_seed_does(write_run: WriteRun) -> None:
+    old, told = write_run("coco/old", ONE), write_run("coco/told", ONE, draws_digest="a")
+    assert paired(old, told)
+    assert not paired(write_run("coco/other-seed", ONE, seed=1), told)
+    assert paired(write_run("coco/same-draws", ONE, seed=1, draws_digest="a"), told)
+    assert not paired(write_run("coco/other-draws", ONE, draws_digest="b"), told)

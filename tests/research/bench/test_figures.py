@@ -1,0 +1,131 @@
+"""Plots: what they show comes from the rows, and they are pictures that can be looked at."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from PIL import Image
+
+from fewtag.research.bench.figures import draw_figures
+from fewtag.research.bench.measured import read_results
+from fewtag.research.bench.plots import OURS, PAPER, Mark, Point, draw_curves, draw_marks
+from fewtag.research.bench.published import published
+from fewtag.research.bench.results import Row
+
+WriteRun = Callable[..., list[Row]]
+Drawn = dict[str, tuple[Any, ...]]
+
+
+@pytest.fixture
+def draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Drawn]:
+    """What the plots on the rows under tmp_path were asked to show, by file name."""
+    drawn: Drawn = {}
+
+    def note(path: Path, *shown: object, **_: object) -> Path:
+        drawn[path.name] = shown
+        return path
+
+    for name in ("draw_marks", "draw_curves"):
+        monkeypatch.setattr(f"fewtag.research.bench.figures.{name}", note)
+
+    def run() -> Drawn:
+        draw_figures(read_results(tmp_path), published(), tmp_path / "plots")
+        return drawn
+
+    return run
+
+
+def has_colour(path: Path, colour: str) -> bool:
+    with Image.open(path) as picture:
+        pixels = np.asarray(picture.convert("RGB"), dtype=float) / 255
+    return bool((np.abs(pixels - to_rgb(colour)).max(axis=-1) < 0.06).any())
+
+
+def test_systems_are_sorted_with_the_published_beside_the_measured(
+    write_run: WriteRun, draw: Callable[[], Drawn]
+) -> None:
+    write_run("coco/protonet", [0.4, 0.6])
+    write_run("coco/word-attention", [0.3, 0.3])
+    write_run("baselines/maml", [0.2, 0.2])
+    title, marks = draw()["coco.png"]
+    assert title == "COCO, one example a label"
+    assert [(mark.label, mark.published) for mark in marks[:4]] == [
+        ("protonet", None),
+        ("word-attention", 42.84),
+        ("maml", 35.30),
+        ("PLA", 30.61),
+    ]
+    assert (marks[0].mean, marks[0].interval) == pytest.approx((50.0, 1.96 * 10))  # deviation 14.1, over √2
+    assert marks[3].mean is None
+    assert len(marks) == 3 + 9 - 2
+
+
+def test_heads_are_a_curve_beside_the_papers(write_run: WriteRun, draw: Callable[[], Drawn]) -> None:
+    write_run("coco/word-attention-frozen", [0.4, 0.4])
+    assert "heads.png" not in draw(), "one point is no curve"
+    write_run("heads/heads-16", [0.5, 0.5])
+    _, along, curves, paper = draw()["heads.png"]
+    assert along == "attention heads"
+    assert curves == {"measured": [Point(8, 40.0, 0.0), Point(16, 50.0, 0.0)]}
+    assert [(point.at, point.mean) for point in paper][:2] == [(1, 30.06), (2, 35.42)]
+    assert len(paper) == 9
+
+
+def test_words_show_the_papers_and_ours_that_it_does_not_have(write_run: WriteRun, draw: Callable[[], Drawn]) -> None:
+    write_run("coco/word-attention-frozen", [0.4, 0.4])
+    write_run("words/mpnet", [0.5, 0.5])
+    _, marks = draw()["words.png"]
+    found = {mark.label: mark for mark in marks}
+    assert found["GloVe-300"] == Mark("GloVe-300", 40.0, 0.0, 42.84)
+    assert found["BERT"] == Mark("BERT", None, 0.0, 36.46)
+    assert found["MPNet (not in the paper)"] == Mark("MPNet (not in the paper)", 50.0, 0.0, None)
+    assert "MiniLM (not in the paper)" not in found
+
+
+def test_shots_are_curves_of_one_method_and_backbone(write_run: WriteRun, draw: Callable[[], Drawn]) -> None:
+    write_run("beyond/knn", [0.3, 0.3], method="knn")
+    write_run("shots/knn-5-shots", [0.5, 0.5], method="knn", shots=5)
+    assert "coco-shots.png" not in draw(), "two points are read in the table"
+    write_run("shots/knn-2-shots", [0.4, 0.4], method="knn", shots=2)
+    write_run("beyond/am3", [0.3, 0.3], backbone="lite2")
+    write_run("shots/am3-5-shots", [0.4, 0.4], shots=5, method="am3")
+    title, _, curves = draw()["coco-shots.png"]
+    assert title == "COCO, more examples a label"
+    assert curves == {"knn": [Point(1, 30.0, 0.0), Point(2, 40.0, 0.0), Point(5, 50.0, 0.0)]}
+
+
+def test_a_single_episode_has_a_mark_without_an_interval(write_run: WriteRun, draw: Callable[[], Drawn]) -> None:
+    write_run("coco/a", [0.4])
+    write_run("coco/b", [0.5])
+    _, marks = draw()["coco.png"]
+    assert [(mark.mean, mark.interval) for mark in marks[:2]] == [(50.0, 0.0), (40.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("mark", "ours", "paper"),
+    [(Mark("both", 43.0, 1.0, 30.0), True, True), (Mark("published", None, 0.0, 30.0), False, True)],
+)
+def test_measured_and_published_have_their_colours(tmp_path: Path, mark: Mark, ours: bool, paper: bool) -> None:
+    path = draw_marks(tmp_path / "plots" / "marks.png", "Title", [mark, mark])
+    # the head of the column has its colour in any case
+    with Image.open(path) as picture:
+        size = picture.size
+        picture.convert("RGB").crop((0, int(0.2 * size[1]), *size)).save(tmp_path / "below.png")
+    assert (has_colour(tmp_path / "below.png", OURS), has_colour(tmp_path / "below.png", PAPER)) == (ours, paper)
+    assert path.stat().st_size < 150_000
+
+
+def test_curves_are_drawn_whole_and_the_same_each_time(tmp_path: Path) -> None:
+    curves = {name: [Point(1, 40.0 + place, 1.0), Point(10, 50.0, 1.0)] for place, name in enumerate("abc")}
+    first, second = (
+        draw_curves(tmp_path / f"{name}.png", "Title", "examples", curves, [Point(1, 30.0, 0.0), Point(10, 35.0, 0.0)])
+        for name in ("first", "second")
+    )
+    assert first.read_bytes() == second.read_bytes()
+    with Image.open(first) as picture:
+        assert picture.format == "PNG"
+        assert picture.width > 1000
+    assert has_colour(first, PAPER)

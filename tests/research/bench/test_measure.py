@@ -1,0 +1,165 @@
+"""Measuring: a row an episode, written whole or not at all, and never measured twice without need."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fewtag.research.bench import measure as module
+from fewtag.research.bench.metrics import METRICS
+
+Cli = Callable[..., Any]
+ROW = {"method", "data", "split", "backbone", "words", "shots", "episode", "seed", "recipe", "command", "commit"}
+
+
+def rows_of(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def bench(cli: Cli, shapes: Path):
+    """Measures the run without training, which takes no time."""
+    return lambda *more: cli("bench", shapes / "recipe.toml", "--only", "protonet", *more)
+
+
+def test_a_row_an_episode_with_all_that_it_takes_to_repeat_it(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEWTAG_COMMIT", "abc123")
+    assert bench("--set", "seed=3").code == 0
+    rows = rows_of(Path("results/recipe/protonet.test.jsonl"))
+    assert [row["episode"] for row in rows] == [0, 1, 2, 3, 4]
+    for row in rows:
+        assert {*METRICS, *ROW} <= set(row)
+        assert all(0 <= float(str(row[name])) <= 1 for name in METRICS)
+        assert (row["seed"], row["commit"], row["method"], row["shots"]) == (3, "abc123", "protonet", 1)
+        assert str(row["command"]).startswith("fewtag bench ")
+        assert str(row["command"]).endswith("--only protonet --set seed=3")
+    assert [path.name for path in Path("results/recipe").iterdir()] == ["protonet.test.jsonl"]
+
+
+def test_what_is_measured_is_not_measured_again_unless_forced(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[int] = []
+    evaluate = module.evaluate
+    monkeypatch.setattr(module, "evaluate", lambda *given, **more: (times.append(1), evaluate(*given, **more))[1])
+    first = bench("--json")
+    assert (bench("--json").out, len(times)) == (first.out, 1)
+    assert (bench("--json", "--force").out, len(times)) == (first.out, 2)
+
+
+def test_rows_of_another_recipe_are_not_overwritten_unless_forced(bench) -> None:
+    assert bench().code == 0
+    (path,) = Path("results").glob("**/*.jsonl")
+    kept = path.read_text()
+    said = bench("--set", "seed=1")
+    assert (said.code, "holds rows of another recipe" in said.err, path.read_text()) == (2, True, kept)
+    assert bench("--set", "seed=1", "--force").code == 0
+    assert path.read_text() != kept
+
+
+def test_json_is_strict_even_for_a_single_episode(bench) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    said = bench("--json", "--set", "evaluation.episodes=1").out
+    (found,) = json.loads(said, parse_constant=refuse).values()
+    assert set(found) == set(METRICS)
+    assert found["macro_ap"]["interval"] is None
+
+
+def test_json_gives_the_means_of_the_rows(bench) -> None:
+    found = json.loads(bench("--json").out)["protonet on test"]
+    values = [float(str(row["macro_ap"])) for row in rows_of(Path("results/recipe/protonet.test.jsonl"))]
+    assert math.isclose(found["macro_ap"]["mean"], sum(values) / 5)
+
+
+def test_the_table_for_people_names_the_run(bench) -> None:
+    said = bench()
+    assert "protonet on test" in said.out
+    assert "macro-AP" in said.out
+
+
+def test_at_least_is_drawn_saved_trained_for_without_validation_and_measured(cli: Cli, shapes: Path) -> None:
+    recipe = (shapes / "recipe.toml", "--set", "evaluation.sampling=at-least", "--set", "evaluation.shots=3")
+    assert cli("draws", *recipe, "--out", shapes).out.strip() == str(shapes / "shapes-test-3-shots.json")
+    assert json.loads((shapes / "shapes-test-3-shots.json").read_text())["sampling"] == "at-least"
+    fixed = ("--set", "training.patience=0", "--set", "training.episodes=3")
+    saved = ("--set", "evaluation.draws.test=shapes-test-3-shots.json")
+    assert cli("bench", *recipe, *saved, *fixed, "--only", "attention").code == 0
+    rows = rows_of(Path("results/recipe/attention.test.jsonl"))
+    assert [(row["shots"], row["trained_episodes"]) for row in rows] == [(3, 3)] * 5
+    assert "validation_macro_ap" not in rows[0]
+    assert len({row["macro_ap"] for row in rows}) > 1
+
+
+def test_draws_from_a_file_give_the_same_rows_whatever_the_seed(bench, cli: Cli, shapes: Path) -> None:
+    assert cli("draws", shapes / "recipe.toml", "--out", shapes / "draws").code == 0
+    saved = ("--set", "evaluation.draws.test=draws/shapes-test.json", "--json")
+    by_seed, from_file = bench("--json"), bench(*saved, "--force")
+    assert from_file.out == by_seed.out
+    (shapes / "draws" / "shapes-test.json").rename(shapes / "draws" / "other.json")
+    assert cli("draws", shapes / "recipe.toml", "--out", shapes / "draws", "--set", "seed=9").code == 0
+    assert bench(*saved, "--force").out != by_seed.out
+
+
+def test_a_write_that_fails_leaves_no_rows(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, content: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(content[:20])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        said = bench()
+    assert (said.code, "No space left on device" in said.err) == (2, True)
+    assert not list(Path("results").glob("**/*.jsonl"))
+    assert bench().code == 0
+
+
+def test_rows_cut_short_are_refused_until_forced(bench) -> None:
+    assert bench().code == 0
+    path = Path("results/recipe/protonet.test.jsonl")
+    path.write_bytes(path.read_bytes()[:-20])
+    said = bench()
+    assert (said.code, "line 5 is not JSON; measure it again" in said.err) == (2, True)
+    assert bench("--force").code == 0
+
+
+def test_a_bad_protocol_is_refused_before_training(cli: Cli, shapes: Path) -> None:
+    said = cli("bench", shapes / "recipe.toml", "--only", "attention", "--set", "evaluation.draws.test=gone.json")
+    assert (said.code, "cannot read the draws" in said.err) == (2, True)
+    assert not Path("runs").exists()
+
+
+def test_end_to_end_a_run_is_trained_then_measured_with_its_own_backbone(cli: Cli, shapes: Path) -> None:
+    changes = ("--set", "backbone.frozen=false", "--set", "training.episodes=2", "--set", "training.validate_every=2")
+    assert cli("bench", shapes / "recipe.toml", "--only", "attention", *changes).code == 0
+    (first, *_) = rows_of(Path("results/recipe/attention.test.jsonl"))
+    assert (first["frozen"], first["trained_episodes"], first["planned_episodes"]) == (False, 2, 2)
+    assert not list(Path("cache").glob("**/features-*")), "features of a tuned backbone are used once"
+
+
+@pytest.mark.parametrize("change", ["backbone.weights=gone.pth", "backbone.name=resnet51", "words.source=gone.txt"])
+def test_what_cannot_be_measured_leaves_no_folder(bench, change: str) -> None:
+    assert bench("--set", change).code == 2
+    assert not Path("results").exists()
+
+
+def test_a_folder_that_was_there_stays(bench) -> None:
+    Path("results/recipe").mkdir(parents=True)
+    assert bench("--set", "backbone.weights=gone.pth").code == 2
+    assert Path("results/recipe").is_dir()
+
+
+def test_rows_tell_their_draws(bench, cli: Cli, shapes: Path) -> None:
+    def digest(*more: str) -> object:
+        assert bench(*more, "--force").code == 0
+        return rows_of(Path("results/recipe/protonet.test.jsonl"))[0]["draws_digest"]
+
+    assert cli("draws", shapes / "recipe.toml", "--out", shapes / "draws").code == 0
+    saved = ("--set", "evaluation.draws.test=draws/shapes-test.json")
+    drawn = digest()
+    assert digest(*saved, "--set", "seed=9") == drawn
+    assert digest("--set", "seed=9") != drawn
+    assert digest("--set", "evaluation.episodes=4") != drawn

@@ -1,0 +1,201 @@
+"""One contract, tested once, for every member of METHODS: a new method is found here by its line in the dictionary."""
+
+import inspect
+
+import pytest
+import torch
+from torch import Tensor
+
+from fewtag.errors import InputError
+from fewtag.research.methods import METHODS, Base, BaseLabels, Episode, Method, Solved, Staged, Support, create_method
+
+CHANNELS, DIMENSIONS = 6, 5
+LABELS = ("dog", "cat", "sofa", "zebra")
+# each label has one, two or three support images, and most images show more than one
+SHOWN = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 0, 0]], dtype=torch.bool)
+
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def build(name: str, seed: int = 0) -> Method:
+    """Small where the method has a size to choose, its own defaults otherwise."""
+    torch.manual_seed(seed)
+    options: dict[str, object] = {"joint": 16} if "joint" in inspect.signature(METHODS[name]).parameters else {}
+    method = create_method(name, channels=CHANNELS, dimensions=DIMENSIONS, options=options).eval()
+    if isinstance(method, Solved):
+        features, targets = random(30, CHANNELS, seed=20), random(30, 3, seed=21) > 0
+        method.fit(Base(("a", "b", "c"), random(3, DIMENSIONS, seed=22), features, targets))
+    if isinstance(method, Staged):
+        words = random(len(LABELS), DIMENSIONS, seed=23)
+        method.prepare(BaseLabels(LABELS, words, random(30, len(LABELS), seed=24) > 0))
+    return method
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_support(targets: Tensor = SHOWN, labels: tuple[str, ...] = LABELS, seed: int = 0) -> Support:
+    words = random(len(labels), DIMENSIONS, seed=seed)
+    return Support(labels, words, random(len(targets), CHANNELS, 3, 2, seed=seed + 1), targets)
+
+
+def query(count: int = 7, seed: int = 9) -> Tensor:
+    return random(count, CHANNELS, 3, 2, seed=seed)
+
+
+def assert_same(left: Tensor, right: Tensor) -> None:
+    torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4)
+
+
+@every_method
+def test_every_query_is_scored_for_every_label(name: str) -> None:
+    logits = build(name).adapt(make_support())(query())
+    assert logits.shape == (7, 4)
+    assert logits.isfinite().all()
+    assert logits.std(dim=0).min() > 0, "every image gets the same score"
+    assert logits.std(dim=1).min() > 0, "every label gets the same score"
+
+
+@every_method
+@pytest.mark.parametrize("training", [True, False])
+def test_adapt_changes_nothing_in_the_method(name: str, training: bool) -> None:
+    method = build(name).train(training)
+    before = {key: value.clone() for key, value in method.state_dict().items()}
+    buffers = [buffer.clone() for buffer in method.buffers()]
+    attributes = {key: value for key, value in vars(method).items() if not key.startswith("_")}
+    method.adapt(make_support())(query())
+    assert method.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[key]) for key, value in method.state_dict().items())
+    assert all(torch.equal(new, old) for new, old in zip(method.buffers(), buffers, strict=True))
+    assert {key: value for key, value in vars(method).items() if not key.startswith("_")} == attributes
+    assert method.training is training
+
+
+@every_method
+def test_adapt_leaves_the_support_as_it_was(name: str) -> None:
+    support, kept = make_support(), make_support()
+    build(name).adapt(support)(query())
+    assert all(torch.equal(given, old) for given, old in zip(support[1:], kept[1:], strict=True))
+
+
+@every_method
+def test_label_order_does_not_matter(name: str) -> None:
+    method, support, order = build(name), make_support(), [2, 0, 3, 1]
+    turned = Support(
+        tuple(LABELS[column] for column in order), support.words[order], support.maps, support.targets[:, order]
+    )
+    assert_same(method.adapt(turned)(query()), method.adapt(support)(query())[:, order])
+
+
+@every_method
+def test_support_image_order_does_not_matter(name: str) -> None:
+    method, support, order = build(name), make_support(), [3, 1, 4, 0, 2]
+    turned = support._replace(maps=support.maps[order], targets=support.targets[order])
+    assert_same(method.adapt(turned)(query()), method.adapt(support)(query()))
+
+
+@every_method
+def test_the_support_images_decide_the_scores_unless_the_method_says_not(name: str) -> None:
+    method, support = build(name), make_support()
+    other = support._replace(maps=random(*support.maps.shape, seed=77))
+    change = (method.adapt(other)(query()) - method.adapt(support)(query())).abs().max()
+    assert change > 1e-3 if method.uses_images else change == 0
+
+
+@every_method
+@pytest.mark.parametrize("labels", [LABELS, ("dog",)])
+def test_one_image_a_label_is_enough(name: str, labels: tuple[str, ...]) -> None:
+    support = make_support(torch.eye(len(labels), dtype=torch.bool), labels)
+    logits = build(name).adapt(support)(query(1))
+    assert logits.shape == (1, len(labels))
+    assert logits.isfinite().all()
+
+
+@every_method
+def test_a_label_without_image_is_refused_by_name_or_served_from_its_word(name: str) -> None:
+    method, targets = build(name), SHOWN.clone()
+    targets[:, LABELS.index("sofa")] = False
+    support = make_support(targets)
+    if method.serves_words_alone:
+        logits = method.adapt(support)(query())
+        assert logits.isfinite().all()
+        assert logits[:, LABELS.index("sofa")].std() > 0
+        words = support.words.clone()
+        words[LABELS.index("sofa")] *= -1
+        changed = (method.adapt(support._replace(words=words))(query()) - logits).abs().amax(dim=0) > 1e-3
+        assert changed.tolist() == [label == "sofa" for label in LABELS], "its word decides its score, and no other"
+    else:
+        with pytest.raises(InputError, match="'sofa' has no support image"):
+            method.adapt(support)
+
+
+@every_method
+def test_the_labels_with_images_do_not_care_about_one_without(name: str) -> None:
+    method, targets = build(name), SHOWN.clone()
+    if not method.serves_words_alone:
+        pytest.skip("this method refuses a label without image")
+    targets[:, 2] = False
+    others = [0, 1, 3]
+    whole = make_support(targets)
+    alone = Support(tuple(LABELS[column] for column in others), whole.words[others], whole.maps, targets[:, others])
+    assert_same(method.adapt(whole)(query())[:, others], method.adapt(alone)(query()))
+
+
+@every_method
+def test_the_same_seed_gives_the_same_scores(name: str) -> None:
+    first, second = (build(name, seed=3).adapt(make_support())(query()) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@every_method
+def test_a_classifier_does_not_look_at_other_query_images(name: str) -> None:
+    classifier = build(name).adapt(make_support())
+    assert_same(classifier(query()), torch.cat([classifier(image[None]) for image in query()]))
+
+
+@every_method
+def test_a_second_label_set_leaves_the_first_classifier_unchanged(name: str) -> None:
+    method = build(name)
+    first = method.adapt(make_support())
+    before = first(query())
+    second = method.adapt(make_support(torch.eye(2, dtype=torch.bool), ("boat", "bus"), seed=40))
+    assert second(query()).shape == (7, 2)
+    assert torch.equal(first(query()), before)
+
+
+@every_method
+def test_the_loss_is_a_finite_number_and_teaches_every_parameter(name: str) -> None:
+    method = build(name).train()
+    targets = torch.arange(7)[:, None] % 4 == torch.arange(4)
+    loss = method.loss(Episode(make_support(), query(), targets))
+    assert loss.shape == ()
+    assert loss.isfinite()
+    parameters = dict(method.named_parameters())
+    if parameters:
+        loss.backward()
+    for key, parameter in parameters.items():
+        assert parameter.grad is not None, f"{key} is not used"
+        assert parameter.grad.isfinite().all(), key
+        # a bias may cancel out by design (a softmax does not see what is added to all its scores), a weight may not
+        assert parameter.ndim < 2 or parameter.grad.abs().max() > 0, f"{key} learns nothing"
+
+
+@every_method
+def test_the_loss_depends_on_the_query_targets(name: str) -> None:
+    method, targets = build(name), torch.arange(7)[:, None] % 4 == torch.arange(4)
+    one, other = (method.loss(Episode(make_support(), query(), shown)) for shown in (targets, ~targets))
+    assert (one - other).abs() > 1e-3
+
+
+@every_method
+def test_a_label_without_image_does_not_spoil_the_gradients(name: str) -> None:
+    method, shown = build(name), SHOWN.clone()
+    if not method.serves_words_alone:
+        pytest.skip("this method refuses a label without image")
+    if not list(method.parameters()):
+        pytest.skip("this method has no gradients")
+    shown[:, 2] = False
+    targets = torch.arange(7)[:, None] % 4 == torch.arange(4)
+    method.loss(Episode(make_support(shown), query(), targets)).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in method.parameters() if parameter.grad is not None)

@@ -1,0 +1,244 @@
+"""PLA: the alignment against all permutations, the decoder against plain NumPy, learning in a world that is known."""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from synthetic import CHANNELS, DIMENSIONS, draw_episodes, introduce, macro_ap, make_world, random_macro_ap, train
+from torch import Tensor
+
+from fewtag.errors import InputError
+from fewtag.research.methods.base import BaseLabels, Episode, Support
+from fewtag.research.methods.head import Head
+from fewtag.research.methods.pla import PLA, WordPLA, take_turns
+from fewtag.research.methods.pla_alignment import NONE, align, alignment_loss, best_logits
+from fewtag.research.methods.pla_decoder import Decoder, View, Weights, decode
+from fewtag.research.methods.pla_gradients import SharedMatrix, attend
+
+both = pytest.mark.parametrize("kind", [PLA, WordPLA])
+
+
+def small(kind: type[PLA], **options: float) -> PLA:
+    torch.manual_seed(0)
+    return kind(CHANNELS, DIMENSIONS, joint=32, embedding=16, finetune_rate=1e-2, **options)  # type: ignore[arg-type]
+
+
+def brute_force(logits: Tensor, shown: Tensor) -> list[int]:
+    """The best of all orders of one image's true labels in which no right first prediction is moved."""
+    log_probabilities = logits.double().log_softmax(dim=-1)
+    true, steps, stop = shown.nonzero().flatten().tolist(), len(logits), logits.shape[1] - 1
+    predicted = logits.argmax(dim=-1).tolist()
+    kept: dict[int, int] = {}
+    for step in range(min(len(true), steps)):
+        if predicted[step] in true and predicted[step] not in kept.values():
+            kept[step] = predicted[step]
+    orders = [
+        order
+        for order in itertools.permutations(true, min(len(true), steps))
+        if all(order[step] == label for step, label in kept.items())
+    ]
+    best = max(orders, key=lambda order: sum(float(log_probabilities[step, at]) for step, at in enumerate(order)))
+    return ([*best, stop] + [NONE] * steps)[:steps]
+
+
+@pytest.mark.parametrize("steps", [7, 5, 3])  # with 3 not all of five labels have a step
+def test_the_alignment_is_the_best_of_all_permutations_that_keep_right_predictions(steps: int) -> None:
+    generator = torch.Generator().manual_seed(steps)
+    logits = 2 * torch.randn(60, steps, 8, generator=generator)
+    targets = torch.rand(60, 7, generator=generator) < 0.4
+    targets[targets.sum(dim=1) > 5] = False  # few enough for all permutations; and images that show nothing
+    assert {0, 1, 2, 3, 4, 5} == set(targets.sum(dim=1).tolist())
+    assert align(logits, targets).tolist() == [brute_force(*image) for image in zip(logits, targets, strict=True)]
+
+
+def test_the_loss_by_hand() -> None:
+    # step 1 emits label 0, which is right and stays, although to give step 1 label 1 and step 2 label 0 would cost less
+    kept = [[0.5, 0.49, 0.01], [0.9, 0.05, 0.05], [0.1, 0.2, 0.7]]
+    # label 1 alone is true: step 1 emits something else but is the only one before the stop; step 3 has no target
+    missed = [[0.6, 0.3, 0.1], [0.1, 0.5, 0.4], [0.8, 0.1, 0.1]]
+    targets = torch.tensor([[True, True], [False, True]])
+    logits = torch.tensor([kept, missed]).log() + 3  # what is added to all scores changes nothing
+    expected = -(math.log(0.5) + math.log(0.05) + math.log(0.7) + math.log(0.3) + math.log(0.4)) / 5
+    assert align(logits, targets).tolist() == [[0, 1, 2], [1, 2, NONE]]
+    assert alignment_loss(logits, targets).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_score_is_the_logit_of_the_highest_probability_until_the_stop_token() -> None:
+    probabilities = torch.tensor(
+        [
+            [[0.5, 0.2, 0.3], [0.1, 0.6, 0.3], [0.2, 0.1, 0.7], [0.8, 0.1, 0.1]],  # stops at the third step
+            [[0.3, 0.2, 0.5], [0.9, 0.05, 0.05], [0.9, 0.05, 0.05], [0.9, 0.05, 0.05]],  # stops at once
+        ]
+    )
+    found = best_logits(probabilities.log()).sigmoid()
+    torch.testing.assert_close(found, torch.tensor([[0.5, 0.6], [0.3, 0.2]]))
+
+
+def test_scores_of_certainty_are_exact_and_never_tie() -> None:
+    logits = torch.tensor([[[60.0, 3.0, 1.0]], [[61.0, 3.0, 1.0]], [[-90.0, 3.0, 1.0]]])
+    found = best_logits(logits)
+    others = [[(3, 1), (60, 1)], [(3, 1), (61, 1)], [(3, 1), (-90, 1)]]
+    for image, label in itertools.product(range(3), range(2)):
+        rest = math.log(sum(math.exp(score) for score in others[image][label]))
+        assert found[image, label].item() == pytest.approx(logits[image, 0, label].item() - rest, abs=1e-4)
+    assert found[1, 0] > found[0, 0]
+
+
+def test_the_decoder_is_an_lstm_with_additive_attention_that_hears_itself() -> None:
+    torch.manual_seed(0)
+    decoder, generator = Decoder(4, 3), torch.Generator().manual_seed(1)
+    torch.nn.init.normal_(decoder.start)
+    torch.nn.init.normal_(decoder.stop)
+    local, keys = (torch.randn(1, 5, 4, generator=generator) for _ in range(2))
+    embeddings, weight, bias = (torch.randn(*size, generator=generator) for size in ((2, 3), (3, 4), (3,)))
+    found = decode(decoder.weights(embeddings, Head(weight, bias)), View(local, keys), [1] * 4)[0]
+
+    at = {name: value.detach().double().numpy() for name, value in decoder.named_parameters()}
+    places, key = local[0].double().numpy(), keys[0].double().numpy()
+    tokens = np.vstack([embeddings.numpy(), at["stop"]])
+    hidden, cell = (
+        at[f"{part}.weight"] @ places.mean(0) + at[f"{part}.bias"] for part in ("first_hidden", "first_cell")
+    )
+    emitted, expected = at["start"], []
+    for _ in range(4):
+        scores = np.maximum(key + at["query.weight"] @ hidden, 0) @ at["relevance.weight"][0]
+        attended = np.exp(scores) / np.exp(scores).sum() @ places
+        seen = attended / (1 + np.exp(-(at["gate.weight"] @ hidden + at["gate.bias"])))
+        inner = at["lstm.weight_ih"] @ np.concatenate([emitted, seen]) + at["lstm.bias_ih"]
+        let_in, keep, new, out = np.split(inner + at["lstm.weight_hh"] @ hidden + at["lstm.bias_hh"], 4)
+        cell = cell / (1 + np.exp(-keep)) + np.tanh(new) / (1 + np.exp(-let_in))
+        hidden = np.tanh(cell) / (1 + np.exp(-out))
+        expected.append(weight.numpy() @ hidden + bias.numpy())
+        emitted = tokens[expected[-1].argmax()]
+    np.testing.assert_allclose(found.detach().numpy(), expected, atol=1e-5)
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.double).requires_grad_()
+
+
+def test_a_shared_matrix_has_the_gradients_of_a_product_at_each_step() -> None:
+    matrix, rows, later = random(3, 4, seed=0), random(5, 4, seed=1), random(2, 3, seed=2)
+
+    def losses(apply: Callable[[Tensor], Tensor]) -> Tensor:
+        once = apply(rows)
+        again = apply(torch.cat([once[:2], later[:, :1]], dim=1).tanh())
+        return once.square().sum() + again.exp().sum()
+
+    expected = torch.autograd.grad(losses(lambda given: given @ matrix.T), [matrix, rows, later])
+    shared = SharedMatrix(matrix)
+    loss = losses(shared)
+    for _ in range(2):  # what the first time noted down must not count again
+        found = torch.autograd.grad(loss, [matrix, rows, later], retain_graph=True)
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_gradients_of_attention_are_those_of_finite_differences() -> None:
+    query, relevance = random(2, 4, seed=0), random(4, seed=1)
+    keys, local = random(2, 3, 4, seed=2), random(2, 3, 4, seed=3)
+    assert torch.autograd.gradcheck(attend, (query, relevance, keys, local))
+
+
+def test_steps_after_the_stop_teach_nothing_so_images_need_not_take_them() -> None:
+    torch.manual_seed(0)
+    targets = torch.tensor([[1, 0, 0], [1, 1, 1], [0, 0, 0], [0, 1, 1], [0, 0, 1]], dtype=torch.bool)
+    weights = Decoder(4, 3).double().weights(random(3, 3, seed=1), Head(random(4, 4, seed=2), random(4, seed=3)))
+    view = View(random(5, 6, 4, seed=4), random(5, 6, 4, seed=5))
+    order, running = take_turns(targets, 10)
+    assert order.tolist() == [1, 3, 0, 4, 2]
+    assert running == [5, 4, 2, 1]
+    assert take_turns(targets, 3)[1] == [5, 4, 2]
+    all_steps = alignment_loss(decode(weights, view, [5] * 4), targets)
+    fewer = alignment_loss(decode(weights, View(*(part[order] for part in view)), running), targets[order])
+    learnt = [*weights, *view]
+    torch.testing.assert_close(torch.autograd.grad(fewer, learnt), torch.autograd.grad(all_steps, learnt))
+
+
+@both
+def test_what_is_learnt_from_base_labels_serves_new_ones(kind: type[PLA]) -> None:
+    world = make_world(base_labels=8, validation_labels=6, noise=0.1)
+    episodes = draw_episodes(world.validation, 3)
+    method = introduce(small(kind, dropout=0.1), world.base)
+    losses = train(method, draw_episodes(world.base, 60), learning_rate=1e-2)
+    assert np.mean(losses[-10:]) < np.mean(losses[:10]) / 2
+    found = macro_ap(method, episodes)
+    assert found > random_macro_ap(episodes) + 10
+    assert found > macro_ap(introduce(small(kind), world.base), episodes), "as good without the base labels"
+
+
+def an_episode(labels: int = 4) -> Episode:
+    return draw_episodes(make_world(base_labels=2, validation_labels=labels).validation, 1)[0]
+
+
+def told(kind: type[PLA], episode: Episode, **options: float) -> PLA:
+    method, support = small(kind, **options), episode.support
+    method.prepare(BaseLabels(support.labels, support.words, support.targets))
+    return method.eval()
+
+
+@both
+def test_tuning_learns_the_support(kind: type[PLA]) -> None:
+    support = an_episode().support
+    method = told(kind, an_episode(), finetune_epochs=100)
+    assert macro_ap(method, [Episode(support, support.maps, support.targets)]) > 95
+
+
+@pytest.mark.parametrize("tune_decoder", [True, False])
+def test_tuning_changes_a_copy_of_the_decoder_or_nothing_of_it(tune_decoder: bool) -> None:
+    episode = an_episode()
+    method, support = told(PLA, episode, tune_decoder=tune_decoder), episode.support
+    method.loss(episode).backward()  # gradients that are there must not leak into the tuning
+    fresh = Head(torch.zeros(5, 32), torch.zeros(5))
+    as_it_was = method.decoder.weights(torch.zeros(4, 16), fresh)
+    before = [parameter.grad.clone() for parameter in method.parameters() if parameter.grad is not None]
+    tuned = method.tune(method.look(method.encode(support.maps)), support.words, support.targets)
+    same = [torch.equal(old, new) for old, new in zip(as_it_was, tuned, strict=True)]
+    changed = {name for name, kept in zip(Weights._fields, same, strict=True) if not kept}
+    # the embeddings of tokens that are never emitted stay as they are
+    assert changed - {"embeddings"} == set(Weights._fields if tune_decoder else Weights._fields[-2:]) - {"embeddings"}
+    after = [parameter.grad for parameter in method.parameters() if parameter.grad is not None]
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+@both
+def test_words_matter_where_they_are_the_embeddings(kind: type[PLA]) -> None:
+    episode = an_episode()
+    method = told(kind, episode)
+    other = episode.support._replace(words=-episode.support.words)
+    same = torch.equal(method.adapt(episode.support)(episode.maps), method.adapt(other)(episode.maps))
+    assert same is (kind is PLA)
+
+
+def test_the_order_of_labels_has_no_say_even_where_all_score_the_same() -> None:
+    episode = an_episode()
+    method, support, order = told(PLA, episode), episode.support, [2, 0, 3, 1]
+    turned = Support(
+        tuple(support.labels[label] for label in order), support.words[order], support.maps, support.targets[:, order]
+    )
+    assert torch.equal(method.adapt(turned)(episode.maps), method.adapt(support)(episode.maps)[:, order])
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # torch's, on switching oneDNN off
+@both
+def test_the_loss_in_half_precision_is_nearly_the_same(kind: type[PLA]) -> None:
+    episode = an_episode()
+    method = told(kind, episode)
+    # without oneDNN, whose half precision asks for instructions that not every machine has
+    with torch.backends.mkldnn.flags(enabled=False), torch.autocast("cpu", dtype=torch.bfloat16):
+        half = method.loss(episode)
+    assert half.dtype == torch.float32
+    assert half.item() == pytest.approx(method.loss(episode).item(), rel=1e-2)
+
+
+def test_labels_it_was_not_prepared_for_are_refused() -> None:
+    episode = an_episode()
+    with pytest.raises(InputError, match="prepared for 0 base labels, and the episode has 4"):
+        small(PLA).loss(episode)
+
+
+def test_too_few_steps_to_stop_are_refused() -> None:
+    with pytest.raises(InputError, match=r"steps = 1: .* at least 2"):
+        small(PLA, steps=1)
