@@ -94,7 +94,7 @@ def beside_ray(folder: Path, bank: Path, pictures: list[Picture]) -> dict[str, f
     """Two workers beside the local engine, in turns, once they are up."""
     from fewtag.apps.bulk.manifest import Options
     from fewtag.apps.bulk.run import tag_archive
-    from fewtag.apps.progress import Bars
+    from fewtag.cli.terminal import Bars
 
     source, local, ray, startup = copy(pictures[:RAY], folder / "ray"), [], [], []
     for turn in range(2):

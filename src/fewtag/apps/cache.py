@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtag.apps.options import AsJson
+from fewtag.cli.options import AsJson
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def contents(root: Path) -> list[dict[str, Any]]:
 
 def _check(root: Path) -> int:
     """How many damaged rows were dropped."""
-    from fewtag.apps.progress import Bars
+    from fewtag.cli.terminal import Bars
     from fewtag.research.features.room import space_folders
     from fewtag.research.features.store import open_space
 
@@ -110,7 +110,7 @@ def _check(root: Path) -> int:
 
 
 def _show(found: list[dict[str, Any]]) -> None:
-    from fewtag.apps.progress import show
+    from fewtag.cli.terminal import show
     from fewtag.research.features.room import format_size
 
     rows = {

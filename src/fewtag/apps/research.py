@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fewtag.apps.cache import Cache, cache_folder
-from fewtag.apps.options import AsJson, DataFolder, SkipBad
+from fewtag.cli.options import AsJson, DataFolder, SkipBad
 from fewtag.apps.processes import is_first, open_fabric
 from fewtag.errors import InputError
 
@@ -56,7 +56,7 @@ def train(
     if not recipes:
         raise InputError(f"no run of recipe {recipe} has a [training] table, so there is nothing to train")
     fabric = open_fabric(accelerator, devices, precision)
-    from fewtag.apps.progress import Bars, show
+    from fewtag.cli.terminal import Bars, show
     from fewtag.research.bench.train import train as train_run
 
     summaries: dict[str, Any] = {}
@@ -89,7 +89,7 @@ def bench(
     """Measure a recipe's runs on their test episodes, training first where needed; writes a row an episode."""
     recipes = _recipes(recipe, changes, only)
     fabric = open_fabric(accelerator, devices, precision)
-    from fewtag.apps.progress import Bars, show
+    from fewtag.cli.terminal import Bars, show
     from fewtag.research.bench.measure import measure
     from fewtag.research.bench.measured import summarise
     from fewtag.research.bench.results import write_reason
@@ -159,7 +159,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write the paper's tables beside all measured rows, with plots and paired tests."""
-    from fewtag.apps.progress import show
+    from fewtag.cli.terminal import show
     from fewtag.research.bench.report import write_report
 
     written = write_report(results, out or results / "RESULTS.md")

@@ -1,74 +1,98 @@
-"""What a person may hand over: pictures as paths, PIL images or arrays, and label names.
+"""What a person may hand over: pictures as paths, bytes, PIL images or arrays, and label names.
 
 Arguments are `object` where a wrong one is to be refused in a sentence.
 """
 
 import hashlib
+import io
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
-from jaxtyping import UInt8
 from PIL import Image
 
 from fewtag.errors import InputError
-from fewtag.pictures.decode import squash, upright
+from fewtag.pictures.decode import decode, upright
 from fewtag.pictures.files import Picture
 
-ImageLike = str | os.PathLike[str] | Image.Image | np.ndarray
+ImageLike = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | np.ndarray
+_THUMBNAIL = (336, 336)
+_QUALITY = 80
+
+
+def encoded_bytes(image: object, name: str) -> bytes | None:
+    """The encoded picture, where one was given: as a path, as bytes or as an open file."""
+    if isinstance(image, Picture):
+        return image.read()
+    if isinstance(image, str | os.PathLike):
+        return Picture(Path(image)).read()
+    if isinstance(image, bytes | bytearray | memoryview):
+        return bytes(image)
+    if isinstance(image, io.IOBase) or hasattr(image, "read"):
+        data = image.read()  # type: ignore[union-attr]
+        if isinstance(data, bytes):
+            return data
+        raise InputError(f"image {name} is a file of text; open it with mode 'rb'")
+    return None
 
 
 def open_image(image: object, name: str = "given") -> Image.Image:
     """An upright RGB picture; `name` says in messages which one it was, where it has no path."""
-    if isinstance(image, str | os.PathLike):
-        return Picture(Path(image)).open()
+    if (data := encoded_bytes(image, name)) is not None:
+        return decode(data, file_name(image) or name)
     if isinstance(image, Image.Image):
         return upright(image, name)
     if isinstance(image, np.ndarray):
         return upright(_from_array(image, name), name)
-    raise InputError(f"image {name} is a {type(image).__name__}; give a path, a PIL image or an array of uint8")
-
-
-def open_square(image: object, name: str, size: int) -> UInt8[np.ndarray, "3 size size"]:
-    """A picture to be tagged, squashed; a large JPEG is read from its file at a fraction of its size."""
-    if isinstance(image, str | os.PathLike):
-        return Picture(Path(image)).pixels(size)
-    return squash(open_image(image, name), size)
+    raise InputError(f"image {name} is a {type(image).__name__}; give a path, bytes, a PIL image or an array of uint8")
 
 
 def _from_array(array: np.ndarray, name: str) -> Image.Image:
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     if array.dtype != np.uint8 or not array.size or not (array.ndim == 2 or array.shape[2:] in {(3,), (4,)}):
-        found = " × ".join(str(side) for side in array.shape) or "no"
+        shape = " × ".join(str(side) for side in array.shape) or "no"
         raise InputError(
-            f"image {name} is an array of {found} {array.dtype}; "
+            f"image {name} is an array of {shape} {array.dtype}; "
             "give height × width × 3 numbers of uint8, or × 4 with transparency, or height × width in grey"
         )
     return Image.fromarray(np.ascontiguousarray(array))
 
 
-def several(images: object) -> Iterable[ImageLike]:
-    """Refuses one picture where a list of them is expected."""
-    single = isinstance(images, str | os.PathLike | Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
-    if single or not isinstance(images, Iterable):
-        found = "an array of one picture" if isinstance(images, np.ndarray) else f"a {type(images).__name__}"
-        raise InputError(f"a list of pictures is expected, found {found}; put it in brackets: [picture]")
+def file_name(image: object) -> str:
+    """What a person calls the picture: its path as given; nothing where it has none."""
+    return str(image) if isinstance(image, str | os.PathLike | Picture) else ""
+
+
+def several(images: object) -> Iterable[object]:
+    """One picture counts as a list of one; an array of four dimensions is a list of arrays."""
+    if isinstance(images, np.ndarray):
+        return [images] if images.ndim in {2, 3} and images.dtype.kind not in "UO" else images
+    single = str | os.PathLike | bytes | bytearray | memoryview | Image.Image | io.IOBase | Picture
+    if isinstance(images, single):
+        return [images]
+    if not isinstance(images, Iterable):
+        raise InputError(f"pictures are expected, one or a list of them, found a {type(images).__name__}")
     return images
 
 
-def digest(picture: Image.Image) -> str:
+def pixel_digest(picture: Image.Image) -> str:
     """What an example is known by: its decoded pixels, wherever they came from."""
-    found = hashlib.sha256(f"{picture.mode} {picture.width} {picture.height} ".encode())
-    found.update(picture.tobytes())
-    return found.hexdigest()
+    total = hashlib.sha256(f"{picture.mode} {picture.width} {picture.height} ".encode())
+    total.update(picture.tobytes())
+    return total.hexdigest()
 
 
-def numbered(images: object) -> Iterator[tuple[ImageLike, str]]:
-    """Each with the name that a message gives it."""
-    return ((image, f"number {number}") for number, image in enumerate(several(images), 1))
+def thumbnail(picture: Image.Image) -> bytes:
+    """A small WebP copy: what a bank needs to move to a newer model, and to show a person. No metadata."""
+    small = picture.copy()
+    small.thumbnail(_THUMBNAIL, Image.Resampling.LANCZOS)
+    content = io.BytesIO()
+    small.save(content, "WEBP", quality=_QUALITY, method=4)
+    return content.getvalue()
 
 
 def label_sets(labels: object) -> list[frozenset[str]]:

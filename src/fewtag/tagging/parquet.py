@@ -5,22 +5,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fewtag.apps.bulk.locations import file_system, is_url, join, reason
 from fewtag.errors import InputError
+from fewtag.tagger.stream import Item
+from fewtag.tagging.locations import file_system, is_url, join, local_path, reason
+from fewtag.tagging.sources import Entry
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 _PATHS = ("path", "image")
-
-
-@dataclass(frozen=True)
-class Row:
-    """A picture of a table: where it is, or its bytes; neither where the cell is empty."""
-
-    name: str
-    location: str | None = None
-    data: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +33,7 @@ def open_table(url: str, stamp: object) -> Table:
         return Table(url, stamp, tuple(found.row_group(number).num_rows for number in range(found.num_row_groups)))
 
 
-def read_rows(url: str, first: int, size: int, batch: int) -> Iterator[list[Row]]:
+def read_rows(url: str, first: int, size: int, batch: int) -> Iterator[list[Item]]:
     """These rows, a batch at a time; only the row groups that hold some of them are read."""
     with _reading(url) as file:
         columns = _columns(url, file.schema_arrow)
@@ -80,7 +73,7 @@ def _columns(url: str, schema: Any) -> list[str]:
     raise InputError(f"the table {url} has neither a column path (or image) nor bytes, but {found}; rename one")
 
 
-def _rows(url: str, columns: dict[str, Sequence[Any]], first: int) -> list[Row]:
+def _rows(url: str, columns: dict[str, Sequence[Any]], first: int) -> list[Item]:
     """`image` names a picture of bytes, `path` one of a list."""
     folder, _, table = url.rpartition("/")
     nameless = [f"{table}#{first + number}" for number in range(len(next(iter(columns.values()))))]
@@ -91,11 +84,15 @@ def _rows(url: str, columns: dict[str, Sequence[Any]], first: int) -> list[Row]:
         given = [cell.get("path") for cell in cells]
     named = [nameless[number] if name is None else str(name) for number, name in enumerate(given)]
     if "bytes" in columns:
-        return [Row(name, data=data) for name, data in zip(named, columns["bytes"], strict=True)]
+        return [Item(name, data or _empty(name)) for name, data in zip(named, columns["bytes"], strict=True)]
     return [
-        Row(name, location=None if path is None else _resolve(folder, str(path)))
+        Item(name, _empty(name)) if path is None else Entry(name, _resolve(folder, str(path))).item()
         for name, path in zip(named, given, strict=True)
     ]
+
+
+def _empty(name: str) -> InputError:
+    return InputError(f"image {name} is an empty cell of its table; fill it or leave the row out")
 
 
 def _resolve(folder: str, path: str) -> str:
@@ -106,14 +103,21 @@ def _resolve(folder: str, path: str) -> str:
 @contextmanager
 def _reading(url: str) -> Iterator["ParquetFile"]:
     """What goes wrong in the table is told as one sentence."""
-    from pyarrow.lib import ArrowException
-    from pyarrow.parquet import ParquetFile
-
-    system, path = file_system(url)
     try:
-        with system.open(path, "rb") as stream, ParquetFile(stream) as file:
+        from pyarrow.lib import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise InputError(f'{url} needs pyarrow; install it with: pip install "fewtag[parquet]"') from error
+    here = local_path(url)
+    try:
+        with _opened(url) if here is None else here.open("rb") as stream, ParquetFile(stream) as file:
             yield file
     except (ArrowException, OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"cannot read the table {url}: {reason(error)}; replace it or leave it out") from error
+
+
+def _opened(url: str) -> Any:
+    system, path = file_system(url)
+    return system.open(path, "rb")

@@ -1,16 +1,16 @@
-"""Tags as a table: CSV, JSON lines or Parquet, by the file's ending."""
+"""Rows of tags as a table: CSV, JSON lines or Parquet, by the file's ending; and as lines for a terminal."""
 
 import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewtag.errors import InputError
 from fewtag.files import replacing
+from fewtag.tagger.stream import Tagged
 
 if TYPE_CHECKING:
     import pyarrow
@@ -19,32 +19,8 @@ SEPARATOR = ";"
 # JSON leaves these as they are, but str.splitlines() takes them for ends of lines
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _ROWS_AT_ONCE = 1024
-_DIGITS = 6
-
-
-@dataclass(frozen=True)
-class Tagged:
-    """What was found out about one picture: its tags, or why it could not be read."""
-
-    image: str
-    tags: list[str] = field(default_factory=list)
-    scores: dict[str, float] = field(default_factory=dict)
-    failure: str | None = None
-
-
-def tagged(
-    image: str, probabilities: Sequence[float], labels: Sequence[str], thresholds: Sequence[float], *, scores: bool
-) -> Tagged:
-    """The names over their threshold, likeliest first, and with `scores` the probability of each."""
-    over = [column for column, value in enumerate(probabilities) if value >= thresholds[column]]
-    return Tagged(
-        image,
-        tags=[labels[column] for column in sorted(over, key=probabilities.__getitem__, reverse=True)],
-        scores={label: round(value, _DIGITS) for label, value in zip(labels, probabilities, strict=True)}
-        if scores
-        else {},
-    )
-
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What spreadsheets take a cell for a formula by."""
 
 Labels = Sequence[str] | None
 """The labels whose scores are written; None without --scores."""
@@ -52,10 +28,12 @@ Labels = Sequence[str] | None
 
 def check_table(out: Path) -> None:
     """Refuses an output that could not be written, before hours of work."""
-    if out.suffix.lower() not in _WRITERS:
-        raise InputError(f"--out {out} ends in none of {', '.join(_WRITERS)}; name it tags.csv, for example")
+    if out.suffix.lower() not in WRITERS:
+        raise InputError(f"--out {out} ends in none of {', '.join(WRITERS)}; name it tags.csv, for example")
     if out.is_dir():
         raise InputError(f"--out {out} is a folder; name a file in it, such as {out / 'tags.csv'}")
+    if out.suffix.lower() == ".parquet":
+        import_pyarrow(str(out))
 
 
 def check_labels(out: Path, labels: Sequence[str], *, scores: bool) -> None:
@@ -72,14 +50,13 @@ def check_labels(out: Path, labels: Sequence[str], *, scores: bool) -> None:
 def write_table(out: Path, rows: Iterable[Tagged], labels: Labels) -> None:
     """The whole table or nothing; rows are taken one by one, so that they need not all be in memory."""
     with replacing(out) as part:
-        _WRITERS[out.suffix.lower()](part, rows, labels)
+        WRITERS[out.suffix.lower()](part, rows, labels)
 
 
-def write_failures(path: Path, failed: Iterable[Tagged]) -> None:
+def failures_csv(failed: Iterable[Tagged]) -> bytes:
     """Columns image and reason. A name that is no text is written as Python would."""
-    with replacing(path) as part, part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-        file.write(csv_line(["image", "reason"]))
-        file.writelines(csv_line([row.image, row.failure or ""]) for row in failed)
+    lines = [csv_line(["image", "reason"]), *(csv_line([_path_cell(row.image), row.failure]) for row in failed)]
+    return "".join(lines).encode(errors="backslashreplace")
 
 
 def csv_line(cells: Sequence[str]) -> str:
@@ -93,41 +70,64 @@ def csv_line(cells: Sequence[str]) -> str:
     return buffer.getvalue().removesuffix("\r\n") + "\n"
 
 
+def record(row: Tagged, labels: Labels) -> dict[str, Any]:
+    """A row as JSON and Parquet have it."""
+    facts: dict[str, Any] = {"image": row.image, "tags": list(row.tags)}
+    return facts if labels is None else facts | {"scores": {label: row.scores[label] for label in labels}}
+
+
+def json_line(facts: dict[str, Any]) -> str:
+    """One line, whatever is in it."""
+    return json.dumps(facts, ensure_ascii=False).translate(_LINE_ENDS) + "\n"
+
+
+def arrow_table(rows: Sequence[Tagged], labels: Labels) -> "pyarrow.Table":
+    """Columns image, tags (a list) and with labels scores (a struct with a number for each)."""
+    import pyarrow
+
+    columns = {"image": pyarrow.string(), "tags": pyarrow.list_(pyarrow.string())}
+    if labels is not None:
+        columns["scores"] = pyarrow.struct([(label, pyarrow.float64()) for label in labels])
+    return pyarrow.Table.from_pylist([record(row, labels) for row in rows], pyarrow.schema(columns))
+
+
+def import_pyarrow(what: str) -> None:
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise InputError(f'{what} needs pyarrow; install it with: pip install "fewtag[parquet]"') from error
+
+
+def _path_cell(name: str) -> str:
+    """The same path, but no formula to a spreadsheet."""
+    return f"./{name}" if name.startswith(_FORMULA) else name
+
+
+def _text_cell(text: str) -> str:
+    """The same names, which are read without blanks around them, but no formula to a spreadsheet."""
+    return f" {text}" if text.startswith(_FORMULA) else text
+
+
 def _write_csv(path: Path, rows: Iterable[Tagged], labels: Labels) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        file.write(csv_line(["image", "tags", *(labels or ())]))
+        file.write(csv_line(["image", "tags", *map(_text_cell, labels or ())]))
         for row in rows:
             numbers = [f"{row.scores[label]:.6f}" for label in labels or ()]
-            file.write(csv_line([row.image, SEPARATOR.join(row.tags), *numbers]))
+            file.write(csv_line([_path_cell(row.image), _text_cell(SEPARATOR.join(row.tags)), *numbers]))
 
 
 def _write_jsonl(path: Path, rows: Iterable[Tagged], labels: Labels) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        for row in rows:
-            file.write(json.dumps(_record(row, labels), ensure_ascii=False).translate(_LINE_ENDS) + "\n")
+        file.writelines(json_line(record(row, labels)) for row in rows)
 
 
 def _write_parquet(path: Path, rows: Iterable[Tagged], labels: Labels) -> None:
     import pyarrow.parquet
 
-    with pyarrow.parquet.ParquetWriter(path, arrow_table([], labels).schema) as writer:
+    empty = arrow_table([], labels)
+    with pyarrow.parquet.ParquetWriter(path, empty.schema) as writer:
         for chunk in _chunks(rows):
             writer.write_table(arrow_table(chunk, labels))
-
-
-def arrow_table(rows: Sequence[Tagged], labels: Labels) -> "pyarrow.Table":
-    """Columns image and tags, and scores where labels are given."""
-    import pyarrow
-
-    columns = {"image": pyarrow.string(), "tags": pyarrow.list_(pyarrow.string())}
-    if labels is not None:
-        columns["scores"] = pyarrow.map_(pyarrow.string(), pyarrow.float64())
-    return pyarrow.Table.from_pylist([_record(row, labels) for row in rows], pyarrow.schema(columns))
-
-
-def _record(row: Tagged, labels: Labels) -> dict[str, Any]:
-    record: dict[str, Any] = {"image": row.image, "tags": row.tags}
-    return record if labels is None else record | {"scores": {label: row.scores[label] for label in labels}}
 
 
 def _chunks(rows: Iterable[Tagged]) -> Iterator[list[Tagged]]:
@@ -136,7 +136,7 @@ def _chunks(rows: Iterable[Tagged]) -> Iterator[list[Tagged]]:
         yield chunk
 
 
-_WRITERS: dict[str, Callable[[Path, Iterable[Tagged], Labels], None]] = {
+WRITERS: dict[str, Callable[[Path, Iterable[Tagged], Labels], None]] = {
     ".csv": _write_csv,
     ".jsonl": _write_jsonl,
     ".parquet": _write_parquet,

@@ -1,30 +1,28 @@
 """The command line. Heavy imports wait inside the commands, so that `fewtag --help` answers at once."""
 
+import os
 import sys
-import time
+import warnings
 from collections.abc import Callable
 from typing import Annotated
+
+# before numpy is loaded: on a busy machine the threads of small products wait for one another longer than they work
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import typer
 
 from fewtag import __version__
-from fewtag.apps import cache, export, research, tagging
-from fewtag.apps.processes import LEFT_ALONE, is_first, is_left_alone
-from fewtag.errors import InputError, LonelyError
+from fewtag.apps import cache, research
+from fewtag.cli import banks, export, pictures
+from fewtag.errors import InputError
 
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Tagging": (
-        tagging.learn,
-        tagging.define,
-        tagging.forget,
-        tagging.labels,
-        tagging.tag,
-        tagging.explain,
-        export.export,
-    ),
+    "Teach": (banks.learn, banks.define, banks.forget, banks.rename, banks.labels, banks.examples, banks.upgrade),
+    "Tag": (pictures.tag, pictures.check, pictures.explain, export.export),
     "Research": (research.train, research.bench, research.draws, research.report),
     "Upkeep": (cache.cache,),
 }
+INTERRUPTED = 130
 
 app = typer.Typer(
     help="Teach an image tagger new labels from one example each, without training.",
@@ -51,19 +49,20 @@ Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=
 def _common(version: Version = False) -> None: ...
 
 
+def _show_warning(message: Warning | str, category: type[Warning], *_where: object) -> None:
+    """Our own warnings as a sentence; those of libraries are not a person's matter."""
+    if category is UserWarning:
+        print(f"fewtag: {message}", file=sys.stderr)
+
+
 def main() -> None:
     """Bad input is one sentence and exit code 2, never a traceback; `tag` exits with 1 if some pictures failed."""
+    warnings.showwarning = _show_warning
     try:
         app()
     except InputError as error:
-        if is_first() or isinstance(error, LonelyError):
-            print(f"fewtag: {error}", file=sys.stderr)
-        else:
-            time.sleep(2)  # once one process has left the others are ended, and the first one has yet to speak
+        print(f"fewtag: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except RuntimeError as error:
-        if not is_left_alone(error):
-            raise
-        raise SystemExit(LEFT_ALONE) from None
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        print("fewtag: stopped; run the same command again, and it goes on from here", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None

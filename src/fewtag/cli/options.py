@@ -1,0 +1,31 @@
+"""Options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Bank = Annotated[Path, typer.Argument(metavar="BANK", help="The file of learnt labels, such as pets.fewtag.")]
+Label = Annotated[str, typer.Argument(metavar="LABEL", help="A label's name.")]
+ModelName = Annotated[
+    str | None,
+    typer.Option("--model", help="For a new bank: default, coco52 or the path of a model.", show_default=False),
+]
+WordSource = Annotated[
+    str | None, typer.Option("--words", metavar="FILE", help="Word vectors of your own: GloVe, fastText, word2vec.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+DataFolder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder that the recipe's paths are relative to (the recipe's own).")
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read, and count them.")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto: a GPU where there is one.")]
+
+
+def plural(count: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> plural(1, "picture"), plural(3, "picture")
+    ('1 picture', '3 pictures')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,290 @@
+"""What is to be tagged: paths, folders, lists, tar archives, URLs and Parquet tables, cut into shards."""
+
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from fewtag.errors import InputError
+from fewtag.files import digest
+from fewtag.pictures.files import IMAGE_ENDINGS, Picture, is_image_name, walk
+from fewtag.tagger.stream import Item
+from fewtag.tagging.locations import file_system, is_url, local_path, reason
+
+# whatever a file system says of a file that changes with its content
+_STAMPS = ("size", "mtime", "LastModified", "last_modified", "ETag", "etag", "md5Hash", "generation")
+_TABLES_AT_ONCE = 16
+_TRIES = 3
+
+
+class Entry(NamedTuple):
+    """A picture to be tagged: its name in the table, where it is, and what changes when the file does."""
+
+    name: str
+    location: str
+    stamp: object = None
+    offset: int = 0
+    size: int | None = None
+    """Where it is a stretch of an archive."""
+    problem: str = ""
+    """Why it cannot be read, if that is known already."""
+
+    def item(self) -> Item:
+        if self.problem:
+            return Item(self.name, InputError(self.problem))
+        path = local_path(self.location)
+        if path is None:
+            return Item(self.name, Remote(self.location, self.name))
+        return Item(self.name, Picture(path, self.offset, self.size, self.name))
+
+
+class Remote(NamedTuple):
+    """A picture behind a URL."""
+
+    url: str
+    name: str
+
+    def read(self) -> bytes:
+        system, path = file_system(self.url)
+        for tried in range(1, _TRIES + 1):
+            try:
+                return system.cat_file(path)
+            except Exception as error:  # each file system has errors of its own
+                if tried == _TRIES or isinstance(error, FileNotFoundError | PermissionError):
+                    raise InputError(f"cannot read image {self.name}: {reason(error)}; check the path") from error
+        raise AssertionError("the last try answers or fails")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The unit of work: pictures, or rows of a table. Its digest says what is in it."""
+
+    number: int
+    digest: str
+    size: int
+    entries: tuple[Entry, ...] = ()
+    table: str = ""
+    first: int = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    @property
+    def is_remote(self) -> bool:
+        return bool(self.table) or any(is_url(entry.location) for entry in self.entries[:1])
+
+    def items(self, batch: int) -> Iterator[Item]:
+        """The pictures, in order; a table's rows are read a batch at a time."""
+        yield from (entry.item() for entry in self.entries)
+        if self.table:
+            from fewtag.tagging.parquet import read_rows
+
+            yield from (row for rows in read_rows(self.table, self.first, self.size, batch) for row in rows)
+
+    def to_json(self) -> str:
+        """Escaped, since a file's name may be no text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Shard":
+        facts = json.loads(text)
+        facts["entries"] = tuple(Entry(*entry) for entry in facts["entries"])
+        return cls(**facts)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Pictures with a place each, or Parquet tables of them."""
+
+    entries: Sequence[Entry] = ()
+    tables: Sequence[Any] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.entries) + sum(sum(table.groups) for table in self.tables)
+
+    def shards(self, size: int) -> list[Shard]:
+        cuts = [self.entries[first : first + size] for first in range(0, len(self.entries), size)]
+        shards = [Shard(number, _digest(some), len(some), tuple(some)) for number, some in enumerate(cuts)]
+        pieces = [(table, first, rows) for table in self.tables for first, rows in _cuts(table.groups, size)]
+        return shards + [
+            Shard(number, _digest([table.url, table.stamp, first, rows]), rows, table=table.url, first=first)
+            for number, (table, first, rows) in enumerate(pieces, len(shards))
+        ]
+
+
+def _cuts(groups: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
+    """First row and number of rows; whole row groups together where they fit, so that none is read twice."""
+    first = rows = 0
+    for group in groups:
+        if rows and rows + group > size:
+            yield first, rows
+            first, rows = first + rows, 0
+        rows += group
+        while rows > size:
+            yield first, size
+            first, rows = first + size, rows - size
+    if rows:
+        yield first, rows
+
+
+def open_source(sources: Sequence[str]) -> Source:
+    """One source: its pictures by their name in it. Several: by the path that was given."""
+    alone = len(sources) == 1
+    opened = [_open(source, "" if alone else source) for source in sources]
+    entries = [entry for source in opened for entry in source.entries]
+    tables = [table for source in opened for table in source.tables]
+    if not entries and not tables:
+        raise InputError(f"{', '.join(sources)}: there is no picture ({_endings()}); check the path")
+    if entries and tables:
+        raise InputError("pictures and Parquet tables cannot be tagged in one run; give them to a run each")
+    first: dict[str, str] = {}
+    for entry in entries:
+        if first.setdefault(entry.name, entry.location) != entry.location:
+            raise InputError(f"two pictures are called {entry.name!r}; tag their folders in a run each")
+    found = Source(list(dict.fromkeys(entries)), tables)
+    if not len(found):
+        raise InputError(f"{', '.join(sources)} lists no picture: its tables have no row; check it")
+    return found
+
+
+def _open(source: str, prefix: str) -> Source:
+    """`prefix` stands before the names where several sources were given."""
+    path = local_path(source)
+    if path is None:
+        return _remote(source)
+    if path.is_dir():
+        return _folder(path, prefix)
+    if not path.exists() and not path.is_symlink():
+        raise InputError(f"there is no folder or picture {source}; check the path")
+    match path.suffix.lower():
+        case ".parquet":
+            return _open_tables({str(path.resolve()): _stamp(path)})
+        case ".tar":
+            return Source(list(_archive(path, prefix)))
+        case ".txt" | ".lst":
+            return Source(list(_list(path)))
+        case _:
+            name = PurePosixPath(path).as_posix() if prefix else path.name
+            return Source([Entry(name, str(path.absolute()), _stamp(path))])
+
+
+def _folder(folder: Path, prefix: str) -> Source:
+    """Its pictures; where there are none, its tar archives or its Parquet tables."""
+    above = f"{PurePosixPath(folder).as_posix().rstrip('/')}/" if prefix else ""
+    entries = [
+        Entry(f"{above}{found.name}", str(found.path.absolute()), _stamp(found.path), problem=found.problem)
+        for found in walk(folder)
+    ]
+    if any(not entry.problem for entry in entries):
+        return Source(entries)
+    # hidden files and folders, and those that Spark and Arrow keep their notes in, are none of the tables
+    inside = [path for path in sorted(folder.rglob("*")) if not _hidden(path.relative_to(folder).as_posix())]
+    if archives := [path for path in inside if path.suffix.lower() == ".tar"]:
+        return Source([*entries, *(entry for path in archives for entry in _archive(path, above))])
+    tables = [path for path in inside if path.suffix.lower() == ".parquet"]
+    return _open_tables({str(path.resolve()): _stamp(path) for path in tables}) if tables else Source(entries)
+
+
+def _list(path: Path) -> Iterator[Entry]:
+    """A text file with a path or URL a line, relative to it."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the list {path} ({reason(error)}); give a text file, a path a line") from error
+    for line in lines:
+        name = line.strip()
+        if name and not name.startswith("#"):
+            place = path.parent / name
+            here = not is_url(name)
+            yield Entry(name, str(place.absolute()) if here else name, _stamp(place) if here else None)
+
+
+def _archive(path: Path, prefix: str) -> Iterator[Entry]:
+    """The pictures of a tar archive as stretches of its file, to be read later by a plain seek."""
+    above = f"{PurePosixPath(path).as_posix()}:" if prefix else ""
+    stamp, location = _stamp(path), str(path.absolute())
+    try:
+        # "r:" refuses compressed archives, in which a seek would land nowhere
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                if member.isreg() and not member.issparse() and is_image_name(member.name):
+                    name = f"{above}{member.name.removeprefix('./')}"
+                    yield Entry(name, location, stamp, member.offset_data, member.size)
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise InputError(f"cannot read {path} as an uncompressed tar archive ({error}); pack it again") from error
+
+
+def _remote(source: str) -> Source:
+    files = _find(source)
+    system, root = file_system(source)
+    tables = {system.unstrip_protocol(path): stamp for path, stamp in files.items() if path.endswith(".parquet")}
+    pictures = {path: stamp for path, stamp in files.items() if is_image_name(path)}
+    if not pictures and not tables:
+        raise InputError(f"{source} holds no picture ({_endings()}) and no Parquet table; check the location")
+    if not pictures:
+        return _open_tables(tables)
+    top = root.rstrip("/")
+    named = [
+        (path.rsplit("/", 1)[1] if path.rstrip("/") == top else path.removeprefix(f"{top}/"), path, stamp)
+        for path, stamp in pictures.items()
+    ]
+    # the links of a web page are escaped; the names of files are not
+    web = source.startswith("http")
+    return Source(
+        [
+            Entry(unquote(name) if web else name, system.unstrip_protocol(path), stamp)
+            for name, path, stamp in sorted(named)
+        ]
+    )
+
+
+def _find(source: str) -> dict[str, list[str]]:
+    """Every file under a location, or the one file, each with its stamp."""
+    system, root = file_system(source)
+    # one that goes from folder to folder would pass over those that it cannot read
+    strict = {"on_error": "raise"} if source.startswith("http") else {}
+    try:
+        listed: dict[str, dict[str, Any]] = system.find(root, detail=True, **strict)
+        if not listed:
+            system.info(root)  # says what is wrong, if nothing is there
+    except Exception as error:  # each file system has errors of its own
+        raise InputError(f"cannot list {source}: {reason(error)}; check the location and its permissions") from error
+    top = root.rstrip("/")
+    return {
+        path: [str(facts[key]) for key in _STAMPS if facts.get(key) is not None]
+        for path, facts in listed.items()
+        # a page may link elsewhere
+        if path.rstrip("/") == top or (path.startswith(f"{top}/") and not _hidden(path.removeprefix(f"{top}/")))
+    }
+
+
+def _open_tables(tables: dict[str, Any]) -> Source:
+    """Reads the footers alone."""
+    from fewtag.tagging.parquet import open_table
+
+    with ThreadPoolExecutor(_TABLES_AT_ONCE) as pool:
+        return Source(tables=list(pool.map(open_table, tables.keys(), tables.values())))
+
+
+def _stamp(path: Path) -> list[int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith((".", "_")) for part in name.split("/"))
+
+
+def _endings() -> str:
+    return ", ".join(sorted(IMAGE_ENDINGS))
+
+
+def _digest(content: object) -> str:
+    return digest(json.dumps(content))[:32]
