@@ -51,13 +51,20 @@ Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=
 def _common(version: Version = False) -> None: ...
 
 
+def _flags(error: InputError) -> str:
+    """What the ways out of an unknown word are called here."""
+    from fewtag.words.protocol import UnknownWordError
+
+    return ': --like "lens, eye", --vector FILE or --no-words' if isinstance(error, UnknownWordError) else ""
+
+
 def main() -> None:
     """Bad input is one sentence and exit code 2, never a traceback; `tag` exits with 1 if some pictures failed."""
     try:
         app()
     except InputError as error:
         if is_first() or isinstance(error, LonelyError):
-            print(f"fewtag: {error}", file=sys.stderr)
+            print(f"fewtag: {error}{_flags(error)}", file=sys.stderr)
         else:
             time.sleep(2)  # once one process has left the others are ended, and the first one has yet to speak
         raise SystemExit(2) from None

@@ -10,17 +10,17 @@ from torch import Tensor
 from fewtag.errors import InputError
 from fewtag.tagger.bank import Definition
 from fewtag.tagger.inputs import label_name
-from fewtag.words.vectors import WordVectors
+from fewtag.words.protocol import WordTable
 
 
-def by_name(name: str, vectors: WordVectors, *, told: bool = False) -> Definition:
+def by_name(name: str, vectors: WordTable, *, told: bool = False) -> Definition:
     """Its own word; an unknown one is refused with the ways out."""
     return Definition("name", (name,), torch.from_numpy(vectors.vector(name)), told)
 
 
 def define(
     name: str,
-    vectors: WordVectors,
+    vectors: WordTable,
     labels: Mapping[str, Definition],
     *,
     like: Sequence[str] | None,
@@ -44,7 +44,7 @@ def define(
 
 
 def _meaning(
-    word: str, name: str, vectors: WordVectors, labels: Mapping[str, Definition]
+    word: str, name: str, vectors: WordTable, labels: Mapping[str, Definition]
 ) -> Float32[Tensor, "dimensions"]:
     """Of another label what it means; else the word's own vector."""
     label = labels.get(word) if word != name else None
@@ -53,7 +53,7 @@ def _meaning(
     return torch.from_numpy(vectors.vector(word))
 
 
-def _own_vector(name: str, vector: object, vectors: WordVectors) -> Float32[Tensor, "dimensions"]:
+def _own_vector(name: str, vector: object, vectors: WordTable) -> Float32[Tensor, "dimensions"]:
     wanted = f"words {vectors.name!r} have {vectors.dimensions}"
     try:
         found = np.array(vector, dtype=np.float32)

@@ -14,10 +14,11 @@ from fewtag.errors import InputError, nearest
 from fewtag.files import replacing
 from fewtag.research.features.backbone import Backbone, create_backbone
 from fewtag.research.features.folding import folded
+from fewtag.research.features.words import load_words
 from fewtag.research.methods.base import Base
 from fewtag.research.methods.closed_form import ClosedForm
 from fewtag.tagger.calibrate import Calibration
-from fewtag.words.vectors import WordVectors, load_words
+from fewtag.words.protocol import WordTable
 
 SHIPPED = ("default", "coco52")
 _FORMAT = 1
@@ -29,7 +30,7 @@ class Model:
 
     name: str
     backbone: Backbone
-    words: WordVectors
+    words: WordTable
     method: ClosedForm
     calibration: Calibration
     header: dict[str, Any]
@@ -66,7 +67,7 @@ def _read(name: str, path: Path, words: str | None) -> Model:
         # other words: the base labels' prototypes are in the file, so their map is solved anew at once
         method.mean.copy_(tensors["mean"])
         method.basis.copy_(tensors["basis"])
-        method.fit_words(vectors.vectors(header["base_words"]), base_prototypes)
+        method.fit_words(torch.from_numpy(vectors.vectors(header["base_words"])), base_prototypes)
     calibration = Calibration(**{key: tuple(values) for key, values in header["calibration"].items()})
     return Model(name, backbone, vectors, method.eval(), calibration, header)
 
