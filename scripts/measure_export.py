@@ -73,7 +73,7 @@ SETTINGS: dict[str, Callable[[bytes], bytes]] = {
 def draw_episodes(materials: Materials, tagger: Tagger, phase: str, episodes: int) -> list[Episode]:
     """With prototypes as a bank would have learnt them."""
     images, model = materials.phase(phase), tagger.model
-    words = model.words.vectors([materials.split.words(label) for label in images.labels])
+    words = torch.from_numpy(model.words.vectors([materials.split.words(label) for label in images.labels]))
     targets, found = torch.from_numpy(images.targets), []
 
     @cache

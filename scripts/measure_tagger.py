@@ -31,7 +31,7 @@ def measure(bench: Bench, phase: str, shots: int, episodes: int) -> dict[str, fl
     model = load_model("coco52")
     images, rows = bench.materials.phase(phase), bench.rows(phase)
     targets = torch.from_numpy(images.targets)
-    words = model.words.vectors([bench.materials.split.words(label) for label in images.labels])
+    words = torch.from_numpy(model.words.vectors([bench.materials.split.words(label) for label in images.labels]))
     sampler = EpisodeSampler(images.targets, images.labels, shots=shots, queries=4, seed=0)
     metrics, all_probabilities, all_shown = [], [], []
     for index in range(episodes):

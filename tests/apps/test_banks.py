@@ -113,7 +113,7 @@ def test_an_unknown_word_names_a_command_that_mends_it(cli: Cli, shapes: Path, m
     learn = ("learn", "eyes.fewtag", shapes / "eyes.csv", f"--model={model_file}")
     way_out = f"fewtag define eyes.fewtag 'ectopia lentis' --model={model_file} --like 'lens, eye'"
     said = cli(*learn)
-    assert refused(said, f"or --no-words (pictures only); for example run `{way_out}`, then learn again")
+    assert refused(said, f"or do without words (pictures only); for example run `{way_out}`, then learn again")
     assert not Path("eyes.fewtag").exists()
     assert cli("define", "eyes.fewtag", "ectopia lentis", f"--model={model_file}", "--like", "moon, ring").code == 0
     assert cli(*learn).code == 0
@@ -163,6 +163,7 @@ def test_define_in_every_way(cli: Cli, model_file: Path, content: Any, options: 
         (("--like", "moon", "--no-words"), "--like, --vector and --no-words exclude each other"),
         (("--like", " , "), "names no word"),
         (("--like", "ectopia"), "'ectopia' is unknown"),
+        (("--like", "ectopia"), '(pictures only): --like "lens, eye", --vector FILE or --no-words'),
         (("--vector", "gone.npy"), "cannot read the vector gone.npy: No such file"),
         (("--vector", "words.npy"), "words.npy holds no vector of numbers"),
         (("--vector", "words.txt"), "words.txt holds no vector of numbers"),

@@ -37,7 +37,7 @@ def test_default_inherits_the_strengths_and_the_calibration_of_coco52(coco52) ->
 
 
 def test_words_that_look_alike_are_near_and_others_are_not(coco52) -> None:
-    horse, pony, fork = coco52.method.word_prototypes(coco52.words.vectors(["horse", "pony", "fork"]))
+    horse, pony, fork = coco52.method.word_prototypes(torch.from_numpy(coco52.words.vectors(["horse", "pony", "fork"])))
     assert horse @ pony > 0.5 > horse @ fork
 
 
@@ -45,7 +45,7 @@ def test_other_words_are_mapped_anew(coco52) -> None:
     other = load_model("coco52", words="glove-50")
     assert (other.words.dimensions, other.method.word_map.shape[0]) == (50, 50)
     torch.testing.assert_close(other.method.basis, coco52.method.basis)
-    horse, pony, fork = other.method.word_prototypes(other.words.vectors(["horse", "pony", "fork"]))
+    horse, pony, fork = other.method.word_prototypes(torch.from_numpy(other.words.vectors(["horse", "pony", "fork"])))
     assert horse @ pony > horse @ fork
 
 

@@ -91,7 +91,7 @@ def test_scores_are_those_of_the_method_itself(model: Model, tagger: Tagger, pet
     tagger.fit(*pets)
     maps = to_maps(model.backbone, np.stack([tagger.pixels(image) for image in pets[0]]))
     targets = torch.tensor([[label in shown for label in tagger.classes_] for shown in pets[1]])
-    words = model.words.vectors(tagger.classes_)
+    words = torch.from_numpy(model.words.vectors(tagger.classes_))
     with torch.inference_mode():
         expected = model.method.adapt(Support(tagger.classes_, words, maps, targets))(maps) / model.method.scale
         found = model.method.score(tagger.encode(pets[0]), tagger._bank.matrix)
@@ -202,7 +202,7 @@ def test_a_name_alone_is_scored_at_once(model: Model, tagger: Tagger, queries: l
     assert tagger.define("zebra") is tagger
     assert tagger.classes_ == ("zebra",)
     assert tagger.counts_ == {"zebra": 0}
-    expected = model.method.word_prototypes(model.words.vectors(["zebra"]))
+    expected = model.method.word_prototypes(torch.from_numpy(model.words.vectors(["zebra"])))
     assert np.allclose(tagger._bank.matrix.numpy(), expected.numpy(), atol=1e-6)
     assert tagger.predict_proba(queries).shape == (4, 1)
 

