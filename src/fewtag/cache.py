@@ -13,10 +13,12 @@ import re
 import sqlite3
 import sys
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -50,6 +52,8 @@ _IN_SPACE = f"space = (SELECT id FROM spaces{_WHERE_SPACE})"
 _ROW_OVERHEAD = 100
 _AT_ONCE = 256
 _log = logging.getLogger(__name__)
+Facts = tuple[str, str, str, str]
+"""What tells one space from another: kind, key, shape and type."""
 
 
 def content_digest(data: bytes) -> bytes:
@@ -123,6 +127,7 @@ class Cache:
         self._file = CacheFile(self.path, _SCHEMA, application=_APPLICATION, version=_VERSION)
         self._opened, self._touched = time.time(), time.monotonic()
         self._stale: set[int] = set()
+        weakref.finalize(self, _close, self._file, self._stale)
         self._readable = self._writable = True
         self._told_of_damage = False
 
@@ -136,8 +141,7 @@ class Cache:
 
     def close(self) -> None:
         """Writes down which rows were used and closes the connections; the next use opens others."""
-        self._touch()
-        self._file.close()
+        _close(self._file, self._stale)
 
     def space(self, kind: str, what: str, key: str, shape: Sequence[int], dtype: str) -> "Space":
         """The rows of one kind: `key` stands for all that decides their numbers, `what` says it to people."""
@@ -238,32 +242,15 @@ class Cache:
         """Remembers that these rows were used, and writes it down for many at once."""
         self._stale.update(rows)
         if time.monotonic() - self._touched > TOUCH_SECONDS:
-            self._touch()
-
-    def _touch(self) -> None:
-        stale, self._stale, self._touched = self._stale, set(), time.monotonic()
-        if stale:
-            now = time.time()
-            self._try(
-                lambda connection: connection.executemany(
-                    "UPDATE rows SET used = ? WHERE id = ?", [(now, row) for row in stale]
-                )
-            )
+            self._touched = time.monotonic()
+            _touch(self._file, self._stale)
 
     def _drop(self, rows: Sequence[int]) -> None:
         """Damaged rows."""
         if not self._told_of_damage:
             self._told_of_damage = True
             _log.warning("the cache %s has damaged rows, which are dropped and made again", self.path)
-        self._try(lambda connection: _delete(connection, rows))
-
-    def _try(self, work: Callable[[sqlite3.Connection], object]) -> None:
-        """What a cache that may only be read goes without."""
-        if self._writable:
-            try:
-                self._file.write(work)
-            except UnusableError as reason:
-                _log.debug("the cache %s cannot be written: %s", self.path, reason)
+        _try_to_write(self._file, lambda connection: _delete(connection, rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,8 +325,8 @@ class Space:
         if rows:
             self.cache._write(lambda connection: _delete(connection, rows))
 
-    @property
-    def _facts(self) -> tuple[str, str, str, str]:
+    @cached_property
+    def _facts(self) -> Facts:
         return self.kind, self.key, json.dumps(self.shape), self.dtype.str
 
     def _select(self, columns: str, condition: str, parameters: Sequence[bytes] = ()) -> list[tuple[Any, ...]]:
@@ -365,6 +352,27 @@ class Space:
         return max(0, limit - _in_use(connection)) // cost
 
 
+def _close(file: CacheFile, stale: set[int]) -> None:
+    _touch(file, stale)
+    file.close()
+
+
+def _touch(file: CacheFile, stale: set[int]) -> None:
+    """Writes down that these rows were used now."""
+    updates = [(time.time(), stale.pop()) for _ in range(len(stale))]
+    if updates:
+        query = "UPDATE rows SET used = ? WHERE id = ?"
+        _try_to_write(file, lambda connection: connection.executemany(query, updates))
+
+
+def _try_to_write(file: CacheFile, work: Callable[[sqlite3.Connection], object]) -> None:
+    """What a cache that may only be read does without."""
+    try:
+        file.write(work)
+    except UnusableError as reason:
+        _log.debug("the cache %s cannot be written: %s", file.path, reason)
+
+
 @contextmanager
 def _refusing(path: Path) -> Iterator[None]:
     """For whoever looks after the cache itself: what cannot be done is said."""
@@ -375,12 +383,12 @@ def _refusing(path: Path) -> Iterator[None]:
         raise InputError(f"the cache {path} cannot be used: {reason}; name another folder with --cache") from error
 
 
-def _checksum(facts: tuple[str, str, str, str], digest: bytes, content: bytes | memoryview) -> int:
+def _checksum(facts: Facts, digest: bytes, content: bytes | memoryview) -> int:
     """CRC-32 of a row and of whose it is, so that a damaged index hands out no other picture's row."""
     return zlib.crc32(content, zlib.crc32(digest, zlib.crc32("\0".join(facts).encode())))
 
 
-def _is_sound(facts: tuple[str, str, str, str], digest: bytes, checksum: int, content: bytes, size: int) -> bool:
+def _is_sound(facts: Facts, digest: bytes, checksum: int, content: bytes, size: int) -> bool:
     """Damage may change a value's type as well."""
     return isinstance(content, bytes) and len(content) == size and _checksum(facts, digest, content) == checksum
 

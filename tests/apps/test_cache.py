@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from fewtag.research.features.store import About, Space, address
 
 Cli = Callable[..., Any]
