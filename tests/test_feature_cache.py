@@ -142,9 +142,9 @@ def test_the_least_recently_used_go_first_and_reading_is_use(tmp_path: Path) -> 
     limit = 40 * ROW
     put(open_space(tmp_path, limit), range(100, 130))
     kept = held(open_space(tmp_path), range(130))
-    assert [5, 30, *range(100, 130)] == kept[-32:] or set(kept) >= {5, 30, *range(100, 130)}
+    assert set(kept) >= {5, 30, *range(100, 130)}
     assert len(kept) < 40
-    assert os.path.getsize(tmp_path / FILE) <= 40 * ROW + 16 * cache_file.PAGE_BYTES
+    assert (tmp_path / FILE).stat().st_size <= 40 * ROW + 16 * cache_file.PAGE_BYTES
 
 
 def test_a_row_read_again_and_again_costs_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,11 +179,11 @@ def test_the_file_never_takes_more_than_its_limit(tmp_path: Path) -> None:
     for turn in range(5):
         with Cache(tmp_path, limit) as cache:
             put(cache.space(*FACTS), range(100 * turn, 100 * turn + 60))
-        assert os.path.getsize(tmp_path / FILE) <= limit + 4 * cache_file.PAGE_BYTES
+        assert (tmp_path / FILE).stat().st_size <= limit + 4 * cache_file.PAGE_BYTES
     assert held(open_space(tmp_path), range(400)) == [], "older sessions' rows made room"
     with Cache(tmp_path, limit // 2) as cache:
         put(cache.space(*FACTS), [1000])
-    assert os.path.getsize(tmp_path / FILE) <= limit // 2 + 4 * cache_file.PAGE_BYTES, "a lower limit shrinks it"
+    assert (tmp_path / FILE).stat().st_size <= limit // 2 + 4 * cache_file.PAGE_BYTES, "a lower limit shrinks it"
     assert held(open_space(tmp_path), [1000]) == [1000]
 
 
@@ -381,11 +381,14 @@ def test_a_damaged_database_is_begun_anew_and_says_nothing_wrong(
     held(space, range(40))
     put(space, range(40))
     assert held(space, range(40)) == list(range(40))
+    after = open_space(tmp_path)
+    held(after, range(40))  # that its header is gone is found by the next one to open a file
+    put(after, range(40))
     assert held(open_space(tmp_path), range(40)) == list(range(40))
     assert len(list(warned)) <= 2
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 70 * ROW), st.integers(1, 3000)), min_size=1, max_size=4), st.booleans())
 def test_whatever_is_overwritten_no_wrong_row_is_handed_out(
     tmp_path_factory: pytest.TempPathFactory, places: list[tuple[int, int]], is_open: bool
@@ -499,10 +502,10 @@ def test_a_cache_that_may_only_be_read_is_read(tmp_path: Path) -> None:
     command = [sys.executable, "-c", READ_ONLY, __file__, str(folder), "0"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, user=65534 if ROOT else None, check=False)
+    except PermissionError:
+        pytest.skip("another user cannot run this Python")
     finally:
         folder.chmod(0o755)
-    if "PermissionError" in done.stderr or "ModuleNotFoundError" in done.stderr:
-        pytest.skip("another user cannot run this Python")
     assert done.stdout == "[0, 1, 2]\n", done.stderr
     assert done.stderr.count("cannot be written") == 1
     assert "Traceback" not in done.stderr
@@ -524,7 +527,7 @@ def test_a_size_counts_its_unit_and_what_is_shown_can_be_given_back(number: int,
     assert abs(parse_size(format_size(size), "--prune") - size) <= 0.05 * size
 
 
-@given(st.text(max_size=8).filter(lambda text: not any(digit in "0123456789" for digit in text)))
+@given(st.text(max_size=8, alphabet=st.characters(exclude_characters="0123456789")))
 def test_what_has_no_number_is_no_size(text: str) -> None:
     with pytest.raises(InputError, match=r"--prune .* is no size; give a number with a unit"):
         parse_size(text, "--prune")

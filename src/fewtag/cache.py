@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -129,9 +129,9 @@ class Cache:
         self._stale: set[int] = set()
         weakref.finalize(self, _close, self._file, self._stale)
         self._readable = self._writable = True
-        self._told_of_damage = False
+        self._told_of_damage = self._told_of_failure = False
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Cache":
         return self
 
     def __exit__(
@@ -173,7 +173,6 @@ class Cache:
         with _refusing(self.path):
             if self.path.exists():
                 self._file.write(lambda connection: _evict(connection, limit, unused_since=math.inf))
-                self._file.write(lambda connection: _shrink(connection, limit))
                 self._file.checkpoint()
         return max(0, before - self.size)
 
@@ -231,6 +230,9 @@ class Cache:
             self._warn("written", reason)
 
     def _warn(self, what: str, reason: UnusableError) -> None:
+        if self._told_of_failure:
+            return
+        self._told_of_failure = True
         _log.warning(
             "the cache %s cannot be %s: %s; nothing more is kept (name another with --cache, or give --no-cache)",
             self.path,
@@ -297,6 +299,8 @@ class Space:
     def put_many(self, digests: Sequence[bytes], rows: np.ndarray) -> None:
         """Keeps the rows that are not there yet, as many as fit, in one transaction."""
         assert rows.shape == (len(digests), *self.shape), "a row of this space for each digest"
+        if not digests:
+            return
         flat = np.ascontiguousarray(rows, self.dtype).reshape(len(digests), -1).view(np.uint8)
         contents = {digest: row.data for digest, row in zip(digests, flat, strict=True)}
         checksums = {digest: _checksum(self._facts, digest, content) for digest, content in contents.items()}
@@ -316,8 +320,7 @@ class Space:
                 # in place of what a damaged index may have left behind
                 connection.execute("INSERT OR REPLACE INTO contents VALUES (?, ?)", (added.lastrowid, contents[digest]))
 
-        if contents:
-            self.cache._write(insert)
+        self.cache._write(insert)
 
     def clear(self) -> None:
         """Drops all its rows."""
@@ -347,8 +350,7 @@ class Space:
         """How many of so many rows fit, once old ones are evicted."""
         cost, limit = self.row_bytes + _ROW_OVERHEAD, self.cache.limit
         unused_since = max(self.cache._opened, time.time() - PROTECTED_SECONDS)
-        _evict(connection, limit - rows * cost, unused_since=unused_since)
-        _shrink(connection, limit)
+        _evict(connection, limit, keep_free=rows * cost, unused_since=unused_since)
         return max(0, limit - _in_use(connection)) // cost
 
 
@@ -388,9 +390,11 @@ def _checksum(facts: Facts, digest: bytes, content: bytes | memoryview) -> int:
     return zlib.crc32(content, zlib.crc32(digest, zlib.crc32("\0".join(facts).encode())))
 
 
-def _is_sound(facts: Facts, digest: bytes, checksum: int, content: bytes, size: int) -> bool:
-    """Damage may change a value's type as well."""
-    return isinstance(content, bytes) and len(content) == size and _checksum(facts, digest, content) == checksum
+def _is_sound(facts: Facts, digest: object, checksum: object, content: object, size: object) -> bool:
+    """Whether a row is as it was put; damage may have changed its values' types as well."""
+    if not isinstance(digest, bytes) or not isinstance(content, bytes) or len(content) != size:
+        return False
+    return _checksum(facts, digest, content) == checksum
 
 
 def _in_use(connection: sqlite3.Connection) -> int:
@@ -398,13 +402,16 @@ def _in_use(connection: sqlite3.Connection) -> int:
     return (fetch_one(connection, "PRAGMA page_count") - fetch_one(connection, "PRAGMA freelist_count")) * PAGE_BYTES
 
 
-def _evict(connection: sqlite3.Connection, limit: int, *, unused_since: float) -> None:
-    """Deletes the least recently used rows until the others fit, or all that are left were used since."""
+def _evict(connection: sqlite3.Connection, limit: int, *, unused_since: float, keep_free: int = 0) -> None:
+    """Deletes the least recently used rows until the others fit, or all that are left were used since.
+
+    Pages that they took are left in the file for other rows, unless the file is over the limit.
+    """
     query = (
         "SELECT rows.id, coalesce(row_bytes, 0) FROM rows LEFT JOIN spaces ON spaces.id = space"
         " WHERE used < ? ORDER BY used"
     )
-    while (over := _in_use(connection) - limit) > 0:
+    while (over := _in_use(connection) + keep_free - limit) > 0:
         gone = []
         with closing(connection.execute(query, (unused_since,))) as candidates:
             for row, size in candidates:
@@ -413,15 +420,16 @@ def _evict(connection: sqlite3.Connection, limit: int, *, unused_since: float) -
                 if over <= 0:
                     break
         if not gone:
-            return
+            break
         _delete(connection, gone)
+    _shrink(connection, limit)
 
 
 def _shrink(connection: sqlite3.Connection, limit: int) -> None:
     """Gives unused pages back to the disk, as many as the file is over the limit."""
     over = fetch_one(connection, "PRAGMA page_count") - limit // PAGE_BYTES
-    if over > 0 and fetch_one(connection, "PRAGMA freelist_count"):
-        connection.execute(f"PRAGMA incremental_vacuum({over})").fetchall()
+    for _ in range(min(over, fetch_one(connection, "PRAGMA freelist_count"))):
+        connection.execute("PRAGMA incremental_vacuum(1)")  # of more pages, Python's sqlite3 would free the first
 
 
 def _delete(connection: sqlite3.Connection, rows: Sequence[int]) -> None:

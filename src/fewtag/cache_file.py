@@ -144,10 +144,12 @@ class CacheFile:
     def _connect(self, identity: Identity | None, *, create: bool) -> sqlite3.Connection | None:
         if create:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        empty = identity is None or self.path.stat().st_size == 0
-        if empty and not create:
+        size = 0 if identity is None else self.path.stat().st_size
+        if not size and not create:
             return None
-        if not empty:
+        if 0 < size < 512:
+            raise sqlite3.DatabaseError("file is not a database")
+        if size:
             application, version = _header(self.path)
             if application != self._application:
                 raise FileExistsError(errno.EEXIST, "it is another program's database")
