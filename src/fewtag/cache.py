@@ -243,9 +243,9 @@ class Cache:
     def _used(self, rows: Sequence[int]) -> None:
         """Remembers that these rows were used, and writes it down for many at once."""
         self._stale.update(rows)
-        if time.monotonic() - self._touched > TOUCH_SECONDS:
+        if self._stale and time.monotonic() - self._touched > TOUCH_SECONDS:
             self._touched = time.monotonic()
-            _touch(self._file, self._stale)
+            _try_to_write(self._file, lambda connection: _touch(connection, self._stale))
 
     def _drop(self, rows: Sequence[int]) -> None:
         """Damaged rows."""
@@ -348,6 +348,7 @@ class Space:
 
     def _room(self, connection: sqlite3.Connection, rows: int) -> int:
         """How many of so many rows fit, once old ones are evicted."""
+        _touch(connection, self.cache._stale)
         cost, limit = self.row_bytes + _ROW_OVERHEAD, self.cache.limit
         unused_since = max(self.cache._opened, time.time() - PROTECTED_SECONDS)
         _evict(connection, limit, keep_free=rows * cost, unused_since=unused_since)
@@ -355,16 +356,15 @@ class Space:
 
 
 def _close(file: CacheFile, stale: set[int]) -> None:
-    _touch(file, stale)
+    if stale:
+        _try_to_write(file, lambda connection: _touch(connection, stale))
     file.close()
 
 
-def _touch(file: CacheFile, stale: set[int]) -> None:
+def _touch(connection: sqlite3.Connection, stale: set[int]) -> None:
     """Writes down that these rows were used now."""
     updates = [(time.time(), stale.pop()) for _ in range(len(stale))]
-    if updates:
-        query = "UPDATE rows SET used = ? WHERE id = ?"
-        _try_to_write(file, lambda connection: connection.executemany(query, updates))
+    connection.executemany("UPDATE rows SET used = ? WHERE id = ?", updates)
 
 
 def _try_to_write(file: CacheFile, work: Callable[[sqlite3.Connection], object]) -> None:

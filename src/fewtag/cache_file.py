@@ -171,20 +171,13 @@ class CacheFile:
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Makes the tables of a new file. SQLite does not wait by itself where several change the journal's mode."""
-        for setting in (f"PRAGMA page_size = {PAGE_BYTES}", "PRAGMA auto_vacuum = INCREMENTAL", *_SETTINGS):
+        for setting in (f"PRAGMA page_size = {PAGE_BYTES}", *_SETTINGS):
             connection.execute(setting)
         deadline = time.monotonic() + BUSY_SECONDS
         while True:
             try:
                 if fetch_one(connection, "PRAGMA user_version") == 0:
-                    connection.execute("BEGIN IMMEDIATE")
-                    if fetch_one(connection, "PRAGMA user_version") == 0:  # nobody was faster
-                        for statement in self._schema:
-                            connection.execute(statement)
-                        # last, and in one page with the first table: a file without it is not taken for ours
-                        connection.execute(f"PRAGMA application_id = {self._application}")
-                        connection.execute(f"PRAGMA user_version = {self._version}")
-                    connection.execute("COMMIT")
+                    self._create_tables(connection)
                 connection.execute("PRAGMA journal_mode = WAL")
                 return
             except sqlite3.OperationalError as error:
@@ -193,6 +186,18 @@ class CacheFile:
                 if _code(error) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
+
+    def _create_tables(self, connection: sqlite3.Connection) -> None:
+        """In one transaction with the application id: no process ever sees a file of ours without it."""
+        connection.execute("BEGIN")
+        # writes, and so waits for whoever is faster; cannot be set any more once BEGIN IMMEDIATE has written
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        if fetch_one(connection, "PRAGMA user_version") == 0:
+            for statement in self._schema:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {self._application}")
+            connection.execute(f"PRAGMA user_version = {self._version}")
+        connection.execute("COMMIT")
 
     def _begin_anew(self, identity: Identity | None, error: sqlite3.Error) -> None:
         """Removes the damaged file, unless another thread or process has; sets it aside if it may not be ours."""
