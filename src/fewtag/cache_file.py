@@ -74,7 +74,7 @@ class CacheFile:
 
     def size(self) -> int:
         """Bytes on the disk, the write-ahead log included."""
-        return sum(path.stat().st_size for path in self._files() if path.exists())
+        return sum(path.stat().st_size for path in self._files()[:2] if path.exists())
 
     def checkpoint(self) -> None:
         """Moves the write-ahead log into the file, so that this has its new size."""

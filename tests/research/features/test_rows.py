@@ -340,7 +340,7 @@ def test_features_of_one_network_are_dropped_alone(images: LabelledImages, tmp_p
 
 
 def test_without_a_place_for_a_cache_rows_are_made_when_they_are_taken(
-    images: LabelledImages, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    images: LabelledImages, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = feature_rows(images, make_backbone(), images.pictures[0].path / "cache")
     assert_features(rows, images)
