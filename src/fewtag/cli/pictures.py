@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtag.apps.cache import CacheFolder, cache_folder
+from fewtag.apps.cache import Cache, cache_folder
 from fewtag.cli.options import AsJson, Bank, DataFolder, Device, SkipBad, plural
 from fewtag.errors import InputError, nearest
 
@@ -63,7 +63,7 @@ def tag(
     shard: Annotated[
         int | None, typer.Option(min=1, help="Pictures finished at a time.", show_default="256; ray: at most 1024")
     ] = None,
-    cache: CacheFolder = None,
+    cache: Cache = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -182,7 +182,7 @@ def check(
         bool, typer.Option("--set-thresholds", help="Keep, in the bank, the threshold with the best F1 for each label.")
     ] = False,
     skip_bad: SkipBad = False,
-    cache: CacheFolder = None,
+    cache: Cache = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -16,7 +16,9 @@ from fewtag.errors import InputError, nearest
 from fewtag.files import digest, read_arrays, write_arrays
 from fewtag.pictures.decode import Pixels
 from fewtag.runtime import Network
-from fewtag.words.vectors import SHIPPED_WORDS, Words, load_words
+from fewtag.words.protocol import WordTable
+from fewtag.words.vectors import SHIPPED as SHIPPED_WORDS
+from fewtag.words.vectors import load_words
 
 SHIPPED = ("default", "coco52")
 KIND = "fewtag-model"
@@ -64,7 +66,7 @@ class Model:
         return self.absent_words or Path(self.words_source or self.header["words"]).name
 
     @cached_property
-    def words(self) -> Words:
+    def words(self) -> WordTable:
         if self.absent_words:
             raise InputError(
                 f"the bank was made with the word vectors {self.absent_words!r}, which were not named now; "

@@ -23,7 +23,7 @@ from fewtag.tagger.explain import Heat, heat_map
 from fewtag.tagger.inputs import ImageLike, label_name, label_sets, open_image, pixel_digest, several
 from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import BATCH, Scorer, Tagged, encode_stream, items_of, place_space, tag_stream
-from fewtag.words.vectors import UnknownWordError
+from fewtag.words.protocol import UnknownWordError
 
 Images = ImageLike | Iterable[ImageLike]
 Labels = Iterable[str | Iterable[str]]
