@@ -76,19 +76,18 @@ def make_folder(folder: Path) -> None:
 def locked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """A lock between processes on what is about to be written to `path`; others wait for it.
 
-    SQLite holds it: it locks files on every system, and a process that dies lets go. `.NAME.lock` stays behind, empty.
+    SQLite holds it, in a hidden file beside, which stays: it locks files on every system, and who dies lets go.
     """
     make_folder(path.parent)
+    hidden = path.with_name(f".{path.name}.lock")
     try:
-        with closing(sqlite3.connect(path.with_name(f".{path.name}.lock"), seconds, isolation_level=None)) as lock:
-            lock.execute("BEGIN EXCLUSIVE")
+        with closing(sqlite3.connect(hidden, seconds, isolation_level=None)) as connection:
+            connection.execute("BEGIN EXCLUSIVE")
             yield
-    except sqlite3.OperationalError as error:
-        if "locked" in str(error):
-            raise InputError(f"{path} is being written by another process for {seconds:.0f} s; try again") from error
-        raise InputError(f"cannot write to {path.parent} ({error}); name another folder") from error
     except sqlite3.DatabaseError as error:
-        raise InputError(f"cannot lock {path}: .{path.name}.lock beside it is no lock ({error}); delete it") from error
+        if "locked" in str(error):
+            raise InputError(f"{path} is in use by another process; try again when that is done") from error
+        raise InputError(f"cannot write beside {path} ({error}); name another folder") from error
 
 
 def digest(*parts: bytes | str) -> str:

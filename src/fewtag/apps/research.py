@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fewtag.apps.cache import Cache, cache_folder
-from fewtag.cli.options import AsJson, DataFolder, SkipBad
 from fewtag.apps.processes import is_first, open_fabric
+from fewtag.cli.options import AsJson, DataFolder, SkipBad
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import typer
 
-from fewtag import __version__
+import fewtag
 from fewtag.apps import cache, research
 from fewtag.cli import banks, export, pictures
 from fewtag.errors import InputError
@@ -37,7 +37,7 @@ for panel, commands in COMMANDS.items():
 
 def _version(wanted: bool) -> bool:
     if wanted:
-        typer.echo(f"fewtag {__version__}")
+        typer.echo(f"fewtag {fewtag.__version__}")
         raise typer.Exit
     return wanted
 

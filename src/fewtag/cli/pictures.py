@@ -95,9 +95,8 @@ def tag(
             raise InputError("--engine ray needs --out: a table, or a folder for Parquet parts")
         failed = _to_terminal(bank, sources, options, as_json=as_json)
     else:
-        failed = _to_table(
-            bank, sources, out, options, Cluster(address, workers) if engine == "ray" else None, force, as_json
-        )
+        ray = Cluster(address, workers) if engine == "ray" else None
+        failed = _to_table(bank, sources, out, options, ray, force=force, as_json=as_json)
     if page is not None:
         _to_page(bank, sources, page, options)
     if failed:

@@ -69,7 +69,7 @@ def export(
     kept = key_of(earlier) == str(labels["graph"])
     graphs = {GRAPH: earlier if kept else make_graph(tagger.model)}
     if int8:
-        from fewtag.tagger.int8 import to_int8
+        from fewtag.graphs import to_int8
 
         graphs[INT8] = to_int8(graphs[GRAPH])
     compared = chain(random_pixels(tagger.model.size), picture_pixels(tagger.model.size, pictures, advance))

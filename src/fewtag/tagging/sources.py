@@ -145,7 +145,7 @@ def open_source(sources: Sequence[str]) -> Source:
     for entry in entries:
         if first.setdefault(entry.name, entry.location) != entry.location:
             raise InputError(f"two pictures are called {entry.name!r}; tag their folders in a run each")
-    found = Source(list(dict.fromkeys(entries)), tables)
+    found = Source(list({entry.name: entry for entry in entries}.values()), tables)
     if not len(found):
         raise InputError(f"{', '.join(sources)} lists no picture: its tables have no row; check it")
     return found
@@ -270,12 +270,12 @@ def _open_tables(tables: dict[str, Any]) -> Source:
         return Source(tables=list(pool.map(open_table, tables.keys(), tables.values())))
 
 
-def _stamp(path: Path) -> list[int] | None:
+def _stamp(path: Path) -> tuple[int, int] | None:
     try:
         stat = path.stat()
     except OSError:
         return None
-    return [stat.st_size, stat.st_mtime_ns]
+    return stat.st_size, stat.st_mtime_ns
 
 
 def _hidden(name: str) -> bool:

@@ -1,14 +1,14 @@
-"""A graph in a quarter of the room: matrix products in bytes, and convolutions whose weights are stored as bytes."""
+"""Quantised ONNX graphs: weights stored as integers, and products in int8 arithmetic."""
 
 import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float32, Int8
+from numpy.typing import NDArray
 
 SMALLEST = 1024
 """Weights of fewer numbers stay as they are."""
@@ -34,8 +34,8 @@ def quantise_products(graph: bytes) -> bytes:
         return Path(folder, "int8.onnx").read_bytes()
 
 
-def pack_weights(graph: bytes) -> bytes:
-    """Weights of convolutions and of what products are left as a byte a number, a scale for each output channel."""
+def pack_weights(graph: bytes, bits: Literal[8, 16] = 8) -> bytes:
+    """Weights of convolutions and products as integers of so many bits, with a scale for each output channel."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -47,10 +47,10 @@ def pack_weights(graph: bytes) -> bytes:
         if name not in weights:
             continue
         values = numpy_helper.to_array(weights[name])
-        if values.size < SMALLEST:
+        if values.size < SMALLEST or values.dtype != np.float32:
             continue
         proto.graph.initializer.remove(weights.pop(name))
-        codes, scales = quantise(values, output_axis(node, values.ndim))
+        codes, scales = quantise(values, output_axis(node, values.ndim), bits)
         proto.graph.initializer.extend(
             [numpy_helper.from_array(codes, f"{name}.codes"), numpy_helper.from_array(scales, f"{name}.scales")]
         )
@@ -73,14 +73,13 @@ def output_axis(node: Any, dimensions: int) -> int:
     return 0 if turned else dimensions - 1
 
 
-def quantise(
-    values: Float32[np.ndarray, "..."], axis: int
-) -> tuple[Int8[np.ndarray, "..."], Float32[np.ndarray, "..."]]:
-    """Codes from −127 to 127, and what they are to be multiplied with."""
+def quantise(values: NDArray[np.float32], axis: int, bits: int) -> tuple[NDArray[Any], NDArray[np.float32]]:
+    """Integer codes, symmetric about zero, and what they are to be multiplied with."""
+    most = 2 ** (bits - 1) - 1
     others = tuple(number for number in range(values.ndim) if number != axis)
     greatest = np.abs(values).max(axis=others, keepdims=True)
-    scales = np.maximum(greatest / 127, np.finfo(np.float32).tiny).astype(np.float32)
-    return np.round(values / scales).astype(np.int8), scales
+    scales = np.maximum(greatest / most, np.finfo(np.float32).tiny).astype(np.float32)
+    return np.round(values / scales).astype({8: np.int8, 16: np.int16}[bits]), scales
 
 
 @contextmanager
