@@ -20,7 +20,7 @@ LEARNING: dict[str, tuple[list[Any], Any, str]] = {
     "no label": ([GOOD, GOOD], [["dog"], []], "image number 2 has no label"),
     "empty name": ([GOOD], [["dog", " "]], "label of image number 1 is empty"),
     "a string of labels": ([GOOD], "dog", r"use \[\['dog'\]\]"),
-    "unknown word": ([GOOD], [["dog", "zebbra"]], "nearest known words: zebra.*it is like.*vector of your own.*without words"),
+    "unknown word": ([GOOD], [["dog", "zebbra"]], "nearest known words: zebra.*it is like.*a vector.*without words"),
     "missing file": ([GOOD, "no/such.jpg"], ["dog", "dog"], r"cannot read image no/such\.jpg: there is no such file"),
     "floats": ([GOOD, GOOD / 2], ["dog", "dog"], "image number 2 is an array of 8 × 8 × 3 float64"),
     "channels first": ([GOOD.transpose(2, 0, 1)], ["dog"], "array of 3 × 8 × 8 uint8; give height × width × 3"),

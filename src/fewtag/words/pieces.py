@@ -1,6 +1,7 @@
 """WordPiece look-up: any English name to the mean of its words' vectors, and an odd word to those of its pieces."""
 
 import json
+import re
 import unicodedata
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +21,8 @@ FORMAT = 1
 HEADER = "fewtag-words"
 # what is longer is no word, and the look-up's time grows with the square
 LONGEST_WORD = 100
-# entries come most frequent first; `tv` stands among these
-FREQUENT = 2_000
+# entries come most frequent first; `tv` and `box` stand among these, `len` and `tis` do not
+FREQUENT = 5_000
 
 
 def split_words(text: str) -> list[str]:
@@ -30,6 +31,8 @@ def split_words(text: str) -> list[str]:
     >>> split_words("Crème brûlée, x-ray")
     ['creme', 'brulee', ',', 'x', '-', 'ray']
     """
+    if text.isascii() and text.isprintable():  # the same, quickly
+        return re.findall(r"[a-z0-9]+|[^ a-z0-9]", text.lower())
     clean = (" " if letter in "\t\n\r" else letter for letter in text if _is_visible(letter))
     apart = "".join(f" {letter} " if _is_chinese(letter) else letter for letter in clean)
     plain = (letter for letter in unicodedata.normalize("NFD", apart) if unicodedata.category(letter) != "Mn")
@@ -122,7 +125,7 @@ class PieceVectors:
             words = [word for word in split_words(label) if word.isalnum()]
             if not words:
                 raise InputError(f"label {label!r} has no letters; give it a name")
-            near = [other for word in words for other in self.nearest(word)]
+            near = [other for word in words if is_word(word) for other in self.nearest(word)]
             raise UnknownWordError(label, label, self.name, near[:3])
         return places
 
@@ -151,9 +154,9 @@ class PieceVectors:
         return min(pairs, key=max, default=[])  # the split whose rarer half is the most frequent
 
     def _is_compound(self, first: str, last: str) -> bool:
-        """Whether both halves are words; short ones are fragments of anything, but there is `tv`."""
-        frequent = len(first) > 2 or self._places.get(first, FREQUENT) < FREQUENT
-        return frequent and len(last) > 2 and first in self._places and last in self._places
+        """Whether both halves are words; short ones must be everyone's (`tv`), as fragments of anything are entries."""
+        known = first in self._places and last in self._places
+        return known and len(last) > 2 and all(len(half) > 3 or self._places[half] < FREQUENT for half in (first, last))
 
 
 def is_word(piece: str) -> bool:

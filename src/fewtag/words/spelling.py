@@ -15,9 +15,19 @@ IRREGULAR_PLURALS = {
     "knife": "knives",
     "leaf": "leaves",
 }
+Rules = tuple[tuple[re.Pattern[str], str], ...]
+
 # tried in this order, the first that matches is the rule
-PLURALS = (("([^aeiou])y", r"\1ies"), ("(s|x|z|ch|sh)", r"\1es"), ("(.)", r"\1s"))
-SINGULARS = (("([^aeiou])ies", r"\1y"), ("(s|x|z|ch|sh|o)es", r"\1"), ("([^s])s", r"\1"))
+PLURALS: Rules = (
+    (re.compile("([^aeiou])y$"), r"\1ies"),
+    (re.compile("(s|x|z|ch|sh)$"), r"\1es"),
+    (re.compile("(.)$"), r"\1s"),
+)
+SINGULARS: Rules = (
+    (re.compile("([^aeiou])ies$"), r"\1y"),
+    (re.compile("(s|x|z|ch|sh|o)es$"), r"\1"),
+    (re.compile("([^s])s$"), r"\1"),
+)
 
 # (British, American, what may follow)
 SPELLINGS = (
@@ -28,6 +38,11 @@ SPELLINGS = (
     ("ll", "l", "ed|er|ers|ing"),
     ("ogue", "og", "|s"),
     ("ence", "ense", "|s"),
+)
+RESPELLINGS: Rules = tuple(
+    (re.compile(f"{here}(?=({endings})$)"), there)
+    for british, american, endings in SPELLINGS
+    for here, there in ((british, american), (american, british))
 )
 SPELLING_EXCEPTIONS = {
     "aeroplane": "airplane",
@@ -82,11 +97,11 @@ def other_number(word: str) -> Iterator[str]:
     yield from apply_first(PLURALS, word)
 
 
-def apply_first(rules: tuple[tuple[str, str], ...], word: str) -> Iterator[str]:
+def apply_first(rules: Rules, word: str) -> Iterator[str]:
     """What the first rule for this ending makes of the word."""
     for ending, replacement in rules:
-        if re.search(f"{ending}$", word):
-            yield re.sub(f"{ending}$", replacement, word)
+        if ending.search(word):
+            yield ending.sub(replacement, word)
             return
 
 
@@ -101,10 +116,7 @@ def exceptional_spellings(word: str) -> Iterator[str]:
 
 def regular_spellings(word: str) -> Iterator[str]:
     """The same by rule; some are no words, and then found nowhere."""
-    for british, american, endings in SPELLINGS:
-        for here, there in ((british, american), (american, british)):
-            if re.search(f"{here}(?=({endings})$)", word):
-                yield re.sub(f"{here}(?=({endings})$)", there, word)
+    return (ending.sub(there, word) for ending, there in RESPELLINGS if ending.search(word))
 
 
 def halves(word: str) -> Iterator[tuple[str, str]]:
