@@ -14,14 +14,13 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
+from fewtag.cache import Cache, content_digest
 from fewtag.research.bench.evaluate import Pool, evaluate
 from fewtag.research.bench.learner import Learner, Phase
 from fewtag.research.bench.recipe import Training
 from fewtag.research.data.episodes import EpisodeSampler
 from fewtag.research.features.backbone import Backbone, create_backbone
-from fewtag.research.features.rows import MemoryRows
-from fewtag.research.features.store import About, Space, address
-from fewtag.research.features.stored_rows import Source, StoredRows
+from fewtag.research.features.rows import CachedRows, Extractor, MemoryRows
 from fewtag.research.methods import METHODS, Base, BaseLabels, EndToEnd, Method, Solved, Staged, create_method
 
 SHAPE = (2048, 7, 7)  # ResNet-50 at 224 px
@@ -66,12 +65,12 @@ def evaluate_seconds(names: Sequence[str], images: int, episodes: int) -> dict[s
     generator = np.random.default_rng(0)
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        space = Space(Path(folder), About("features", "random maps", "benchmark", SHAPE, "float16"))
-        rows = StoredRows([], Source(space, 0, lambda pixels: lambda: pixels))
-        rows.digests += [address(str(row).encode()) for row in range(images)]
+        space = Cache(Path(folder)).space("features", "random maps", "benchmark", SHAPE, "float16")
+        digests = [content_digest(str(row).encode()) for row in range(images)]
         for start in range(0, images, 64):
-            digests = rows.digests[start : start + 64]
-            rows.entries += space.append(digests, generator.random((len(digests), *SHAPE), np.float32))
+            some = digests[start : start + 64]
+            space.put_many(some, generator.random((len(some), *SHAPE), np.float32))
+        rows = CachedRows([], digests, Extractor(space, 0, lambda pixels: lambda: pixels))
         pool = Pool(labels(16), rows, torch.randn(16, WORDS), torch.from_numpy(targets))
         sampler = EpisodeSampler(targets, labels(16))
         draws = [sampler.draw(index) for index in range(episodes)]

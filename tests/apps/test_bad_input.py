@@ -112,7 +112,6 @@ CASES: dict[str, Case] = {
     "unwritable out": (block, ("--out", "blocked/results"), "cannot make the folder blocked/results/recipe: "),
     "out is a file": (block, ("--out", "blocked"), "cannot make the folder blocked/recipe: "),
     "unwritable runs": (block, ("--only", "attention", "--runs", "blocked"), "blocked/recipe/attention"),
-    "unwritable cache": (block, ("--cache", "blocked/cache"), "blocked/cache"),
 }
 
 

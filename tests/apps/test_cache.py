@@ -1,7 +1,7 @@
 """`fewtag cache`: what is kept, and less of it."""
 
 import json
-import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,137 +9,140 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fewtag.research.features.store import About, Space, address
+from fewtag.cache import FILE, Cache, content_digest
 
 Cli = Callable[..., Any]
-ROOT = Path("cache/fewtag")
+FOLDER = Path("cache/fewtag")
+ROW = 30_000
 
 
-def keep(what: str, count: int, used: float) -> Space:
-    """A space of rows of 1,000 bytes, last used so many seconds after 1970."""
-    space = Space(ROOT, About("features", what, what, (1000,), "uint8"))
-    for start in range(0, count, 10):
-        numbers = range(start, min(start + 10, count))
-        space.append([address(f"{what} {number}".encode()) for number in numbers], np.zeros((len(numbers), 1000)))
-    for path in space.folder.glob("*.rows"):
-        os.utime(path, (used, used))
-    return space
+def keep(what: str, count: int, used: float) -> None:
+    """Rows of 30,000 bytes, last used so many seconds after 1970."""
+    with Cache(FOLDER) as cache:
+        digests = [content_digest(f"{what} {number}".encode()) for number in range(count)]
+        cache.space("features", what, what, (ROW,), "uint8").put_many(digests, np.zeros((count, ROW)))
+    change("UPDATE rows SET used = ? WHERE space = (SELECT id FROM spaces WHERE what = ?)", used, what)
 
 
-def old_folder() -> Path:
-    folder = ROOT / "features-0123"
-    folder.mkdir(parents=True)
-    for name in ("header.json", "rows.bin", "done.bin"):
-        (folder / name).write_bytes(bytes(100))
-    return folder
+def change(statement: str, *parameters: object) -> None:
+    connection = sqlite3.connect(FOLDER / FILE)
+    with connection:
+        connection.execute(statement, parameters)
+    connection.close()
 
 
-def report(cli: Cli, *options: str) -> dict[str, Any]:
+def report(cli: Cli, *options: object) -> dict[str, Any]:
     said = cli("cache", "--json", *options)
     assert said.code == 0, said.err
     return json.loads(said.out)
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
 def test_an_empty_cache_is_no_error(cli: Cli) -> None:
     said = cli("cache")
     assert said.code == 0
-    assert said.out.splitlines() == [
-        "nothing is kept yet",
-        f"{Path('cache/fewtag').absolute()}: 0 B of at most 10.0 GB",
-    ]
-    assert report(cli, "--clear")["freed"] == 0
+    assert said.out.splitlines() == ["nothing is kept yet", f"{FOLDER.absolute()}: 0 B of at most 10.0 GB"]
+    for options in (["--clear"], ["--prune", "1GB"]):
+        assert report(cli, *options)["freed"] == 0
+    assert report(cli, "--check")["damaged"] == 0
     assert not Path("cache").exists()
 
 
-def test_the_report_tells_spaces_rows_sizes_and_limit(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_tells_spaces_rows_sizes_and_limit(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEWTAG_CACHE_LIMIT", "2.5MB")
-    one = keep("first network", 25, used=1e9)
-    old = old_folder()
+    keep("first network", 25, used=1e9)
     found = report(cli)
-    assert {key: found[key] for key in ("place", "limit", "total")} == {
-        "place": str(tmp_path / "cache" / "fewtag"),
-        "limit": 2_500_000,
-        "total": 25 * 1020 + 300,
-    }
-    assert [(row["folder"], row["kind"], row["what"], row["rows"], row["bytes"]) for row in found["spaces"]] == [
-        (one.folder.name, "features", "first network", 25, 25 * 1020),
-        (old.name, "old format", "of an older fewtag, not used", None, 300),
-    ]
-    assert found["spaces"][0]["used"].startswith("2001-09-")
+    assert (found["place"], found["limit"]) == (str(FOLDER.absolute()), 2_500_000)
+    assert found["total"] == (FOLDER / FILE).stat().st_size > 25 * ROW
+    (space,) = found["spaces"]
+    assert space.pop("used").startswith("2001-09-")
+    assert space == {"kind": "features", "what": "first network", "rows": 25, "bytes": 25 * ROW}
     shown = cli("cache").out
     assert "first network" in shown
-    assert "old format" in shown
-    assert shown.splitlines()[-1].endswith("25.8 KB of at most 2.5 MB")
+    assert shown.splitlines()[-1].endswith("KB of at most 2.5 MB")
 
 
-def test_clear_removes_what_is_fewtags_and_nothing_else(cli: Cli) -> None:
-    space, old = keep("network", 5, used=1e9), old_folder()
-    (ROOT / "letter.txt").write_text("not a cache")
-    (ROOT / "letters").mkdir()
-    assert report(cli, "--clear")["freed"] == 5 * 1020 + 300
-    assert not space.folder.exists()
-    assert not old.exists()
-    assert sorted(path.name for path in ROOT.iterdir()) == ["letter.txt", "letters"]
-    space.append([address(b"again")], np.zeros((1, 1000)))
-    assert [row["rows"] for row in report(cli)["spaces"]] == [1], "whoever has it open goes on"
+FOREIGN = ["mygame/space.json", "mygame/src/code.py", "tmp_old/thesis/space.json", "tmp_old/thesis/thesis.tex"]
+FOREIGN += ["dataset/rows.bin", "dataset/done.bin", "dataset/important.csv", "features-0123/1.rows", "lock", "x.sqlite"]
+FOREIGN += ["features.sqlite.txt", "rows.bin", "space.json"]
 
 
-def test_prune_takes_the_least_recently_used_first(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fewtag.research.features.store.SEGMENT_BYTES", 10_000)
-    stale, fresh = keep("stale", 30, used=1e9), keep("fresh", 30, used=1.5e9)
-    old_folder()
-    found = report(cli, "--prune", "41KB")
-    assert found["total"] == 4 * 10_200 == 61_500 - found["freed"]
-    assert {row["what"]: row["rows"] for row in found["spaces"]} == {"stale": 10, "fresh": 30}
-    # used again, it is no longer the first to go
-    again = Space(ROOT, stale.about)
-    assert sum(again.get(address(f"stale {number}".encode())) is not None for number in range(30)) == 10
-    assert {row["what"]: row["rows"] for row in report(cli, "--prune", "31KB")["spaces"]} == {"stale": 10, "fresh": 20}
-    assert fresh.folder.exists()
+@pytest.mark.parametrize("options", [("--clear",), ("--prune", "0B"), ("--check",)])
+@pytest.mark.parametrize("filled", [False, True])
+def test_nothing_but_its_own_file_is_touched(cli: Cli, options: tuple[str, ...], filled: bool) -> None:
+    for name in FOREIGN:
+        path = FOLDER / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"not a cache: {name}")
+    before = files(FOLDER)
+    if filled:
+        keep("network", 5, used=1e9)
+    report(cli, *options)
+    after = files(FOLDER)
+    assert {name: content for name, content in after.items() if name != FILE} == before
+    assert (FILE in after) == (filled and options != ("--clear",))
+
+
+def test_clear_removes_the_file(cli: Cli) -> None:
+    keep("network", 5, used=1e9)
+    size = (FOLDER / FILE).stat().st_size
+    assert report(cli, "--clear") == {
+        "place": str(FOLDER.absolute()), "limit": 10**10, "total": 0, "freed": size, "spaces": []
+    }  # fmt: skip
+    assert list(FOLDER.iterdir()) == []
+
+
+def test_prune_takes_the_least_recently_used_first(cli: Cli) -> None:
+    keep("stale", 30, used=1e9)
+    keep("fresh", 30, used=1.5e9)
+    before = report(cli)["total"]
+    found = report(cli, "--prune", "1.5MB")
+    assert found["total"] == before - found["freed"] <= 1.5e6 + 10**5
+    rows = {space["what"]: space["rows"] for space in found["spaces"]}
+    assert rows["fresh"] == 30
+    assert 5 < rows["stale"] < 20
+    # used again, they are no longer the first to go
+    with Cache(FOLDER) as cache:
+        cache.space("features", "stale", "stale", (ROW,), "uint8").get_many(
+            [content_digest(f"stale {number}".encode()) for number in range(30)]
+        )
+    again = {space["what"]: space["rows"] for space in report(cli, "--prune", "1.2MB")["spaces"]}
+    assert again["stale"] == rows["stale"]
+    assert again["fresh"] < 30
     said = cli("cache", "--prune", "much")
     assert (said.code, "--prune 'much' is no size" in said.err) == (2, True)
 
 
-def test_the_cache_keeps_under_its_limit_by_itself(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEWTAG_CACHE_LIMIT", "50KB")
-    old = old_folder()
-    for number in range(4):
-        keep(f"network {number}", 20, used=1e9 + number)
-        assert report(cli)["total"] <= 50_000
-    assert not old.exists()
-    rows = {row["what"]: row["rows"] for row in report(cli)["spaces"]}
-    assert (rows["network 3"], rows["network 0"]) == (20, 0)
-
-
 def test_check_drops_damaged_rows_and_says_how_many(cli: Cli) -> None:
-    space = keep("network", 30, used=1e9)
+    keep("network", 30, used=1e9)
     assert "every row is sound" in cli("cache", "--check").out
-    (path,) = space.folder.glob("*.rows")
-    assert path.stat().st_mtime == 1e9, "to look at rows is not to use them"
-    content = bytearray(path.read_bytes())
-    content[3500] ^= 1
-    content[9999] ^= 1
-    path.write_bytes(content)
+    change("UPDATE contents SET content = zeroblob(30000) WHERE id IN (3, 9)")
+    change("UPDATE rows SET checksum = 7 WHERE id IN (3, 9)")
     assert "2 damaged rows dropped" in cli("cache", "--check").out
     found = report(cli, "--check")
     assert (found["damaged"], found["spaces"][0]["rows"]) == (0, 28)
 
 
-def test_a_damaged_description_is_told_and_cleared(cli: Cli) -> None:
-    space = keep("network", 5, used=1e9)
-    (space.folder / "space.json").write_text('{"kind')
-    assert [row["kind"] for row in report(cli)["spaces"]] == ["damaged"]
-    assert report(cli, "--clear")["spaces"] == []
+def test_a_broken_database_is_told_of_and_begun_anew(cli: Cli, caplog: pytest.LogCaptureFixture) -> None:
+    keep("network", 30, used=1e9)
+    with (FOLDER / FILE).open("r+b") as file:
+        file.seek(100)
+        file.write(bytes(range(256)) * 60)
+    assert report(cli)["spaces"] == []
+    assert ["was damaged" in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_what_a_killed_run_kept_for_itself_alone_is_seen_too(cli: Cli) -> None:
-    space = Space(ROOT / "tmp0a1b", About("features", "tuned", "key", (10,), "uint8"))
-    space.append([address(b"")], np.zeros((1, 10)))
-    assert report(cli)["spaces"][0]["folder"] == f"tmp0a1b/{space.folder.name}"
-    assert report(cli, "--clear")["total"] == 0
-    assert not list(ROOT.iterdir())
+def test_another_programs_database_is_refused_and_left_alone(cli: Cli) -> None:
+    FOLDER.mkdir(parents=True)
+    change("CREATE TABLE rows (mine)")
+    before = files(FOLDER)
+    for options in ((), ("--clear",), ("--prune", "0B"), ("--check",)):
+        said = cli("cache", *options)
+        assert (said.code, "it is another program's database; name another folder" in said.err) == (2, True)
+    assert files(FOLDER) == before
 
 
 def test_one_wish_at_a_time(cli: Cli) -> None:

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float16, UInt8
 
 from fewtag.apps.folders import decode_ahead
+from fewtag.cache import Space, content_digest
 from fewtag.errors import InputError
 from fewtag.pictures.files import Picture, squash_bytes, stack
-from fewtag.research.features.store import Space, address
 from fewtag.tagger.encode import Places
 from fewtag.tagger.tagger import Tagger
 
@@ -49,8 +49,8 @@ class FolderPlaces:
         except UnicodeEncodeError as error:
             raise InputError("the file's name is no UTF-8 text; rename it") from error
         data = picture.read()
-        digest = address(data)
-        places = None if self._space is None else self._space.get(digest)
+        digest = content_digest(data)
+        places = None if self._space is None else self._space.get_many([digest])[0]
         if places is not None:
             return _Read(digest, places, None)
         return _Read(digest, None, squash_bytes(data, str(picture), self._tagger.model.backbone.size))
@@ -64,8 +64,7 @@ class FolderPlaces:
         if self._space is None:
             return encoded
         fresh = encoded.half().cpu().numpy()
-        if self._space.has_room(len(fresh)):
-            self._space.append([read.digest for read in reads if read.pixels is not None], fresh)
+        self._space.put_many([read.digest for read in reads if read.pixels is not None], fresh)
         rows = iter(fresh)
         return self._join([next(rows) if read.places is None else read.places for read in reads])
 

@@ -19,7 +19,6 @@ from fewtag.apps.journal import Journal, Stamp
 from fewtag.apps.progress import Bars
 from fewtag.apps.tables import Tagged, check_labels, check_table, tagged, write_failures, write_table
 from fewtag.errors import InputError
-from fewtag.files import make_folder
 from fewtag.pictures.files import Picture
 from fewtag.tagger.place_cache import place_space
 from fewtag.tagger.tagger import Tagger
@@ -76,8 +75,6 @@ def tag_folder(
         "threshold": threshold,
         "device": tagger.device,
     }
-    if cache is not None:
-        make_folder(cache)  # what is wrong with it is said before anything is begun
     places = FolderPlaces(tagger, None if cache is None else place_space(tagger.model, cache))
     since = time.perf_counter()
     with Journal(out.with_name(f"{out.name}.part.jsonl"), about) as journal:

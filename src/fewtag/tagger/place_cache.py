@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fewtag.research.features.store import About, Space
-from fewtag.research.features.stored_rows import reading_key
+from fewtag.cache import Cache, Space
+from fewtag.research.features.rows import reading_key
 from fewtag.tagger.encode import encode_pixels
 from fewtag.tagger.model import Model
 
@@ -21,4 +21,4 @@ def place_space(model: Model, cache: Path) -> Space:
         key.update(tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
     shape = tuple(encode_pixels(model, np.zeros((1, 3, size, size), np.uint8)).shape[1:])
     what = f"model {model.name}: {backbone.name}, {size} × {size} pixels, {device}"
-    return Space(cache, About("places", what, key.hexdigest(), shape, "float16"))
+    return Cache(cache).space("places", what, key.hexdigest(), shape, "float16")

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fewtag.apps import processes
+from fewtag.cache import Cache
 from fewtag.errors import InputError
 from fewtag.research.bench import learner as learning
 from fewtag.research.bench import measure as measuring
@@ -241,7 +242,7 @@ def test_training_in_two_processes_then_measuring_gives_the_rows_of_one_with_twi
         assert {name: row.pop(name) for name in METRICS} == pytest.approx({name: other.pop(name) for name in METRICS})
         assert row.pop("validation_macro_ap") == pytest.approx(other.pop("validation_macro_ap"))
         assert {**row, "recipe": ""} == {**other, "recipe": ""}
-    assert not list((shapes / "cache").glob("tmp*")), "features of a tuned backbone are used once"
+    assert not [space for space in Cache(shapes / "cache").contents() if space.kind == "features"], "used once"
 
 
 def test_each_process_extracts_its_part_of_the_features(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,7 +27,7 @@ from fewtag.research.data.episodes import Draw
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.features.backbone import Backbone
 from fewtag.research.features.joined import JoinedBackbone
-from fewtag.research.features.rows import Rows, feature_rows
+from fewtag.research.features.rows import Rows, drop_features, feature_rows
 from fewtag.research.methods import Base, EndToEnd, Method, Solved
 from fewtag.research.methods.base import pool
 
@@ -61,14 +59,14 @@ def measure(
         words = {phase: materials.words(materials.phase(phase).labels) for phase in draws}
     with _results_folder(fabric, out):
         facts = {} if recipe.training is None else _train(materials, run, fabric, out, cache, report)
-        with _ready(materials, run, fabric, cache) as (backbone, method, feature_cache):
+        with _ready(materials, run, fabric, cache) as (backbone, method):
             if isinstance(method, Solved):
-                solve(method, materials, backbone, feature_cache, fabric, report)
+                solve(method, materials, backbone, cache, fabric, report)
             for phase, phase_draws in draws.items():
                 images = materials.phase(phase)
                 pictures = Pool.of(
                     images,
-                    _features(images, backbone, feature_cache, fabric, report, phase),
+                    _features(images, backbone, cache, fabric, report, phase),
                     words[phase],
                     fabric.device,
                 )
@@ -155,27 +153,19 @@ def load_trained(materials: Materials, run: Run) -> tuple[Network, Method]:
 
 
 @contextmanager
-def _ready(materials: Materials, run: Run, fabric: Fabric, cache: Path) -> Iterator[tuple[Network, Method, Path]]:
-    """Network and method on the device, and where to keep features: those of a fine-tuned network are used once."""
+def _ready(materials: Materials, run: Run, fabric: Fabric, cache: Path) -> Iterator[tuple[Network, Method]]:
+    """Network and method on the device; features of a fine-tuned network are used once, and dropped afterwards."""
     with as_one(fabric):
         backbone, method = load_trained(materials, run) if fabric.is_global_zero else materials.build()
     whole = method if materials.recipe.backbone.frozen else EndToEnd(backbone, method)
     whole.load_state_dict(fabric.broadcast(whole.state_dict()))
     backbone.to(fabric.device).eval()
     method.to(fabric.device).eval()
-    if materials.recipe.backbone.frozen:
-        yield backbone, method, cache
-        return
-    once = cache / by_first(fabric, lambda: _new_folder(cache))
     try:
-        yield backbone, method, once
+        yield backbone, method
     finally:
-        shutil.rmtree(once, ignore_errors=True)
-
-
-def _new_folder(cache: Path) -> str:
-    make_folder(cache)
-    return Path(tempfile.mkdtemp(dir=cache)).name
+        if not materials.recipe.backbone.frozen and fabric.is_global_zero:
+            drop_features(backbone, cache)
 
 
 @contextmanager
