@@ -235,12 +235,12 @@ def test_training_in_two_processes_then_measuring_gives_the_rows_of_one_with_twi
 
     found, _ = in_two(work)
     wanted = bench(shapes, ONE, "attention", *changes, "training.episodes_per_step=2", out="one", runs="one")
-    assert found[0]["recipe"] != wanted[0]["recipe"]
+    assert found[0]["recipe_digest"] != wanted[0]["recipe_digest"]
     assert wanted[0]["episodes_a_step"] == 2
     for row, other in zip(found, wanted, strict=True):
         assert {name: row.pop(name) for name in METRICS} == pytest.approx({name: other.pop(name) for name in METRICS})
         assert row.pop("validation_macro_ap") == pytest.approx(other.pop("validation_macro_ap"))
-        assert {**row, "recipe": ""} == {**other, "recipe": ""}
+        assert {**row, "recipe_digest": ""} == {**other, "recipe_digest": ""}
     assert not list((shapes / "cache").glob("tmp*")), "features of a tuned backbone are used once"
 
 
