@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fewtag.research.bench.report.comparison import Pair, compare, difference, holm, paired
+from fewtag.research.bench.report.comparison import Difference, Pair, compare, difference, holm, paired
 from fewtag.research.bench.report.results import MeasuredRun
 from fewtag.research.bench.results import ResultRow
 
@@ -84,6 +84,11 @@ def test_a_run_does_not_differ_from_itself(write_run: WriteRun) -> None:
 def test_an_equal_gain_on_every_episode_is_real(write_run: WriteRun) -> None:
     found = difference(write_run("coco/one", [0.75, 0.5]), write_run("coco/other", [0.5, 0.25]))
     assert found == (0.25, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("p", "real"), [(0.049, True), (0.05, False)])
+def test_a_difference_is_real_below_five_percent(p: float, real: bool) -> None:
+    assert Difference(0.1, 0.1, p).real == real
 
 
 def test_holm_multiplies_the_smallest_by_all_and_never_falls_back() -> None:

@@ -1,14 +1,14 @@
 """Paired t-tests with Holm's correction: whether two runs on the same episodes differ."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from fewtag.research.bench.report.results import MeasuredRun, PublishedTable, best_reading, closed_form
+from fewtag.research.bench.report.results import MeasuredRun, Systems, best_reading, closed_form
 from fewtag.research.bench.results import ResultRow
 
 LEVEL = 0.05
@@ -36,7 +36,7 @@ def paired(one: Sequence[ResultRow], other: Sequence[ResultRow]) -> bool:
     Where both tell the digest of their draws it decides; else the seed does, since draws follow from the pictures, the
     shots, the queries and the seed. Rows that do not tell their pictures are of no pair.
     """
-    if len(one) < 2 or len(other) < 2 or one[0].data_digest is None:
+    if min(len(one), len(other)) < 2 or one[0].data_digest is None:
         return False
     draws = "seed" if None in (one[0].draws_digest, other[0].draws_digest) else "draws_digest"
     episode = attrgetter(*_EPISODE, draws)
@@ -96,9 +96,9 @@ def compare(pairs: Iterable[Pair]) -> Differences:
 class SystemComparison(NamedTuple):
     """All comparisons of a data set's systems, corrected for their number."""
 
-    runs: Sequence[MeasuredRun]
+    systems: Systems
     baselines: Sequence[MeasuredRun]
-    differences: Mapping[Pair, Difference]
+    differences: Differences
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -107,15 +107,15 @@ class SystemComparison(NamedTuple):
         }
 
 
-def compare_systems(runs: Sequence[MeasuredRun], table: PublishedTable) -> SystemComparison:
+def compare_systems(systems: Systems) -> SystemComparison:
     """Every run less the paper's best reading, and less the closed form."""
-    reading = best_reading(runs, table)
-    baselines = [run for run in (reading, closed_form(runs, reading)) if run is not None]
+    reading = best_reading(systems.runs, systems.table)
+    baselines = [run for run in (reading, closed_form(systems.runs, reading)) if run is not None]
     pairs = [
         Pair(run, baseline, phase)
         for number, baseline in enumerate(baselines, start=1)
-        for run in runs
+        for run in systems.runs
         for phase in PHASES
         if run not in baselines[:number]
     ]
-    return SystemComparison(runs, baselines, compare(pairs))
+    return SystemComparison(systems, baselines, compare(pairs))

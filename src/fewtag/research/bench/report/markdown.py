@@ -1,17 +1,18 @@
 """The page's tables in Markdown. A cell of scores is macro-AP / micro-AP in percent, each with its interval."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from fewtag.research.bench.metrics import mean_and_interval
-from fewtag.research.bench.report.comparison import PHASES, Difference, Pair, SystemComparison, compare
+from fewtag.research.bench.report.comparison import PHASES, Difference, Differences, Pair, SystemComparison, compare
 from fewtag.research.bench.report.results import (
     Curves,
     MeasuredRun,
     PublishedSystem,
     PublishedTable,
     Results,
+    Systems,
     phases_of,
 )
 from fewtag.research.bench.results import ResultRow
@@ -45,8 +46,9 @@ def difference_cell(difference: Difference | None) -> str:
     return f"{'' if difference.real else '≈ '}{mean} ± {100 * difference.interval:.2f}"
 
 
-def overview_table(runs: Sequence[MeasuredRun], table: PublishedTable) -> Iterator[str]:
+def overview_table(systems: Systems) -> Iterator[str]:
     """The runs by their macro-AP, each with its lead on the next one; the paper's own number among them."""
+    _, table, runs = systems
     phases = [phase for phase in phases_of(runs) if phase in PHASES]
     neighbours = {run: Pair(run, next_) for run, next_ in pairwise(runs)}
     leads = compare(neighbours.values())
@@ -65,12 +67,12 @@ def overview_table(runs: Sequence[MeasuredRun], table: PublishedTable) -> Iterat
     )
 
 
-def comparison_section(title: str, comparison: SystemComparison) -> Iterator[str]:
+def comparison_section(comparison: SystemComparison) -> Iterator[str]:
     """A sentence on all comparisons, and a table of them."""
     differences = comparison.differences
     if not differences:
         return
-    yield f"### {title}\n"
+    yield f"### {comparison.systems.data_set.data}\n"
     yield f"{_real_differences(differences)}\n"
     phases = [phase for phase in PHASES if any(pair.phase == phase for pair in differences)]
     columns = [(baseline, phase) for baseline in comparison.baselines for phase in phases]
@@ -79,7 +81,7 @@ def comparison_section(title: str, comparison: SystemComparison) -> Iterator[str
         ["system", *(f"less {baseline.label}, {phase}" for baseline, phase in columns)],
         [
             [run.label, *(_tested_cell(differences.get(Pair(run, *column))) for column in columns)]
-            for run in comparison.runs
+            for run in comparison.systems.runs
             if run in shown
         ],
     )
@@ -180,7 +182,7 @@ def _seconds(run: MeasuredRun) -> str:
     return NONE if run.shared.seconds is None else str(run.shared.seconds)
 
 
-def _real_differences(differences: Mapping[Pair, Difference]) -> str:
+def _real_differences(differences: Differences) -> str:
     alike = [pair for pair, difference in differences.items() if not difference.real]
     number = len(differences)
     if not alike:

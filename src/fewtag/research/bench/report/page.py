@@ -9,7 +9,6 @@ from fewtag.research.bench.report import markdown
 from fewtag.research.bench.report.comparison import SystemComparison, compare_systems
 from fewtag.research.bench.report.figures import draw_figures, shots_figure
 from fewtag.research.bench.report.results import (
-    DataSet,
     MeasuredRun,
     Published,
     PublishedTable,
@@ -53,7 +52,7 @@ def write_report(folder: Path, out: Path) -> Report:
     paper = published()
     results = read_results(folder, paper)
     figures = draw_figures(results, paper, out.parent / "plots")
-    comparisons = {group.data_set: compare_systems(group.runs, group.table) for group in systems(results, paper)}
+    comparisons = [compare_systems(group) for group in systems(results, paper)]
     write_atomically(out, "\n".join(_page(results, paper, figures, comparisons)).encode())
     return Report(
         out,
@@ -63,30 +62,30 @@ def write_report(folder: Path, out: Path) -> Report:
             for run in results.runs
             for phase, rows in run.phases.items()
         },
-        {name: found for comparison in comparisons.values() for name, found in comparison.as_json().items()},
+        {name: found for comparison in comparisons for name, found in comparison.as_json().items()},
     )
 
 
 def _page(
-    results: Results, paper: Published, figures: Mapping[str, Path], comparisons: Mapping[DataSet, SystemComparison]
+    results: Results, paper: Published, figures: Mapping[str, Path], comparisons: Sequence[SystemComparison]
 ) -> Iterator[str]:
     yield "# Results\n"
     yield _INTRODUCTION
-    groups = systems(results, paper)
-    if groups:
+    if comparisons:
         yield "## Overview\n"
-    for data_set, table, runs in groups:
-        yield f"### {table.title} ({data_set.data})\n"
-        yield from _notes(runs)
-        yield from markdown.overview_table(runs, table)
-        yield from _figure(figures, data_set.data, f"Macro-AP of every system on {data_set.data}")
-    if any(comparison.differences for comparison in comparisons.values()):
+    for group, *_ in comparisons:
+        data = group.data_set.data
+        yield f"### {group.table.title} ({data})\n"
+        yield from _notes(group.runs)
+        yield from markdown.overview_table(group)
+        yield from _figure(figures, data, f"Macro-AP of every system on {data}")
+    if any(comparison.differences for comparison in comparisons):
         yield "## Which differences are real\n"
         yield "Real for these trained models, over episodes like these. The paper's model stands here by the reading"
         yield "that did best on the validation labels.\n"
-        for data_set, comparison in comparisons.items():
-            yield from markdown.comparison_section(data_set.data, comparison)
-    if groups or results.reasons:
+        for comparison in comparisons:
+            yield from markdown.comparison_section(comparison)
+    if comparisons or results.reasons:
         yield "## The paper's tables\n"
         for table in paper.tables:
             yield from _published_section(table, results, figures)
