@@ -10,6 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from fewtag.research.bench.results import read_rows
+
 Cli = Callable[..., Any]
 
 
@@ -174,7 +176,7 @@ def test_skip_bad_leaves_the_bad_pictures_out_and_says_so(cli: Cli, shapes: Path
     assert len(skipped) == 2
     assert "heart0.png cannot be decoded" in skipped[0]
     assert "arrow1.png: there is no such file" in skipped[1]
-    assert len(Path("results/recipe/protonet.test.jsonl").read_text().splitlines()) == 5
+    assert len(read_rows(Path("results/recipe/protonet.test.parquet"))) == 5
 
 
 def test_skip_bad_still_refuses_when_too_few_remain(cli: Cli, shapes: Path) -> None:

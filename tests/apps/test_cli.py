@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 import fewtag
+from fewtag.research.bench.results import read_rows
 
 Cli = Callable[..., Any]
 SHORT = ("--set", "training.episodes=20", "--set", "evaluation.episodes=2")
@@ -54,8 +55,8 @@ def test_bench_uses_the_weights_that_train_left(cli: Cli, shapes: Path, trained:
     assert cli("bench", shapes / "recipe.toml", "--only", "attention", *SHORT).code == 0
     assert (trained / "best.safetensors").stat().st_mtime_ns == before
     summary = json.loads((trained / "summary.json").read_text())
-    row = json.loads(Path("results/recipe/attention.test.jsonl").read_text().splitlines()[0])
-    assert (row["validation_macro_ap"], row["trained_episodes"]) == (summary["best"], summary["best_episode"])
+    row = read_rows(Path("results/recipe/attention.test.parquet"))[0]
+    assert (row.validation_macro_ap, row.trained_episodes) == (summary["best"], summary["best_episode"])
 
 
 def test_a_heat_map_has_the_pictures_size_and_several_are_a_grid(cli: Cli, shapes: Path, trained: Path) -> None:

@@ -22,7 +22,7 @@ Only = Annotated[list[str] | None, typer.Option("--only", metavar="RUN", help="O
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: method.heads=4; repeatable.")
 ]
-Results = Annotated[Path, typer.Option(metavar="DIR", help="Rows go to DIR/<recipe>/<run>.<phase>.jsonl.")]
+Results = Annotated[Path, typer.Option(metavar="DIR", help="Rows go to DIR/<recipe>/<run>.<phase>.parquet.")]
 Runs = Annotated[Path, typer.Option(metavar="DIR", help="Checkpoints are in DIR/<recipe>/<run>.")]
 Precision = Annotated[str, typer.Option(help="32-true or bf16-mixed; auto is bf16-mixed on a GPU.")]
 Compiled = Annotated[
@@ -91,8 +91,7 @@ def bench(
     fabric = open_fabric(accelerator, devices, precision)
     from fewtag.cli.terminal import Bars, show
     from fewtag.research.bench.measure import measure
-    from fewtag.research.bench.measured import summarise
-    from fewtag.research.bench.results import write_reason
+    from fewtag.research.bench.results import summarise, write_reason
 
     found: dict[str, Any] = {}
     for file, settings in recipes:
@@ -160,7 +159,7 @@ def report(
 ) -> None:
     """Write the paper's tables beside all measured rows, with plots and paired tests."""
     from fewtag.cli.terminal import show
-    from fewtag.research.bench.report import write_report
+    from fewtag.research.bench.report.page import write_report
 
     written = write_report(results, out or results / "RESULTS.md")
     if not as_json:

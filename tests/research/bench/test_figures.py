@@ -9,13 +9,11 @@ import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from fewtag.research.bench.figures import draw_figures
-from fewtag.research.bench.measured import read_results
-from fewtag.research.bench.plots import OURS, PAPER, Mark, Point, draw_curves, draw_marks
-from fewtag.research.bench.published import published
-from fewtag.research.bench.results import Row
+from fewtag.research.bench.report.figures import OURS, PAPER, Mark, Point, draw_curves, draw_figures, draw_marks
+from fewtag.research.bench.report.results import published, read_results
+from fewtag.research.bench.results import ResultRow
 
-WriteRun = Callable[..., list[Row]]
+WriteRun = Callable[..., list[ResultRow]]
 Drawn = dict[str, tuple[Any, ...]]
 
 
@@ -29,10 +27,10 @@ def draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Drawn]
         return path
 
     for name in ("draw_marks", "draw_curves"):
-        monkeypatch.setattr(f"fewtag.research.bench.figures.{name}", note)
+        monkeypatch.setattr(f"fewtag.research.bench.report.figures.{name}", note)
 
     def run() -> Drawn:
-        draw_figures(read_results(tmp_path), published(), tmp_path / "plots")
+        draw_figures(read_results(tmp_path, published()), published(), tmp_path / "plots")
         return drawn
 
     return run

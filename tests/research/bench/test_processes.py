@@ -30,6 +30,7 @@ from fewtag.research.bench.measure import measure
 from fewtag.research.bench.metrics import METRICS
 from fewtag.research.bench.recipe import Training
 from fewtag.research.bench.recipe_files import load_recipes
+from fewtag.research.bench.results import read_rows
 from fewtag.research.bench.runs import Run
 from fewtag.research.bench.together import as_one, by_first, gather, share
 from fewtag.research.bench.train import train, validate
@@ -202,8 +203,7 @@ def bench(shapes: Path, fabric: Fabric, run: str, *changes: str, out: str, runs:
     ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=[run], changes=changes)
     folder, materials = shapes / runs / run, Materials(recipe, shapes, shapes)
     measure(materials, Run(folder, recipe), fabric, out=shapes / out, cache=shapes / "cache", command="")
-    rows = [json.loads(line) for line in (shapes / out / f"{run}.test.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+    return [row.model_dump(exclude={"seconds"}) for row in read_rows(shapes / out / f"{run}.test.parquet")]
 
 
 def test_the_rows_of_two_processes_are_those_of_one(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,12 +236,12 @@ def test_training_in_two_processes_then_measuring_gives_the_rows_of_one_with_twi
 
     found, _ = in_two(work)
     wanted = bench(shapes, ONE, "attention", *changes, "training.episodes_per_step=2", out="one", runs="one")
-    assert found[0]["recipe"] != wanted[0]["recipe"]
+    assert found[0]["recipe_digest"] != wanted[0]["recipe_digest"]
     assert wanted[0]["episodes_a_step"] == 2
     for row, other in zip(found, wanted, strict=True):
         assert {name: row.pop(name) for name in METRICS} == pytest.approx({name: other.pop(name) for name in METRICS})
         assert row.pop("validation_macro_ap") == pytest.approx(other.pop("validation_macro_ap"))
-        assert {**row, "recipe": ""} == {**other, "recipe": ""}
+        assert {**row, "recipe_digest": ""} == {**other, "recipe_digest": ""}
     assert not [space for space in Cache(shapes / "cache").contents() if space.kind == "features"], "used once"
 
 
@@ -320,8 +320,8 @@ def test_torchrun_starts_the_processes_as_well_and_the_first_one_speaks(shapes: 
     assert list(json.loads(done.stdout)) == ["protonet on test"]
     assert done.stderr.count("measuring protonet on test") == 1
     assert "3/3" in done.stderr, "the first of two processes measures three of five episodes"
-    rows = [json.loads(line) for line in (shapes / "out" / "recipe" / "protonet.test.jsonl").read_text().splitlines()]
-    for key in (*METRICS, "episode", "draws_digest", "data_digest", "recipe"):
+    rows = [row.model_dump() for row in read_rows(shapes / "out" / "recipe" / "protonet.test.parquet")]
+    for key in (*METRICS, "episode", "draws_digest", "data_digest", "recipe_digest"):
         assert [row[key] for row in rows] == [row[key] for row in wanted]
 
 

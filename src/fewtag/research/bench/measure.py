@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,7 +19,7 @@ from fewtag.files import make_folder, write_atomically
 from fewtag.research.bench.evaluate import Pool, evaluate
 from fewtag.research.bench.materials import Materials
 from fewtag.research.bench.progress import Reporter, Silent
-from fewtag.research.bench.results import Row, commit, read_rows, result_rows, write_rows
+from fewtag.research.bench.results import ResultRow, commit, read_rows, result_rows, write_rows
 from fewtag.research.bench.runs import Run
 from fewtag.research.bench.together import as_one, by_first, gather, in_order, read_rows_together, share
 from fewtag.research.bench.train import train
@@ -44,11 +45,11 @@ def measure(
     command: str,
     force: bool = False,
     report: Reporter | None = None,
-) -> dict[str, list[Row]]:
+) -> dict[str, list[ResultRow]]:
     """The rows of each phase; a phase already measured by the same recipe is read back, not run again."""
     report = report or Silent()
     recipe = materials.recipe
-    files = {phase: out / f"{recipe.name}.{phase}.jsonl" for phase in recipe.evaluation.phases}
+    files = {phase: out / f"{recipe.name}.{phase}.parquet" for phase in recipe.evaluation.phases}
     rows = {} if force else by_first(fabric, lambda: _measured(files, materials))
     if len(rows) == len(files):
         return rows
@@ -76,12 +77,13 @@ def measure(
                 )
                 facts["seconds"] = round(time.perf_counter() - since, 2)
                 facts |= {"data_digest": images.digest, "draws_digest": draws_digest(phase_draws, images)}
-                rows[phase] = found = result_rows(recipe, phase, metrics, command=command, facts=facts)
+                device = device_name(fabric.device)
+                rows[phase] = found = result_rows(recipe, phase, metrics, command=command, device=device, facts=facts)
                 by_first(fabric, partial(write_rows, files[phase], found))
     return rows
 
 
-def _train(materials: Materials, run: Run, fabric: Fabric, out: Path, cache: Path, report: Reporter) -> Row:
+def _train(materials: Materials, run: Run, fabric: Fabric, out: Path, cache: Path, report: Reporter) -> dict[str, Any]:
     """Trains the run, unless it is trained already; returns what its rows tell of that."""
     recipe = materials.recipe
     assert recipe.training is not None
@@ -182,12 +184,12 @@ def _results_folder(fabric: Fabric, folder: Path) -> Iterator[None]:
                     place.rmdir()
 
 
-def _measured(files: Mapping[str, Path], materials: Materials) -> dict[str, list[Row]]:
+def _measured(files: Mapping[str, Path], materials: Materials) -> dict[str, list[ResultRow]]:
     """The phases measured already; rows of another recipe or of other pictures are refused, lest they be lost."""
     found = {phase: rows for phase, path in files.items() if path.exists() and (rows := read_rows(path))}
     for phase, rows in found.items():
         wanted = (materials.recipe.digest, materials.phase(phase).digest)
-        if (rows[0]["recipe"], rows[0].get("data_digest")) != wanted:
+        if (rows[0].recipe_digest, rows[0].data_digest) != wanted:
             raise InputError(
                 f"{files[phase]} holds rows of another recipe or of other data; name another --out, or --force to "
                 "replace them"
@@ -199,3 +201,8 @@ def draws_digest(draws: Sequence[Draw], images: LabelledImages) -> str:
     """A fingerprint of the draws: which pictures, on which side, in which order."""
     named = [[[images.ids[row] for row in side] for side in (draw.support, draw.query)] for draw in draws]
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]
+
+
+def device_name(device: torch.device) -> str:
+    """`NVIDIA H200`, or `cpu`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
