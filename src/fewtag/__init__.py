@@ -21,7 +21,7 @@ _WHERE = {"Tagger": "fewtag.tagger.tagger", "Tagged": "fewtag.tagger.stream"}
 
 
 def __getattr__(name: str) -> object:
-    # not before it is asked for: `fewtag --help` shall not wait for numpy, nor for the metadata of the installed package
+    # not before it is asked for: `fewtag --help` shall wait neither for numpy nor for the package's metadata
     if name == "__version__":
         return import_module("importlib.metadata").version("fewtag")
     if name in _WHERE:

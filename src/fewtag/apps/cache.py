@@ -85,8 +85,8 @@ def _check(opened: "FeatureCache") -> int:
 
 
 def _show(spaces: list[dict[str, Any]]) -> None:
-    from fewtag.cli.terminal import show
     from fewtag.cache import format_size
+    from fewtag.cli.terminal import show
 
     rows = {
         f"{number}": {

@@ -209,7 +209,7 @@ class Tagger:
 
         >>> from PIL import Image
         >>> tagger = Tagger().fit([Image.new("RGB", (64, 64), "red")], [["strawberry"]])
-        >>> tagger.predict(Image.new("RGB", (32, 32), "red"), threshold=0)
+        >>> tagger.predict(Image.new("RGB", (32, 32), "red"), threshold=0.0)
         [('strawberry',)]
         """
         scorer = self._scorer(threshold)

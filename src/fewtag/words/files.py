@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Float
+from numpy.typing import NDArray
 
 from fewtag.errors import InputError, nearest
 
@@ -38,7 +38,7 @@ class Entries(NamedTuple):
     """Words and their vectors, a row each, the most frequent first."""
 
     words: list[str]
-    vectors: Float[np.ndarray, "words dimensions"]
+    vectors: NDArray[np.floating]
 
 
 def keep_all(_word: str, _row: int) -> bool:
@@ -162,7 +162,7 @@ def parse(numbers: list[str], place: str) -> bytes:
     return as_bytes(values, place)
 
 
-def as_bytes(values: Float[np.ndarray, "dimensions"], place: str) -> bytes:
+def as_bytes(values: NDArray[np.floating], place: str) -> bytes:
     """A vector's float32 bytes, finite for sure."""
     if not np.abs(values).max() <= LARGEST:  # false for NaN as well
         raise InputError(f"{place}: a number is infinite or none at all; mend the file")

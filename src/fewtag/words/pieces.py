@@ -10,7 +10,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32, Int8
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fewtag.errors import InputError
@@ -89,8 +89,8 @@ class PieceVectors:
         self,
         name: str,
         pieces: Sequence[str],
-        rows: Int8[np.ndarray, "pieces dimensions"],
-        scales: Float32[np.ndarray, "pieces"],
+        rows: NDArray[np.int8],
+        scales: NDArray[np.float32],
     ) -> None:
         self.name = name
         self.dimensions = int(rows.shape[1])
@@ -100,11 +100,11 @@ class PieceVectors:
     def __contains__(self, label: str) -> bool:
         return self._look_up(label)[1]
 
-    def vector(self, label: str) -> Float32[np.ndarray, "dimensions"]:
+    def vector(self, label: str) -> NDArray[np.float32]:
         """The mean of the name's words; a name without any known word is refused with the ways out."""
         return self.vectors([label])[0]
 
-    def vectors(self, labels: Sequence[str]) -> Float32[np.ndarray, "labels dimensions"]:
+    def vectors(self, labels: Sequence[str]) -> NDArray[np.float32]:
         """A row a label."""
         found = [self._known_places(label) for label in labels]
         if not found:

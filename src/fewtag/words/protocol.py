@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float32
+from numpy.typing import NDArray
 
 from fewtag.errors import InputError
 
@@ -20,9 +20,9 @@ class WordTable(Protocol):
     name: str
     dimensions: int
 
-    def vector(self, label: str) -> Float32[np.ndarray, "dimensions"]: ...
+    def vector(self, label: str) -> NDArray[np.float32]: ...
 
-    def vectors(self, labels: Sequence[str]) -> Float32[np.ndarray, "labels dimensions"]: ...
+    def vectors(self, labels: Sequence[str]) -> NDArray[np.float32]: ...
 
     def nearest(self, word: str, most: int = 3) -> list[str]: ...
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Float32
+from numpy.typing import NDArray
 
 from fewtag.errors import InputError, nearest
 from fewtag.words.files import Keep, keep_all, read_words
@@ -25,7 +25,7 @@ FREQUENT_TWO_LETTERS = 2_000
 class WordVectors:
     """Whole words and their vectors; a name of several is their mean, and each must be known in some spelling."""
 
-    def __init__(self, name: str, words: Sequence[str], vectors: Float[np.ndarray, "words dimensions"]) -> None:
+    def __init__(self, name: str, words: Sequence[str], vectors: NDArray[np.floating]) -> None:
         if vectors.ndim != 2 or len(words) != len(vectors) or not vectors.size:
             raise InputError(f"words {name!r} need a vector each, found {len(words)} words and {vectors.shape} numbers")
         self.name = name
@@ -40,7 +40,7 @@ class WordVectors:
         except InputError:
             return False
 
-    def vector(self, label: str) -> Float32[np.ndarray, "dimensions"]:
+    def vector(self, label: str) -> NDArray[np.float32]:
         """The label's own vector, or the mean of its words'; an unknown word is refused with the ways out."""
         mean = self._vectors[self._label_rows(label)].astype(np.float64).mean(axis=0)
         with np.errstate(over="ignore"):
@@ -49,7 +49,7 @@ class WordVectors:
             raise InputError(f"the vector of label {label!r} in words {self.name!r} is not finite; mend the file")
         return vector
 
-    def vectors(self, labels: Sequence[str]) -> Float32[np.ndarray, "labels dimensions"]:
+    def vectors(self, labels: Sequence[str]) -> NDArray[np.float32]:
         """A row a label."""
         rows = [self.vector(label) for label in labels]
         return np.stack(rows) if rows else np.empty((0, self.dimensions), np.float32)
