@@ -49,7 +49,7 @@ Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=
 def _common(version: Version = False) -> None: ...
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_where: object) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *_where: object, **_also: object) -> None:
     """Our own warnings as a sentence; those of libraries are not a person's matter."""
     if category is UserWarning:
         print(f"fewtag: {message}", file=sys.stderr)

@@ -52,7 +52,8 @@ class Space:
 
     def project(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features, channels last, in the whitened space."""
-        return (features - self.mean) @ self.basis
+        centred: NDArray[np.float32] = features - self.mean
+        return centred @ self.basis
 
 
 @dataclass(frozen=True, eq=False)

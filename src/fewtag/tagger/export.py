@@ -151,7 +151,7 @@ def _scoring(strengths: Strengths) -> tuple[list[Any], list[Any]]:
             ("axis_places", [1], np.int64),
         )
     ]
-    steps = [
+    steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
         ("Transpose", ["prototypes"], "turned", {"perm": [1, 0]}),
         # cosine with the whole image
         ("ReduceMean", ["places"], "mean_place", {"axes": [1], "keepdims": 0}),
@@ -210,7 +210,7 @@ def session(graph: bytes) -> Run:
 
 def packed(labels: Table) -> bytes:
     content = io.BytesIO()
-    np.savez(content, allow_pickle=False, **labels)  # type: ignore[arg-type]
+    np.savez(content, allow_pickle=False, **labels)
     return content.getvalue()
 
 

@@ -18,7 +18,7 @@ from fewtag.errors import InputError
 from fewtag.pictures.decode import decode, upright
 from fewtag.pictures.files import Picture
 
-ImageLike = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | np.ndarray
+ImageLike = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | np.ndarray | Picture
 _THUMBNAIL = (336, 336)
 _QUALITY = 80
 
@@ -32,7 +32,7 @@ def encoded_bytes(image: object, name: str) -> bytes | None:
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if isinstance(image, io.IOBase) or hasattr(image, "read"):
-        data = image.read()  # type: ignore[union-attr]
+        data = image.read()
         if isinstance(data, bytes):
             return data
         raise InputError(f"image {name} is a file of text; open it with mode 'rb'")
@@ -71,8 +71,7 @@ def several(images: object) -> Iterable[object]:
     """One picture counts as a list of one; an array of four dimensions is a list of arrays."""
     if isinstance(images, np.ndarray):
         return [images] if images.ndim in {2, 3} and images.dtype.kind not in "UO" else images
-    single = str | os.PathLike | bytes | bytearray | memoryview | Image.Image | io.IOBase | Picture
-    if isinstance(images, single):
+    if isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | io.IOBase | Picture):
         return [images]
     if not isinstance(images, Iterable):
         raise InputError(f"pictures are expected, one or a list of them, found a {type(images).__name__}")

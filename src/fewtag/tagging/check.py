@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ class LabelCheck:
     recall: float | None
     f1: float | None
     average_precision: float | None
-    threshold: float
-    best_threshold: float | None
+    threshold: float | None = None
+    best_threshold: float | None = None
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,7 @@ def _check(
     }
     given = probabilities >= np.array(list(thresholds.values()), np.float32)
     flat, shown = probabilities.ravel(), targets.ravel()
-    precision, recall, f1 = precision_recall_f1(given, targets)
-    micro = LabelCheck(
-        int(targets.any(axis=1).sum()),
-        *map(_number, (precision, recall, f1, average_precision(flat, shown))),
-        threshold=float("nan") if not thresholds else round(float(np.mean(list(thresholds.values()))), 6),
-        best_threshold=None,
-    )
+    micro = _measured(int(targets.any(axis=1).sum()), flat, given.ravel(), shown)
     scored = [each.average_precision for each in found.values() if each.average_precision is not None]
     macro = round(float(np.mean(scored)), 6) if scored else None
     return Check(
@@ -126,14 +120,16 @@ def _check(
 
 
 def _label(probabilities: NDArray[np.float32], shown: NDArray[np.bool_], threshold: float) -> LabelCheck:
-    precision, recall, f1 = precision_recall_f1(probabilities >= np.float32(threshold), shown)
-    best = best_threshold(probabilities, shown) if shown.any() else None
-    return LabelCheck(
-        int(shown.sum()),
-        *map(_number, (precision, recall, f1, average_precision(probabilities, shown))),
-        threshold=round(threshold, 6),
-        best_threshold=None if best is None else round(best, 6),
-    )
+    found = _measured(int(shown.sum()), probabilities, probabilities >= np.float32(threshold), shown)
+    best = round(best_threshold(probabilities, shown), 6) if shown.any() else None
+    return replace(found, threshold=round(threshold, 6), best_threshold=best)
+
+
+def _measured(
+    pictures: int, probabilities: NDArray[np.float32], given: NDArray[np.bool_], shown: NDArray[np.bool_]
+) -> LabelCheck:
+    precision, recall, f1 = map(_number, precision_recall_f1(given, shown))
+    return LabelCheck(pictures, precision, recall, f1, _number(average_precision(probabilities, shown)))
 
 
 def _bins(probabilities: NDArray[np.float32], shown: NDArray[np.bool_]) -> list[Bin]:
