@@ -118,7 +118,7 @@ def test_a_full_disk_is_a_warning_and_changes_nothing(
     cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     table, _ = tagged(cli, bank, photos, "--no-cache", "--batch", 1)
-    monkeypatch.setattr(cache_file, "_SETTINGS", (*cache_file._SETTINGS, "PRAGMA max_page_count = 9"))
+    monkeypatch.setattr(cache_file, "_SETTINGS", (*cache_file._SETTINGS, "PRAGMA max_page_count = 5"))
     caplog.clear()
     assert tagged(cli, bank, photos, "--batch", 1) == (table, 0)
     assert ["disk is full; nothing more is kept" in record.getMessage() for record in caplog.records] == [True]
@@ -150,7 +150,7 @@ def test_of_more_pictures_than_fit_as_many_as_fit_are_kept(
     encoded.clear()
     again, cached = tagged(cli, bank, pictures, "--batch", 4)
     assert again == table
-    assert 0.3 * count < cached < 0.7 * count, "going over them in turn does not remove each before it is asked for"
+    assert 0.1 * count < cached < 0.7 * count, "going over them in turn does not remove each before it is asked for"
     assert sum(encoded) == count - cached
 
 
