@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fewtag.cache import LIMIT_VARIABLE, Cache, Space, content_digest, format_size
 from fewtag.errors import InputError
-from fewtag.pictures.files import Picture, squash_bytes, stack
+from fewtag.pictures.decode import squash_bytes, stack
+from fewtag.pictures.files import Picture
 from fewtag.pictures.prefetch import prefetch
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.features.backbone import Backbone
