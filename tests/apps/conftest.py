@@ -48,8 +48,9 @@ def model_file(drawn_shapes: Path) -> Path:
     with torch.inference_mode():
         features = pool(backbone(torch.from_numpy(pixels)))
     targets = torch.from_numpy(images.targets[rows][:, columns])
-    base = Base(tuple(labels), vectors.vectors(labels), features, targets)
-    method = ClosedForm(backbone.channels, vectors.dimensions).fit(base)
+    base = Base(tuple(labels), vectors.vectors(labels), targets, features)
+    method = ClosedForm(backbone.channels, vectors.dimensions)
+    method.prepare(base)
     save_model(
         folder / "tiny.safetensors",
         method,

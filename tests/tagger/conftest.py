@@ -32,7 +32,7 @@ def model() -> Model:
         noise = torch.from_numpy(generator.integers(0, 60, (40, 3, 64, 64), dtype=np.uint8))
         features = backbone((pixels // 2 + noise).contiguous()).mean(dim=(2, 3)).clone()
     targets = torch.from_numpy(generator.random((40, 3)) < 0.5)
-    method.fit(Base(("red", "green", "blue"), words.vectors(["red", "green", "blue"]), features, targets))
+    method.prepare(Base(("red", "green", "blue"), words.vectors(["red", "green", "blue"]), targets, features))
     calibration = Calibration((0, 5), (8.0, 12.0), (-1.0, -2.0), (0.3, 0.4))
     header = {"strengths": {}, "base_words": ["red", "green", "blue"]}
     return Model("tiny", backbone, words, method.eval(), calibration, header)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fewtag.errors import InputError
-from fewtag.research.data.archives import index_images
+from fewtag.research.data.readers import index_images
 
 
 def pack(path, members):
@@ -21,10 +21,10 @@ def test_members_of_an_archive_are_found_by_name_and_stem(tmp_path, make):
     data = make("red.webp").read_bytes()
     path = pack(tmp_path / "some.tar", {"notes.txt": b"x", "in/a.webp": data, "b.webp": data})
     index = index_images(path)
-    assert index["a"] == index["a.webp"] == index["in/a.webp"]
-    assert index["b"].read() == data
-    assert str(index["b"]) == "some.tar:b.webp"
-    assert "notes" not in index
+    assert index.find("a") == index.find("a.webp") == index.find("in/a.webp")
+    assert index.find("b").read() == data
+    assert str(index.find("b")) == "some.tar:b.webp"
+    assert "notes" not in index.pictures
 
 
 def test_a_folder_offers_its_files_and_its_archives(tmp_path, make):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fewtag.errors import InputError
-from fewtag.research.data.episodes import EpisodeSampler
+from fewtag.research.data.sampling import EpisodeSampler
 
 tiny = st.tuples(st.integers(1, 12), st.integers(1, 4)).flatmap(lambda shape: arrays(bool, shape))
 

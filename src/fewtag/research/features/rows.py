@@ -37,7 +37,7 @@ class MemoryRows:
         return len(self.tensor)
 
     def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]:
-        return self.tensor[torch.as_tensor(rows, dtype=torch.long, device=self.tensor.device)]
+        return self.tensor.index_select(0, torch.as_tensor(rows, dtype=torch.long, device=self.tensor.device))
 
 
 class JoinedRows:
