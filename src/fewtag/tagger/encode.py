@@ -13,7 +13,7 @@ from fewtag.errors import InputError
 from fewtag.pictures.files import squash, stack
 from fewtag.pictures.prefetch import batches, prefetch
 from fewtag.research.features.backbone import Backbone
-from fewtag.research.features.spread import spread
+from fewtag.research.features.inference import map_chunks_over_cores
 from fewtag.tagger.bank import Example
 from fewtag.tagger.inputs import ImageLike, digest, numbered, open_image, open_square
 from fewtag.tagger.model import Model
@@ -43,7 +43,7 @@ def _pass(backbone: Backbone, pixels: Pixels, then: Callable[[Tensor], Tensor]) 
     device, batch = backbone.mean.device, torch.from_numpy(pixels)
     if device.type == "cpu":
         # one by one after the network: in larger products a picture's last bits depend on those beside it
-        return spread(lambda chunk: torch.cat([then(maps) for maps in backbone(chunk).split(1)]), batch)
+        return map_chunks_over_cores(lambda chunk: torch.cat([then(maps) for maps in backbone(chunk).split(1)]), batch)
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         return then(backbone(batch.to(device)))
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Float32, UInt8
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
-from fewtag.research.features.networks import first_line
+from fewtag.research.features.backbone import first_line
 from fewtag.tagger.model import Model
 
 INPUTS = ("pixels", "prototypes", "slopes", "offsets")

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from fewtag.errors import InputError, nearest
 from fewtag.files import replacing
 from fewtag.research.features.backbone import Backbone, create_backbone
-from fewtag.research.features.folding import folded
+from fewtag.research.features.inference import fuse_batch_norms
 from fewtag.research.methods.base import Base
 from fewtag.research.methods.closed_form import ClosedForm
 from fewtag.tagger.calibrate import Calibration
@@ -56,7 +56,7 @@ def _read(name: str, path: Path, words: str | None) -> Model:
         raise InputError(f"model {path} cannot be read ({type(error).__name__}); name one that fewtag wrote") from error
     if header["format"] != _FORMAT:
         raise InputError(f"model {path} has format {header['format']}, this fewtag reads {_FORMAT}; update fewtag")
-    backbone = folded(create_backbone(**header["backbone"]))
+    backbone = fuse_batch_norms(create_backbone(**header["backbone"]))
     vectors = load_words(words or header["words"])
     base_prototypes = tensors.pop("base_prototypes")
     method = ClosedForm(backbone.channels, vectors.dimensions, **header["strengths"])

@@ -254,7 +254,7 @@ def test_each_process_extracts_its_part_of_the_features(shapes: Path, monkeypatc
 
     monkeypatch.setattr(Backbone, "forward", noted)
     monkeypatch.setattr(
-        "fewtag.research.features.rows.folded", lambda backbone: backbone
+        "fewtag.research.features.rows.fuse_batch_norms", lambda backbone: backbone
     )  # its trial is no picture either
     found = in_two(lambda fabric: (bench(shapes, fabric, "protonet", out="two", runs="two"), sum(seen))[1])
     assert found == [12, 12]

@@ -37,7 +37,7 @@ def test_threads_read_an_archive_together(tmp_path, make):
     members = {f"{colour}.png": make(f"{colour}.png", colour).read_bytes() for colour in ("red", "lime", "blue")}
     index = index_images(pack(tmp_path / "x.tar", members))
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(lambda name: index[name].read() == members[name], list(members) * 50))
+        assert all(pool.map(lambda name: index.find(name).read() == members[name], list(members) * 50))
 
 
 def test_a_stem_of_two_pictures_is_refused_when_asked_for(tmp_path, make):
@@ -70,7 +70,7 @@ def test_a_compressed_archive_is_refused(tmp_path):
 
 def test_a_shortened_archive_is_named(tmp_path, make):
     path = pack(tmp_path / "x.tar", {"a.jpg": make("a.jpg").read_bytes()})
-    picture = index_images(path)["a"]
+    picture = index_images(path).find("a")
     path.write_bytes(path.read_bytes()[:600])
     with pytest.raises(InputError, match=r"x\.tar:a\.jpg ends after"):
         picture.read()

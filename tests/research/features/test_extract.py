@@ -11,7 +11,7 @@ from PIL import Image
 from fewtag.errors import InputError
 from fewtag.pictures.files import Picture
 from fewtag.research.features.backbone import create_backbone
-from fewtag.research.features.extract import precision_of, start
+from fewtag.research.features.inference import precision_of, start
 from fewtag.research.features.store import About, Space
 from fewtag.research.features.stored_rows import Source, fill
 

@@ -14,8 +14,7 @@ from fewtag.research.data.images import LabelledImages, concatenate, readable
 from fewtag.research.data.readers import read_folders, read_table
 from fewtag.research.data.sampling import AtLeastSampler, Draw, EpisodeSampler
 from fewtag.research.data.splits import Split
-from fewtag.research.features.backbone import Backbone
-from fewtag.research.features.joined import JoinedBackbone, open_backbone
+from fewtag.research.features.backbone import Backbone, JoinedBackbone, open_backbone
 from fewtag.research.methods import Base, Method, create_method
 from fewtag.research.types import Words
 from fewtag.words.vectors import WordVectors, load_words

@@ -26,8 +26,7 @@ from fewtag.research.bench.together import as_one, by_first, gather, in_order, r
 from fewtag.research.bench.train import train
 from fewtag.research.data.images import LabelledImages, refuse_unreadable
 from fewtag.research.data.sampling import Draw
-from fewtag.research.features.backbone import Backbone
-from fewtag.research.features.joined import JoinedBackbone
+from fewtag.research.features.backbone import Backbone, JoinedBackbone
 from fewtag.research.features.rows import Rows, feature_rows
 from fewtag.research.methods import Base, EndToEnd, Method
 from fewtag.research.methods.base import pool

@@ -10,10 +10,8 @@ from jaxtyping import Num
 from torch import Tensor
 
 from fewtag.research.data.images import LabelledImages
-from fewtag.research.features.backbone import Backbone
-from fewtag.research.features.extract import precision_of, start
-from fewtag.research.features.folding import folded
-from fewtag.research.features.joined import JoinedBackbone, join_maps
+from fewtag.research.features.backbone import Backbone, JoinedBackbone, join_maps
+from fewtag.research.features.inference import fuse_batch_norms, precision_of, start
 from fewtag.research.features.store import About, Space
 from fewtag.research.features.stored_rows import Advance, Source, StoredRows, fill, reading_key
 
@@ -77,7 +75,7 @@ def feature_rows(
 def feature_source(backbone: Backbone, cache: Path) -> Source:
     """The maps of one network."""
     if backbone.mean.device.type == "cpu":
-        backbone = folded(backbone)
+        backbone = fuse_batch_norms(backbone)
     size = backbone.size
     shape = start(backbone, np.zeros((1, 3, size, size), np.uint8))().shape[1:]
     # networks that run on tensor cores round otherwise, so their maps are kept apart
