@@ -19,8 +19,8 @@ from fewtag.research.bench.measure import global_features
 from fewtag.research.bench.recipe import Recipe
 from fewtag.research.bench.results import commit
 from fewtag.research.bench.search import GRID, Held, Strengths, build, cross_fit, score_episodes, search
-from fewtag.research.data.episodes import EpisodeSampler
 from fewtag.research.data.images import LabelledImages
+from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.rows import MemoryRows, Rows, feature_rows
 from fewtag.research.methods.base import Base
 from fewtag.tagger.calibrate import Calibration, best_threshold, calibration_error, fit_curve
@@ -64,7 +64,7 @@ class Bench:
     def base(self) -> tuple[Base, Rows]:
         images, rows = self.materials.phase("train"), self.rows("train")
         words, targets = self.materials.words(images.labels), torch.from_numpy(images.targets)
-        return Base(images.labels, words, global_features(rows), targets), rows
+        return Base(images.labels, words, targets, global_features(rows)), rows
 
     def held(self, phase: str, episodes: int, shots: tuple[int, ...]) -> Held:
         images, rows = self.materials.phase(phase), self.rows(phase)
@@ -82,7 +82,7 @@ class Bench:
         whole: LabelledImages = self.materials.pictures()
         shown = whole.select(whole.rows([image for images in phases.values() for image in images.ids]))
         words = self.materials.words(shown.labels)
-        return Base(shown.labels, words, features, torch.from_numpy(shown.targets))
+        return Base(shown.labels, words, torch.from_numpy(shown.targets), features)
 
 
 def calibrate(base: Base, rows: Rows, strengths: Strengths) -> Calibration:

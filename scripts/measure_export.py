@@ -28,7 +28,7 @@ from fewtag.research.bench.materials import Materials
 from fewtag.research.bench.metrics import episode_metrics, mean_and_interval
 from fewtag.research.bench.recipe import Recipe
 from fewtag.research.bench.results import commit
-from fewtag.research.data.episodes import Draw, EpisodeSampler
+from fewtag.research.data.sampling import Draw, EpisodeSampler
 from fewtag.tagger.bank import Example
 from fewtag.tagger.graph import Session, make_graph
 from fewtag.tagger.int8 import pack_weights, quantise_products, silent, to_int8

@@ -13,7 +13,7 @@ from fit_models import Bench
 from fewtag.files import write_atomically
 from fewtag.research.bench.metrics import episode_metrics, mean_and_interval
 from fewtag.research.bench.results import commit
-from fewtag.research.data.episodes import EpisodeSampler
+from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.tagger.bank import Example
 from fewtag.tagger.calibrate import calibration_error
 from fewtag.tagger.model import load_model

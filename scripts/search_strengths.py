@@ -22,7 +22,7 @@ from fewtag.research.bench.recipe import Recipe
 from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.bench.results import commit
 from fewtag.research.bench.search import Held, Strengths, search
-from fewtag.research.data.episodes import EpisodeSampler
+from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.rows import MemoryRows, feature_rows
 from fewtag.research.methods.base import Base
 
@@ -39,7 +39,7 @@ def search_run(recipe: Recipe, data: Path, folder: Path, cache: Path, episodes: 
     rows = {phase: feature_rows(found, backbone, cache) for phase, found in images.items()}
     words = {phase: materials.words(found.labels).to(device) for phase, found in images.items()}
     targets = {phase: torch.from_numpy(found.targets).to(device) for phase, found in images.items()}
-    base = Base(images["train"].labels, words["train"], global_features(rows["train"]).to(device), targets["train"])
+    base = Base(images["train"].labels, words["train"], targets["train"], global_features(rows["train"]).to(device))
     draws = {}
     for shots in SHOTS:
         sampler = EpisodeSampler(images["val"].targets, images["val"].labels, shots=shots, queries=4, seed=1)

@@ -12,7 +12,7 @@ from fewtag.errors import InputError
 from fewtag.research.bench.materials import Materials
 from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.data.draws import save_draws
-from fewtag.research.data.episodes import Draw
+from fewtag.research.data.sampling import Draw
 
 COCO = 'data.sources=[{format="coco", path="coco.json", images="images"}]'
 VOC = 'data.sources=[{format="voc", path="VOC2012"}]'

@@ -34,10 +34,10 @@ from fewtag.research.bench.results import read_rows
 from fewtag.research.bench.runs import Run
 from fewtag.research.bench.together import as_one, by_first, gather, share
 from fewtag.research.bench.train import train, validate
-from fewtag.research.data.episodes import EpisodeSampler
+from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.backbone import Backbone
 from fewtag.research.features.rows import MemoryRows
-from fewtag.research.methods import METHODS, BaseLabels, EndToEnd, Method, Staged, create_method
+from fewtag.research.methods import METHODS, Base, EndToEnd, Method, create_method
 
 Found = TypeVar("Found")
 Cli = Callable[..., Any]
@@ -80,9 +80,9 @@ def build(name: str) -> Method:
     torch.manual_seed(0)
     options: dict[str, object] = {"joint": 16} if "joint" in inspect.signature(METHODS[name]).parameters else {}
     method = create_method(name, channels=CHANNELS, dimensions=DIMENSIONS, options=options)
-    if isinstance(method, Staged):
+    if method.base_stage == "labels":
         shown = random(30, len(LABELS), seed=24) > 0
-        method.prepare(BaseLabels(LABELS, random(len(LABELS), DIMENSIONS, seed=23), shown))
+        method.prepare(Base(LABELS, random(len(LABELS), DIMENSIONS, seed=23), shown))
     return method
 
 
@@ -255,7 +255,7 @@ def test_each_process_extracts_its_part_of_the_features(shapes: Path, monkeypatc
 
     monkeypatch.setattr(Backbone, "forward", noted)
     monkeypatch.setattr(
-        "fewtag.research.features.rows.folded", lambda backbone: backbone
+        "fewtag.research.features.rows.fuse_batch_norms", lambda backbone: backbone
     )  # its trial is no picture either
     found = in_two(lambda fabric: (bench(shapes, fabric, "protonet", out="two", runs="two"), sum(seen))[1])
     assert found == [12, 12]

@@ -6,7 +6,7 @@ import torch
 
 from fewtag.research.bench import search as module
 from fewtag.research.bench.search import Held, build, cross_fit, judge, project_all, score_episodes, search
-from fewtag.research.data.episodes import EpisodeSampler
+from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.rows import MemoryRows
 from fewtag.research.methods.base import Base
 
@@ -24,7 +24,7 @@ def world(labels: int, images: int, seed: int) -> tuple[Base, MemoryRows]:
     global_features = targets.float() @ words @ look + 2 * torch.randn(images, CHANNELS, generator=generator)
     maps = global_features[:, :, None, None] + torch.randn(images, CHANNELS, 2, 2, generator=generator)
     names = tuple(f"label {seed}-{number}" for number in range(labels))
-    return Base(names, words, maps.mean(dim=(2, 3)), targets), MemoryRows(maps)
+    return Base(names, words, targets, maps.mean(dim=(2, 3))), MemoryRows(maps)
 
 
 def held_of(base: Base, rows: MemoryRows, shots: tuple[int, ...] = (1, 2)) -> Held:

@@ -26,7 +26,7 @@ from fewtag.research.bench.recipe import Training
 from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.bench.runs import Run
 from fewtag.research.bench.train import prepare, train, validate
-from fewtag.research.data.episodes import EpisodeSampler
+from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.methods import EndToEnd
 
 FABRIC = Fabric(accelerator="cpu", devices=1)

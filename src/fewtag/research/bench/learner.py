@@ -16,7 +16,7 @@ from fewtag.research.bench.recipe import Training
 from fewtag.research.bench.running_statistics import RunningStatistics
 from fewtag.research.bench.runs import State
 from fewtag.research.bench.together import alone
-from fewtag.research.data.episodes import EpisodeSampler
+from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.methods import Method
 
 

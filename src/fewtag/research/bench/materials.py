@@ -8,17 +8,15 @@ import torch
 
 from fewtag.errors import InputError
 from fewtag.research.bench.recipe import Recipe, Source
-from fewtag.research.data.at_least import AtLeastSampler
-from fewtag.research.data.combine import concatenate, readable
+from fewtag.research.data.coco_voc import read_coco, read_voc
 from fewtag.research.data.draws import load_draws
-from fewtag.research.data.episodes import Draw, EpisodeSampler
-from fewtag.research.data.images import LabelledImages
-from fewtag.research.data.readers import read_coco, read_folders, read_table, read_voc
+from fewtag.research.data.images import LabelledImages, concatenate, readable
+from fewtag.research.data.readers import read_folders, read_table
+from fewtag.research.data.sampling import AtLeastSampler, Draw, EpisodeSampler
 from fewtag.research.data.splits import Split
-from fewtag.research.features.backbone import Backbone
-from fewtag.research.features.joined import JoinedBackbone, open_backbone
+from fewtag.research.features.backbone import Backbone, JoinedBackbone, open_backbone
 from fewtag.research.features.words import load_words
-from fewtag.research.methods import BaseLabels, Method, Staged, create_method
+from fewtag.research.methods import Base, Method, create_method
 from fewtag.research.types import Words
 from fewtag.words.protocol import WordTable
 
@@ -59,9 +57,9 @@ class Materials:
             dimensions=self.vectors.dimensions,
             options=self.recipe.method.options,
         )
-        if isinstance(method, Staged):
+        if method.base_stage == "labels":
             base = self.phase("train")
-            method.prepare(BaseLabels(base.labels, self.words(base.labels), torch.from_numpy(base.targets)))
+            method.prepare(Base(base.labels, self.words(base.labels), torch.from_numpy(base.targets)))
         return backbone, method
 
     def words(self, labels: Sequence[str]) -> Words:

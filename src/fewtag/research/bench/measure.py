@@ -23,13 +23,11 @@ from fewtag.research.bench.results import ResultRow, commit, read_rows, result_r
 from fewtag.research.bench.runs import Run
 from fewtag.research.bench.together import as_one, by_first, gather, in_order, read_rows_together, share
 from fewtag.research.bench.train import train
-from fewtag.research.data.combine import refuse_unreadable
-from fewtag.research.data.episodes import Draw
-from fewtag.research.data.images import LabelledImages
-from fewtag.research.features.backbone import Backbone
-from fewtag.research.features.joined import JoinedBackbone
+from fewtag.research.data.images import LabelledImages, refuse_unreadable
+from fewtag.research.data.sampling import Draw
+from fewtag.research.features.backbone import Backbone, JoinedBackbone
 from fewtag.research.features.rows import Rows, drop_features, feature_rows
-from fewtag.research.methods import Base, EndToEnd, Method, Solved
+from fewtag.research.methods import Base, EndToEnd, Method
 from fewtag.research.methods.base import pool
 
 Network = Backbone | JoinedBackbone
@@ -61,7 +59,7 @@ def measure(
     with _results_folder(fabric, out):
         facts = {} if recipe.training is None else _train(materials, run, fabric, out, cache, report)
         with _ready(materials, run, fabric, cache) as (backbone, method):
-            if isinstance(method, Solved):
+            if method.base_stage == "features":
                 solve(method, materials, backbone, cache, fabric, report)
             for phase, phase_draws in draws.items():
                 images = materials.phase(phase)
@@ -129,7 +127,7 @@ def _features(
 
 
 def solve(
-    method: Solved, materials: Materials, backbone: Network, cache: Path, fabric: Fabric, report: Reporter
+    method: Method, materials: Materials, backbone: Network, cache: Path, fabric: Fabric, report: Reporter
 ) -> None:
     """Fits a method that solves on the global features of all base pictures."""
     with as_one(fabric):
@@ -137,7 +135,7 @@ def solve(
         words = materials.words(images.labels)
     rows = _features(images, backbone, cache, fabric, report, "train")
     targets = torch.from_numpy(images.targets).to(fabric.device)
-    method.fit(Base(images.labels, words.to(fabric.device), global_features(rows).to(fabric.device), targets))
+    method.prepare(Base(images.labels, words.to(fabric.device), targets, global_features(rows).to(fabric.device)))
 
 
 def global_features(rows: Rows, batch: int = 256) -> Float[Tensor, "images channels"]:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fewtag.research.bench.metrics import episode_metrics
-from fewtag.research.data.episodes import Draw, EpisodeSampler
+from fewtag.research.data.sampling import Draw, EpisodeSampler
 from fewtag.research.features.rows import Rows
 from fewtag.research.methods.base import Base
 from fewtag.research.methods.closed_form import ClosedForm
@@ -44,7 +44,9 @@ class Held(NamedTuple):
 def build(base: Base, strengths: Strengths) -> ClosedForm:
     """The closed form with these strengths, fitted."""
     channels, dimensions = base.features.shape[1], base.words.shape[1]
-    return ClosedForm(channels, dimensions, **strengths).fit(base).eval()
+    method = ClosedForm(channels, dimensions, **strengths).eval()
+    method.prepare(base)
+    return method
 
 
 def project_all(method: ClosedForm, rows: Rows, batch: int = 128) -> Float[Tensor, "images places space"]:
@@ -94,7 +96,8 @@ def search(
         key = (method.shrinkage, method.space)  # nothing else moves the places
         if key not in spaces:
             spaces.clear()
-            spaces[key] = method.fit_space(base.features), project_all(method, held.rows)
+            method.fit_space(base.features)
+            spaces[key] = method, project_all(method, held.rows)
         fitted, local = spaces[key]
         method.mean.copy_(fitted.mean)
         method.basis.copy_(fitted.basis)
@@ -173,8 +176,8 @@ def cross_fit(
         kept = Base(
             tuple(base.labels[label] for label in outside),
             base.words[outside],
-            base.features[~shows],
             base.targets[~shows][:, outside],
+            base.features[~shows],
         )
         method = build(kept, strengths)
         labels = tuple(base.labels[label] for label in inside)

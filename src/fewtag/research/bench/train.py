@@ -17,8 +17,8 @@ from fewtag.research.bench.progress import Reporter, Silent
 from fewtag.research.bench.recipe import Training
 from fewtag.research.bench.runs import Run, State
 from fewtag.research.bench.together import as_one, by_first, gather, in_order, read_rows_together, share
-from fewtag.research.data.episodes import EpisodeSampler
 from fewtag.research.data.images import LabelledImages
+from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.rows import MemoryRows, Rows, feature_rows, pixel_rows
 from fewtag.research.methods import EndToEnd, Method
 

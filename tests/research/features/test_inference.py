@@ -7,8 +7,7 @@ from torch import nn
 
 from fewtag import Tagger
 from fewtag.research.features.backbone import Backbone, create_backbone
-from fewtag.research.features.folding import folded
-from fewtag.research.features.spread import AT_ONCE, spread
+from fewtag.research.features.inference import AT_ONCE, fuse_batch_norms, map_chunks_over_cores
 
 
 def count(backbone: Backbone) -> int:
@@ -34,7 +33,7 @@ def used(name: str, size: int) -> Backbone:
 )
 def test_a_folded_network_makes_the_same_maps_and_is_known_by_the_same_name(name: str, left: int) -> None:
     backbone = used(name, 64)
-    faster = folded(backbone)
+    faster = fuse_batch_norms(backbone)
     assert count(faster) == left, "those before which there is no convolution"
     pixels = random_pixels(3, 64)
     with torch.inference_mode():
@@ -46,7 +45,7 @@ def test_a_folded_network_makes_the_same_maps_and_is_known_by_the_same_name(name
 def test_folding_leaves_the_network_itself_as_it_was() -> None:
     backbone = used("resnet18", 32)
     before, mode = backbone.fingerprint, backbone.train().training
-    folded(backbone)
+    fuse_batch_norms(backbone)
     assert (backbone.fingerprint, backbone.training, count(backbone) > 0) == (before, mode, True)
 
 
@@ -68,7 +67,7 @@ class Astray(nn.Module):
 def test_a_network_whose_layers_run_in_another_order_is_left_alone() -> None:
     backbone = create_backbone("resnet18", weights="random", size=32)
     backbone.network = Astray().eval()
-    assert folded(backbone) is backbone
+    assert fuse_batch_norms(backbone) is backbone
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -78,7 +77,7 @@ def test_spread_over_cores_the_maps_are_those_of_one_pass_in_the_pictures_order(
     pixels, before = random_pixels(images, 32), torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        found = spread(backbone, pixels)
+        found = map_chunks_over_cores(backbone, pixels)
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)

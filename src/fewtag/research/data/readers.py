@@ -1,21 +1,77 @@
-"""A CSV or TSV table with the columns `image` and `labels`."""
+"""Readers of a CSV or TSV table, of a folder per label, and of pictures in folders and tar archives."""
 
 import csv
 import gzip
 import io
 import re
+import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from fewtag.errors import InputError, nearest
 from fewtag.pictures.files import Picture, is_image_name
-from fewtag.research.data.archives import ImageIndex, index_images
 from fewtag.research.data.images import LabelledImages, from_shown
 
 # TSV takes both separators; in CSV a comma would end the cell, so only the semicolon is one
 _FORMATS = {".csv": (",", ";"), ".tsv": ("\t", "[,;]")}
 
-Row = tuple[int, dict[str, str]]
+Line = tuple[int, dict[str, str]]
+
+
+class ImageIndex:
+    """Pictures by path, name and stem; `find` refuses what is missing or means several pictures."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.pictures: dict[str, list[Picture]] = {}
+
+    def add(self, member: str, picture: Picture) -> None:
+        """List a picture under everything a person may call it."""
+        path = PurePosixPath(member)
+        for key in dict.fromkeys((member, path.name, path.stem)):
+            self.pictures.setdefault(key, []).append(picture)
+
+    def find(self, name: str) -> Picture:
+        """The one picture of this name; copies with the same bytes are one picture."""
+        if name not in self.pictures:
+            raise InputError(f"image {name!r} is not in {self.place}; check the name and the folder of the images")
+        picture, *others = self.pictures[name]
+        for other in others:
+            if other.size != picture.size or other.read() != picture.read():
+                raise InputError(f"image {name!r} could be {picture} or {other}; add its ending, or rename one")
+        return picture
+
+
+def index_images(folder_or_tar: Path) -> ImageIndex:
+    """Every image of a folder (its files and its *.tar archives; sub-folders are not descended) or of one archive."""
+    index = ImageIndex(folder_or_tar)
+    if folder_or_tar.is_file():
+        archives = [folder_or_tar]
+    elif folder_or_tar.is_dir():
+        files = sorted(path for path in folder_or_tar.iterdir() if path.is_file())
+        for path in files:
+            if is_image_name(path.name):
+                index.add(path.name, Picture(path, size=path.stat().st_size, name=str(path)))
+        archives = [path for path in files if path.suffix == ".tar" and not path.name.startswith(".")]
+    else:
+        raise InputError(f"the images' folder {folder_or_tar} does not exist; give a folder, or a .tar archive")
+    for archive in archives:
+        for member, picture in _members(archive):
+            index.add(member, picture)
+    return index
+
+
+def _members(archive: Path) -> Iterator[tuple[str, Picture]]:
+    """The archive's images as stretches of its file, to be read later by a plain seek."""
+    try:
+        # "r:" refuses compressed archives, in which a seek would land nowhere
+        with tarfile.open(archive, "r:") as file:
+            for member in file:
+                if member.isreg() and not member.issparse() and is_image_name(member.name):
+                    name = f"{archive.name}:{member.name}"
+                    yield member.name.removeprefix("./"), Picture(archive, member.offset_data, member.size, name)
+    except (tarfile.TarError, OSError) as error:
+        raise InputError(f"cannot read {archive} as an uncompressed tar archive ({error}); pack it again") from error
 
 
 def read_table(
@@ -33,7 +89,7 @@ def read_table(
     place = path.parent if images is None else images
     index: ImageIndex | None = None
     first_line: dict[str, int] = {}
-    found = []
+    pictures = []
     for line, row in _filtered(path, _rows(path, delimiter), where or {}):
         name = _name(path, line, row["image"])
         if name in first_line:
@@ -44,11 +100,11 @@ def read_table(
         if picture is None:
             index = index_images(place) if index is None else index
             picture = _indexed(path, line, name, index)
-        found.append((name, picture, shown))
-    return from_shown(found, sorted(set().union(*(shown for _, _, shown in found))))
+        pictures.append((name, picture, shown))
+    return from_shown(pictures, sorted(set().union(*(shown for _, _, shown in pictures))))
 
 
-def _rows(path: Path, delimiter: str) -> Iterator[Row]:
+def _rows(path: Path, delimiter: str) -> Iterator[Line]:
     """Every row with its line number; its cells by column."""
     try:
         data = path.read_bytes()
@@ -78,7 +134,7 @@ def _rows(path: Path, delimiter: str) -> Iterator[Row]:
         raise InputError(f"{path} line {reader.line_num} cannot be read ({error}); save the table again") from error
 
 
-def _filtered(path: Path, rows: Iterator[Row], where: Mapping[str, Sequence[str]]) -> list[Row]:
+def _filtered(path: Path, rows: Iterator[Line], where: Mapping[str, Sequence[str]]) -> list[Line]:
     everything = list(rows)
     if not everything:
         raise InputError(f"the table {path} has a header and no row; add a row for each image")
@@ -112,8 +168,30 @@ def _file(place: Path, name: str) -> Picture | None:
 
 
 def _indexed(path: Path, line: int, name: str, index: ImageIndex) -> Picture:
-    if name in index:
+    if name in index.pictures:
         return index.find(name)
     if is_image_name(name):
         return Picture(index.place / name, name=str(index.place / name))
     raise InputError(f"{path} line {line}: image {name!r} is not in {index.place}; check it, or add its ending")
+
+
+def read_folders(path: Path) -> LabelledImages:
+    """Image "dog/1.jpg" shows "dog"; sub-folders are not descended, hidden files and other endings are skipped."""
+    if not path.is_dir():
+        raise InputError(f"{path} is no folder; give the folder that holds one folder for each label")
+    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    loose = [entry.name for entry in entries if entry.is_file() and is_image_name(entry.name)]
+    if loose:
+        raise InputError(
+            f"{len(loose)} images lie in {path} itself, the first is {loose[0]!r}; move them into a label's folder"
+        )
+    labels = [entry.name for entry in entries if entry.is_dir()]
+    if not labels:
+        raise InputError(f"{path} holds no label's folder; make one folder for each label and put its images there")
+    pictures = []
+    for label in labels:
+        images = sorted(file for file in (path / label).iterdir() if file.is_file() and is_image_name(file.name))
+        if not images:
+            raise InputError(f"label {label!r} has no image: {path / label} holds none; add one or remove the folder")
+        pictures += [(f"{label}/{file.name}", Picture(file, name=str(file)), {label}) for file in images]
+    return from_shown(pictures, labels)

@@ -1,21 +1,77 @@
-"""TensorFlow's Inception-v3 of 2015, the network that FID is computed with, as timm's `inception_v3`.
-
-Szegedy et al., Rethinking the Inception architecture for computer vision (CVPR 2016). The layers are the same under
-other names and batch-norm has no scale, but the blocks pool otherwise: means leave the padding out, and the last block
-takes the maximum.
-"""
+"""Weight conversions to timm's networks: EfficientNet-Lite, TensorFlow's Inception-v3, Keras' ResNet-50."""
 
 import pickle
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
-from fewtag.research.features.networks import Network
+
+LITE_STEM_AND_HEAD = {
+    "_conv_stem": "conv_stem",
+    "_bn0": "bn1",
+    "_conv_head": "conv_head",
+    "_bn1": "bn2",
+    "_fc": "classifier",
+}
+LITE_BLOCK = {
+    "_expand_conv": "conv_pw",
+    "_bn0": "bn1",
+    "_depthwise_conv": "conv_dw",
+    "_bn1": "bn2",
+    "_project_conv": "conv_pwl",
+    "_bn2": "bn3",
+}
+# the first block widens nothing, and timm counts from what is there
+LITE_BLOCK_WITHOUT_EXPANSION = {
+    "_depthwise_conv": "conv_dw",
+    "_bn1": "bn1",
+    "_project_conv": "conv_pw",
+    "_bn2": "bn2",
+}
+
+
+def rename_lite(tensors: Mapping[str, Tensor], stages: list[int]) -> dict[str, Tensor]:
+    """The package's flat block numbers and layer names as timm's; names it does not know stay, to be refused."""
+    places = [f"{stage}.{block}" for stage, blocks in enumerate(stages) for block in range(blocks)]
+
+    def rename(name: str) -> str:
+        block = re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name)
+        if block is None:
+            layer, _, rest = name.partition(".")
+            return f"{LITE_STEM_AND_HEAD.get(layer, layer)}.{rest}"
+        number, layer, rest = block.groups()
+        expands = f"_blocks.{number}._expand_conv.weight" in tensors
+        layers = LITE_BLOCK if expands else LITE_BLOCK_WITHOUT_EXPANSION
+        if int(number) >= len(places) or layer not in layers:
+            return name
+        return f"blocks.{places[int(number)]}.{layers[layer]}.{rest}"
+
+    return {rename(name): tensor for name, tensor in tensors.items()}
+
+
+KERAS_EPSILON = 1e-3
+"""Keras' default when its ResNet-50 was trained; torch's is 1e-5."""
+
+
+def to_keras_resnet50(network: nn.Module) -> None:
+    """Let timm's ResNet-50 stride and normalise as Keras' v1 does, whose file looks like torchvision's."""
+    for layer in ("layer2", "layer3", "layer4"):
+        first = network.get_submodule(f"{layer}.0")
+        # Keras halves the map in the first 1x1 convolution, torchvision in the 3x3
+        for part, stride in (("conv1", 2), ("conv2", 1)):
+            convolution = first.get_submodule(part)
+            assert isinstance(convolution, nn.Conv2d)
+            convolution.stride = (stride, stride)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = KERAS_EPSILON
 
 
 def _chain(tower: str, branch: str, length: int) -> dict[str, str]:
@@ -66,7 +122,7 @@ PARTS = {"weight": "conv.weight", "beta": "bn.bias", "mean": "bn.running_mean", 
 class Repooled(nn.Module):
     """A block of timm's Inception with another pooling before its last branch."""
 
-    def __init__(self, block: Network, pool: nn.Module) -> None:
+    def __init__(self, block: Any, pool: nn.Module) -> None:
         super().__init__()
         self.pooled = nn.Sequential(pool, block.branch_pool)
         # the block still pools as timm does, to no avail and at little cost; nothing is learnt from that
@@ -78,8 +134,13 @@ class Repooled(nn.Module):
         return torch.cat([*branches, self.pooled(maps)], dim=1)
 
 
-def repool(network: Network) -> None:
-    """Let timm's Inception pool as TensorFlow's does."""
+def repool(network: nn.Module) -> None:
+    """Let timm's Inception pool as TensorFlow's of 2015 does, the network that FID is computed with.
+
+    Szegedy et al., Rethinking the Inception architecture for computer vision (CVPR 2016). The layers are the same under
+    other names and batch-norm has no scale, but the blocks pool otherwise: means leave the padding out, and the last
+    block takes the maximum.
+    """
     for name, layers in BLOCKS.values():
         if "branch_pool" in layers.values():
             pool = nn.MaxPool2d(3, 1, 1) if name == "Mixed_7c" else nn.AvgPool2d(3, 1, 1, count_include_pad=False)

@@ -1,4 +1,4 @@
-"""Methods made of methods."""
+"""End-to-end training: a backbone and a method as one method of pixels."""
 
 import torch
 from jaxtyping import Float
@@ -8,7 +8,7 @@ from fewtag.research.methods.base import Classifier, Episode, Method, Support
 
 
 class EndToEnd(Method):
-    """A backbone and a method as one method of pixels, so that frozen and fine-tuned runs share all code."""
+    """Runs the backbone before the method, so that frozen and fine-tuned runs share all code."""
 
     def __init__(self, backbone: nn.Module, method: Method) -> None:
         super().__init__(channels=3, dimensions=method.dimensions)
