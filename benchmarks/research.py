@@ -15,8 +15,8 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from fewtag.research.bench.evaluate import Pool, evaluate
-from fewtag.research.bench.learner import Learner, Phase
 from fewtag.research.bench.recipe import Training
+from fewtag.research.bench.train import Learner, Phase
 from fewtag.research.data.episodes import EpisodeSampler
 from fewtag.research.features.backbone import Backbone, create_backbone
 from fewtag.research.features.rows import MemoryRows

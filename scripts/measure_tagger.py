@@ -29,9 +29,9 @@ def f1(tagged: torch.Tensor, shown: torch.Tensor) -> tuple[float, float]:
 @torch.inference_mode()
 def measure(bench: Bench, phase: str, shots: int, episodes: int) -> dict[str, float]:
     model = load_model("coco52")
-    images, rows = bench.materials.phase(phase), bench.rows(phase)
+    images, rows = bench.experiment.phase(phase), bench.rows(phase)
     targets = torch.from_numpy(images.targets)
-    words = model.words.vectors([bench.materials.split.words(label) for label in images.labels])
+    words = model.words.vectors([bench.experiment.split.words(label) for label in images.labels])
     sampler = EpisodeSampler(images.targets, images.labels, shots=shots, queries=4, seed=0)
     metrics, all_probabilities, all_shown = [], [], []
     for index in range(episodes):

@@ -1,7 +1,7 @@
 """The command line. Heavy imports wait inside the commands, so that `fewtag --help` answers at once."""
 
+import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Annotated
 
@@ -9,8 +9,7 @@ import typer
 
 from fewtag import __version__
 from fewtag.apps import cache, export, research, tagging
-from fewtag.apps.processes import LEFT_ALONE, is_first, is_left_alone
-from fewtag.errors import InputError, LonelyError
+from fewtag.errors import InputError
 
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Tagging": (
@@ -56,14 +55,16 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        if is_first() or isinstance(error, LonelyError):
-            print(f"fewtag: {error}", file=sys.stderr)
-        else:
-            time.sleep(2)  # once one process has left the others are ended, and the first one has yet to speak
+        _say(f"fewtag: {error}")
         raise SystemExit(2) from None
-    except RuntimeError as error:
-        if not is_left_alone(error):
-            raise
-        raise SystemExit(LEFT_ALONE) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _say(sentence: str) -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # one of several processes that torchrun started
+        from fewtag.research.bench.distributed import print_once
+
+        print_once(sentence)
+    else:
+        print(sentence, file=sys.stderr)

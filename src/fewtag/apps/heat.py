@@ -1,6 +1,7 @@
 """Heat-maps of a bank or of a trained run, for `fewtag explain`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
@@ -11,12 +12,12 @@ from fewtag.apps.banks import open_bank
 from fewtag.errors import InputError
 from fewtag.files import write_atomically
 from fewtag.pictures.files import Picture
-from fewtag.research.bench.materials import Materials
+from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import load_trained
 from fewtag.research.bench.recipe import Recipe
-from fewtag.research.bench.runs import Run, read_facts
+from fewtag.research.bench.run_folder import RunFolder, read_facts
+from fewtag.research.methods import METHODS
 from fewtag.research.methods.word_attention import WordAttention
-from fewtag.research.types import Words
 from fewtag.tagger.explain import Heat, grid, heat_map, overlay
 
 
@@ -34,26 +35,31 @@ def explain_run(folder: Path, image: Path, labels: Sequence[str], out: Path, dat
     if not (folder / "best.safetensors").exists():
         raise InputError(f"{folder} is no trained run: it holds no best.safetensors; make one with fewtag train")
     recipe = Recipe.model_validate(read_facts(folder / "best.safetensors")["recipe"])
-    materials = Materials(recipe, data or Path(), data or Path())
+    if not issubclass(METHODS[recipe.method.name], WordAttention):
+        raise InputError(f"the method {recipe.method.name!r} of {folder} has no attention to show; word-attention has")
+    experiment = Experiment(recipe, data or Path(), data or Path())
     picture = Picture(image)
     shown, pixels = picture.open(), torch.from_numpy(picture.pixels(recipe.backbone.size))[None]
-    words = _words(materials, labels, data)
-    backbone, method = load_trained(materials, Run(folder, recipe))
-    if not isinstance(method, WordAttention):
-        raise InputError(f"the method {recipe.method.name!r} of {folder} has no attention to show; word-attention has")
+    with _hint_at_data(data):  # these are files that the recipe names
+        _ = experiment.split, experiment.vectors
+        backbone, method = load_trained(experiment, RunFolder(folder, recipe))
+    assert isinstance(method, WordAttention)
+    words = experiment.words(labels)
     with torch.inference_mode():
         relevance = method.eval().relevance(backbone.eval()(pixels), words)[0].numpy()
     _save(out, shown, {label: heat_map(map_, shown.size) for label, map_ in zip(labels, relevance, strict=True)})
 
 
-def _words(materials: Materials, labels: Sequence[str], data: Path | None) -> Words:
-    """The labels' vectors; a recipe's paths are relative to a folder that the run does not know."""
+@contextmanager
+def _hint_at_data(data: Path | None) -> Iterator[None]:
+    """Where a file of the recipe's is not found: its path is relative to a folder that the run does not know."""
     try:
-        return materials.words(labels)
+        yield
     except InputError as error:
-        if data is not None or not str(error).startswith("cannot read"):
+        if data is not None:
             raise
-        raise InputError(f"{error}; name the folder of the run's recipe, or of its data, with --data") from error
+        hint = "if that file lies in the folder of the run's recipe, or of its data, name the folder with --data"
+        raise InputError(f"{error}; {hint}") from error
 
 
 def _save(out: Path, picture: Image.Image, heats: Mapping[str, Heat]) -> None:
