@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from closed_form_search import GRID, Held, Strengths, build, cross_fit, score_episodes, search
 
 from fewtag.files import write_atomically
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import global_features
 from fewtag.research.bench.recipe import Recipe
 from fewtag.research.bench.results import commit
-from fewtag.research.bench.search import GRID, Held, Strengths, build, cross_fit, score_episodes, search
 from fewtag.research.data.episodes import EpisodeSampler
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.features.rows import MemoryRows, Rows, feature_rows

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from closed_form_search import Held, Strengths, search
 
 from fewtag.files import write_atomically
 from fewtag.research.bench.experiment import Experiment
@@ -21,7 +22,6 @@ from fewtag.research.bench.measure import global_features
 from fewtag.research.bench.recipe import Recipe
 from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.bench.results import commit
-from fewtag.research.bench.search import Held, Strengths, search
 from fewtag.research.data.episodes import EpisodeSampler
 from fewtag.research.features.rows import MemoryRows, feature_rows
 from fewtag.research.methods.base import Base

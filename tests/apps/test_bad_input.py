@@ -111,7 +111,11 @@ CASES: dict[str, Case] = {
     "unknown accelerator": (nothing, ("--accelerator", "tpu"), "--accelerator tpu is not offered; choose one of auto"),
     "unwritable out": (block, ("--out", "blocked/results"), "cannot make the folder blocked/results/recipe: "),
     "out is a file": (block, ("--out", "blocked"), "cannot make the folder blocked/recipe: "),
-    "unwritable runs": (block, ("--only", "attention", "--runs", "blocked"), "blocked/recipe/attention"),
+    "unwritable runs": (
+        block,
+        ("--only", "attention", "--runs", "blocked"),
+        "cannot make the folder blocked/word-attention-",
+    ),
     "unwritable cache": (block, ("--cache", "blocked/cache"), "blocked/cache"),
 }
 

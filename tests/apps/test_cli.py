@@ -137,13 +137,6 @@ def test_every_command_explains_itself(cli: Cli, command: str) -> None:
     assert command in cli("--help").out
 
 
-def test_of_several_processes_the_first_one_speaks(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "there is no recipe gone.toml" in cli("bench", "gone.toml").err
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")  # as torchrun says to those that it starts
-    monkeypatch.setenv("RANK", "1")
-    assert cli("bench", "gone.toml") == (2, "", "")
-
-
 def test_what_typer_refuses_ends_with_2(cli: Cli) -> None:
     assert cli("bench").code == 2
     assert cli("brench").code == 2
