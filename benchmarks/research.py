@@ -16,8 +16,8 @@ from torch import nn
 
 from fewtag.cache import Cache, content_digest
 from fewtag.research.bench.evaluate import Pool, evaluate
-from fewtag.research.bench.learner import Learner, Phase
 from fewtag.research.bench.recipe import Training
+from fewtag.research.bench.train import Learner, Phase
 from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.backbone import Backbone, create_backbone
 from fewtag.research.features.rows import CachedRows, Extractor, MemoryRows

@@ -77,7 +77,8 @@ def command(*words: object) -> Callable[[], None]:
         try:
             runpy.run_module("fewtag", run_name="__main__")
         except SystemExit as done:
-            assert not done.code, f"{sys.argv} ended with {done.code}"
+            if done.code:
+                raise RuntimeError(f"{sys.argv} ended with {done.code}") from done
 
     return run
 

@@ -135,7 +135,10 @@ def test_an_unknown_name_is_refused_with_the_nearest(load):
             {"phases": {"train": {"labels": ["bsae"]}}},
             "phase 'train': 'labels' has an unknown group, 'bsae'; did you mean 'base'",
         ),
-        ({"phases": {"train": {"labels": ["base"], "must_show": "novel"}}}, "phases → train → must_show' .*valid array"),
+        (
+            {"phases": {"train": {"labels": ["base"], "must_show": "novel"}}},
+            "phases → train → must_show' .*valid array",
+        ),
         ({"phases": {"train": {"label": ["base"]}}}, "wrong at 'phases → train → labels' .*required"),
         (
             {"phases": {"train": {"labels": ["base"], "must_not": ["novel"]}}},

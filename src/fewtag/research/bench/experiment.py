@@ -1,4 +1,4 @@
-"""What a run works on: a recipe's pictures, words and network, loaded."""
+"""An experiment: a recipe's pictures, words, network and test episodes, loaded."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from fewtag.errors import InputError
-from fewtag.research.bench.recipe import Recipe, Source
+from fewtag.research.bench.recipe import Recipe, Source, digest_of
 from fewtag.research.data.coco_voc import read_coco, read_voc
 from fewtag.research.data.draws import load_draws
 from fewtag.research.data.images import LabelledImages, concatenate, readable
@@ -21,8 +21,8 @@ from fewtag.research.types import Words
 from fewtag.words.protocol import WordTable
 
 
-class Materials:
-    """A recipe's ingredients, each loaded when first asked for. `root` is the folder that paths are relative to.
+class Experiment:
+    """What a recipe names, each loaded when first asked for. `root` is the folder that paths are relative to.
 
     `compiled` has the network compiled where it is trained.
     """
@@ -87,6 +87,14 @@ class Materials:
                 images.check()
             self._phases[name] = images
         return self._phases[name]
+
+    @cached_property
+    def training_digest(self) -> str:
+        """Names what is trained, pictures and labels included; experiments that only measure otherwise share it."""
+        training = self.recipe.training
+        assert training is not None
+        phases = ("train", "val") if training.patience else ("train",)
+        return digest_of([self.recipe.training_settings, {name: self.phase(name).digest for name in phases}])
 
     def test_draws(self, phase: str) -> list[Draw]:
         """The episodes to measure a phase on: saved ones, or drawn from the recipe's seed."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fewtag.errors import InputError
-from fewtag.research.bench.materials import Materials
+from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.data.draws import save_draws
 from fewtag.research.data.sampling import Draw
@@ -18,66 +18,66 @@ COCO = 'data.sources=[{format="coco", path="coco.json", images="images"}]'
 VOC = 'data.sources=[{format="voc", path="VOC2012"}]'
 
 
-def open_materials(shapes: Path, *changes: str, skip_bad: bool = False) -> Materials:
+def open_experiment(shapes: Path, *changes: str, skip_bad: bool = False) -> Experiment:
     ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=["attention"], changes=changes)
-    return Materials(recipe, shapes, shapes, skip_bad=skip_bad)
+    return Experiment(recipe, shapes, shapes, skip_bad=skip_bad)
 
 
-def save_test_draws(materials: Materials, episodes: int) -> None:
-    draws = materials.sample_draws("test")[:episodes]
-    path, images = materials.root / "test.json", materials.phase("test")
+def save_test_draws(experiment: Experiment, episodes: int) -> None:
+    draws = experiment.sample_draws("test")[:episodes]
+    path, images = experiment.root / "test.json", experiment.phase("test")
     save_draws(path, draws, images, split="shapes", phase="test", shots=1, queries=2, seed=0)
 
 
 def test_each_phase_has_its_own_labels_and_pictures(shapes: Path) -> None:
-    materials = open_materials(shapes)
-    train, val = materials.phase("train"), materials.phase("val")
+    experiment = open_experiment(shapes)
+    train, val = experiment.phase("train"), experiment.phase("val")
     assert train.labels == ("circle", "square", "triangle", "star")
     assert val.labels == ("cross", "ring", "moon")
     assert not set(train.ids) & set(val.ids)
-    assert materials.phase("train") is train
+    assert experiment.phase("train") is train
 
 
 def test_random_weights_are_the_same_each_time(shapes: Path) -> None:
-    first, method = open_materials(shapes).build()
-    second, again = open_materials(shapes).build()
+    first, method = open_experiment(shapes).build()
+    second, again = open_experiment(shapes).build()
     assert first.fingerprint == second.fingerprint
-    assert first.fingerprint != open_materials(shapes, "seed=1").build()[0].fingerprint
+    assert first.fingerprint != open_experiment(shapes, "seed=1").build()[0].fingerprint
     assert all(torch.equal(one, other) for one, other in zip(method.parameters(), again.parameters(), strict=True))
 
 
 def test_words_come_in_the_order_asked_for(shapes: Path) -> None:
     lines = [line.split() for line in (shapes / "words.txt").read_text().splitlines()]
     table = {word: [float(number) for number in numbers] for word, *numbers in lines}
-    found = open_materials(shapes).words(["star", "circle"])
+    found = open_experiment(shapes).words(["star", "circle"])
     assert torch.equal(found, torch.tensor([table["star"], table["circle"]]))
 
 
 def test_an_unknown_word_is_refused_with_the_recipes_way_out(shapes: Path) -> None:
     ways = r"'sofa' is unknown .*; in a recipe, map the label .* \(\"words\": .*\), or name another words\.source$"
     with pytest.raises(InputError, match=ways):
-        open_materials(shapes).words(["star", "sofa"])
+        open_experiment(shapes).words(["star", "sofa"])
 
 
 def test_an_array_in_an_npz_file_is_found_beside_the_recipe(shapes: Path) -> None:
     np.savez(shapes / "words.npz", tiny=np.eye(2, dtype=np.float32), labels=np.array(["star", "ring"]))
-    materials = open_materials(shapes, "words.source=words.npz#tiny")
-    assert materials.words(["ring"]).tolist() == [[0, 1]]
+    experiment = open_experiment(shapes, "words.source=words.npz#tiny")
+    assert experiment.words(["ring"]).tolist() == [[0, 1]]
 
 
 def test_a_phase_that_no_source_serves_is_refused(shapes: Path) -> None:
     sources = 'data.sources=[{format="table", path="labels.csv", images="images", phases=["train"]}]'
-    materials = open_materials(shapes, sources)
-    assert len(materials.phase("train")) == 48
+    experiment = open_experiment(shapes, sources)
+    assert len(experiment.phase("train")) == 48
     with pytest.raises(InputError, match="no data source of recipe 'attention' serves phase 'val'"):
-        materials.phase("val")
+        experiment.phase("val")
 
 
 def test_draws_from_a_file_are_used(shapes: Path) -> None:
-    save_test_draws(open_materials(shapes, "seed=5"), episodes=5)
-    materials = open_materials(shapes, "evaluation.draws.test=test.json", "evaluation.episodes=3")
-    assert materials.test_draws("test") == open_materials(shapes, "seed=5").sample_draws("test")[:3]
-    assert materials.test_draws("test") != materials.sample_draws("test")[:3]
+    save_test_draws(open_experiment(shapes, "seed=5"), episodes=5)
+    experiment = open_experiment(shapes, "evaluation.draws.test=test.json", "evaluation.episodes=3")
+    assert experiment.test_draws("test") == open_experiment(shapes, "seed=5").sample_draws("test")[:3]
+    assert experiment.test_draws("test") != experiment.sample_draws("test")[:3]
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_draws_from_a_file_are_used(shapes: Path) -> None:
     ],
 )
 def test_draws_that_do_not_fit_are_refused(shapes: Path, episodes: int, change: str, message: str) -> None:
-    save_test_draws(open_materials(shapes), episodes)
+    save_test_draws(open_experiment(shapes), episodes)
     with pytest.raises(InputError, match=message):
-        open_materials(shapes, "evaluation.draws.test=test.json", change).test_draws("test")
+        open_experiment(shapes, "evaluation.draws.test=test.json", change).test_draws("test")
 
 
 def split_sides(shapes: Path) -> str:
@@ -104,24 +104,24 @@ def split_sides(shapes: Path) -> str:
     return f"data.sources=[{', '.join(sides)}]"
 
 
-def at_least(shapes: Path, **settings: object) -> Materials:
+def at_least(shapes: Path, **settings: object) -> Experiment:
     changes = [f"evaluation.{key}={value}" for key, value in ({"sampling": "at-least"} | settings).items()]
-    return open_materials(shapes, split_sides(shapes), *changes)
+    return open_experiment(shapes, split_sides(shapes), *changes)
 
 
 def test_at_least_takes_support_and_query_from_their_own_sources(shapes: Path) -> None:
-    materials = at_least(shapes, shots=2, queries=3)
-    images = materials.phase("test")
+    experiment = at_least(shapes, shots=2, queries=3)
+    images = experiment.phase("test")
     assert len(images) == 24
-    for draw in materials.test_draws("test"):
+    for draw in experiment.test_draws("test"):
         for rows, least, remainder in ((draw.support, 2, 0), (draw.query, 3, 1)):
             assert images.targets[list(rows)].sum(axis=0).min() >= least
             assert {int(images.ids[row][5:-4]) // 2 % 2 for row in rows} == {remainder}
 
 
-def save_at_least(materials: Materials, draws: list[Draw]) -> None:
-    path = materials.root / "test.json"
-    save_draws(path, draws, materials.phase("test"), split="shapes", phase="test", shots=1, queries=2, seed=0)
+def save_at_least(experiment: Experiment, draws: list[Draw]) -> None:
+    path = experiment.root / "test.json"
+    save_draws(path, draws, experiment.phase("test"), split="shapes", phase="test", shots=1, queries=2, seed=0)
 
 
 def test_draws_of_at_least_are_used_whatever_their_size(shapes: Path) -> None:
@@ -156,12 +156,12 @@ def test_draws_with_a_picture_on_the_wrong_side_are_refused(shapes: Path) -> Non
 
 
 def test_skip_bad_leaves_unreadable_pictures_out_and_says_which(shapes: Path) -> None:
-    whole = open_materials(shapes).phase("train")
+    whole = open_experiment(shapes).phase("train")
     (shapes / "images" / "circle0.png").write_bytes(b"no picture")
     (shapes / "images" / "star3.png").unlink()
-    materials = open_materials(shapes, skip_bad=True)
-    assert set(whole.ids) - set(materials.phase("train").ids) == {"circle0.png", "star3.png"}
-    first, second = materials.skipped
+    experiment = open_experiment(shapes, skip_bad=True)
+    assert set(whole.ids) - set(experiment.phase("train").ids) == {"circle0.png", "star3.png"}
+    first, second = experiment.skipped
     assert "circle0.png cannot be decoded" in first
     assert "star3.png: there is no such file" in second
 
@@ -171,7 +171,7 @@ def test_every_reader_can_be_named(shapes: Path) -> None:
     for label, name in (("cross", "cross0.png"), ("ring", "ring1.png"), ("moon", "moon2.png")):
         (folders / label).mkdir(parents=True)
         (shapes / "images" / name).rename(folders / label / name)
-    found = open_materials(shapes, 'data.sources=[{format="folders", path="folders"}]').phase("val")
+    found = open_experiment(shapes, 'data.sources=[{format="folders", path="folders"}]').phase("val")
     assert found.ids == ("cross/cross0.png", "moon/moon2.png", "ring/ring1.png")
     content = {
         "images": [{"id": 1, "file_name": "heart0.png"}, {"id": 2, "file_name": "arrow1.png"}],
@@ -179,7 +179,7 @@ def test_every_reader_can_be_named(shapes: Path) -> None:
         "categories": [{"id": 7, "name": "heart"}, {"id": 8, "name": "arrow"}],
     }
     (shapes / "coco.json").write_text(json.dumps(content))
-    found = open_materials(shapes, COCO).phase("test")
+    found = open_experiment(shapes, COCO).phase("test")
     assert found.ids == ("heart0.png", "arrow1.png")
 
 
@@ -213,9 +213,9 @@ def test_coco_and_voc_pictures_that_are_missing_are_refused_or_skipped(shapes: P
     write(shapes)
     (shapes / file).unlink()
     with pytest.raises(InputError, match=r"1 of 4 images are missing, the first is .*heart2"):
-        open_materials(shapes, source).phase("test")
-    materials = open_materials(shapes, source, skip_bad=True)
-    assert len(materials.phase("test")) == 3
-    (reason,) = materials.skipped
+        open_experiment(shapes, source).phase("test")
+    experiment = open_experiment(shapes, source, skip_bad=True)
+    assert len(experiment.phase("test")) == 3
+    (reason,) = experiment.skipped
     assert "heart2" in reason
     assert "there is no such file" in reason

@@ -1,13 +1,12 @@
 """Two processes learn and measure what one does: the same steps, the same scores, the same rows in the same order."""
 
 import inspect
-import json
-import signal
+import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,29 +17,33 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fewtag.apps import processes
 from fewtag.cache import Cache
 from fewtag.errors import InputError
-from fewtag.research.bench import learner as learning
+from fewtag.research.bench import distributed
 from fewtag.research.bench import measure as measuring
+from fewtag.research.bench import train as training_module
+from fewtag.research.bench.distributed import (
+    all_gather,
+    collective_refusal,
+    on_rank_zero,
+    open_fabric,
+    rank_share,
+)
 from fewtag.research.bench.evaluate import Pool, evaluate
-from fewtag.research.bench.learner import Learner, Phase
-from fewtag.research.bench.materials import Materials
+from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import measure
 from fewtag.research.bench.metrics import METRICS
 from fewtag.research.bench.recipe import Training
 from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.bench.results import read_rows
-from fewtag.research.bench.runs import Run
-from fewtag.research.bench.together import as_one, by_first, gather, share
-from fewtag.research.bench.train import train, validate
+from fewtag.research.bench.run_folder import RunFolder
+from fewtag.research.bench.train import Learner, Phase, train, validate
 from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.backbone import Backbone
 from fewtag.research.features.rows import MemoryRows
 from fewtag.research.methods import METHODS, Base, EndToEnd, Method, create_method
 
 Found = TypeVar("Found")
-Cli = Callable[..., Any]
 ONE = Fabric(accelerator="cpu", devices=1)
 LABELS = ("dog", "cat", "sofa", "zebra")
 CHANNELS, DIMENSIONS = 6, 5
@@ -49,14 +52,14 @@ TRAINING = Training(queries=1, warmup=0, learning_rate=0.1)
 
 def in_two(work: Callable[[Fabric], Found]) -> list[Found]:
     """What two forked processes make of it, the first one's first; an error of either is raised here."""
-    strategy = DDPStrategy(start_method="fork", broadcast_buffers=False, process_group_backend="gloo")
+    strategy = DDPStrategy(start_method="fork", process_group_backend="gloo")
     fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)
 
     with tempfile.TemporaryDirectory() as folder:  # Fabric's own way back takes no more than a pipe holds
         path = Path(folder) / "found"
 
         def both(fabric: Fabric) -> None:
-            found = gather(fabric, work(fabric))
+            found = all_gather(fabric, work(fabric))
             if fabric.is_global_zero:
                 torch.save(found, path)
 
@@ -108,7 +111,7 @@ def stepped(fabric: Fabric, method: Method, phase: Phase, training: Training, st
     learner.model.train()
     for _ in range(steps):
         learner.take_step(phase)
-        learner.state["episode"] += training.episodes_per_step * fabric.world_size
+        learner.state.episode += training.episodes_per_step * fabric.world_size
     return {name: tensor.detach().clone() for name, tensor in method.state_dict().items()}
 
 
@@ -136,7 +139,7 @@ def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 @pytest.fixture
 def plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps along the gradient itself: Adam's are as long where it is nothing but rounding."""
-    monkeypatch.setattr(learning, "Adam", lambda parameters, lr, **_: torch.optim.SGD(parameters, lr))
+    monkeypatch.setattr(training_module, "Adam", lambda parameters, lr, **_: torch.optim.SGD(parameters, lr))
 
 
 @pytest.mark.usefixtures("plain_steps")
@@ -153,19 +156,32 @@ def test_every_method_that_learns_takes_the_mean_step_of_both_processes() -> Non
 
 
 @pytest.mark.usefixtures("plain_steps")
-def test_end_to_end_two_processes_keep_the_running_statistics_of_one() -> None:
+def test_end_to_end_two_processes_learn_the_same_weights_and_are_judged_with_the_first_ones_statistics() -> None:
     def method() -> Method:
         inner = build("word-attention")
         torch.manual_seed(1)
         return EndToEnd(Tiny(), inner)
 
     pixels = torch.randint(0, 256, (16, 3, 4, 4), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
-    training = TRAINING.model_copy(update={"episodes_per_step": 2})
-    found = in_two(lambda fabric: stepped(fabric, method(), phase_of(pixels), training, 3))
-    wanted = by_hand(method(), phase_of(pixels), episodes_a_step=4, steps=3)
-    assert wanted["backbone.norm.num_batches_tracked"] == 12
-    for state in found:
-        assert_close(state, wanted)
+    phase, training = phase_of(pixels), TRAINING.model_copy(update={"episodes_per_step": 2})
+
+    def work(fabric: Fabric) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, float]]:
+        trained = method()
+        before = stepped(fabric, trained, phase, training, 3)
+        scores = validate(fabric, trained, phase, 4)
+        return before, {name: each.clone() for name, each in trained.state_dict().items()}, scores
+
+    (own, first, scores), (others, second, same_scores) = in_two(work)
+    wanted = by_hand(method(), phase, episodes_a_step=4, steps=3)
+    statistics = [name for name in wanted if "running" in name or "tracked" in name]
+    assert len(statistics) == 3
+    for state in (first, second):  # episodes are normalised by themselves, so the weights are those of one process
+        assert_close(*({name: each[name] for name in wanted if name not in statistics} for each in (state, wanted)))
+    assert not torch.equal(own["backbone.norm.running_mean"], others["backbone.norm.running_mean"])
+    for name in statistics:
+        assert torch.equal(first[name], own[name])
+        assert torch.equal(second[name], own[name])
+    assert scores == same_scores
 
 
 def test_validation_is_dealt_out_and_comes_to_the_mean_of_all_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +200,7 @@ def test_validation_is_dealt_out_and_comes_to_the_mean_of_all_episodes(monkeypat
 def test_what_one_process_refuses_both_refuse_in_its_words(refusing: int) -> None:
     def work(fabric: Fabric) -> str:
         try:
-            with as_one(fabric):
+            with collective_refusal():
                 if fabric.global_rank == refusing:
                     raise InputError("the picture is broken")
         except InputError as error:
@@ -194,15 +210,34 @@ def test_what_one_process_refuses_both_refuse_in_its_words(refusing: int) -> Non
     assert in_two(work) == ["the picture is broken"] * 2
 
 
+def test_what_one_process_cannot_read_in_a_step_both_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    phase, whole = phase_of(random(16, CHANNELS, 3, 3, seed=1)), Pool.episode
+
+    def work(fabric: Fabric) -> str:
+        def broken(pool: Pool, draw: object) -> object:
+            if fabric.global_rank == 1:
+                raise InputError("the cache is broken")
+            return whole(pool, draw)
+
+        monkeypatch.setattr(Pool, "episode", broken)
+        try:
+            stepped(fabric, build("word-attention"), phase, TRAINING, 1)
+        except InputError as error:
+            return str(error)
+        return "nothing"
+
+    assert in_two(work) == ["the cache is broken"] * 2
+
+
 def test_what_the_first_process_finds_is_told_to_both() -> None:
-    assert in_two(lambda fabric: by_first(fabric, lambda: fabric.global_rank)) == [0, 0]
-    assert in_two(lambda fabric: list(share(fabric, range(5)))) == [[0, 2, 4], [1, 3]]
+    assert in_two(lambda fabric: on_rank_zero(fabric, lambda: fabric.global_rank)) == [0, 0]
+    assert in_two(lambda fabric: list(rank_share(fabric, range(5)))) == [[0, 2, 4], [1, 3]]
 
 
 def bench(shapes: Path, fabric: Fabric, run: str, *changes: str, out: str, runs: str) -> list[dict[str, Any]]:
     ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=[run], changes=changes)
-    folder, materials = shapes / runs / run, Materials(recipe, shapes, shapes)
-    measure(materials, Run(folder, recipe), fabric, out=shapes / out, cache=shapes / "cache", command="")
+    experiment = Experiment(recipe, shapes, shapes)
+    measure(experiment, fabric, runs=shapes / runs, out=shapes / out, cache=shapes / "cache", command="")
     return [row.model_dump(exclude={"seconds"}) for row in read_rows(shapes / out / f"{run}.test.parquet")]
 
 
@@ -229,7 +264,7 @@ def test_training_in_two_processes_then_measuring_gives_the_rows_of_one_with_twi
     shapes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEWTAG_COMMIT", "abc123")
-    changes = ("training.episodes=8", "training.validate_every=4", "backbone.frozen=false", "training.warmup=0")
+    changes = ("training.episodes=8", "training.validate_every=4", "training.warmup=0")
 
     def work(fabric: Fabric) -> list[dict[str, Any]]:
         return bench(shapes, fabric, "attention", *changes, out="two", runs="two")
@@ -242,6 +277,16 @@ def test_training_in_two_processes_then_measuring_gives_the_rows_of_one_with_twi
         assert {name: row.pop(name) for name in METRICS} == pytest.approx({name: other.pop(name) for name in METRICS})
         assert row.pop("validation_macro_ap") == pytest.approx(other.pop("validation_macro_ap"))
         assert {**row, "recipe_digest": ""} == {**other, "recipe_digest": ""}
+
+
+def test_end_to_end_two_processes_measure_the_backbone_that_they_tuned_and_keep_none_of_its_features(
+    shapes: Path,
+) -> None:
+    changes = ("backbone.frozen=false", "training.episodes=4", "training.validate_every=4", "training.warmup=0")
+    both = in_two(lambda fabric: bench(shapes, fabric, "attention", *changes, out="two", runs="runs"))
+    one = bench(shapes, ONE, "attention", *changes, out="one", runs="runs")
+    for rows in both:
+        assert [row["macro_ap"] for row in rows] == [row["macro_ap"] for row in one]
     assert not [space for space in Cache(shapes / "cache").contents() if space.kind == "features"], "used once"
 
 
@@ -261,117 +306,79 @@ def test_each_process_extracts_its_part_of_the_features(shapes: Path, monkeypatc
     assert found == [12, 12]
 
 
-SHORT = ("training.episodes=200", "training.patience=100", "training.validate_every=4", "training.checkpoint_every=4")
+def test_a_run_of_two_processes_goes_on_to_the_same_weights(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = ("training.episodes=16", "training.validate_every=4", "training.checkpoint_every=8", "method.dropout=0.4")
+    ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=["attention"], changes=short)
 
+    def trained(fabric: Fabric, name: str) -> tuple[object, dict[str, Tensor]]:
+        run = RunFolder(shapes / name, recipe)
+        summary = train(Experiment(recipe, shapes, shapes), run, fabric, cache=shapes / "cache")
+        return replace(summary, seconds=0.0), load_file(run.best)
 
-def trained(shapes: Path, fabric: Fabric, runs: str) -> dict[str, Any]:
-    ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=["attention"], changes=[*SHORT, "method.dropout=0.4"])
-    run = Run(shapes / runs / "recipe" / "attention", recipe)
-    summary = train(Materials(recipe, shapes, shapes), run, fabric, cache=shapes / "cache")
-    return {**summary, "seconds": 0, "weights": load_file(run.best)}
-
-
-def wait_until_still(path: Path) -> None:
-    before = b""
-    while (now := path.read_bytes()) != before:
-        before = now
-        time.sleep(1.5)
-
-
-def test_a_run_of_two_processes_that_was_killed_goes_on_in_two_and_in_no_other_number(shapes: Path) -> None:
-    settings = [text for change in (*SHORT, "method.dropout=0.4") for text in ("--set", change)]
-    place = ["--only", "attention", "--runs", shapes / "killed", "--cache", shapes / "cache", "--accelerator", "cpu"]
-    command = [sys.executable, "-m", "fewtag", "train", shapes / "recipe.toml", *place, "--devices", "2", *settings]
-    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    folder = shapes / "killed" / "recipe" / "attention"
-    while process.poll() is None and not (folder / "last.pt").exists():
-        time.sleep(0.002)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    wait_until_still(folder / "log.jsonl")  # the two leave when the one that started them is gone
-    assert not (folder / "summary.json").exists()
-
-    with pytest.raises(InputError, match="was begun by 2 processes, here are 1: go on with --devices 2"):
-        trained(shapes, ONE, "killed")
-    resumed, _ = in_two(lambda fabric: trained(shapes, fabric, "killed"))
-    whole, _ = in_two(lambda fabric: trained(shapes, fabric, "whole"))
-    assert resumed.pop("weights").keys() == whole["weights"].keys()
-    torch.testing.assert_close(load_file(folder / "best.safetensors"), whole.pop("weights"), rtol=0, atol=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "finish", lambda *_: None)  # a kill just before the end
+        save = RunFolder.save_checkpoint
+        patch.setattr(RunFolder, "save_checkpoint", lambda run, each: each.state.episode > 8 or save(run, each))
+        in_two(lambda fabric: trained(fabric, "killed"))
+    (resumed, weights), _ = in_two(lambda fabric: trained(fabric, "killed"))
+    (whole, wanted), _ = in_two(lambda fabric: trained(fabric, "whole"))
     assert resumed == whole
+    torch.testing.assert_close(weights, wanted, rtol=0, atol=0)
 
 
-def test_torchrun_starts_the_processes_as_well_and_the_first_one_speaks(shapes: Path) -> None:
+def test_torchrun_starts_two_processes_that_write_the_rows_of_one_and_refuse_in_one_sentence(shapes: Path) -> None:
     wanted = bench(shapes, ONE, "protonet", out="one", runs="one")
-    place = [
-        "--only",
-        "protonet",
-        "--out",
-        shapes / "out",
-        "--cache",
-        shapes / "cache",
-        "--accelerator",
-        "cpu",
-        "--json",
-    ]
-    torchrun = [Path(sys.executable).parent / "torchrun", "--nproc-per-node", "2", "-m", "fewtag"]
-    command = [*torchrun, "bench", shapes / "recipe.toml", *place]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert list(json.loads(done.stdout)) == ["protonet on test"]
+    broken = '[[runs]]\nname = "broken"\nmethod.name = "protonet"\nevaluation.draws.test = "gone.json"\n'
+    (shapes / "recipe.toml").write_text((shapes / "recipe.toml").read_text() + broken)
+    command = [Path(sys.executable).parent / "torchrun", "--nproc-per-node", "2", "-m", "fewtag", "bench"]
+    place = ["--out", shapes / "out", "--cache", shapes / "cache", "--accelerator", "cpu"]
+    runs = ["--only", "protonet", "--only", "broken"]
+    arguments = [*command, shapes / "recipe.toml", *place, *runs]
+    done = subprocess.run([*map(str, arguments)], capture_output=True, text=True)
+
     assert done.stderr.count("measuring protonet on test") == 1
     assert "3/3" in done.stderr, "the first of two processes measures three of five episodes"
     rows = [row.model_dump() for row in read_rows(shapes / "out" / "recipe" / "protonet.test.parquet")]
     for key in (*METRICS, "episode", "draws_digest", "data_digest", "recipe_digest"):
         assert [row[key] for row in rows] == [row[key] for row in wanted]
 
-
-def test_what_both_processes_refuse_is_said_once_and_leaves_nothing(shapes: Path) -> None:
-    place = ["--out", shapes / "out", "--runs", shapes / "runs", "--cache", shapes / "cache", "--accelerator", "cpu"]
-    command = [sys.executable, "-m", "fewtag", "bench", shapes / "recipe.toml", *place, "--only", "attention"]
-    more = ["--devices", "2", "--set", "training.queries=90"]
-    done = subprocess.run([*map(str, command), *more], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    (said,) = done.stderr.splitlines()
-    assert said.startswith("fewtag: label 'circle' has 16 images, an episode needs 91")
-    assert not (shapes / "out").exists()
-    assert not (shapes / "runs").exists()
+    assert done.stderr.count("fewtag: cannot read the draws") == 1
+    assert re.search(r"exitcode\s*: 2\b", done.stderr), "torchrun's report tells what the process exited with"
+    assert "src/fewtag" not in done.stderr, "no traceback of ours"
+    assert (done.returncode, done.stdout) == (1, "")
 
 
-def test_more_processes_than_gpus_are_refused(cli: Cli, shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("launched")
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    said = cli("bench", shapes / "recipe.toml", "--accelerator", "gpu", "--devices", "3")
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("fewtag: 3 processes need a GPU each, but torch sees 2 here; ask for fewer --devices")
-    assert len(said.err.splitlines()) == 1
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(InputError, match="2 processes need a GPU each, but torch sees 1 here; start fewer"):
+        open_fabric("auto", "auto")
 
 
 @pytest.fixture
-def torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+def launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if torchrun had started this process, the last of two machines with two processes each."""
     started = {"RUN_ID": "x", "RANK": 3, "LOCAL_RANK": 1, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 1}
     for name, value in started.items():
         monkeypatch.setenv(f"TORCHELASTIC_{name}" if name == "RUN_ID" else name, str(value))
-    monkeypatch.setattr(processes, "_settle", lambda: None)
+    monkeypatch.setattr(distributed, "_join_ranks", lambda: None)
     monkeypatch.setattr(Fabric, "launch", lambda _: None)
 
 
-@pytest.mark.usefixtures("torchrun")
+@pytest.mark.usefixtures("launched")
 def test_the_cores_are_divided_among_the_processes_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    monkeypatch.setattr(processes, "usable_cores", lambda: 7)
-    fabric = processes.open_fabric("cpu", 1, "auto")
-    assert (threads, fabric.strategy.num_processes, fabric.strategy.num_nodes) == ([3], 2, 2)  # type: ignore[attr-defined]
-    monkeypatch.setattr(processes, "usable_cores", lambda: 1)
-    processes.open_fabric("cpu", 2, "auto")
+    for cores in (7, 1):
+        monkeypatch.setattr(distributed, "usable_cores", lambda cores=cores: cores)
+        fabric = open_fabric("cpu", "auto")
+        assert (fabric.strategy.num_processes, fabric.strategy.num_nodes) == (2, 2)  # type: ignore[attr-defined]
     assert threads == [3, 1]
 
 
-@pytest.mark.usefixtures("torchrun")
-def test_another_number_than_torchruns_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="--devices is 3, but torchrun started 2 processes here"):
-        processes.open_fabric("cpu", 3, "auto")
+@pytest.mark.usefixtures("launched")
+def test_a_number_of_processes_that_differs_between_machines_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(InputError, match="torchrun started 2 of 3 processes on this machine; start as many on each"):
-        processes.open_fabric("cpu", 1, "auto")
+        open_fabric("cpu", "auto")

@@ -1,11 +1,11 @@
 """The search for strengths, and scores of labels that the fit never saw."""
 
+import closed_form_search as module
 import numpy as np
 import pytest
 import torch
+from closed_form_search import Held, build, cross_fit, judge, project_all, score_episodes, search
 
-from fewtag.research.bench import search as module
-from fewtag.research.bench.search import Held, build, cross_fit, judge, project_all, score_episodes, search
 from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.rows import MemoryRows
 from fewtag.research.methods.base import Base
