@@ -145,7 +145,6 @@ def test_every_command_of_a_page_is_one_that_fewtag_takes(page: Path) -> None:
         command.make_context(arguments[0], list(arguments[1:]))  # refuses unknown options and missing arguments
 
 
-
 def test_no_page_has_a_gap_left_to_fill() -> None:
     for page in PAGES:
         text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
