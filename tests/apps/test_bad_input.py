@@ -114,7 +114,7 @@ CASES: dict[str, Case] = {
     "unwritable runs": (
         block,
         ("--only", "attention", "--runs", "blocked"),
-        "cannot make the folder blocked/word-attention-",
+        "cannot make the folder blocked: ",
     ),
     "unwritable cache": (block, ("--cache", "blocked/cache"), "blocked/cache"),
 }

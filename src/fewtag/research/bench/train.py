@@ -60,7 +60,6 @@ def train(
             f"{recipe.name!r}, or set backbone.frozen = false"
         )
     learner = Learner(method, training, recipe.seed, fabric)
-    report.start(f"training {recipe.name}", training.episodes)
     with ExitStack() as held:
         with collective_refusal():
             if fabric.is_global_zero:
@@ -76,6 +75,7 @@ def _train(
     if checkpoint := on_rank_zero(fabric, lambda: run.load_checkpoint(processes=fabric.world_size)):
         learner.load(checkpoint)
     state = learner.state
+    report.start(f"training {run.recipe.name}", training.episodes)
     report.advance(state.episode)
     if validation is not None and state.episode == 0:
         learner.judge(run, validation, None, report)  # the untrained weights are the ones to beat
