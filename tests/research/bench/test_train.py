@@ -262,6 +262,14 @@ def test_a_run_that_goes_on_ends_in_the_very_same_state(shapes: Path, monkeypatc
         assert torch.equal(moments["exp_avg_sq"], resumed.optimizer["state"][number]["exp_avg_sq"])
 
 
+def test_what_another_command_is_training_is_refused(shapes: Path) -> None:
+    experiment, run = open_run(shapes, "training.episodes=2")
+    with run.lock(), pytest.raises(InputError, match=r"run is being written by another process"):
+        train(experiment, run, FABRIC, cache=shapes / "cache")
+    assert not run.folder.exists()
+    assert train(experiment, run, FABRIC, cache=shapes / "cache").episode == 2
+
+
 def test_a_run_does_not_go_on_from_a_corrupt_state(shapes: Path) -> None:
     experiment, run = open_run(shapes)
     run.claim()
