@@ -30,20 +30,20 @@ NUMBERS_AT_ONCE = 2**28
 class Strengths:
     """What the validation labels choose; `unnamed` weighs a support picture as negative of labels it does not name."""
 
-    shrinkage: float = 5.0
+    shrinkage: float = 2.0
     separation: float = 200.0
     ridge: float = 0.5
     class_weight: float = 0.3
-    word_weight: float = 2.0
-    word_decay: float = 0.75
-    support_focus: float = 8.0
+    word_weight: float = 3.0
+    word_decay: float = 0.5
+    support_focus: float = 16.0
     query_focus: float = 48.0
-    query_local: float = 0.6
-    kappa: float = 8.0
+    query_local: float = 0.8
+    kappa: float = 6.0
     offset: float = 0.3
-    penalty: float = 0.7
-    bias: float = 1.0
-    unnamed: float = 1.0
+    penalty: float = 0.2
+    bias: float = 0.3
+    unnamed: float = 0.25
     modes: float = 0.0
     sharpness: float = 4.0
     rejection: float = 0.0
@@ -231,8 +231,11 @@ def solve(gram: Tensor, prior: Tensor, targets: Tensor, weights: Tensor, penalty
         factor = torch.linalg.cholesky_ex(identity + root[..., None] * gram * root[..., None, :])[0]
         inner = root * (gram @ wanted[..., None])[..., 0]
         step = wanted - root * torch.cholesky_solve(inner[..., None], factor)[..., 0] - dual
+        # backtracking: the longest step that does not lose, up to rounding
         losses = torch.stack([loss(dual + length * step) for length in STEP_LENGTHS])
-        lengths = torch.tensor(STEP_LENGTHS, device=gram.device, dtype=gram.dtype)[losses.argmin(dim=0)]
+        fine = losses <= loss(dual) * (1 + 1e-6)
+        fine[-1] = True
+        lengths = torch.tensor(STEP_LENGTHS, device=gram.device, dtype=gram.dtype)[fine.int().argmax(dim=0)]
         dual = dual + lengths[..., None] * step
         if step.abs().max() < 1e-4:
             break

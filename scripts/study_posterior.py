@@ -132,9 +132,8 @@ class World:
             rest = Pictures(labels[0], self.train.pixels[~shows], self.train.targets[~shows][:, others])
             unseen = Pictures(labels[1], self.train.pixels[shows], self.train.targets[shows][:, columns])
             network = build(arguments.network, state, size=arguments.size).to(self.device)
-            before, soft = copy_state(network), self.soft[~shows]
-            settings = Tuning(rate=arguments.rate, epochs=arguments.epochs, attention=arguments.attention)
-            tune(network, rest, encode(network, rest.pixels), soft, settings)
+            before = copy_state(network)
+            tune(network, rest, Tuning(rate=arguments.rate, epochs=arguments.epochs))
             network.body.load_state_dict(
                 average([copy_state(network), before], [arguments.average, 1 - arguments.average])
             )
@@ -144,7 +143,7 @@ class World:
             kept = [unseen.labels.index(label) for label in enough]
             unseen = Pictures(tuple(enough), unseen.pixels, unseen.targets[:, kept])
             draws = {number: draw(unseen, number, arguments.queries, episodes, 0) for number in shots}
-            base = Base(rest.labels, features, rest.targets, soft)
+            base = Base(rest.labels, features, rest.targets, self.soft[~shows])
             maps = encode(network, unseen.pixels)
             found.append(Held(base, self.names, unseen.labels, maps, unseen.targets, draws))
         return found
@@ -287,8 +286,7 @@ def main() -> None:
     parser.add_argument("--pretrained", type=Path, help="what the folds' networks are tuned from")
     parser.add_argument("--rate", type=float, default=2e-5)
     parser.add_argument("--tuning-epochs", dest="epochs", type=int, default=4)
-    parser.add_argument("--attention", type=float, default=0.0)
-    parser.add_argument("--average", type=float, default=0.8)
+    parser.add_argument("--average", type=float, default=0.7)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--names", type=Path, required=True)

@@ -1,13 +1,13 @@
 """Tunes a pretrained network gently on base labels, averages it with what it was, and measures it on unseen labels.
 
     python scripts/tune_network.py --network dinov2 --weights dinov2_vits14_patch_8x8.onnx --data DIR \
-        --names names.npz --classifier efficientnet-lite2.safetensors --rates 2e-5 --epochs 4 --averages 0.8 --seeds 0 1 2 \
-        --phases val --out rows.json --save tuned/
+        --names names.npz --classifier lite2.safetensors --seeds 0 1 2 --phases val --out rows.json --save tuned/
 
 Tuning is binary cross-entropy on the base labels of the packs in DIR: AdamW, a cosine schedule, mirrored crops,
-batch-norm frozen, the head started by logistic regression on the untouched features (so that it does not distort
-them). The weights are then averaged, part tuned and part pretrained. Several values of an option make a grid; settings
-are to be chosen on the validation labels (`--phases val`), and the novel ones looked at once (`--phases test mixed`).
+batch-norm frozen. The head starts at zero and learns at a rate of its own, far above the network's: a random head pulls
+random directions through the network (12 points lost on the validation labels), one fitted beforehand leaves it little
+to learn. The weights are then averaged, part tuned and part pretrained. Several values of an option make a grid;
+settings are chosen on the validation labels (`--phases val`), the novel ones looked at once (`--phases test mixed`).
 Each row of the JSON file has its settings, its seed and its figures, mean and half 95 % interval over episodes.
 
 Weights come from an ONNX file whose tensors are known here (TinyViT-5M, DINOv2 ViT-S/14) or from a state dict in
@@ -36,14 +36,18 @@ from measure_posterior import Base, Draws, Names, Pool, Strengths, fit, measure,
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from fewtag.files import replacing, write_atomically
 from fewtag.pictures.decode import decode
 from fewtag.research.data.episodes import EpisodeSampler
 from fewtag.research.data.split_files import load_content
 
 MOST_PLACES = 8
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-HALF_MEAN, HALF_STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 POSITIONS = ("timm", "dinov2", "file")
+RARE = -3.0
+"""A label's logit before anything is learnt."""
+WARM_UP = 0.05
+"""The share of the steps in which the rate rises."""
 
 State = dict[str, Tensor]
 
@@ -54,7 +58,7 @@ class Network(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, body: nn.Module, size: int) -> None:
+    def __init__(self, body: Any, size: int) -> None:
         super().__init__()
         self.body, self.size = body, size
         self.register_buffer("mean", 255 * torch.tensor(IMAGENET_MEAN)[:, None, None], persistent=False)
@@ -199,51 +203,15 @@ def read_pictures(folder: Path, packs: Sequence[str], labels: Sequence[str], dev
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """One run's settings. `attention` is the share of a label's logit that comes from the places that speak for it;
-    `names` weighs the cross-entropy with the classifier's soft labels beside that of the base labels."""
+    """One run's settings."""
 
     rate: float
-    epochs: int
+    head_rate: float = 2e-3
+    epochs: int = 4
     seed: int = 0
     batch: int = 128
-    head_rate: float = 10.0
     decay: float = 0.01
     smallest_crop: float = 0.6
-    attention: float = 0.0
-    names: float = 0.0
-    probe_steps: int = 300
-
-
-class Head(nn.Module):
-    """Logits of the labels: linear in the mean place, in part in the places that speak for the label (CSRA)."""
-
-    def __init__(self, channels: int, labels: int, attention: float) -> None:
-        super().__init__()
-        self.linear, self.attention = nn.Linear(channels, labels), attention
-        # at zero, so that no random direction is pulled through the network; labels are rare at first
-        nn.init.zeros_(self.linear.weight)
-        nn.init.constant_(self.linear.bias, -3.0)
-
-    def forward(self, places: Tensor) -> Tensor:
-        if not self.attention:
-            return self.linear(places.mean(dim=1))
-        each = self.linear(places)
-        focused = (each * each.softmax(dim=1)).sum(dim=1)
-        return (1 - self.attention) * each.mean(dim=1) + self.attention * focused
-
-
-def probe(head: Head, places: Tensor, targets: Tensor, *, steps: int) -> None:
-    """Logistic regression of the head on features of the untouched network."""
-    features = places.mean(dim=1) if not head.attention else places
-    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2, weight_decay=1e-2)
-    generator = torch.Generator(device=places.device).manual_seed(0)
-    for _ in range(steps):
-        rows = torch.randint(len(features), (2048,), generator=generator, device=places.device)
-        taken = features[rows].float()
-        loss = F.binary_cross_entropy_with_logits(head(taken if taken.ndim == 3 else taken[:, None]), targets[rows])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
 
 
 def crops(pictures: Tensor, size: int, smallest: float, generator: torch.Generator) -> Tensor:
@@ -259,26 +227,23 @@ def crops(pictures: Tensor, size: int, smallest: float, generator: torch.Generat
     return F.grid_sample(pictures.float(), grid, mode="bilinear", padding_mode="reflection", align_corners=False)
 
 
-def tune(network: Network, pictures: Pictures, places: Tensor, soft: Tensor, settings: Tuning) -> float:
-    """Tunes the network in place; `places` are its own maps of the pictures. Returns the last epoch's mean loss."""
-    device = pictures.pixels.device
-    torch.manual_seed(settings.seed)
+def tune(network: Network, pictures: Pictures, settings: Tuning) -> float:
+    """Tunes the network in place and returns the last epoch's mean loss."""
+    device, targets = pictures.pixels.device, pictures.targets.float()
     generator = torch.Generator(device=device).manual_seed(settings.seed)
-    targets = pictures.targets.float()
-    head = Head(places.shape[-1], targets.shape[1], settings.attention).to(device)
-    probe(head, places, targets, steps=settings.probe_steps)
-    classes = nn.Linear(places.shape[-1], soft.shape[1]).to(device)
+    head = nn.Linear(network.body.num_features, targets.shape[1]).to(device)
+    nn.init.zeros_(head.weight)
+    nn.init.constant_(head.bias, RARE)
     network.train()
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eval()
-    heads = [*head.parameters(), *classes.parameters()]
-    groups = [{"params": list(network.parameters())}, {"params": heads, "lr": settings.head_rate * settings.rate}]
+    groups = [{"params": list(network.parameters())}, {"params": list(head.parameters()), "lr": settings.head_rate}]
     optimizer = torch.optim.AdamW(groups, lr=settings.rate, weight_decay=settings.decay, fused=device.type == "cuda")
     steps_an_epoch = len(targets) // settings.batch
     total = settings.epochs * steps_an_epoch
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, step / (0.05 * total)) * 0.5 * (1 + math.cos(math.pi * step / total))
+        optimizer, lambda step: min(1.0, step / (WARM_UP * total)) * 0.5 * (1 + math.cos(math.pi * step / total))
     )
     losses = torch.zeros(steps_an_epoch, device=device)
     for _ in range(settings.epochs):
@@ -288,11 +253,8 @@ def tune(network: Network, pictures: Pictures, places: Tensor, soft: Tensor, set
             batch = crops(pictures.pixels[rows], network.size, settings.smallest_crop, generator)
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
                 maps = network(batch)
-            loss = F.binary_cross_entropy_with_logits(head(maps.float()), targets[rows])
+            loss = F.binary_cross_entropy_with_logits(head(maps.float().mean(dim=1)), targets[rows])
             losses[step] = loss.detach()
-            if settings.names:
-                told = classes(maps.float().mean(dim=1)).log_softmax(dim=-1)
-                loss = loss - settings.names * (soft[rows] * told).sum(dim=-1).mean() / targets.shape[1]
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -388,9 +350,9 @@ class Bench:
         }
         self.strengths = replace(Strengths(), **json.loads(arguments.strengths))
 
-    def measure(self, network: Network, base_places: Tensor | None = None, *, full: bool = False) -> dict[str, Any]:
-        """Figures by variant of names, phase, shots and situation."""
-        places = encode(network, self.base.pixels) if base_places is None else base_places
+    def measure(self, network: Network, *, full: bool = False) -> dict[str, Any]:
+        """Figures by variant of names, phase and examples; `full` adds one label a picture and the closed form."""
+        places = encode(network, self.base.pixels)
         base = Base(self.base.labels, places.float().mean(dim=1), self.base.targets, self.soft)
         maps = {phase: encode(network, pictures.pixels) for phase, pictures in self.pictures.items()}
         found: dict[str, Any] = {}
@@ -409,32 +371,48 @@ class Bench:
         return found
 
 
-def judge(figures: dict[str, Any]) -> float:
-    """What settings are chosen by: the mean of macro- and micro-AP over names and examples on the validation labels."""
+def judge(figures: dict[str, Any]) -> float | None:
+    """What settings are chosen by: mean macro- and micro-AP over names and examples on the validation labels."""
     chosen = [value for key, value in figures.items() if " val, " in key and key.endswith(" examples")]
+    if not chosen:
+        return None
     return round(float(np.mean([value[name][0] for value in chosen for name in ("macro", "micro")])), 3)
 
 
-def settings_of(arguments: argparse.Namespace) -> Iterable[tuple[int, str, Tuning]]:
-    """The grid: sizes, ways to resample positions, and tunings."""
-    grid = itertools.product(
-        arguments.sizes, arguments.positions, arguments.rates, arguments.epochs, arguments.attention, arguments.soft,
-        arguments.probe_steps, arguments.head_rates, arguments.seeds,
-    )  # fmt: skip
-    for size, positions, rate, epochs, attention, soft, probe_steps, head_rate, seed in grid:
-        tuning = Tuning(
-            rate=rate, epochs=epochs, seed=seed, batch=arguments.batch, head_rate=head_rate,
-            attention=attention, names=soft, smallest_crop=arguments.smallest_crop, probe_steps=probe_steps,
-        )  # fmt: skip
-        yield size, positions, tuning
+class Record:
+    """Rows of figures, written to a file as they come."""
+
+    def __init__(self, path: Path, facts: dict[str, Any], *, verbose: bool) -> None:
+        self.path, self.facts, self.verbose = path, facts, verbose
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, figures: dict[str, Any], **settings: Any) -> None:
+        """One network's figures and how it came to be."""
+        settings["judged"] = judge(figures)
+        self.rows.append({**self.facts, **settings, "figures": figures})
+        print(json.dumps(settings), flush=True)
+        if self.verbose:
+            for key, value in figures.items():
+                print("   ", key, value, flush=True)
+        write_atomically(self.path, json.dumps(self.rows, indent=1).encode())
 
 
-def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measures the grid; a row for each setting and average, and one for the mean of all seeds' weights."""
+def tunings(arguments: argparse.Namespace) -> Iterable[Tuning]:
+    """The grid of settings, but for the seeds."""
+    for rate, head_rate, epochs in itertools.product(arguments.rates, arguments.head_rates, arguments.epochs):
+        yield Tuning(
+            rate=rate,
+            head_rate=head_rate,
+            epochs=epochs,
+            batch=arguments.batch,
+            smallest_crop=arguments.smallest_crop,
+        )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measures the grid: the network as it comes, each seed's averages, and those of the mean of all seeds' weights."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    pretrained = {
-        name: tensor.to(device) for name, tensor in read_weights(arguments.network, arguments.weights).items()
-    }
+    weights = read_weights(arguments.network, arguments.weights)
     bench = Bench(arguments, device)
     facts = {
         "network": arguments.network,
@@ -445,64 +423,40 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         "base_pictures": len(bench.base.pixels),
         "base_labels": len(bench.base.labels),
     }
-    rows: list[dict[str, Any]] = []
-
-    def tell(figures: dict[str, Any], **settings: Any) -> None:
-        rows.append(
-            {**facts, **settings, "judged": judge(figures) if "val" in arguments.phases else None}
-            | {"figures": figures}
-        )
-        shown = {key: value for key, value in rows[-1].items() if key not in facts and key != "figures"}
-        print(json.dumps(shown), flush=True)
-        if arguments.verbose:
-            for key, value in figures.items():
-                print("   ", key, value, flush=True)
-        arguments.out.write_text(json.dumps(rows, indent=1))
-
-    tuned: dict[tuple[Any, ...], list[State]] = {}
-    untuned_maps: dict[tuple[int, str], Tensor] = {}
-    for size, positions, tuning in settings_of(arguments):
-        network = build(arguments.network, pretrained, size=size, positions=positions).to(device)
+    record = Record(arguments.out, facts, verbose=arguments.verbose)
+    for size, positions in itertools.product(arguments.sizes, arguments.positions):
+        network = build(arguments.network, weights, size=size, positions=positions).to(device)
         before = copy_state(network)
-        if (size, positions) not in untuned_maps:
-            untuned_maps = {(size, positions): encode(network, bench.base.pixels)}
-            if not arguments.no_untuned:
-                tell(bench.measure(network, untuned_maps[size, positions]), size=size, positions=positions, average=0.0)
-        if tuning.epochs == 0:
-            continue
-        started = time.perf_counter()
-        loss = tune(network, bench.base, untuned_maps[size, positions], bench.soft, tuning)
-        seconds = round(time.perf_counter() - started, 1)
-        after = copy_state(network)
-        tuned.setdefault((size, positions, replace(tuning, seed=0)), []).append(after)
-        for share in arguments.averages:
-            network.body.load_state_dict(average([after, before], [share, 1 - share]))
-            settings = {"size": size, "positions": positions, **vars(tuning), "average": share}
-            tell(bench.measure(network), **settings, loss=round(loss, 5), tuning_seconds=seconds)
-            if arguments.save:
-                save(
-                    network, arguments.save / f"{arguments.network}-{size}-seed{tuning.seed}-average{share}.safetensors"
-                )
-    for (size, positions, tuning), states in tuned.items():
-        if len(states) < 2:
-            continue
-        network = build(arguments.network, pretrained, size=size, positions=positions).to(device)
-        before = copy_state(network)
-        for share in arguments.averages:
-            weights = [share / len(states)] * len(states) + [1 - share]
-            network.body.load_state_dict(average([*states, before], weights))
-            settings = {"size": size, "positions": positions, **vars(tuning), "average": share}
-            tell(bench.measure(network, full=True), **{**settings, "seed": f"mean of {len(states)}"})
-            if arguments.save:
-                save(network, arguments.save / f"{arguments.network}-{size}-mean-average{share}.safetensors")
-    return rows
+        place = {"size": size, "positions": positions}
+        if not arguments.no_untuned:
+            record.add(bench.measure(network, full=True), **place, average=0.0)
+        for settings in tunings(arguments):
+            states = []
+            for seed in arguments.seeds:
+                network.body.load_state_dict(before)
+                started = time.perf_counter()
+                loss = tune(network, bench.base, replace(settings, seed=seed))
+                told = {"seed": seed, "loss": round(loss, 5), "seconds": round(time.perf_counter() - started, 1)}
+                states.append(copy_state(network))
+                for share in arguments.averages:
+                    network.body.load_state_dict(average([states[-1], before], [share, 1 - share]))
+                    record.add(bench.measure(network), **place, **vars(settings) | told, average=share)
+                    save(network, arguments.save, f"{arguments.network}-{size}-seed{seed}-average{share}")
+            for share in arguments.averages if len(states) > 1 else ():
+                shares = [share / len(states)] * len(states) + [1 - share]
+                network.body.load_state_dict(average([*states, before], shares))
+                seeds = {"seed": f"mean of {len(states)}"}
+                record.add(bench.measure(network, full=True), **place, **vars(settings) | seeds, average=share)
+                save(network, arguments.save, f"{arguments.network}-{size}-mean-average{share}")
 
 
-def save(network: Network, path: Path) -> None:
-    """The body's tensors in half precision."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def save(network: Network, folder: Path | None, name: str) -> None:
+    """The body's tensors in half precision, if a folder is given."""
+    if folder is None:
+        return
     state = {name: tensor for name, tensor in network.body.state_dict().items() if "num_batches_tracked" not in name}
-    save_file({name: tensor.half().contiguous() for name, tensor in state.items()}, path)
+    with replacing(folder / f"{name}.safetensors") as part:
+        save_file({name: tensor.half().contiguous() for name, tensor in state.items()}, part)
 
 
 def main() -> None:
@@ -517,13 +471,10 @@ def main() -> None:
     parser.add_argument("--positions", nargs="+", choices=POSITIONS, default=["timm"])
     parser.add_argument("--rates", type=float, nargs="+", default=[2e-5])
     parser.add_argument("--epochs", type=int, nargs="+", default=[4])
-    parser.add_argument("--averages", type=float, nargs="+", default=[0.8], help="the tuned weights' share")
-    parser.add_argument("--attention", type=float, nargs="+", default=[0.0])
-    parser.add_argument("--soft", type=float, nargs="+", default=[0.0], help="weight of the classifier's soft labels")
+    parser.add_argument("--averages", type=float, nargs="+", default=[0.7], help="the tuned weights' share")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--head-rates", type=float, nargs="+", default=[10.0], help="in rates of the network")
-    parser.add_argument("--probe-steps", type=int, nargs="+", default=[300], help="0: the head starts at zero")
+    parser.add_argument("--head-rates", type=float, nargs="+", default=[2e-3])
     parser.add_argument("--smallest-crop", type=float, default=0.6)
     parser.add_argument("--no-untuned", action="store_true", help="leave the pretrained network out")
     parser.add_argument("--phases", nargs="*", choices=("val", "test", "mixed"), default=["val"])
