@@ -13,7 +13,8 @@ import torch
 from tagging import BATCH, bare_seconds, folder_seconds, make_bank, write_jpegs
 
 from fewtag.apps.folders import find_pictures
-from fewtag.pictures.files import Picture, stack
+from fewtag.pictures.decode import stack
+from fewtag.pictures.files import Picture
 from fewtag.research.features.backbone import create_backbone
 
 COUNT = 2000

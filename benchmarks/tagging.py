@@ -15,7 +15,7 @@ from PIL import Image
 from fewtag import Tagger
 from fewtag.apps.folder_tags import tag_folder
 from fewtag.apps.progress import Bars
-from fewtag.pictures.files import stack
+from fewtag.pictures.decode import stack
 from fewtag.research.features.backbone import Backbone, create_backbone
 from fewtag.tagger.bank import Bank, Definition, Example
 

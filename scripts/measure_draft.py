@@ -22,8 +22,8 @@ from PIL import Image
 
 from fewtag import Tagger
 from fewtag.files import write_atomically
-from fewtag.pictures.decode import decode
-from fewtag.pictures.files import DRAFT, is_image_name, squash, squash_bytes, stack
+from fewtag.pictures.decode import DRAFT, decode, squash, squash_bytes, stack
+from fewtag.pictures.files import is_image_name
 from fewtag.research.bench.results import commit
 
 WINDOWS = 12

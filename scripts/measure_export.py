@@ -23,7 +23,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from fewtag import Tagger
 from fewtag.files import write_atomically
-from fewtag.pictures.files import stack
+from fewtag.pictures.decode import stack
 from fewtag.research.bench.materials import Materials
 from fewtag.research.bench.metrics import episode_metrics, mean_and_interval
 from fewtag.research.bench.recipe import Recipe

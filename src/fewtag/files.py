@@ -1,16 +1,29 @@
-"""Writing files whole or not at all."""
+"""Files written whole or not at all, locks between processes, digests, and arrays under a checked JSON header."""
 
+import hashlib
+import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fewtag.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+LOCK_SECONDS = 60.0
+_SUM = "sha256"
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of `path` once all is written: a kill leaves the old file."""
+    """Atomic replacement: a path to write to, which takes the place of `path` once all of it is on disk.
+
+    File and folder are synced, so that neither a kill nor a power cut leaves less than the old file or the new one.
+    """
     make_folder(path.parent)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -18,11 +31,31 @@ def replacing(path: Path) -> Iterator[Path]:
         mode = part.stat().st_mode
         yield part
         part.chmod(mode)  # some libraries write files that only their owner can read
+        _sync(part)
         part.replace(path)
+        _sync(path.parent)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; name another folder or free some room") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Waits for the disk; a folder can be synced where it can be opened, which Windows refuses."""
+    try:
+        descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+    except OSError:
+        if path.is_dir():
+            return
+        raise
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # some network file systems sync files alone
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -37,3 +70,106 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the folder {folder}: {error.strerror}; name another") from error
+
+
+@contextmanager
+def locked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """A lock between processes on what is about to be written to `path`; others wait for it.
+
+    SQLite holds it: it locks files on every system, and a process that dies lets go. `.NAME.lock` stays behind, empty.
+    """
+    make_folder(path.parent)
+    try:
+        with closing(sqlite3.connect(path.with_name(f".{path.name}.lock"), seconds, isolation_level=None)) as lock:
+            lock.execute("BEGIN EXCLUSIVE")
+            yield
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            raise InputError(f"{path} is being written by another process for {seconds:.0f} s; try again") from error
+        raise InputError(f"cannot write to {path.parent} ({error}); name another folder") from error
+    except sqlite3.DatabaseError as error:
+        raise InputError(f"cannot lock {path}: .{path.name}.lock beside it is no lock ({error}); delete it") from error
+
+
+def digest(*parts: bytes | str) -> str:
+    """SHA-256 of these parts, each with its length, so that no two lists of parts are alike."""
+    total = hashlib.sha256()
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
+        total.update(f"{len(content)}:".encode())
+        total.update(content)
+    return total.hexdigest()
+
+
+def read_json(path: Path, what: str) -> Any:
+    """A JSON file's content; `what` names it in the refusal of one that is absent or none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"there is no {what} {path}; check the path") from error
+    except OSError as error:
+        raise InputError(f"cannot read the {what} {path}: {error.strerror}; check the path") from error
+    except ValueError as error:
+        raise InputError(f"the {what} {path} is no JSON ({error}); mend it or make it anew") from error
+
+
+def write_arrays(path: Path, kind: str, header: Mapping[str, Any], arrays: Mapping[str, "np.ndarray"]) -> None:
+    """A safetensors file of this kind: arrays under a JSON header, with sums by which damage to either is found."""
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    text = json.dumps({**header, "arrays": _sum_of(contiguous)}, ensure_ascii=True)
+    with replacing(path) as part:
+        try:
+            save_file(contiguous, part, metadata={kind: text, _SUM: digest(text)})
+        except SafetensorError as error:  # a full disk, too
+            raise InputError(f"cannot write {path}: {error}; name another folder or free some room") from error
+
+
+def read_header(path: Path, kind: str) -> dict[str, Any]:
+    """The JSON header of a file that `write_arrays` wrote, checked; its arrays are not read."""
+    return _read(path, kind, arrays=False)[0]
+
+
+def read_arrays(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, "np.ndarray"]]:
+    """Header and arrays of a file that `write_arrays` wrote; refuses one in which a single bit has changed."""
+    header, arrays = _read(path, kind, arrays=True)
+    if "arrays" in header and header["arrays"] != _sum_of(arrays):
+        raise _damaged(path, kind)
+    return header, arrays
+
+
+def _read(path: Path, kind: str, *, arrays: bool) -> tuple[dict[str, Any], dict[str, "np.ndarray"]]:
+    from safetensors import SafetensorError, safe_open
+
+    name = kind.removeprefix("fewtag-")
+    try:
+        if not path.is_file():
+            raise InputError(f"there is no {name} {path}; check the path")
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            if kind not in metadata:
+                raise InputError(f"{path} is no {name}, but another safetensors file; name one that fewtag wrote")
+            text = metadata[kind]
+            if _SUM in metadata and metadata[_SUM] != digest(text):
+                raise _damaged(path, kind)
+            header = json.loads(text)
+            if not isinstance(header, dict):
+                raise _damaged(path, kind)
+            return header, {key: file.get_tensor(key) for key in file.keys()} if arrays else {}  # noqa: SIM118
+    except InputError:
+        raise
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _damaged(path, kind) from error
+
+
+def _sum_of(arrays: Mapping[str, "np.ndarray"]) -> str:
+    facts = [(name, f"{array.dtype} {array.shape}", array.data) for name, array in sorted(arrays.items())]
+    return digest(*(part for name, shape, data in facts for part in (name, shape, bytes(data))))
+
+
+def _damaged(path: Path, kind: str) -> InputError:
+    name = kind.removeprefix("fewtag-")
+    return InputError(f"{name} {path} cannot be read: it is no {name}, or damaged; name one that fewtag wrote")

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from fewtag.errors import InputError
-from fewtag.pictures.decode import decode
-from fewtag.pictures.files import Picture, squash, squash_bytes
+from fewtag.pictures.decode import decode, squash, squash_bytes
+from fewtag.pictures.files import Picture
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp", "gif", "bmp", "tiff"])
@@ -93,7 +93,7 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size_and_looks_the_same(mo
     whole = squash(decode(file.getvalue(), "a"), 100)
     sizes = []
     monkeypatch.setattr(
-        "fewtag.pictures.files.squash", lambda image, size: sizes.append(image.size) or squash(image, size)
+        "fewtag.pictures.decode.squash", lambda image, size: sizes.append(image.size) or squash(image, size)
     )
     fast = squash_bytes(file.getvalue(), "a", 100)
     assert sizes == [(decoded, decoded)]

@@ -9,7 +9,8 @@ from jaxtyping import Float16, UInt8
 
 from fewtag.apps.folders import decode_ahead
 from fewtag.errors import InputError
-from fewtag.pictures.files import Picture, squash_bytes, stack
+from fewtag.pictures.decode import squash_bytes, stack
+from fewtag.pictures.files import Picture
 from fewtag.research.features.store import Space, address
 from fewtag.tagger.encode import Places
 from fewtag.tagger.tagger import Tagger

@@ -1,17 +1,50 @@
-"""Encoded bytes to an upright RGB picture, or one clear sentence about why not."""
+"""Decoding: encoded bytes to an upright RGB picture and to a square of pixels, or one clear sentence about why not."""
 
 import io
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
-from PIL import ExifTags, Image
+from numpy.typing import NDArray
+from PIL import (
+    AvifImagePlugin,
+    BmpImagePlugin,
+    ExifTags,
+    GifImagePlugin,
+    Image,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
 
 from fewtag.errors import InputError
 
 MOST_PIXELS = 100_000_000
+LARGE_PIXELS = 24_000_000
+"""Larger pictures are decoded one at a time, so that memory does not grow with the number of threads."""
+PLUGINS = (
+    JpegImagePlugin.JpegImageFile,
+    PngImagePlugin.PngImageFile,
+    WebPImagePlugin.WebPImageFile,
+    GifImagePlugin.GifImageFile,
+    BmpImagePlugin.BmpImageFile,
+    TiffImagePlugin.TiffImageFile,
+    AvifImagePlugin.AvifImageFile,
+)
+FORMATS = tuple(str(plugin.format) for plugin in PLUGINS)
+"""All that Pillow may try. Its other plugins never see a file: that of EPS, for one, starts another program."""
+DRAFT = 4
+"""A JPEG may be decoded at a fraction of its size, down to so many times the square: finer detail is averaged away when
+it is squashed. At two or three times, tags near their threshold begin to change (`scripts/measure_draft.py`)."""
+
+Square = NDArray[np.uint8]
+"""3 × size × size; in memory a place's colours stay together."""
+Pixels = NDArray[np.uint8]
+"""images × 3 × size × size"""
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -22,16 +55,9 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-
+_HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 _QUIET = threading.Lock()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence Pillow's warnings; the filters are global until Python 3.14, hence the lock, held for headers only."""
-    with _QUIET, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def decode(data: bytes, name: str, *, at_least: int | None = None) -> Image.Image:
@@ -40,31 +66,66 @@ def decode(data: bytes, name: str, *, at_least: int | None = None) -> Image.Imag
     `at_least` allows a JPEG to come out smaller than it is, if neither side falls below so many pixels: the decoder
     then leaves out what the picture is to lose anyway.
     """
-    try:
-        with _quiet():
-            image = Image.open(io.BytesIO(data))
-    except Image.DecompressionBombError as error:
-        raise InputError(_too_large(name, "far more")) from error
-    except Exception as error:  # Pillow's plugins raise whatever a broken header makes them trip over
-        raise InputError(f"image {name} cannot be decoded: it is no image, or damaged; replace it") from error
+    image = _open(data, name)
     _check_size(image, name)
     if at_least is not None:
         image.draft(None, (at_least, at_least))
     return upright(image, name)
 
 
+def squash_bytes(data: bytes, name: str, size: int) -> Square:
+    """An encoded picture as a square of pixels; `name` is for messages."""
+    return squash(decode(data, name, at_least=DRAFT * size), size)
+
+
+def squash(image: Image.Image, size: int) -> Square:
+    """An RGB picture squashed to a square: a centre crop could cut a labelled object away."""
+    if image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.array(image).transpose(2, 0, 1)
+
+
+def stack(pictures: Sequence[Square]) -> Pixels:
+    """Squashed pictures as one batch, colours still together in memory."""
+    return np.stack([picture.transpose(1, 2, 0) for picture in pictures]).transpose(0, 3, 1, 2)
+
+
 def upright(image: Image.Image, name: str) -> Image.Image:
     """The picture as a person sees it: in RGB, its EXIF orientation applied and then forgotten."""
     _check_size(image, name)
     try:
-        image.load()
-        turn = _TURNS.get(_orientation(image))
-        rgb = _to_rgb(image)
-        shown = rgb if turn is None else rgb.transpose(turn)
+        with _ONE_AT_A_TIME if image.width * image.height > LARGE_PIXELS else nullcontext():
+            image.load()
+            turn = _TURNS.get(_orientation(image))
+            rgb = _to_rgb(image)
+            shown = rgb if turn is None else rgb.transpose(turn)
     except Exception as error:
         raise InputError(f"image {name} cannot be decoded: it is truncated or damaged; replace it") from error
     shown.info = {}  # Pillow hands EXIF on: whoever looks again would turn the picture twice
     return shown
+
+
+def _open(data: bytes, name: str) -> Image.Image:
+    """The header alone; pixels are decoded when they are needed."""
+    try:
+        with _quiet():
+            if data[4:8] == b"ftyp" and data[8:12] in _HEIF_BRANDS and b"avif" not in data[8:32]:
+                import pi_heif  # which turns the picture itself, and takes that out of the EXIF data that it hands on
+
+                return pi_heif.HeifImageFile(io.BytesIO(data))
+            return Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise InputError(_too_large(name, f"more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,}")) from error
+    except Exception as error:  # Pillow's plugins raise whatever a broken header makes them trip over
+        raise InputError(f"image {name} cannot be decoded: it is no image, or damaged; replace it") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence Pillow's warnings; the filters are global until Python 3.14, hence the lock, held for headers only."""
+    with _QUIET, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _check_size(image: Image.Image, name: str) -> None:
@@ -88,12 +149,25 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):
-        # 16-bit grey: Pillow's own conversion clips at 255 and leaves a white picture
-        grey = np.clip(np.asarray(image), 0, 65535) // 256
-        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    if image.mode.startswith(("I", "F")):
+        return _from_deep(np.asarray(image)).convert("RGB")
     if image.has_transparency_data:
         # what is under transparent pixels was never meant to be seen
         layer = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
     return image.convert("RGB")
+
+
+def _from_deep(grey: NDArray[Any]) -> Image.Image:
+    """Grey of more than eight bits, by the range that it uses: Pillow's own conversion clips at 255.
+
+    The white of 8, 10, 12, 14, 16 bits, or of a unit interval, is the smallest one that nothing exceeds.
+    """
+    values = np.nan_to_num(grey.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
+    values = values - min(0.0, float(values.min(initial=0.0)))
+    brightest = float(values.max(initial=0.0))
+    if np.issubdtype(grey.dtype, np.floating) and brightest <= 1:
+        white = 1.0
+    else:
+        white = next((2.0**bits - 1 for bits in (8, 10, 12, 14, 16) if brightest < 2.0**bits), max(brightest, 1.0))
+    return Image.fromarray((255 * values / white).round().astype(np.uint8))

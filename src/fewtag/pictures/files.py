@@ -1,21 +1,30 @@
-"""Pictures on disk: whole files, or stretches of a tar archive."""
+"""Pictures on disk: whole files or stretches of a tar archive, found in folders by their names."""
 
-from collections.abc import Sequence
+import os
+import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from jaxtyping import UInt8
 from PIL import Image
 
 from fewtag.errors import InputError
-from fewtag.pictures.decode import decode
+from fewtag.pictures.decode import Square, decode, squash_bytes
 
-IMAGE_ENDINGS = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif"})
-
-DRAFT = 4
-"""A JPEG may be decoded at a fraction of its size, down to so many times the square: finer detail is averaged away when
-it is squashed. At two or three times, tags near their threshold begin to change (`scripts/measure_draft.py`)."""
+IMAGE_ENDINGS = frozenset(
+    {".jpg", ".jpeg", ".jfif", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".heif"}
+    | {".hif", ".mpo"}
+)
+UNREADABLE_ENDINGS = frozenset(
+    {".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2", ".dng", ".orf", ".rw2", ".raf", ".pef", ".srw"}
+    | {".raw", ".rwl", ".3fr", ".iiq", ".x3f", ".jp2", ".j2k", ".jpx", ".jxl", ".psd", ".xcf", ".eps"}
+)
+"""Pictures by their name that are not read: they are listed as failures, never left out in silence."""
+OTHERS_FOLDERS = frozenset({"@eadir", "#recycle", "$recycle.bin", "__macosx"})
+"""Thumbnails and bins that storage devices and archives put beside a person's own pictures; in lower case."""
+MOST_BYTES = 1_000_000_000
+"""Of one encoded picture; 100 megapixels of 16 bits, not compressed, are fewer."""
+_MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\x00", b"MM\x00*")
 
 
 def is_image_name(name: str) -> bool:
@@ -43,12 +52,17 @@ class Picture:
     def read(self) -> bytes:
         """The encoded bytes; the file is opened for this call alone, so threads need no lock."""
         try:
+            # before it is opened: to open a pipe would wait for its writer
+            if not stat.S_ISREG(self.path.stat().st_mode):
+                raise InputError(f"cannot read image {self}: it is no regular file; leave it out")
             with self.path.open("rb") as file:
                 file.seek(self.offset)
-                data = file.read() if self.size is None else file.read(self.size)
+                data = file.read(MOST_BYTES + 1 if self.size is None else self.size)
         except OSError as error:
             reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
             raise InputError(f"cannot read image {self}: {reason}; check the path") from error
+        if len(data) > MOST_BYTES:
+            raise InputError(f"image {self} is too large: more than {MOST_BYTES // 10**6} MB; shrink it")
         if self.size is not None and len(data) < self.size:
             raise InputError(f"image {self} ends after {len(data)} of {self.size} bytes; copy {self.path} again")
         return data
@@ -57,23 +71,69 @@ class Picture:
         """The whole picture in RGB, upright; of an animation its first frame."""
         return decode(self.read(), str(self))
 
-    def pixels(self, size: int) -> UInt8[np.ndarray, "3 size size"]:
-        """The picture squashed to a square: a centre crop could cut a labelled object away."""
+    def pixels(self, size: int) -> Square:
+        """The picture squashed to a square."""
         return squash_bytes(self.read(), str(self), size)
 
 
-def squash_bytes(data: bytes, name: str, size: int) -> UInt8[np.ndarray, "3 size size"]:
-    """An encoded picture as a square of pixels; `name` is for messages."""
-    return squash(decode(data, name, at_least=DRAFT * size), size)
+@dataclass(frozen=True)
+class Found:
+    """A file of a folder that is a picture, or would be one if it could be read: then `problem` says why not."""
+
+    name: str
+    """From the folder, with slashes."""
+    path: Path
+    problem: str = ""
 
 
-def squash(image: Image.Image, size: int) -> UInt8[np.ndarray, "3 size size"]:
-    """An RGB picture as a square of pixels; in memory a place's colours stay together, as convolutions like it best."""
-    if image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return np.array(image).transpose(2, 0, 1)
+def walk(folder: Path) -> list[Found]:
+    """The pictures of a folder and its sub-folders, sorted by name; links are followed, but not round in circles."""
+    return sorted(_walk(folder, "", frozenset()), key=lambda found: found.name)
 
 
-def stack(pictures: Sequence[UInt8[np.ndarray, "3 size size"]]) -> UInt8[np.ndarray, "images 3 size size"]:
-    """Squashed pictures as one batch, colours still together in memory."""
-    return np.stack([picture.transpose(1, 2, 0) for picture in pictures]).transpose(0, 3, 1, 2)
+def _walk(folder: Path, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[Found]:
+    try:
+        status = folder.stat()
+        if (status.st_dev, status.st_ino) in above:
+            return
+        with os.scandir(folder) as listing:
+            entries = [entry for entry in listing if not entry.name.startswith(".")]
+    except OSError as error:
+        if not prefix:
+            raise InputError(f"cannot read the folder {folder}: {error.strerror}; check its permissions") from error
+        yield Found(prefix, folder, f"cannot read the folder: {error.strerror}; check its permissions")
+        return
+    # where the system numbers no files, a folder is known by its depth alone: the path ends somewhere
+    inside = above | {(status.st_dev, status.st_ino)} if status.st_ino else above
+    for entry in entries:
+        name, path = f"{prefix}{entry.name}", folder / entry.name
+        try:
+            if entry.is_dir():
+                if entry.name.lower() not in OTHERS_FOLDERS:
+                    yield from _walk(path, f"{name}/", inside)
+            elif (problem := _judge(entry)) is not None:
+                yield Found(name, path, problem)
+        except OSError as error:  # a link to itself
+            if is_image_name(entry.name):
+                yield Found(name, path, f"cannot read image {name}: {error.strerror}; mend the link")
+
+
+def _judge(entry: os.DirEntry[str]) -> str | None:
+    """None for what is no picture; else what is wrong with it, or nothing."""
+    ending = Path(entry.name).suffix.lower()
+    if ending in IMAGE_ENDINGS:
+        # a link to nowhere is a picture that fails; a pipe would block
+        return "" if entry.is_file() or entry.is_symlink() else f"image {entry.name} is no regular file; leave it out"
+    if ending in UNREADABLE_ENDINGS and entry.is_file():
+        return f"image {entry.name} is of a kind that is not read ({ending}); convert it to JPEG"
+    return "" if not ending and entry.is_file() and _looks_like_image(Path(entry.path)) else None
+
+
+def _looks_like_image(path: Path) -> bool:
+    """By its first bytes, where a name has no ending."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(12)
+    except OSError:
+        return False
+    return head.startswith(_MAGIC) or head[8:12] == b"WEBP" or head[4:8] == b"ftyp"

@@ -32,12 +32,13 @@ def prefetch(
 
 def usable_cores() -> int:
     """Those that this process may use, which on a shared machine are not all."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def lower_priority() -> None:
     """Lets the network's threads go first: they wait for one another, so one held up by reading holds up all."""
-    if sys.platform == "linux":  # where each thread has a priority of its own
+    if sys.platform == "linux" and hasattr(os, "setpriority"):  # where each thread has a priority of its own
         thread = threading.get_native_id()
         # from where it is: only root may take a priority back that was given up before, as Ray's workers do
         os.setpriority(os.PRIO_PROCESS, thread, min(os.getpriority(os.PRIO_PROCESS, thread) + 10, 19))

@@ -10,7 +10,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from fewtag.errors import InputError
-from fewtag.pictures.files import squash, stack
+from fewtag.pictures.decode import squash, stack
 from fewtag.pictures.prefetch import batches, prefetch
 from fewtag.research.features.backbone import Backbone
 from fewtag.research.features.spread import spread

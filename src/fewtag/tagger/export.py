@@ -12,7 +12,7 @@ from jaxtyping import Int, UInt8
 
 from fewtag.errors import InputError
 from fewtag.files import replacing
-from fewtag.pictures.files import stack
+from fewtag.pictures.decode import stack
 from fewtag.pictures.prefetch import batches
 from fewtag.tagger.encode import BATCH
 from fewtag.tagger.graph import INPUTS, Session, check_packages, graph_key, key_of, make_graph

@@ -14,8 +14,8 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from fewtag.errors import InputError
-from fewtag.pictures.decode import upright
-from fewtag.pictures.files import Picture, squash
+from fewtag.pictures.decode import squash, upright
+from fewtag.pictures.files import Picture
 
 ImageLike = str | os.PathLike[str] | Image.Image | np.ndarray
 

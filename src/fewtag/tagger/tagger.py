@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Float32, UInt8
 
 from fewtag.errors import InputError, nearest
-from fewtag.pictures.files import squash
+from fewtag.pictures.decode import squash
 from fewtag.tagger.bank import Bank, Definition
 from fewtag.tagger.bank_file import fingerprint, read_bank, read_header, write_bank
 from fewtag.tagger.encode import Places, encode_examples, encode_images, encode_pixels, same_length, to_maps

@@ -11,7 +11,8 @@ from fewtag.apps.bulk.locations import file_system, is_url, local_path, reason
 from fewtag.apps.bulk.rows import Row, read_rows
 from fewtag.apps.bulk.sources import Shard
 from fewtag.errors import InputError
-from fewtag.pictures.files import Picture, squash_bytes
+from fewtag.pictures.decode import squash_bytes
+from fewtag.pictures.files import Picture
 from fewtag.pictures.prefetch import batches, prefetch
 
 # a store far away answers late, not slowly

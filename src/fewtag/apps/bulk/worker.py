@@ -17,7 +17,7 @@ from fewtag.apps.bulk.reading import read_shard
 from fewtag.apps.bulk.sources import Shard
 from fewtag.apps.tables import Tagged, arrow_table, tagged
 from fewtag.errors import InputError
-from fewtag.pictures.files import stack
+from fewtag.pictures.decode import stack
 from fewtag.tagger.tagger import Tagger
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from fewtag.errors import InputError
-from fewtag.pictures.files import Picture, squash_bytes, stack
+from fewtag.pictures.decode import squash_bytes, stack
+from fewtag.pictures.files import Picture
 from fewtag.pictures.prefetch import prefetch
 from fewtag.research.features.store import Entry, Space, address
 
