@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from fewtag.research.data.split_files import load_content
 from timm.data import ImageNetInfo
 
-from fewtag.research.data.split_files import load_content
 from fewtag.words.spelling import split_label, variants
 from fewtag.words.vectors import WordVectors, load_words
 

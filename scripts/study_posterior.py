@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fewtag.research.data.split_files import load_content
 from measure_posterior import Base, Draws, Names, Pool, Strengths, fit, measure, sessions
 from torch import Tensor
 from tune_network import (
@@ -37,8 +38,6 @@ from tune_network import (
     soft_labels,
     tune,
 )
-
-from fewtag.research.data.split_files import load_content
 
 FOLDS = 4
 COORDINATES: dict[str, tuple[float, ...]] = {

@@ -32,14 +32,14 @@ import numpy as np
 import timm
 import torch
 import torch.nn.functional as F
+from fewtag.research.data.episodes import EpisodeSampler
+from fewtag.research.data.split_files import load_content
 from measure_posterior import Base, Draws, Names, Pool, Strengths, fit, measure, row
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fewtag.files import replacing, write_atomically
 from fewtag.pictures.decode import decode
-from fewtag.research.data.episodes import EpisodeSampler
-from fewtag.research.data.split_files import load_content
 
 MOST_PLACES = 8
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
