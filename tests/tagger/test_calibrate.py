@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from fewtag.tagger.calibrate import Calibration, best_threshold, calibration_error, fit_curve
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
-
-from fewtag.tagger.calibrate import Calibration, best_threshold, calibration_error, fit_curve
 
 
 def pairs(count: int = 4000, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
