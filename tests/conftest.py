@@ -10,12 +10,8 @@ from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors this small are slower on two
 
-# imported here, since jaxtyping's hook would compile again whatever a module of fewtag imports first
-import lightning_fabric  # noqa: F401
-import matplotlib.pyplot  # noqa: F401
 import numpy as np
 import pytest
-import timm  # noqa: F401
 from PIL import Image, ImageDraw
 
 from fewtag.cli import main as command_line

@@ -85,7 +85,9 @@ def tag(
     begin: Begin = lambda _task, _total: lambda _count: None,
 ) -> Summary:
     """Tags every picture into a table, or into a folder of Parquet parts where `out` ends like no table."""
-    joined = Path(out).suffix.lower() in WRITERS and local_path(out) is not None
+    here = local_path(out)
+    out = out if here is None else str(here)
+    joined = here is not None and here.suffix.lower() in WRITERS
     content, labels = _read_bank(bank)
     if joined:
         check_table(Path(out))
@@ -93,7 +95,7 @@ def tag(
     else:
         _check_folder(out)
     source = open_source(sources)
-    with locked(Path(out), seconds=0.5) if joined else nullcontext():
+    with nullcontext() if here is None else locked(here, seconds=0.5):
         if joined and not force:
             _refuse_other_table(Path(out))
         parts = Parts(f"{absolute(out)}.parts", "jsonl") if joined else Parts(absolute(out), "parquet")
