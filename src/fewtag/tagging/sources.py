@@ -290,7 +290,7 @@ def _open_tables(tables: dict[str, Any]) -> Source:
 def _stamp(path: Path) -> tuple[int, int] | None:
     try:
         stat = path.stat()
-    except OSError:
+    except (OSError, ValueError):
         return None
     return stat.st_size, stat.st_mtime_ns
 
