@@ -126,7 +126,7 @@ def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Iterator[t
     waiting = iter(items)
     with opened_cache(tagger, options.cache) as space:
         for rows in tag_stream(tagger.model, scorer, items, batch=options.batch, space=space):
-            yield from zip(waiting, rows, strict=False)
+            yield from ((next(waiting), row) for row in rows)
 
 
 @dataclass(frozen=True)
