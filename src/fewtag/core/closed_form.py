@@ -6,6 +6,7 @@ and the word itself is mixed in, the less the more examples there are: words as 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +71,7 @@ class WordMap:
         return unit(unit(words - self.mean) @ self.matrix)
 
 
-def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def unit(vectors: NDArray[Any]) -> NDArray[Any]:
     """Of length one along the last axis; zero stays zero."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 

@@ -61,6 +61,10 @@ class Picture:
         except OSError as error:
             reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
             raise InputError(f"cannot read image {self}: {reason}; check the path") from error
+        except ValueError as error:  # a null character, or what is no text
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"cannot read image {self}: no file can be called so; check the path") from error
         if len(data) > MOST_BYTES:
             raise InputError(f"image {self} is too large: more than {MOST_BYTES // 10**6} MB; shrink it")
         if self.size is not None and len(data) < self.size:
