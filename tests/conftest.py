@@ -18,7 +18,7 @@ import pytest
 import timm  # noqa: F401
 from PIL import Image, ImageDraw
 
-from fewtag.apps import cli as command_line
+from fewtag.cli import main as command_line
 
 LABELS = {
     "circle": "red",
