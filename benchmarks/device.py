@@ -8,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from fewtag.tagger.encode import to_maps
 
 from fewtag.files import write_atomically
 from fewtag.research.bench.results import commit
 from fewtag.research.features.backbone import Backbone, create_backbone
-from fewtag.research.features.extract import precision_of, start
-from fewtag.research.features.folding import folded
-from fewtag.tagger.encode import to_maps
+from fewtag.research.features.inference import fuse_batch_norms, precision_of, start
 from research import training_images_a_second
 
 BATCH = 256
@@ -42,7 +41,7 @@ def extraction_images_a_second() -> dict[str, float]:
 
 def tagger_images_a_second() -> float:
     """The tagger's own network in full precision, decoded pictures to maps, `--batch 256`."""
-    backbone = folded(create_backbone(weights="random")).cuda()
+    backbone = fuse_batch_norms(create_backbone(weights="random")).cuda()
     batch = np.zeros((BATCH, 3, backbone.size, backbone.size), np.uint8)
 
     def forward() -> None:

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import torch
+from fewtag.apps.folders import find_pictures
 from tagging import BATCH, bare_seconds, folder_seconds, make_bank, write_jpegs
 
-from fewtag.apps.folders import find_pictures
 from fewtag.pictures.decode import stack
 from fewtag.pictures.files import Picture
 from fewtag.research.features.backbone import create_backbone
@@ -94,6 +94,7 @@ def beside_ray(folder: Path, bank: Path, pictures: list[Picture]) -> dict[str, f
     """Two workers beside the local engine, in turns, once they are up."""
     from fewtag.apps.bulk.manifest import Options
     from fewtag.apps.bulk.run import tag_archive
+
     from fewtag.cli.terminal import Bars
 
     source, local, ray, startup = copy(pictures[:RAY], folder / "ray"), [], [], []

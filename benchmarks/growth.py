@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fewtag import Tagger
 from fewtag.files import write_atomically
-from fewtag.research.bench.plots import FAINT, INK, OURS
+from fewtag.research.bench.report.figures import FAINT, INK, OURS
 from fewtag.tagger.bank import Bank, Definition, Example
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from torch import nn
 
 from fewtag.cache import Cache, content_digest
 from fewtag.research.bench.evaluate import Pool, evaluate
-from fewtag.research.bench.learner import Learner, Phase
 from fewtag.research.bench.recipe import Training
-from fewtag.research.data.episodes import EpisodeSampler
+from fewtag.research.bench.train import Learner, Phase
+from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.backbone import Backbone, create_backbone
 from fewtag.research.features.rows import CachedRows, Extractor, MemoryRows
-from fewtag.research.methods import METHODS, Base, BaseLabels, EndToEnd, Method, Solved, Staged, create_method
+from fewtag.research.methods import METHODS, Base, EndToEnd, Method, create_method
 
 SHAPE = (2048, 7, 7)  # ResNet-50 at 224 px
 WORDS = 300
@@ -52,10 +52,7 @@ def make_method(name: str) -> Method:
     """Ready to meet labels: solved on, or told of, as many base labels and pictures as the COCO split has."""
     method = create_method(name, channels=SHAPE[0], dimensions=WORDS).eval()
     targets, words = torch.from_numpy(random_targets(2000, 52)), torch.randn(52, WORDS)
-    if isinstance(method, Solved):
-        method.fit(Base(labels(52), words, torch.rand(2000, SHAPE[0]), targets))
-    if isinstance(method, Staged):
-        method.prepare(BaseLabels(labels(52), words, targets))
+    method.prepare(Base(labels(52), words, targets, torch.rand(2000, SHAPE[0])))
     return method
 
 

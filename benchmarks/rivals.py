@@ -11,9 +11,9 @@ from jaxtyping import Float
 from tagging import side_by_side
 from torch import Tensor
 
-from fewtag.research.bench.evaluate import EncodedRows, Pool, evaluate, score_batches, score_draws
+from fewtag.research.bench.evaluate import Pool, evaluate, score_draws
 from fewtag.research.bench.metrics import episode_metrics
-from fewtag.research.data.episodes import Draw, EpisodeSampler
+from fewtag.research.data.sampling import Draw, EpisodeSampler
 from fewtag.research.features.rows import MemoryRows
 from fewtag.research.methods.base import pool
 from fewtag.research.methods.closed_form import ClosedForm
@@ -136,9 +136,7 @@ def seconds_of(work: Callable[[], object]) -> Callable[[], float]:
 
 def protonet_scores(method: ProtoNet, setting: Setting) -> list[Logits]:
     """Ours, from pooled features, as a benchmark of ours has them."""
-    features = setting.features[:, :, None, None]
-    batches = score_batches(method, setting.pooled, EncodedRows(features, range(len(features))), setting.draws)
-    return [logits for batch, _ in batches for logits in batch]
+    return [logits for logits, _ in score_draws(method, setting.pooled, setting.draws)]
 
 
 def easyfsl_scores(setting: Setting) -> list[Logits]:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from fewtag.apps.folder_tags import tag_folder
 from PIL import Image
 
 from fewtag import Tagger
-from fewtag.apps.folder_tags import tag_folder
 from fewtag.cli.terminal import Bars
 from fewtag.pictures.decode import stack
 from fewtag.research.features.backbone import Backbone, create_backbone

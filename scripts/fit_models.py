@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from closed_form_search import GRID, Held, Strengths, build, cross_fit, score_episodes, search
+from fewtag.tagger.calibrate import Calibration, best_threshold, calibration_error, fit_curve
 
 from fewtag.files import write_atomically
-from fewtag.research.bench.materials import Materials
+from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import global_features
 from fewtag.research.bench.recipe import Recipe
 from fewtag.research.bench.results import commit
-from fewtag.research.bench.search import GRID, Held, Strengths, build, cross_fit, score_episodes, search
-from fewtag.research.data.episodes import EpisodeSampler
 from fewtag.research.data.images import LabelledImages
+from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.rows import MemoryRows, Rows, feature_rows
 from fewtag.research.methods.base import Base
-from fewtag.tagger.calibrate import Calibration, best_threshold, calibration_error, fit_curve
 from fewtag.tagger.model import save_model
 
 MODELS = Path(__file__).parents[1] / "src" / "fewtag" / "models"
@@ -53,36 +53,36 @@ class Bench:
     """The packs' features and words."""
 
     def __init__(self, data: Path, cache: Path) -> None:
-        self.materials = Materials(Recipe.model_validate(RECIPE), data, data)
-        self.backbone, _ = self.materials.build()
+        self.experiment = Experiment(Recipe.model_validate(RECIPE), data, data)
+        self.backbone, _ = self.experiment.build()
         self.cache = cache
 
     def rows(self, phase: str) -> Rows:
         print(f"reading the {phase} pictures", flush=True)
-        return feature_rows(self.materials.phase(phase), self.backbone, self.cache)
+        return feature_rows(self.experiment.phase(phase), self.backbone, self.cache)
 
     def base(self) -> tuple[Base, Rows]:
-        images, rows = self.materials.phase("train"), self.rows("train")
-        words, targets = self.materials.words(images.labels), torch.from_numpy(images.targets)
-        return Base(images.labels, words, global_features(rows), targets), rows
+        images, rows = self.experiment.phase("train"), self.rows("train")
+        words, targets = self.experiment.words(images.labels), torch.from_numpy(images.targets)
+        return Base(images.labels, words, targets, global_features(rows)), rows
 
     def held(self, phase: str, episodes: int, shots: tuple[int, ...]) -> Held:
-        images, rows = self.materials.phase(phase), self.rows(phase)
+        images, rows = self.experiment.phase(phase), self.rows(phase)
         draws = {}
         for number in shots:
             sampler = EpisodeSampler(images.targets, images.labels, shots=number, queries=4, seed=1)
             draws[number] = [sampler.draw(index) for index in range(episodes)]
-        words, targets = self.materials.words(images.labels), torch.from_numpy(images.targets)
+        words, targets = self.experiment.words(images.labels), torch.from_numpy(images.targets)
         return Held(images.labels, words, MemoryRows(rows.take(range(len(rows)))), targets, draws)
 
     def everything(self) -> Base:
         """All 80 labels, on all packs' pictures."""
-        phases = {name: self.materials.phase(name) for name in ("train", "val", "test", "mixed")}
+        phases = {name: self.experiment.phase(name) for name in ("train", "val", "test", "mixed")}
         features = torch.cat([global_features(self.rows(name)) for name in phases])
-        whole: LabelledImages = self.materials.pictures()
+        whole: LabelledImages = self.experiment.pictures()
         shown = whole.select(whole.rows([image for images in phases.values() for image in images.ids]))
-        words = self.materials.words(shown.labels)
-        return Base(shown.labels, words, features, torch.from_numpy(shown.targets))
+        words = self.experiment.words(shown.labels)
+        return Base(shown.labels, words, torch.from_numpy(shown.targets), features)
 
 
 def calibrate(base: Base, rows: Rows, strengths: Strengths) -> Calibration:
@@ -166,7 +166,7 @@ def main() -> None:
             build(fitted_on, strengths),
             fitted_on,
             calibration,
-            base_words=[bench.materials.split.words(label) for label in fitted_on.labels],
+            base_words=[bench.experiment.split.words(label) for label in fitted_on.labels],
             origin=f"{len(fitted_on.features)} COCO pictures of {len(fitted_on.labels)} labels, commit {commit()}",
             **facts,
         )

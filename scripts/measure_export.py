@@ -18,20 +18,20 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from fewtag.tagger.graph import Session, make_graph
+from fewtag.tagger.int8 import pack_weights, quantise_products, silent, to_int8
 from fit_models import RECIPE
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from fewtag import Tagger
 from fewtag.files import write_atomically
 from fewtag.pictures.decode import stack
-from fewtag.research.bench.materials import Materials
+from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.metrics import episode_metrics, mean_and_interval
 from fewtag.research.bench.recipe import Recipe
 from fewtag.research.bench.results import commit
-from fewtag.research.data.episodes import Draw, EpisodeSampler
+from fewtag.research.data.sampling import Draw, EpisodeSampler
 from fewtag.tagger.bank import Example
-from fewtag.tagger.graph import Session, make_graph
-from fewtag.tagger.int8 import pack_weights, quantise_products, silent, to_int8
 
 BATCH = 16
 SHOTS = (1, 5)
@@ -70,10 +70,10 @@ SETTINGS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def draw_episodes(materials: Materials, tagger: Tagger, phase: str, episodes: int) -> list[Episode]:
+def draw_episodes(experiment: Experiment, tagger: Tagger, phase: str, episodes: int) -> list[Episode]:
     """With prototypes as a bank would have learnt them."""
-    images, model = materials.phase(phase), tagger.model
-    words = torch.from_numpy(model.words.vectors([materials.split.words(label) for label in images.labels]))
+    images, model = experiment.phase(phase), tagger.model
+    words = torch.from_numpy(model.words.vectors([experiment.split.words(label) for label in images.labels]))
     targets, found = torch.from_numpy(images.targets), []
 
     @cache
@@ -92,10 +92,10 @@ def draw_episodes(materials: Materials, tagger: Tagger, phase: str, episodes: in
 
 
 def measure(
-    materials: Materials, tagger: Tagger, phase: str, episodes: int, graphs: dict[str, bytes]
+    experiment: Experiment, tagger: Tagger, phase: str, episodes: int, graphs: dict[str, bytes]
 ) -> dict[str, Any]:
     """Every setting's AP, and its cost against fp32 on the same episodes."""
-    images, drawn, model = materials.phase(phase), draw_episodes(materials, tagger, phase, episodes), tagger.model
+    images, drawn, model = experiment.phase(phase), draw_episodes(experiment, tagger, phase, episodes), tagger.model
     prototypes = torch.cat([found for _, _, found in drawn]).numpy()
     counts = torch.cat([torch.full((len(found),), shots) for shots, _, found in drawn])
     slopes, offsets = (curve.numpy() for curve in model.calibration.curves(counts))
@@ -161,9 +161,9 @@ def main() -> None:
     parser.add_argument("--phases", nargs="+", default=["val", "test"])
     parser.add_argument("--out", type=Path, default=Path("results/export.json"))
     arguments = parser.parse_args()
-    materials = Materials(Recipe.model_validate(RECIPE), arguments.data, arguments.data)
+    experiment = Experiment(Recipe.model_validate(RECIPE), arguments.data, arguments.data)
     tagger = Tagger("coco52")
-    for label in materials.phase("test").labels:
+    for label in experiment.phase("test").labels:
         tagger.define(label)
     graph = make_graph(tagger.model)
     graphs = {name: made(graph) for name, made in SETTINGS.items()}
@@ -177,7 +177,7 @@ def main() -> None:
         for name, content in graphs.items()
     }
     for phase in arguments.phases:
-        for name, summary in measure(materials, tagger, phase, arguments.episodes, graphs).items():
+        for name, summary in measure(experiment, tagger, phase, arguments.episodes, graphs).items():
             found[name] |= {f"{phase}, {fact}": value for fact, value in summary.items()}
     facts = {
         "command": f"OMP_NUM_THREADS=1 python scripts/measure_export.py --data data --episodes {arguments.episodes}",

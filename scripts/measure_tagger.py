@@ -8,14 +8,14 @@ import json
 from pathlib import Path
 
 import torch
+from fewtag.tagger.calibrate import calibration_error
 from fit_models import Bench
 
 from fewtag.files import write_atomically
 from fewtag.research.bench.metrics import episode_metrics, mean_and_interval
 from fewtag.research.bench.results import commit
-from fewtag.research.data.episodes import EpisodeSampler
+from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.tagger.bank import Example
-from fewtag.tagger.calibrate import calibration_error
 from fewtag.tagger.model import load_model
 
 
@@ -29,9 +29,9 @@ def f1(tagged: torch.Tensor, shown: torch.Tensor) -> tuple[float, float]:
 @torch.inference_mode()
 def measure(bench: Bench, phase: str, shots: int, episodes: int) -> dict[str, float]:
     model = load_model("coco52")
-    images, rows = bench.materials.phase(phase), bench.rows(phase)
+    images, rows = bench.experiment.phase(phase), bench.rows(phase)
     targets = torch.from_numpy(images.targets)
-    words = torch.from_numpy(model.words.vectors([bench.materials.split.words(label) for label in images.labels]))
+    words = torch.from_numpy(model.words.vectors([bench.experiment.split.words(label) for label in images.labels]))
     sampler = EpisodeSampler(images.targets, images.labels, shots=shots, queries=4, seed=0)
     metrics, all_probabilities, all_shown = [], [], []
     for index in range(episodes):

@@ -36,7 +36,7 @@ def test_a_naive_loop_has_protonets_scores(setting: Setting) -> None:
 def test_scikit_learn_has_our_logistic_regressions_scores_once_it_is_as_exact(setting: Setting) -> None:
     method = LogisticRegression(2048, 300)
     theirs = torch.stack(scikit_learn_scores(setting, method, tolerance=1e-10))
-    ours = torch.cat([logits for logits, _ in score_draws(method, setting.pooled, setting.draws)])
+    ours = torch.stack([logits for logits, _ in score_draws(method, setting.pooled, setting.draws)])
     torch.testing.assert_close(ours.double(), theirs, atol=0.01, rtol=0.01)
 
 

@@ -8,10 +8,6 @@ class InputError(ValueError):
     """Bad input, in one sentence: what was wrong, what was found, what to do. The command line exits with 2."""
 
 
-class LonelyError(InputError):
-    """Met by one of several processes, while the others wait for it."""
-
-
 def nearest(name: str, known: Iterable[str], most: int = 3) -> str:
     """The known names closest to a misspelt one, ready to end a sentence with.
 

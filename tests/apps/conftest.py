@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fewtag.tagger.calibrate import Calibration
 from safetensors.torch import save_file
 
 from fewtag.research.data.readers import read_table
 from fewtag.research.features.backbone import create_backbone
 from fewtag.research.methods.base import Base, pool
 from fewtag.research.methods.closed_form import ClosedForm
-from fewtag.tagger.calibrate import Calibration
 from fewtag.tagger.model import save_model
 from fewtag.words.vectors import load_words
 

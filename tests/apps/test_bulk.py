@@ -17,10 +17,10 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-
 from fewtag.apps.bulk.cluster import connect
 from fewtag.apps.bulk.manifest import Options
 from fewtag.apps.bulk.run import Summary, tag_archive
+
 from fewtag.errors import InputError
 
 Cli = Callable[..., Any]

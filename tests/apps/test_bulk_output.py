@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-
 from fewtag.apps.bulk.cluster import Share, check_address, share
 from fewtag.apps.bulk.output import MANIFEST, Counts, Output
 from fewtag.apps.bulk.sources import Shard
 from fewtag.apps.tables import Tagged, arrow_table
+
 from fewtag.errors import InputError
 
 SHARDS = [Shard(number, f"digest {number}", 2) for number in range(3)]

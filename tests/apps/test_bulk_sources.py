@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from PIL import Image
-
 from fewtag.apps.bulk.manifest import Options, check_same, describe
 from fewtag.apps.bulk.reading import read_shard
 from fewtag.apps.bulk.rows import read_rows
 from fewtag.apps.bulk.sources import Shard, Source, open_source
 from fewtag.apps.folders import find_pictures
+from PIL import Image
+
 from fewtag.errors import InputError
 
 

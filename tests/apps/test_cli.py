@@ -24,7 +24,8 @@ SHORT = ("--set", "training.episodes=20", "--set", "evaluation.episodes=2")
 def trained(cli: Cli, shapes: Path) -> Path:
     """The folder of a trained run."""
     assert cli("train", shapes / "recipe.toml", "--only", "attention", *SHORT).code == 0
-    return Path("runs/recipe/attention").absolute()
+    (folder,) = Path("runs").iterdir()
+    return folder.absolute()
 
 
 def test_draws_train_bench_report_explain(cli: Cli, shapes: Path) -> None:
@@ -42,11 +43,8 @@ def test_draws_train_bench_report_explain(cli: Cli, shapes: Path) -> None:
     assert re.search(r"\| protonet \| \S+, \S+ \| none \|", page)
     assert re.search(r"\| attention \| \S+, \S+ \| frozen backbone, best on validation", page)
     assert "fewtag bench" in page
-    picture = shapes / "images" / "heart0.png"
-    assert (
-        cli("explain", "runs/recipe/attention", picture, "--label", "heart", "--out", "heat.png", "--data", shapes).code
-        == 0
-    )
+    run, picture = Path(summary["checkpoint"]).parent, shapes / "images" / "heart0.png"
+    assert cli("explain", run, picture, "--label", "heart", "--out", "heat.png", "--data", shapes).code == 0
     assert not list(Path().glob("**/*.part"))
 
 
@@ -93,9 +91,27 @@ def test_explain_refuses_a_run_that_is_absent_or_has_no_attention(cli: Cli, shap
     assert "there is no bank or trained run runs/nowhere; make one with fewtag learn" in said.err
     tuned = ("--set", "backbone.frozen=false", "--set", "training={episodes=2, queries=2, validation_episodes=2}")
     assert cli("train", shapes / "recipe.toml", "--only", "protonet", *tuned).code == 0
-    said = cli("explain", "runs/recipe/protonet", *explain)
+    (run,) = Path("runs").iterdir()
+    said = cli("explain", run, *explain)
     assert (said.code, said.err.count("\n")) == (2, 1)
-    assert "the method 'protonet' of runs/recipe/protonet has no attention to show" in said.err
+    assert f"the method 'protonet' of {run} has no attention to show" in said.err
+
+
+@pytest.mark.parametrize("gone", ["words.txt", "split.json"])
+def test_explain_says_data_where_a_file_of_the_recipe_is_not_found(
+    cli: Cli, shapes: Path, trained: Path, gone: str
+) -> None:
+    explain = ("explain", trained, shapes / "images" / "heart0.png", "--label", "heart", "--out", "heat.png")
+    for name in {"words.txt", "split.json"} - {gone}:
+        shutil.copy(shapes / name, name)  # what the recipe names is looked for here
+    said = cli(*explain)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert gone in said.err
+    assert said.err.endswith("of the run's recipe, or of its data, name the folder with --data\n")
+    (shapes / gone).rename(shapes / "elsewhere")
+    assert "with --data" not in cli(*explain, "--data", shapes).err
+    (shapes / "elsewhere").rename(gone)
+    assert cli(*explain).code == 0, "here it is found without --data"
 
 
 def test_train_refuses_a_recipe_that_trains_nothing(cli: Cli, shapes: Path) -> None:
@@ -120,13 +136,6 @@ def test_the_version(cli: Cli) -> None:
 def test_every_command_explains_itself(cli: Cli, command: str) -> None:
     assert f"fewtag {command} [OPTIONS]" in cli(command, "--help").out
     assert command in cli("--help").out
-
-
-def test_of_several_processes_the_first_one_speaks(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "there is no recipe gone.toml" in cli("bench", "gone.toml").err
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")  # as torchrun says to those that it starts
-    monkeypatch.setenv("RANK", "1")
-    assert cli("bench", "gone.toml") == (2, "", "")
 
 
 def test_what_typer_refuses_ends_with_2(cli: Cli) -> None:

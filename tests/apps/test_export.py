@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from fewtag.tagger.graph import KEY, Session, make_graph
 from PIL import Image
 
 from fewtag import Tagger
 from fewtag.tagger import export as exporting
-from fewtag.tagger.graph import KEY, Session, make_graph
 from fewtag.tagger.model import load_model
 
 Cli = Callable[..., Any]

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from fewtag.apps.journal import Journal
 from fewtag.apps.tables import Tagged
+
 from fewtag.errors import InputError
 from fewtag.tagger.tagger import Tagger
 

@@ -6,10 +6,9 @@ import tempfile
 from pathlib import Path
 
 import pyarrow.parquet
+from fewtag.apps.tables import Tagged, write_failures, write_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from fewtag.apps.tables import Tagged, write_failures, write_table
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 labels = st.lists(texts.map(lambda text: text.replace(";", ",")), min_size=1, max_size=3, unique=True)

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from fewtag.tagger.calibrate import Calibration
 from PIL import Image, ImageDraw
 
 from fewtag import Tagger
 from fewtag.research.features.backbone import create_backbone
 from fewtag.research.methods.base import Base
 from fewtag.research.methods.closed_form import ClosedForm
-from fewtag.tagger.calibrate import Calibration
 from fewtag.tagger.model import Model
 from fewtag.words.vectors import WordVectors
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fewtag.tagger.graph import Session, graph_key, key_of, make_graph
+from fewtag.tagger.int8 import to_int8
 
 from fewtag import Tagger
 from fewtag.errors import InputError
 from fewtag.research.features.backbone import create_backbone
 from fewtag.research.methods.closed_form import ClosedForm
 from fewtag.tagger.export import AGREEMENT, differences, export, label_table, picture_pixels, random_pixels
-from fewtag.tagger.graph import Session, graph_key, key_of, make_graph
-from fewtag.tagger.int8 import to_int8
 from fewtag.tagger.model import Model
 
 ALBUM = Path(__file__).parents[2] / "examples" / "album"

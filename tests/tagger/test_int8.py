@@ -6,10 +6,9 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
-
 from fewtag.tagger.graph import KEY, key_of
 from fewtag.tagger.int8 import pack_weights, quantise, to_int8
+from onnx import helper, numpy_helper
 
 SHAPES = {"kernel": (40, 3, 3, 3), "few": (4, 40, 1, 1), "turned": (50, 256), "straight": (50, 60)}
 

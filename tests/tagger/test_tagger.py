@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fewtag.tagger.encode import BATCH, encode_images, to_maps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -21,7 +22,6 @@ from fewtag.errors import InputError
 from fewtag.pictures.files import Picture
 from fewtag.research.methods.base import Support
 from fewtag.research.methods.closed_form import ClosedForm
-from fewtag.tagger.encode import BATCH, encode_images, to_maps
 from fewtag.tagger.model import Model
 
 Draw = Callable[..., Image.Image]

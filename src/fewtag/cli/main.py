@@ -12,8 +12,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import typer
 
 import fewtag
-from fewtag.apps import cache, research
-from fewtag.cli import banks, export, pictures
+from fewtag.cli import banks, cache, export, pictures, research
 from fewtag.errors import InputError
 
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
@@ -61,8 +60,17 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        print(f"fewtag: {error}", file=sys.stderr)
+        _say(f"fewtag: {error}")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        print("fewtag: stopped; run the same command again, and it goes on from here", file=sys.stderr)
+        _say("fewtag: stopped; run the same command again, and it goes on from here")
         raise SystemExit(INTERRUPTED) from None
+
+
+def _say(sentence: str) -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # one of several processes that torchrun started
+        from fewtag.research.bench.distributed import print_once
+
+        print_once(sentence)
+    else:
+        print(sentence, file=sys.stderr)

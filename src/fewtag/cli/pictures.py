@@ -1,6 +1,5 @@
 """Commands that look at pictures with a bank: tag, check, explain."""
 
-import io
 import itertools
 import json
 import sys
@@ -10,14 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtag.apps.cache import Cache, cache_folder
+from fewtag.cli.cache import Cache, cache_folder
 from fewtag.cli.options import AsJson, Bank, DataFolder, Device, SkipBad, plural
 from fewtag.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from PIL import Image
-
-    from fewtag.tagger.explain import Heat
     from fewtag.tagging.run import Advance, Cluster, Options
 
 ENGINES = ("local", "ray")
@@ -228,27 +224,17 @@ def explain(
     if out.suffix.lower() not in {".png", ".jpg", ".jpeg", ".webp"}:
         raise InputError(f"--out {out} ends in none of .png, .jpg and .webp; name it heat.png, for example")
     if model.is_dir():
-        from fewtag.apps.heat import explain_run
+        from fewtag.cli.heat import explain_run
 
         explain_run(model, image, labels, out, data)
         typer.echo(out)
         return
     from fewtag.cli.banks import open_bank
     from fewtag.pictures.files import Picture
+    from fewtag.tagger.explain import save_heat
 
     tagger, picture = open_bank(model), Picture(image).open()
     heats, chances = tagger.explain_all(picture, labels)
     save_heat(out, picture, heats, chances)
     said = ", ".join(f"{label} {chance:.0%}" for label, chance in chances.items())
     typer.echo(f"{out}: {said}")
-
-
-def save_heat(out: Path, picture: "Image.Image", heats: "dict[str, Heat]", chances: dict[str, float]) -> None:
-    """The picture first, then each label's heat beside its probability."""
-    from fewtag.files import write_atomically
-    from fewtag.tagger.explain import grid
-
-    content = io.BytesIO()
-    ending = {".png": "PNG", ".webp": "WEBP"}.get(out.suffix.lower(), "JPEG")
-    grid(picture, heats, chances).save(content, format=ending)
-    write_atomically(out, content.getvalue())

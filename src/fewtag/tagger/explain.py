@@ -1,7 +1,9 @@
 """Heat-maps: where in a picture a label is seen, on one scale for all labels."""
 
+import io
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fewtag.core.calibration import sigmoid
 from fewtag.core.closed_form import relevance
+from fewtag.files import write_atomically
 
 Heat = NDArray[np.float32]
 """height × width, from 0 to 1"""
@@ -24,7 +27,12 @@ def heat_map(
     likeness = relevance(places, prototype) / max(length, 1e-12)
     side = math.isqrt(len(places))
     chances = sigmoid(slope * likeness + offset).reshape(side, side).astype(np.float32)
-    stretched = Image.fromarray(chances).resize(size, Image.Resampling.BICUBIC)
+    return stretch(chances, size)
+
+
+def stretch(values: NDArray[np.float32], size: tuple[int, int]) -> Heat:
+    """A small map, rows × columns from 0 to 1, as large as a picture of (width, height)."""
+    stretched = Image.fromarray(values.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
     return np.clip(np.asarray(stretched), 0, 1)
 
 
@@ -40,13 +48,23 @@ def overlay(picture: Image.Image, heat: Heat) -> Image.Image:
     return Image.fromarray((255 * mixed).round().astype(np.uint8))
 
 
+def save_heat(
+    out: Path, picture: Image.Image, heats: Mapping[str, Heat], chances: Mapping[str, float] | None = None
+) -> None:
+    """The picture first, then each label's heat beside its probability; the file's ending gives its format."""
+    content = io.BytesIO()
+    grid(picture, heats, chances or {}).save(content, {".png": "PNG", ".webp": "WEBP"}.get(out.suffix.lower(), "JPEG"))
+    write_atomically(out, content.getvalue())
+
+
 def grid(
     picture: Image.Image, heats: Mapping[str, Heat], chances: Mapping[str, float], height: int = 320
 ) -> Image.Image:
     """The picture and its heat-map for each label, side by side, each under its name and probability."""
     width = max(1, round(height * picture.width / picture.height))
     panels = {"picture": picture}
-    panels |= {f"{label}  {chances[label]:.0%}": overlay(picture, heat) for label, heat in heats.items()}
+    for label, heat in heats.items():
+        panels[f"{label}  {chances[label]:.0%}" if label in chances else label] = overlay(picture, heat)
     gap, caption = 8, 28
     sheet = Image.new("RGB", (len(panels) * (width + gap) - gap, height + caption), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=18)

@@ -90,9 +90,19 @@ def test_shots_are_curves_of_one_method_and_backbone(write_run: WriteRun, draw: 
     write_run("shots/knn-2-shots", [0.4, 0.4], method="knn", shots=2)
     write_run("beyond/am3", [0.3, 0.3], backbone="lite2")
     write_run("shots/am3-5-shots", [0.4, 0.4], shots=5, method="am3")
+    write_run("beyond/word-only", [0.3, 0.3], phase="mixed", method="word-only")
+    write_run("shots/word-only-5-shots", [0.4, 0.4], shots=5, method="word-only")
     title, _, curves = draw()["coco-shots.png"]
     assert title == "COCO, more examples a label"
     assert curves == {"knn": [Point(1, 30.0, 0.0), Point(2, 40.0, 0.0), Point(5, 50.0, 0.0)]}
+
+
+def test_other_pictures_of_the_papers_labels_go_by_their_own_name(
+    write_run: WriteRun, draw: Callable[[], Drawn]
+) -> None:
+    write_run("coco-original/protonet", [0.4, 0.6], data="coco-original")
+    write_run("coco-original/knn", [0.4, 0.6], data="coco-original")
+    assert draw()["coco-original.png"][0] == "coco-original, one example a label"
 
 
 def test_a_single_episode_has_a_mark_without_an_interval(write_run: WriteRun, draw: Callable[[], Drawn]) -> None:

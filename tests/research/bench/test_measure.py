@@ -13,6 +13,9 @@ from fewtag.cache import Cache
 from fewtag.research.bench import measure as module
 from fewtag.research.bench.metrics import METRICS
 from fewtag.research.bench.results import read_rows
+from fewtag.research.bench.train import prepare
+from fewtag.research.methods import METHODS
+from fewtag.research.methods.protonet import ProtoNet
 
 Cli = Callable[..., Any]
 ROW = {"method", "data", "split", "backbone", "words", "shots", "episode", "seed", "recipe_digest", "command", "commit"}
@@ -105,6 +108,63 @@ def test_draws_from_a_file_give_the_same_rows_whatever_the_seed(bench, cli: Cli,
     (shapes / "draws" / "shapes-test.json").rename(shapes / "draws" / "other.json")
     assert cli("draws", shapes / "recipe.toml", "--out", shapes / "draws", "--set", "seed=9").code == 0
     assert bench(*saved, "--force").out != by_seed.out
+
+
+def test_draws_are_made_for_all_runs_and_a_name_that_two_claim_is_refused(cli: Cli, shapes: Path) -> None:
+    runs = '[[runs]]\nname = "protonet-{shots}"\nmethod.name = "protonet"\ngrid.evaluation.shots = [1, 3]\n'
+    common, _, _ = (shapes / "recipe.toml").read_text().partition("[[runs]]")
+    (shapes / "grid.toml").write_text(common + runs)
+    drawn = cli("draws", shapes / "grid.toml", "--out", shapes / "draws").out.split()
+    assert drawn == [str(shapes / "draws" / name) for name in ("shapes-test.json", "shapes-test-3-shots.json")]
+    other = '[[runs]]\nname = "other"\nmethod.name = "protonet"\nseed = 1\n'
+    (shapes / "grid.toml").write_text(common + runs + other)
+    said = cli("draws", shapes / "grid.toml", "--out", shapes / "refused")
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "the runs 'protonet-1' and 'other' ask for different draws of one name" in said.err
+    assert "choose one with --only protonet-1" in said.err
+    assert not (shapes / "refused").exists()
+    one = cli("draws", shapes / "grid.toml", "--out", shapes / "one", "--only", "other")
+    assert one.out.split() == [str(shapes / "one" / "shapes-test.json")]
+
+
+def test_runs_that_are_measured_with_other_shots_share_one_training(
+    cli: Cli, shapes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = 'name = "attention-{shots}"\ngrid.evaluation.shots = [1, 3]'
+    (shapes / "recipe.toml").write_text((shapes / "recipe.toml").read_text().replace('name = "attention"', grid))
+    trained: list[str] = []
+    monkeypatch.setattr(
+        "fewtag.research.bench.train.prepare",
+        lambda experiment, *given: (trained.append(experiment.recipe.name), prepare(experiment, *given))[1],
+    )
+    short = ("--set", "training.episodes=4", "--set", "training.validate_every=4")
+    assert cli("bench", shapes / "recipe.toml", "--only", "attention-1", "--only", "attention-3", *short).code == 0
+    assert trained == ["attention-1"]
+    assert len(list(Path("runs").iterdir())) == 1
+    first, second = (rows_of(Path(f"results/recipe/attention-{shots}.test.jsonl"))[0] for shots in (1, 3))
+    assert first["validation_macro_ap"] == second["validation_macro_ap"]
+    assert (first["shots"], second["shots"]) == (1, 3)
+
+
+def test_rows_do_not_pass_for_done_once_a_default_changes_in_code(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Changed(ProtoNet):
+        def __init__(self, channels: int, dimensions: int, *, scale: float = 1.0) -> None:
+            super().__init__(channels, dimensions, scale=scale)
+
+    assert bench().code == 0
+    monkeypatch.setitem(METHODS, "protonet", Changed)
+    said = bench()
+    assert (said.code, "holds rows of another recipe" in said.err) == (2, True)
+
+
+def test_rows_of_before_are_recognised_by_the_digest_they_carry(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bench().code == 0
+    path = Path("results/recipe/protonet.test.jsonl")
+    now = str(rows_of(path)[0]["recipe"])
+    path.write_text(path.read_text().replace(now, "0123456789ab"))
+    assert bench().code == 2
+    monkeypatch.setattr("fewtag.research.bench.recipe._former_digests", lambda: {now: "0123456789ab"})
+    assert bench().code == 0
 
 
 def test_a_write_that_fails_leaves_no_rows(bench, monkeypatch: pytest.MonkeyPatch) -> None:

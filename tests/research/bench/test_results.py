@@ -65,6 +65,11 @@ def test_episodes_are_numbered_and_keep_their_own_numbers() -> None:
     assert [[getattr(row, name) for name in METRICS] for row in rows] == [list(m.values()) for m in make_metrics(3)]
 
 
+def test_numbers_have_six_places() -> None:
+    (row,) = make_rows(metrics=[dict.fromkeys(METRICS, 1 / 3)])
+    assert (row.micro_f1, row.macro_ap) == (0.333333, 0.333333)
+
+
 def test_a_fact_without_a_column_is_no_fact() -> None:
     with pytest.raises(ValueError, match="mood"):
         make_rows(facts={"mood": "good"})

@@ -8,8 +8,7 @@ import torch
 from fewtag.cache import Cache
 from fewtag.errors import InputError
 from fewtag.research.data.readers import read_folders
-from fewtag.research.features.backbone import Backbone
-from fewtag.research.features.joined import JoinedBackbone, join_maps, open_backbone
+from fewtag.research.features.backbone import Backbone, JoinedBackbone, join_maps, open_backbone
 from fewtag.research.features.rows import feature_rows
 
 NAMES = "resnet18+resnet10t"

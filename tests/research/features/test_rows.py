@@ -18,8 +18,7 @@ from fewtag.errors import InputError
 from fewtag.pictures.files import Picture
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.features import rows as rows_module
-from fewtag.research.features.backbone import Backbone
-from fewtag.research.features.joined import JoinedBackbone
+from fewtag.research.features.backbone import Backbone, JoinedBackbone
 from fewtag.research.features.rows import MemoryRows, drop_features, feature_rows, pixel_rows
 from fewtag.research.features.weights import Preprocessing
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from fewtag.errors import InputError
 from fewtag.files import write_atomically
-from fewtag.research.data.episodes import Draw
 from fewtag.research.data.images import LabelledImages
+from fewtag.research.data.sampling import Draw
 
 _FORMAT = 1
 

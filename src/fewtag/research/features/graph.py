@@ -4,6 +4,7 @@ Batch-norm is fused into the convolutions, weights are stored as 16-bit integers
 small as half precision, and ten times as exact), and the squares may be of any size that the network allows.
 """
 
+import copy
 import hashlib
 import warnings
 from pathlib import Path
@@ -17,7 +18,7 @@ from fewtag.errors import InputError
 from fewtag.files import write_atomically
 from fewtag.graphs import pack_weights
 from fewtag.research.features.backbone import Backbone
-from fewtag.research.features.folding import fold_batch_norms
+from fewtag.research.features.inference import fuse_batch_norms
 from fewtag.runtime import INPUTS
 
 TOLERANCE = 1e-3
@@ -54,7 +55,7 @@ def write_graph(backbone: Backbone, path: Path) -> dict[str, Any]:
     """Writes the graph, checks it against torch, and answers with what a model says of its network."""
     import onnx
 
-    network = with_static_padding(fold_batch_norms(_copy(backbone)))
+    network = with_static_padding(copy.deepcopy(fuse_batch_norms(backbone).network).float().cpu())
     space = torch.zeros(backbone.channels), torch.zeros(backbone.channels, 2)
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # of torch's own inner workings
@@ -89,12 +90,6 @@ def write_graph(backbone: Backbone, path: Path) -> dict[str, Any]:
         "zoom": 2 if backbone.layout == "NCHW" else 1,
         "weights": backbone.fingerprint,
     }
-
-
-def _copy(backbone: Backbone) -> Any:
-    import copy
-
-    return copy.deepcopy(backbone.network).float().cpu().eval()
 
 
 def with_static_padding(network: Any) -> Any:

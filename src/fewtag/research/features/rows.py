@@ -21,10 +21,8 @@ from fewtag.pictures.decode import squash_bytes, stack
 from fewtag.pictures.files import Picture
 from fewtag.pictures.prefetch import prefetch
 from fewtag.research.data.images import LabelledImages
-from fewtag.research.features.backbone import Backbone
-from fewtag.research.features.extract import precision_of, start
-from fewtag.research.features.folding import folded
-from fewtag.research.features.joined import JoinedBackbone, join_maps
+from fewtag.research.features.backbone import Backbone, JoinedBackbone, join_maps
+from fewtag.research.features.inference import fuse_batch_norms, precision_of, start
 
 Advance = Callable[[int], None]
 """Told how many more rows are done, for a progress bar."""
@@ -52,7 +50,7 @@ class MemoryRows:
         return len(self.tensor)
 
     def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]:
-        return self.tensor[torch.as_tensor(rows, dtype=torch.long, device=self.tensor.device)]
+        return self.tensor.index_select(0, torch.as_tensor(rows, dtype=torch.long, device=self.tensor.device))
 
 
 class JoinedRows:
@@ -225,7 +223,7 @@ def _feature_extractors(backbone: Backbone | JoinedBackbone, cache: Path) -> lis
 
 def _feature_extractor(backbone: Backbone, cache: Cache) -> Extractor:
     if backbone.mean.device.type == "cpu":
-        backbone = folded(backbone)
+        backbone = fuse_batch_norms(backbone)
     size = backbone.size
     shape = start(backbone, np.zeros((1, 3, size, size), np.uint8))().shape[1:]
     # networks that run on tensor cores round otherwise, so their maps are kept apart

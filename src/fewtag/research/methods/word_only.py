@@ -3,11 +3,12 @@
 A measure of how much of a result comes from the words: whatever learns from pictures should beat it.
 """
 
-from fewtag.research.methods.base import Base, Classifier, Solved, Support, pool
-from fewtag.research.methods.word_map import WordMap
+from fewtag.research.methods.base import Classifier, Support, cosine, full_precision, pool
+from fewtag.research.methods.word_map import WordMapped
+from fewtag.research.types import Logits, Maps
 
 
-class WordOnly(Solved):
+class WordOnly(WordMapped):
     """Cosine with what ridge regression on the base labels expects for the word."""
 
     serves_words_alone = True
@@ -16,15 +17,13 @@ class WordOnly(Solved):
     def __init__(
         self, channels: int, dimensions: int, *, ridge: float = 0.3, shrinkage: float = 1.0, scale: float = 20.0
     ) -> None:
-        super().__init__(channels, dimensions)
-        self.ridge, self.shrinkage, self.scale = ridge, shrinkage, scale
-        self.word_map = WordMap(channels, dimensions)
-
-    def fit(self, base: Base) -> "WordOnly":
-        """Solves for the map from words to features."""
-        self.word_map.fit(base, ridge=self.ridge, shrinkage=self.shrinkage)
-        return self
+        super().__init__(channels, dimensions, ridge=ridge, shrinkage=shrinkage)
+        self.scale = scale
 
     def adapt(self, support: Support) -> Classifier:
-        words = self.word_map
-        return lambda maps: self.scale * words.score(words.centre(pool(maps.float())), support.words)
+        def classify(maps: Maps) -> Logits:
+            with full_precision(maps):
+                prototypes = self.word_prototypes(support.words.float())
+                return self.scale * cosine(self.whiten(pool(maps.float())), prototypes)
+
+        return classify

@@ -220,19 +220,20 @@ class Systems(NamedTuple):
 def systems(results: Results, paper: Published) -> list[Systems]:
     """The runs measured as the paper compares systems, best first; variants of its model have tables of their own."""
     variants = {run for table in paper.tables if table.against for row in table.rows for run in row.runs}
-    groups: dict[DataSet, list[MeasuredRun]] = {}
-    for run in sorted(tested(results.runs), key=lambda run: -run.mean()):
-        groups.setdefault(run.data_set, []).append(run)
-    found = []
+    ranked = sorted(tested(results.runs), key=lambda run: -run.mean())
+    groups = []
     for table in paper.tables:
         if table != paper.comparison(table.data):
             continue
-        for data_set, runs in sorted(groups.items()):
-            own = [run for run in runs if run.reference not in variants or table.system_of(run)]
-            same = [run for run in own if run.shared.shots == table.shots]
-            if data_set.split == table.data and same:
-                found.append(Systems(data_set, table, same))
-    return found
+        runs = [
+            run
+            for run in ranked
+            if (run.shared.split, run.shared.shots) == (table.data, table.shots)
+            and (run.reference not in variants or table.system_of(run))
+        ]
+        for data_set in sorted({run.data_set for run in runs}):
+            groups.append(Systems(data_set, table, [run for run in runs if run.data_set == data_set]))
+    return groups
 
 
 def tested(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
