@@ -61,7 +61,7 @@ def test_no_score_overflows() -> None:
 
 
 def test_the_best_threshold_beats_every_other_by_f1() -> None:
-    scores, shown = pairs(300)
+    scores, shown = pairs(100)
     probabilities = sigmoid(8 * scores - 3)
     found = best_threshold(probabilities, shown)
     best = max(f1_score(shown, probabilities >= cut) for cut in probabilities)

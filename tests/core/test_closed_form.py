@@ -32,8 +32,8 @@ def test_a_fit_is_that_of_torch(generator: np.random.Generator, space: int) -> N
     features, words = normal(generator, 60, 12) + 3, normal(generator, 7, 20)
     targets = generator.random((60, 7)) < 0.3
     method = torch_method(12, 20, space)
-    base = Base(tuple("abcdefg"), *map(torch.from_numpy, (words, features, targets)))
-    method.fit(base)
+    base = Base(tuple("abcdefg"), *map(torch.from_numpy, (words, targets, features)))
+    method.prepare(base)
     found = fit_space(features, space, STRENGTHS.shrinkage)
     np.testing.assert_allclose(found.mean, method.mean, atol=1e-5)
     # a direction may point either way: what both spaces agree on is inner products
@@ -114,4 +114,6 @@ def test_what_is_empty_stays_finite() -> None:
     nothing = np.zeros((1, 4, 3), np.float32)
     assert not score(nothing, np.eye(3, dtype=np.float32), STRENGTHS).any()
     assert not attend(nothing, np.eye(3, dtype=np.float32), 8.0).any()
-    assert not WordMap(np.ones(2, np.float32), np.ones((2, 3), np.float32)).prototypes(np.ones((1, 2), np.float32)).any()
+    assert (
+        not WordMap(np.ones(2, np.float32), np.ones((2, 3), np.float32)).prototypes(np.ones((1, 2), np.float32)).any()
+    )

@@ -18,7 +18,7 @@ from fewtag.errors import InputError
 from fewtag.pictures.decode import decode, upright
 from fewtag.pictures.files import Picture
 
-ImageLike = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | np.ndarray | Picture
+ImageLike = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | Image.Image | np.ndarray | Picture
 _THUMBNAIL = (336, 336)
 _QUALITY = 80
 
