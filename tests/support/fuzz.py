@@ -341,7 +341,11 @@ def try_case(number: int, seed: int, seeds: Sequence[Seed], laboratory: Laborato
 
 
 def work(
-    numbers: Sequence[int], seed: int, seeds: Sequence[Seed], folder: Path, answers: multiprocessing.connection.Connection
+    numbers: Sequence[int],
+    seed: int,
+    seeds: Sequence[Seed],
+    folder: Path,
+    answers: multiprocessing.connection.Connection,
 ) -> None:
     """Tells of each case that it begins, and how it ended."""
     import logging

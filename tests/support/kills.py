@@ -102,7 +102,10 @@ class Job:
     """A command, and what it leaves that must be the same whatever happened on the way."""
 
     def __init__(
-        self, arguments: Callable[[Bench, Path], list[object]], result: Callable[[Path], bytes], always: Callable[[Path], None]
+        self,
+        arguments: Callable[[Bench, Path], list[object]],
+        result: Callable[[Path], bytes],
+        always: Callable[[Path], None],
     ) -> None:
         self.arguments, self.result, self.always = arguments, result, always
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
+from tiny import draw
 
 from fewtag.errors import InputError
 from fewtag.files import locked
 from fewtag.tagger.model import Model
-from tiny import draw
 
 Cli = Callable[..., Any]
 NAMES = ["b, c.png", 'sub/"q"\n.JPG', "sub/deep/ä.png", "z.webp"]
