@@ -14,6 +14,8 @@ from torch.optim import Adam
 
 from fewtag.errors import InputError
 from fewtag.research.bench.distributed import (
+    Reporter,
+    Silent,
     all_gather,
     broadcast_buffers,
     collective_refusal,
@@ -25,7 +27,6 @@ from fewtag.research.bench.distributed import (
 from fewtag.research.bench.evaluate import Pool, evaluate
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.metrics import METRICS
-from fewtag.research.bench.progress import Reporter, Silent
 from fewtag.research.bench.recipe import Training
 from fewtag.research.bench.run_folder import Checkpoint, RunFolder, TrainingState, TrainingSummary
 from fewtag.research.data.images import LabelledImages

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny import draw, write_tiny_model
 
 from fewtag import cache_file
-from fewtag.cache import FILE, Cache
-from fewtag.tagger.tagger import Tagger
+from fewtag.cache import FILE, Cache, Space
+from fewtag.tagger.model import Model
 
 Cli = Callable[..., Any]
 
@@ -20,13 +21,13 @@ Cli = Callable[..., Any]
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the batches that the network gets."""
-    encode, sizes = Tagger.encode_pixels, list[int]()
+    encode, sizes = Model.encode, list[int]()
 
-    def counting(tagger: Tagger, pixels: np.ndarray) -> Any:
+    def counting(model: Model, pixels: np.ndarray) -> Any:
         sizes.append(len(pixels))
-        return encode(tagger, pixels)
+        return encode(model, pixels)
 
-    monkeypatch.setattr(Tagger, "encode_pixels", counting)
+    monkeypatch.setattr(Model, "encode", counting)
     return sizes
 
 
@@ -56,12 +57,12 @@ def test_cold_warm_or_without_a_cache_every_digit_is_the_same(
 
 
 def test_pictures_that_moved_are_known_and_a_new_one_is_not(
-    cli: Cli, bank: Path, photos: Path, shapes: Path, encoded: list[int]
+    cli: Cli, bank: Path, photos: Path, encoded: list[int]
 ) -> None:
     tagged(cli, bank, photos)
     moved = Path(shutil.move(photos, "elsewhere"))
     (moved / "z.webp").rename(moved / "renamed.png")
-    shutil.copy(shapes / "images" / "moon2.png", moved / "new.png")
+    draw(200, "sofa").save(moved / "new.png")
     _, cached = tagged(cli, bank, moved)
     assert (cached, encoded) == (4, [4, 1])
 
@@ -70,29 +71,48 @@ def test_what_a_bank_learns_does_not_make_pictures_unknown(
     cli: Cli, bank: Path, photos: Path, encoded: list[int]
 ) -> None:
     tagged(cli, bank, photos)
-    assert cli("define", bank, "ring").code == 0
+    assert cli("define", bank, "zebra").code == 0
     table, cached = tagged(cli, bank, photos)
     assert (cached, encoded) == (4, [4])
-    assert table.startswith("image,tags,arrow,heart,moon,ring\n")
+    assert table.startswith("image,tags,cat,dog,sofa,zebra\n")
     assert tagged(cli, bank, photos, "--no-cache") == (table, 0)
 
 
 def test_another_model_does_not_take_these_places_for_its_own(
-    cli: Cli, bank: Path, photos: Path, examples: Path, model_file: Path, tmp_path: Path
+    cli: Cli, bank: Path, photos: Path, tmp_path: Path
 ) -> None:
-    from safetensors import safe_open
-    from safetensors.torch import load_file, save_file
-
     tagged(cli, bank, photos)
-    with safe_open(model_file, framework="pt") as file:
-        header = file.metadata()
-    tensors = load_file(model_file)
-    tensors["mean"] = tensors["mean"] + 0.5
-    save_file(tensors, tmp_path / "other.safetensors", metadata=header)
-    assert cli("learn", "other.fewtag", examples, "--model", tmp_path / "other.safetensors").code == 0
+    other = write_tiny_model(tmp_path / "model", "other", seed=1)
+    assert cli("learn", "other.fewtag", tmp_path / "examples", "--model", other).code == 0
     table, cached = tagged(cli, Path("other.fewtag"), photos)
     assert cached == 0
     assert tagged(cli, Path("other.fewtag"), photos, "--no-cache") == (table, 0)
+
+
+def test_a_batch_is_looked_up_at_once(cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    get_many, asked = Space.get_many, list[int]()
+
+    def counting(space: Space, digests: Any) -> Any:
+        asked.append(len(digests))
+        return get_many(space, digests)
+
+    monkeypatch.setattr(Space, "get_many", counting)
+    for number in range(40):
+        draw(number, "dog").save(photos / f"{number}.png")
+    tagged(cli, bank, photos, "--batch", 16)
+    assert asked == [16, 16, 12]
+
+
+def test_the_commands_that_print_and_check_use_it_too(
+    cli: Cli, bank: Path, photos: Path, encoded: list[int], tmp_path: Path
+) -> None:
+    tagged(cli, bank, photos)
+    encoded.clear()
+    assert cli("tag", bank, photos, "--page", "page.html").code == 0
+    assert cli("check", bank, tmp_path / "examples").code == 0
+    assert encoded == [6]
+    assert cli("check", bank, tmp_path / "examples").code == 0
+    assert encoded == [6]
 
 
 def test_a_cache_of_ones_own(cli: Cli, bank: Path, photos: Path) -> None:
@@ -138,17 +158,20 @@ def test_a_tiny_limit_slows_down_but_changes_nothing(
 
 
 def test_of_more_pictures_than_fit_as_many_as_fit_are_kept(
-    cli: Cli, bank: Path, shapes: Path, encoded: list[int], monkeypatch: pytest.MonkeyPatch
+    cli: Cli, bank: Path, tmp_path: Path, encoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pictures = shapes / "images"
-    tagged(cli, bank, pictures, "--batch", 4)
+    pictures = tmp_path / "many"
+    pictures.mkdir()
+    for number in range(1200):
+        draw(number, size=(24, 24)).save(pictures / f"{number}.bmp")
+    tagged(cli, bank, pictures)
     size, count = Cache(Path("cache/fewtag")).size, sum(encoded)
     shutil.rmtree("cache")
     monkeypatch.setenv("FEWTAG_CACHE_LIMIT", str(int(0.6 * size)))
-    table, cached = tagged(cli, bank, pictures, "--batch", 4)
+    table, cached = tagged(cli, bank, pictures)
     assert cached == 0
     encoded.clear()
-    again, cached = tagged(cli, bank, pictures, "--batch", 4)
+    again, cached = tagged(cli, bank, pictures)
     assert again == table
     assert 0.1 * count < cached < 0.7 * count, "going over them in turn does not remove each before it is asked for"
     assert sum(encoded) == count - cached

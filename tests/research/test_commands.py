@@ -1,11 +1,8 @@
-"""The command line from end to end, in this process."""
+"""The commands of research from end to end, in this process."""
 
 import json
 import re
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-import fewtag
 from fewtag.research.bench.results import read_rows
 
 Cli = Callable[..., Any]
@@ -123,33 +119,3 @@ def test_train_refuses_a_recipe_that_trains_nothing(cli: Cli, shapes: Path) -> N
 def test_report_without_rows_says_what_to_do(cli: Cli) -> None:
     said = cli("report", "empty")
     assert (said.code, "measure some with fewtag bench RECIPE" in said.err) == (2, True)
-
-
-def test_the_version(cli: Cli) -> None:
-    assert cli("--version") == (0, f"fewtag {fewtag.__version__}\n", "")
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["train", "bench", "draws", "report", "learn", "define", "forget", "labels", "tag", "explain", "export", "cache"],
-)
-def test_every_command_explains_itself(cli: Cli, command: str) -> None:
-    assert f"fewtag {command} [OPTIONS]" in cli(command, "--help").out
-    assert command in cli("--help").out
-
-
-def test_what_typer_refuses_ends_with_2(cli: Cli) -> None:
-    assert cli("bench").code == 2
-    assert cli("brench").code == 2
-
-
-def test_help_is_quick_as_it_loads_no_torch() -> None:
-    script = Path(sys.executable).parent / "fewtag"
-    since = time.perf_counter()
-    done = subprocess.run([sys.executable, "-X", "importtime", script, "--help"], capture_output=True, text=True)
-    assert time.perf_counter() - since < 3
-    assert done.returncode == 0
-    assert "bench" in done.stdout
-    loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
-    assert "fewtag.apps.cli" in loaded
-    assert not loaded & {"torch", "timm", "numpy", "pydantic", "lightning_fabric", "matplotlib"}
