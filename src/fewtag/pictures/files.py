@@ -53,16 +53,22 @@ class Picture:
         """The encoded bytes; the file is opened for this call alone, so threads need no lock."""
         try:
             # before it is opened: to open a pipe would wait for its writer
-            if not stat.S_ISREG(self.path.stat().st_mode):
+            status = self.path.stat()
+            if not stat.S_ISREG(status.st_mode):
                 raise InputError(f"cannot read image {self}: it is no regular file; leave it out")
+            wanted = status.st_size if self.size is None else self.size
+            if wanted > MOST_BYTES:
+                raise InputError(f"image {self} is too large: more than {MOST_BYTES // 10**6} MB; shrink it")
             with self.path.open("rb") as file:
                 file.seek(self.offset)
-                data = file.read(MOST_BYTES + 1 if self.size is None else self.size)
+                data = file.read(wanted)
         except OSError as error:
             reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
             raise InputError(f"cannot read image {self}: {reason}; check the path") from error
-        if len(data) > MOST_BYTES:
-            raise InputError(f"image {self} is too large: more than {MOST_BYTES // 10**6} MB; shrink it")
+        except ValueError as error:  # a null character, or what is no text
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"cannot read image {self}: no file can be called so; check the path") from error
         if self.size is not None and len(data) < self.size:
             raise InputError(f"image {self} ends after {len(data)} of {self.size} bytes; copy {self.path} again")
         return data

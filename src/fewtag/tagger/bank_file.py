@@ -88,7 +88,7 @@ def _checked(path: Path, header: dict[str, Any]) -> dict[str, Any]:
             f"bank {path} was written by fewtag 0.1, whose banks keep no pictures to move to this version's words and "
             "network with; learn its examples again into a new bank"
         )
-    if not isinstance(version, int) or version < 1:
+    if not isinstance(version, int) or version < 1 or "arrays" not in header:
         raise _damaged(path)
     if version > FORMAT:
         raise InputError(f"bank {path} has format {version}, this fewtag reads up to {FORMAT}; update fewtag")

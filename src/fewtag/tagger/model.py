@@ -136,7 +136,7 @@ def load_model(
             name,
             source,
             header,
-            Network(path.parent / header["network"]["file"], device),
+            Network(path.parent / header["network"]["file"], device, sha256=header["network"]["sha256"]),
             Space(floats["mean"], floats["basis"]),
             floats["base_prototypes"],
             WordMap(floats["word_mean"], floats["word_map"]),

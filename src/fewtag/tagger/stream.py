@@ -1,6 +1,7 @@
 """The tagging engine's heart: pictures in, rows out, batch by batch, through the cache where there is one."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from fewtag.tagger.inputs import encoded_bytes, file_name, open_image
 from fewtag.tagger.model import Model
 
 BATCH = 32
+GROUP = 4
+"""Pictures that a reading thread takes at once: its cost is shared, and their encoded bytes need little memory."""
 DIGITS = 6
 """Of a probability in a row."""
 
@@ -90,7 +93,7 @@ class _Read(NamedTuple):
     name: str
     digest: bytes | None = None
     pixels: Square | None = None
-    places: NDArray[np.float16] | None = None
+    places: NDArray[np.float32] | None = None
     failure: str = ""
 
 
@@ -133,21 +136,19 @@ def _read_ahead(
     model: Model, items: Iterable[Item], batch: int, space: Space | None = None, loaders: int | None = None
 ) -> Iterator[Sequence[_Read]]:
     """Batches of what reading threads made of the pictures; encoded ones are looked up in the cache first."""
-    if space is None and loaders is None:
-        return batches(prefetch(lambda item: _decode(_load(item), model.size), items, 2 * batch), batch)
-    loaded: Iterator[_Loaded] = prefetch(_load, items, 2 * batch, loaders)
-    if space is not None:
-        # a batch is looked up at once: the cache answers many questions in the time of one
-        looked_up = prefetch(_look_up(space), batches(loaded, batch), 2, threads=1)
-        loaded = (each for group in looked_up for each in group)
-    return batches(prefetch(lambda each: _decode(each, model.size), loaded, 2 * batch), batch)
+    group = min(GROUP, batch)
+    ahead = 2 * batch // group
+    if loaders is None:
+        groups = prefetch(lambda some: _read(map(_load, some), model.size, space), batches(iter(items), group), ahead)
+    else:
+        loaded = prefetch(_load, items, 2 * loaders, loaders)
+        groups = prefetch(lambda some: _read(some, model.size, space), batches(loaded, group), ahead)
+    return batches((read for some in groups for read in some), batch)
 
 
 class _Loaded(NamedTuple):
     item: Item
     data: bytes | None = None
-    digest: bytes | None = None
-    places: NDArray[np.float16] | None = None
     failure: str = ""
 
 
@@ -156,34 +157,37 @@ def _load(item: Item) -> _Loaded:
         _check_name(item.name)
         if isinstance(item.image, InputError):
             raise item.image
-        data = encoded_bytes(item.image, item.name)
+        return _Loaded(item, encoded_bytes(item.image, item.name))
     except InputError as error:
         return _Loaded(item, failure=str(error))
-    return _Loaded(item, data, None if data is None else content_digest(data))
 
 
-def _look_up(space: Space) -> Callable[[Sequence[_Loaded]], list[_Loaded]]:
-    def look_up(group: Sequence[_Loaded]) -> list[_Loaded]:
-        known = dict(zip(keys, space.get_many(keys), strict=True)) if (keys := _digests(group)) else {}
-        return [each if each.digest is None else each._replace(places=known[each.digest]) for each in group]
+def _read(some: Iterable[_Loaded], size: int, space: Space | None) -> list[_Read]:
+    """A group of pictures, looked up in the cache at once: it answers several questions in the time of one."""
+    loaded = deque(some)
+    keys = [None if space is None or each.data is None else content_digest(each.data) for each in loaded]
+    known = {} if space is None else _known(space, [key for key in keys if key is not None])
+    reads = []
+    for key in keys:
+        each = loaded.popleft()  # so that the encoded bytes of one that is decoded are let go
+        places = None if key is None else known[key]
+        reads.append(_decode(each, key, size) if places is None else _Read(each.item.name, key, places=places))
+    return reads
 
-    return look_up
+
+def _known(space: Space, keys: list[bytes]) -> dict[bytes, NDArray[np.float32] | None]:
+    rows = space.get_many(keys) if keys else []
+    return {key: None if row is None else row.astype(np.float32) for key, row in zip(keys, rows, strict=True)}
 
 
-def _digests(group: Sequence[_Loaded]) -> list[bytes]:
-    return list(dict.fromkeys(each.digest for each in group if each.digest is not None))
-
-
-def _decode(loaded: _Loaded, size: int) -> _Read:
+def _decode(loaded: _Loaded, key: bytes | None, size: int) -> _Read:
     name = loaded.item.name
     if loaded.failure:
         return _Read(name, failure=loaded.failure)
-    if loaded.places is not None:
-        return _Read(name, loaded.digest, places=loaded.places)
     try:
         if loaded.data is None:
             return _Read(name, pixels=squash(open_image(loaded.item.image, name), size))
-        return _Read(name, loaded.digest, squash_bytes(loaded.data, name, size))
+        return _Read(name, key, squash_bytes(loaded.data, name, size))
     except InputError as error:
         return _Read(name, failure=str(error))
 
@@ -207,7 +211,7 @@ def _places(model: Model, reads: Sequence[_Read], space: Space | None) -> Places
     if encoded is not None and len(fresh) == len(reads):
         return encoded
     rows = iter(() if encoded is None else encoded)
-    return np.stack([next(rows) if read.places is None else read.places.astype(np.float32) for read in reads])
+    return np.stack([next(rows) if read.places is None else read.places for read in reads])
 
 
 def items_of(images: Iterable[object]) -> Iterator[Item]:
