@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from fewtag.graphs import pack_weights, quantise, to_int8
+from fewtag.graphs import pack_weights, quantise, to_int8, unpack_weights
 from fewtag.tagger.export import KEY, key_of
 
 SHAPES = {"kernel": (40, 3, 3, 3), "few": (4, 40, 1, 1), "turned": (50, 256), "straight": (50, 60)}
@@ -77,6 +77,19 @@ def test_sixteen_bits_are_as_good_as_exact(graph: onnx.ModelProto) -> None:
     wanted = run(exact, pixels)
     assert (np.abs(run(half, pixels) - wanted).mean(axis=0) < 1e-3 * np.abs(wanted).mean(axis=0)).all()
     assert len(half) < 0.6 * len(exact)
+
+
+def test_a_packed_graph_is_unpacked_and_packed_anew(graph: onnx.ModelProto) -> None:
+    """The shipped network has sixteen bits a weight: its int8 graph shall have eight."""
+    exact = graph.SerializeToString()
+    unpacked = onnx.load_model_from_string(unpack_weights(pack_weights(exact, bits=16)))
+    assert [node.op_type for node in unpacked.graph.node] == [node.op_type for node in graph.graph.node]
+    before = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.graph.initializer}
+    for tensor in unpacked.graph.initializer:
+        np.testing.assert_allclose(numpy_helper.to_array(tensor), before.pop(tensor.name), atol=1e-3)
+    assert not before
+    assert unpack_weights(exact) == exact
+    assert len(to_int8(pack_weights(exact, bits=16))) == pytest.approx(len(to_int8(exact)), rel=0.02)
 
 
 def test_large_weights_are_bytes_and_small_ones_stay(graph: onnx.ModelProto) -> None:
