@@ -69,7 +69,8 @@ class WordMap:
 
     def prototypes(self, words: Vectors) -> Vectors:
         """What the words alone suggest; unit vectors."""
-        return unit(unit(words - self.mean) @ self.matrix)
+        centred: Vectors = words - self.mean
+        return unit(unit(centred) @ self.matrix)
 
 
 def unit(vectors: NDArray[Floats]) -> NDArray[Floats]:
