@@ -48,7 +48,7 @@ def transcript(page: Path) -> list[tuple[list[str], list[str]]]:
             if line.startswith("$ fewtag "):
                 said = []
                 shown.append((shlex.split(line, comments=True)[2:], said))
-            elif said is not None:
+            elif said is not None and line != "…":
                 said.append(line)
     return shown
 

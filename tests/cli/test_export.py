@@ -164,7 +164,7 @@ def test_a_damaged_graph_is_written_anew(cli: Cli, exported: Path, bank: Path) -
     whole = (exported / "tagger.onnx").read_bytes()
     (exported / "tagger.onnx").write_bytes(whole[: len(whole) // 2])
     said = cli("export", bank, exported)
-    assert (said.code, "tagger.onnx: 1." in said.out, "kept" in said.out) == (0, True, False)
+    assert (said.code, "written" in said.out, "kept" in said.out) == (0, True, False)
     assert len((exported / "tagger.onnx").read_bytes()) == len(whole)
 
 
@@ -201,7 +201,7 @@ def test_an_absent_package_is_named_with_what_to_install(cli: Cli, bank: Path, m
         (("pets.fewtag", "pets.fewtag"), "pets.fewtag is a file; name a folder to export to"),
         (("empty.fewtag", "out"), "no label is known yet"),
         (("pets.fewtag", "out", "--check", "nowhere"), "there is no folder or picture nowhere"),
-        (("pets.fewtag", "out", "--check", "bad"), "image bad/torn.png cannot be decoded"),
+        (("pets.fewtag", "out", "--check", "bad"), "image torn.png cannot be decoded"),
     ],
 )
 def test_bad_input_is_one_sentence(cli: Cli, bank: Path, arguments: tuple[str, ...], message: str) -> None:

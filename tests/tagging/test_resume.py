@@ -132,6 +132,30 @@ def test_what_somebody_put_among_the_parts_is_refused_not_removed(cli: Cli, bank
     assert Path("tags.csv.parts/thesis.tex").read_text() == "mine"
 
 
+@pytest.mark.parametrize("moment", ["the table takes its place", "the parts go", "the manifest goes"])
+def test_killed_at_the_very_end_it_goes_on_too(cli: Cli, bank: Path, photos: Path, moment: str) -> None:
+    command = ("tag", bank, photos, "--out", "tags.csv", *ONE)
+    assert cli(*command, "--threshold", 0).code == 0  # an earlier table of ours, which is replaced
+    replace, remove = Path.replace, Path.unlink
+
+    def break_off(path: Path, *_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def replacing(path: Path, target: Path) -> Any:
+        return break_off(path) if target.name == "tags.csv" else replace(path, target)
+
+    def removing(path: Path, missing_ok: bool = False) -> None:
+        last = "_fewtag.json" if moment == "the manifest goes" else "part-00002.jsonl"
+        return break_off(path) if path.name == last else remove(path, missing_ok=missing_ok)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace" if "table" in moment else "unlink", replacing if "table" in moment else removing)
+        assert cli(*command).code == 130
+    assert cli(*command).code == 0
+    assert [row["tags"] for row in read_csv("tags.csv")] == ["dog", "cat", "dog;sofa", ""]
+    assert not Path("tags.csv.parts").exists()
+
+
 @pytest.mark.parametrize("out", ["tags.csv", "tags"])
 def test_two_runs_to_the_same_place_do_not_mix(cli: Cli, bank: Path, photos: Path, out: str) -> None:
     with locked(Path(out)):

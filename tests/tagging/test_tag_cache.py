@@ -157,6 +157,7 @@ def test_a_tiny_limit_slows_down_but_changes_nothing(
     assert (said.code, "FEWTAG_CACHE_LIMIT 'a lot' is no size" in said.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_of_more_pictures_than_fit_as_many_as_fit_are_kept(
     cli: Cli, bank: Path, tmp_path: Path, encoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,13 @@ class Parts:
             for image, why in self._note(number)["failures"]:
                 yield Tagged(image, failure=why)
 
+    def remove(self) -> None:
+        """Parts and manifest, and the folder if nothing else is in it; the manifest last, by which they are ours."""
+        ours = {name for name in self.folder.names() if name.startswith("part-") or name.endswith(".part")}
+        for name in (*sorted(ours), MANIFEST):
+            self.folder.remove(name)
+        self.folder.remove_if_empty()
+
     def _counts(self, shard: Shard) -> Counts | None:
         """None where the part is of other pictures, or damaged."""
         try:

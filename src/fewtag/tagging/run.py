@@ -15,7 +15,7 @@ from fewtag import __version__
 from fewtag.cache import Cache
 from fewtag.cache import Space as CacheSpace
 from fewtag.errors import InputError
-from fewtag.files import digest, locked, write_atomically
+from fewtag.files import locked, write_atomically
 from fewtag.tagger.bank_file import read_header
 from fewtag.tagger.stream import BATCH, Item, Scorer, Tagged, place_space, tag_stream
 from fewtag.tagger.tagger import Tagger
@@ -198,7 +198,7 @@ class _Run:
             return None
         now = self.about | {"shard": wanted or before["shard"]}
         if parts.ending == "jsonl" and any(before.get(key) != now[key] for key in now):
-            parts.folder.remove_all()
+            parts.remove()
             return None
         check_same(before, now, parts.folder.location)
         return before
@@ -308,19 +308,28 @@ def _refuse_other_table(out: Path) -> None:
     if not out.exists():
         return
     try:
-        written = json.loads(record_of(out).read_text(encoding="utf-8"))["table"]
+        ours = json.loads(record_of(out).read_text(encoding="utf-8"))["tables"]
     except (OSError, ValueError, LookupError, TypeError):
-        written = None
-    if written != digest(out.read_bytes()):
+        ours = []
+    if not isinstance(ours, list) or _sum(out) not in ours:
         raise InputError(f"--out {out} exists and is not what fewtag wrote there; name another, or give --force")
 
 
 def _join(out: Path, parts: Parts, numbers: Sequence[int], work: Work, about: dict[str, Any]) -> None:
-    """The parts as one table, then its record, then the parts go."""
-    write_table(out, (row for row in parts.rows(numbers) if not row.failure), work.scored)
-    facts = about | {"table": digest(out.read_bytes())}
-    write_atomically(record_of(out), json.dumps(facts, indent=2).encode())
-    parts.folder.remove_all()
+    """The parts as one table, with a record by which it is known as ours; then the parts go."""
+
+    def note(part: Path) -> None:
+        # before it takes its place, and with the one that is there: a kill in between makes neither a stranger's
+        ours = [_sum(path) for path in (part, out) if path.exists()]
+        write_atomically(record_of(out), json.dumps(about | {"tables": ours}, indent=2).encode())
+
+    write_table(out, (row for row in parts.rows(numbers) if not row.failure), work.scored, note)
+    parts.remove()
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write_failures(out: str, failed: Sequence[Tagged]) -> None:
