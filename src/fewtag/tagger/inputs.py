@@ -18,7 +18,8 @@ from fewtag.errors import InputError
 from fewtag.pictures.decode import decode, upright
 from fewtag.pictures.files import Picture
 
-ImageLike = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | Image.Image | np.ndarray | Picture
+Encoded = bytes | bytearray | memoryview | io.BytesIO | BinaryIO
+ImageLike = str | os.PathLike[str] | Encoded | Image.Image | np.ndarray | Picture
 _THUMBNAIL = (336, 336)
 _QUALITY = 80
 
