@@ -13,8 +13,8 @@ from tiny import draw, write_tiny_model
 
 from fewtag import cache_file
 from fewtag.cache import FILE, Cache, Space
-from fewtag.tagger.stream import GROUP
 from fewtag.tagger.model import Model
+from fewtag.tagger.stream import GROUP
 
 Cli = Callable[..., Any]
 
@@ -90,7 +90,9 @@ def test_another_model_does_not_take_these_places_for_its_own(
     assert tagged(cli, Path("other.fewtag"), photos, "--no-cache") == (table, 0)
 
 
-def test_several_pictures_are_looked_up_at_once(cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_pictures_are_looked_up_at_once(
+    cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     get_many, asked = Space.get_many, list[int]()
 
     def counting(space: Space, digests: Any) -> Any:

@@ -149,7 +149,8 @@ def _looks_like_image(path: Path) -> bool:
     return head.startswith(_MAGIC) or head[8:12] == b"WEBP" or head[4:8] == b"ftyp"
 
 
-ImageLike = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | Image.Image | np.ndarray | Picture
+Encoded = bytes | bytearray | memoryview | io.BytesIO | BinaryIO
+ImageLike = str | os.PathLike[str] | Encoded | Image.Image | np.ndarray | Picture
 _THUMBNAIL = (336, 336)
 _QUALITY = 80
 
