@@ -13,9 +13,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors this small are slower o
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
+from tiny import draw, write_tiny_model
 
 from fewtag.cli import main as command_line
-from tiny import draw, write_tiny_model
 
 LABELS = {
     "circle": "red",

@@ -1,4 +1,4 @@
-"""`fewtag export`: a graph and labels that onnxruntime tags with as the tagger does, or a refusal that leaves nothing."""
+"""`fewtag export`: a graph and labels that onnxruntime tags with as fewtag does, or a refusal that leaves nothing."""
 
 import json
 import re
@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 import pytest
 from PIL import Image
+from tiny import draw
 
 from fewtag import Tagger
 from fewtag.tagger import export as exporting
 from fewtag.tagger.export import KEY
-from tiny import draw
 
 Cli = Callable[..., Any]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "onnx_tag.py"
@@ -187,9 +187,7 @@ def test_a_full_disk_keeps_the_earlier_pair(
     assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
 
 
-def test_an_absent_package_is_named_with_what_to_install(
-    cli: Cli, bank: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_absent_package_is_named_with_what_to_install(cli: Cli, bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     said = cli("export", bank, "pets-onnx")
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)

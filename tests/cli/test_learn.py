@@ -166,7 +166,7 @@ def test_a_table_that_tag_wrote_and_a_person_mended_is_learnt_as_it_is(cli: Cli,
     assert cli("tag", bank, album, "--out", table).code == 2, "and is not overwritten"
 
 
-def test_what_is_known_stays_and_labels_add_up(learn: Cli, cli: Cli, album: Path, bank: Path) -> None:
+def test_what_is_known_stays_and_labels_add_up(cli: Cli, album: Path, bank: Path) -> None:
     said = cli("learn", bank, album / "dog0.png", "--label", "pet", "--json")
     assert json.loads(said.out) == {"bank": str(bank), "pictures": 1, "skipped": 0, "new": ["pet"], "labels": 4}
     assert known(bank) == {"cat": 2, "dog": 2, "pet": 1, "sofa": 2}

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import fewtag
-from fewtag.cli.main import COMMANDS
 
 Cli = Callable[..., Any]
 

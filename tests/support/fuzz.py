@@ -335,13 +335,18 @@ def try_case(number: int, seed: int, seeds: Sequence[Seed], laboratory: Laborato
         try:
             TRIES[chosen.kind](path, laboratory)
         except InputError as refused:
-            assert str(refused), "a refusal says why"
+            if not str(refused):
+                raise AssertionError("a refusal says why") from refused
             return "refused"
     return "read"
 
 
 def work(
-    numbers: Sequence[int], seed: int, seeds: Sequence[Seed], folder: Path, answers: multiprocessing.connection.Connection
+    numbers: Sequence[int],
+    seed: int,
+    seeds: Sequence[Seed],
+    folder: Path,
+    answers: multiprocessing.connection.Connection,
 ) -> None:
     """Tells of each case that it begins, and how it ended."""
     import logging

@@ -33,7 +33,9 @@ class Page(HTMLParser):
             self.articles[-1]["img"].append(dict(attributes)["src"] or "")
         if tag not in {"meta", "img"}:
             self.open.append(tag)
-        self.loaded += [value or "" for name, value in attributes if name in {"src", "href", "srcset", "data", "action"}]
+        self.loaded += [
+            value or "" for name, value in attributes if name in {"src", "href", "srcset", "data", "action"}
+        ]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag

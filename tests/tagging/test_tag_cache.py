@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny import draw, write_tiny_model
 
 from fewtag import cache_file
-from fewtag.cache import FILE, Cache
-from fewtag.cache import Space
+from fewtag.cache import FILE, Cache, Space
 from fewtag.tagger.model import Model
-from tiny import draw, write_tiny_model
 
 Cli = Callable[..., Any]
 
@@ -90,9 +89,7 @@ def test_another_model_does_not_take_these_places_for_its_own(
     assert tagged(cli, Path("other.fewtag"), photos, "--no-cache") == (table, 0)
 
 
-def test_a_batch_is_looked_up_at_once(
-    cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_is_looked_up_at_once(cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     get_many, asked = Space.get_many, list[int]()
 
     def counting(space: Space, digests: Any) -> Any:

@@ -1,6 +1,7 @@
 """The tagging engine's heart: pictures in, rows out, batch by batch, through the cache where there is one."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from fewtag.core.closed_form import Places, Strengths, score
 from fewtag.errors import InputError
 from fewtag.files import digest
 from fewtag.pictures.decode import Square, squash, squash_bytes, stack
-from fewtag.pictures.prefetch import batches, prefetch
+from fewtag.pictures.prefetch import batches, prefetch, usable_cores
 from fewtag.tagger.bank import Bank
 from fewtag.tagger.inputs import encoded_bytes, file_name, open_image
 from fewtag.tagger.model import Model
@@ -22,6 +23,8 @@ from fewtag.tagger.model import Model
 BATCH = 32
 DIGITS = 6
 """Of a probability in a row."""
+SMALL = 500_000
+"""Bytes of an encoded picture that may wait with many others; a larger one is decoded at once, or they fill memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +138,20 @@ def _read_ahead(
     """Batches of what reading threads made of the pictures; encoded ones are looked up in the cache first."""
     if space is None and loaders is None:
         return batches(prefetch(lambda item: _decode(_load(item), model.size), items, 2 * batch), batch)
-    loaded: Iterator[_Loaded] = prefetch(_load, items, 2 * batch, loaders)
+    cores = threading.BoundedSemaphore(usable_cores())
+
+    def load(item: Item) -> _Loaded:
+        loaded = _load(item)
+        if loaded.data is None or len(loaded.data) <= SMALL:
+            return loaded
+        (known,) = _look_up(space, [loaded]) if space is not None else [loaded]
+        with cores:
+            return _Loaded(item, read=_decode(known, model.size))
+
+    loaded = prefetch(load, items, 2 * batch, loaders)
     if space is not None:
         # a batch is looked up at once: the cache answers many questions in the time of one
-        looked_up = prefetch(_look_up(space), batches(loaded, batch), 2, threads=1)
+        looked_up = prefetch(lambda group: _look_up(space, group), batches(loaded, batch), 2, threads=1)
         loaded = (each for group in looked_up for each in group)
     return batches(prefetch(lambda each: _decode(each, model.size), loaded, 2 * batch), batch)
 
@@ -149,6 +162,8 @@ class _Loaded(NamedTuple):
     digest: bytes | None = None
     places: NDArray[np.float16] | None = None
     failure: str = ""
+    read: _Read | None = None
+    """What became of it already, where it is too large to wait as it is."""
 
 
 def _load(item: Item) -> _Loaded:
@@ -162,12 +177,9 @@ def _load(item: Item) -> _Loaded:
     return _Loaded(item, data, None if data is None else content_digest(data))
 
 
-def _look_up(space: Space) -> Callable[[Sequence[_Loaded]], list[_Loaded]]:
-    def look_up(group: Sequence[_Loaded]) -> list[_Loaded]:
-        known = dict(zip(keys, space.get_many(keys), strict=True)) if (keys := _digests(group)) else {}
-        return [each if each.digest is None else each._replace(places=known[each.digest]) for each in group]
-
-    return look_up
+def _look_up(space: Space, group: Sequence[_Loaded]) -> list[_Loaded]:
+    known = dict(zip(keys, space.get_many(keys), strict=True)) if (keys := _digests(group)) else {}
+    return [each if each.digest is None else each._replace(places=known[each.digest]) for each in group]
 
 
 def _digests(group: Sequence[_Loaded]) -> list[bytes]:
@@ -176,6 +188,8 @@ def _digests(group: Sequence[_Loaded]) -> list[bytes]:
 
 def _decode(loaded: _Loaded, size: int) -> _Read:
     name = loaded.item.name
+    if loaded.read is not None:
+        return loaded.read
     if loaded.failure:
         return _Read(name, failure=loaded.failure)
     if loaded.places is not None:
