@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-fast fuzz lint bench clean
+.PHONY: demo test test-fast fuzz lint bench docs clean
 .DEFAULT_GOAL := test
 
 .venv/installed: pyproject.toml
@@ -41,5 +41,9 @@ fuzz: .venv/installed
 bench: .venv/rivals
 	$(BIN)/python benchmarks/speed.py --out results/speed
 
+# the site, in site/
+docs: .venv/installed
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv build dist demo
+	rm -rf .venv build dist demo site

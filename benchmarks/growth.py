@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from fewtag.research.bench.plots import FAINT, INK, OURS
 from jaxtyping import Float
 from torch import Tensor
 
 from fewtag import Tagger
 from fewtag.files import write_atomically
+from fewtag.research.bench.report.figures import FAINT, INK, OURS
 from fewtag.tagger.bank import Bank, Definition, Example
 
 if TYPE_CHECKING:

@@ -164,7 +164,7 @@ def _read(path: Path, kind: str, *, arrays: bool) -> tuple[dict[str, Any], dict[
             return header, {key: file.get_tensor(key) for key in file.keys()} if arrays else {}  # noqa: SIM118
     except InputError:
         raise
-    except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _damaged(path, kind) from error
 
 

@@ -116,7 +116,7 @@ CASES: dict[str, Case] = {
     "unwritable runs": (
         block,
         ("--only", "attention", "--runs", "blocked"),
-        "cannot make the folder blocked/word-attention-",
+        "cannot make the folder blocked: ",
     ),
 }
 

@@ -20,7 +20,7 @@ SHORT = ("--set", "training.episodes=20", "--set", "evaluation.episodes=2")
 def trained(cli: Cli, shapes: Path) -> Path:
     """The folder of a trained run."""
     assert cli("train", shapes / "recipe.toml", "--only", "attention", *SHORT).code == 0
-    (folder,) = Path("runs").iterdir()
+    (folder,) = Path("runs").glob("*/")
     return folder.absolute()
 
 
@@ -87,7 +87,7 @@ def test_explain_refuses_a_run_that_is_absent_or_has_no_attention(cli: Cli, shap
     assert "there is no bank or trained run runs/nowhere; make one with fewtag learn" in said.err
     tuned = ("--set", "backbone.frozen=false", "--set", "training={episodes=2, queries=2, validation_episodes=2}")
     assert cli("train", shapes / "recipe.toml", "--only", "protonet", *tuned).code == 0
-    (run,) = Path("runs").iterdir()
+    (run,) = Path("runs").glob("*/")
     said = cli("explain", run, *explain)
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert f"the method 'protonet' of {run} has no attention to show" in said.err

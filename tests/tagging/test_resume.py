@@ -186,7 +186,7 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_is_finished(cli: Cli, bank: Pa
 
 KILLED = """
 import os, signal
-from fewtag.tagging.parts import Parts
+from fewtag.tagging.tables import Parts
 written, write = [], Parts.write
 def counting(*arguments):
     written.append(write(*arguments))

@@ -1,8 +1,10 @@
-"""The tagging engine's heart: pictures in, rows out, batch by batch, through the cache where there is one."""
+"""From pictures to rows and to examples: read ahead in threads, encoded a batch at a time, through the cache."""
 
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import NamedTuple
 
 import numpy as np
@@ -14,17 +16,17 @@ from fewtag.core.calibration import Calibration
 from fewtag.core.closed_form import Places, Strengths, score
 from fewtag.errors import InputError
 from fewtag.files import digest
-from fewtag.pictures.decode import Square, squash, squash_bytes, stack
-from fewtag.pictures.prefetch import batches, prefetch, usable_cores
-from fewtag.tagger.bank import Bank
-from fewtag.tagger.inputs import encoded_bytes, file_name, open_image
+from fewtag.pictures.decode import Square, decode, squash, squash_bytes, stack
+from fewtag.pictures.files import encoded_bytes, file_name, open_image, pixel_digest, thumbnail
+from fewtag.pictures.prefetch import batches, prefetch
+from fewtag.tagger.bank import Bank, Example
 from fewtag.tagger.model import Model
 
 BATCH = 32
+GROUP = 4
+"""Pictures that a reading thread takes at once: its cost is shared, and their encoded bytes need little memory."""
 DIGITS = 6
 """Of a probability in a row."""
-SMALL = 500_000
-"""Bytes of an encoded picture that may wait with many others; a larger one is decoded at once, or they fill memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class _Read(NamedTuple):
     name: str
     digest: bytes | None = None
     pixels: Square | None = None
-    places: NDArray[np.float16] | None = None
+    places: NDArray[np.float32] | None = None
     failure: str = ""
 
 
@@ -136,34 +138,20 @@ def _read_ahead(
     model: Model, items: Iterable[Item], batch: int, space: Space | None = None, loaders: int | None = None
 ) -> Iterator[Sequence[_Read]]:
     """Batches of what reading threads made of the pictures; encoded ones are looked up in the cache first."""
-    if space is None and loaders is None:
-        return batches(prefetch(lambda item: _decode(_load(item), model.size), items, 2 * batch), batch)
-    cores = threading.BoundedSemaphore(usable_cores())
-
-    def load(item: Item) -> _Loaded:
-        loaded = _load(item)
-        if loaded.data is None or len(loaded.data) <= SMALL:
-            return loaded
-        (known,) = _look_up(space, [loaded]) if space is not None else [loaded]
-        with cores:
-            return _Loaded(item, read=_decode(known, model.size))
-
-    loaded = prefetch(load, items, 2 * batch, loaders)
-    if space is not None:
-        # a batch is looked up at once: the cache answers many questions in the time of one
-        looked_up = prefetch(lambda group: _look_up(space, group), batches(loaded, batch), 2, threads=1)
-        loaded = (each for group in looked_up for each in group)
-    return batches(prefetch(lambda each: _decode(each, model.size), loaded, 2 * batch), batch)
+    group = min(GROUP, batch)
+    ahead = 2 * batch // group
+    if loaders is None:
+        groups = prefetch(lambda some: _read(map(_load, some), model.size, space), batches(iter(items), group), ahead)
+    else:
+        loaded = prefetch(_load, items, 2 * loaders, loaders)
+        groups = prefetch(lambda some: _read(some, model.size, space), batches(loaded, group), ahead)
+    return batches((read for some in groups for read in some), batch)
 
 
 class _Loaded(NamedTuple):
     item: Item
     data: bytes | None = None
-    digest: bytes | None = None
-    places: NDArray[np.float16] | None = None
     failure: str = ""
-    read: _Read | None = None
-    """What became of it already, where it is too large to wait as it is."""
 
 
 def _load(item: Item) -> _Loaded:
@@ -171,33 +159,37 @@ def _load(item: Item) -> _Loaded:
         _check_name(item.name)
         if isinstance(item.image, InputError):
             raise item.image
-        data = encoded_bytes(item.image, item.name)
+        return _Loaded(item, encoded_bytes(item.image, item.name))
     except InputError as error:
         return _Loaded(item, failure=str(error))
-    return _Loaded(item, data, None if data is None else content_digest(data))
 
 
-def _look_up(space: Space, group: Sequence[_Loaded]) -> list[_Loaded]:
-    known = dict(zip(keys, space.get_many(keys), strict=True)) if (keys := _digests(group)) else {}
-    return [each if each.digest is None else each._replace(places=known[each.digest]) for each in group]
+def _read(some: Iterable[_Loaded], size: int, space: Space | None) -> list[_Read]:
+    """A group of pictures, looked up in the cache at once: it answers several questions in the time of one."""
+    loaded = deque(some)
+    keys = [None if space is None or each.data is None else content_digest(each.data) for each in loaded]
+    known = {} if space is None else _known(space, [key for key in keys if key is not None])
+    reads = []
+    for key in keys:
+        each = loaded.popleft()  # so that the encoded bytes of one that is decoded are let go
+        places = None if key is None else known[key]
+        reads.append(_decode(each, key, size) if places is None else _Read(each.item.name, key, places=places))
+    return reads
 
 
-def _digests(group: Sequence[_Loaded]) -> list[bytes]:
-    return list(dict.fromkeys(each.digest for each in group if each.digest is not None))
+def _known(space: Space, keys: list[bytes]) -> dict[bytes, NDArray[np.float32] | None]:
+    rows = space.get_many(keys) if keys else []
+    return {key: None if row is None else row.astype(np.float32) for key, row in zip(keys, rows, strict=True)}
 
 
-def _decode(loaded: _Loaded, size: int) -> _Read:
+def _decode(loaded: _Loaded, key: bytes | None, size: int) -> _Read:
     name = loaded.item.name
-    if loaded.read is not None:
-        return loaded.read
     if loaded.failure:
         return _Read(name, failure=loaded.failure)
-    if loaded.places is not None:
-        return _Read(name, loaded.digest, places=loaded.places)
     try:
         if loaded.data is None:
             return _Read(name, pixels=squash(open_image(loaded.item.image, name), size))
-        return _Read(name, loaded.digest, squash_bytes(loaded.data, name, size))
+        return _Read(name, key, squash_bytes(loaded.data, name, size))
     except InputError as error:
         return _Read(name, failure=str(error))
 
@@ -221,9 +213,103 @@ def _places(model: Model, reads: Sequence[_Read], space: Space | None) -> Places
     if encoded is not None and len(fresh) == len(reads):
         return encoded
     rows = iter(() if encoded is None else encoded)
-    return np.stack([next(rows) if read.places is None else read.places.astype(np.float32) for read in reads])
+    return np.stack([next(rows) if read.places is None else read.places for read in reads])
 
 
 def items_of(images: Iterable[object]) -> Iterator[Item]:
     """Pictures by the name that a person gave them, or by their number."""
     return (Item(file_name(image) or f"number {number}", image) for number, image in enumerate(images, 1))
+
+
+READ_AT_ONCE = 8
+
+
+class _ReadExample(NamedTuple):
+    """Of a whole photograph only what is kept, so that none waits in memory for the network."""
+
+    key: str
+    pixels: Square
+    name: str
+    picture: bytes
+
+
+def encode_examples(
+    model: Model,
+    images: Iterable[object],
+    shown: Sequence[frozenset[str]],
+    known: Mapping[str, Example],
+    keep_pictures: bool,
+    on_error: Callable[[InputError], None] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Example]:
+    """Examples by the digest of their pixels; a picture that is known already is not encoded again."""
+
+    def read(item: tuple[int, object]) -> _ReadExample | InputError:
+        number, image = item
+        try:
+            picture = open_image(image, f"number {number}")
+            small = thumbnail(picture) if keep_pictures else b""
+            name = PurePath(file_name(image)).name
+            return _ReadExample(pixel_digest(picture), squash(picture, model.size), name, small)
+        except InputError as error:
+            if on_error is None:
+                raise
+            return error
+
+    learnt: dict[str, Example] = {}
+    # one more than there are labels for is enough to know
+    numbered = itertools.islice(enumerate(images, 1), len(shown) + 1)
+    sets = iter(shown)
+    good = count = 0
+    for group in batches(prefetch(read, numbered, READ_AT_ONCE), READ_AT_ONCE):
+        count += len(group)
+        same_length(max(count, len(shown)), len(shown))
+        fresh: dict[str, _ReadExample] = {}
+        labels: dict[str, frozenset[str]] = {}
+        for each, names in zip(group, sets, strict=False):
+            if isinstance(each, InputError):
+                assert on_error is not None
+                on_error(each)
+                continue
+            good += 1
+            # twice in one call, as in two labels' folders: it shows what both say
+            labels[each.key] = labels.get(each.key, frozenset()) | names
+            if each.key not in known and each.key not in learnt:
+                fresh[each.key] = each
+        learnt |= _encode_examples(model, fresh)
+        for key, names in labels.items():
+            before = learnt.get(key)
+            learnt[key] = replace(known[key], labels=names) if before is None else _gain(before, names)
+        if progress is not None:
+            progress(len(group))
+    same_length(count, len(shown))
+    if not good:
+        raise InputError("there is no picture to learn from; give at least one that can be read, with its labels")
+    return learnt
+
+
+def encode_again(model: Model, examples: Mapping[str, Example]) -> dict[str, Example]:
+    """The same examples in another model's space, by the small copies that are kept of them."""
+    again: dict[str, Example] = {}
+    for group in batches(iter(examples.items()), READ_AT_ONCE):
+        pixels = [squash(decode(example.picture, example.name), model.size) for _, example in group]
+        for (key, each), places in zip(group, model.encode(stack(pixels)), strict=True):
+            again[key] = Example.of(each.labels, places, each.name, each.picture)
+    return again
+
+
+def _encode_examples(model: Model, fresh: Mapping[str, _ReadExample]) -> Iterator[tuple[str, Example]]:
+    if fresh:
+        places = model.encode(stack([read.pixels for read in fresh.values()]))
+        for (key, read), each in zip(fresh.items(), places, strict=True):
+            yield key, Example.of(frozenset(), each, read.name, read.picture)
+
+
+def _gain(example: Example, names: frozenset[str]) -> Example:
+    return replace(example, labels=example.labels | names)
+
+
+def same_length(images: int, labels: int) -> None:
+    """Refuses pictures without labels and labels without pictures."""
+    if images != labels:
+        raise InputError(f"each picture needs its labels: found {images} pictures and labels for {labels}")
