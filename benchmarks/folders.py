@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 from fewtag.apps.folders import find_pictures
-from tagging import BATCH, bare_seconds, folder_seconds, make_bank, write_jpegs
 
 from fewtag.pictures.decode import stack
 from fewtag.pictures.files import Picture
 from fewtag.research.features.backbone import create_backbone
+from tagging import BATCH, bare_seconds, folder_seconds, make_bank, write_jpegs
 
 COUNT = 2000
 FEW = 400

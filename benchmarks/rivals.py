@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from tagging import side_by_side
 from torch import Tensor
 
 from fewtag.research.bench.evaluate import Pool, evaluate, score_draws
@@ -21,6 +20,7 @@ from fewtag.research.methods.logistic_regression import LogisticRegression
 from fewtag.research.methods.protonet import ProtoNet
 from fewtag.research.types import Logits
 from research import SHAPE, WORDS, labels, make_method, random_targets
+from tagging import side_by_side
 
 LABELS = 16
 EPISODES = 200

@@ -18,13 +18,13 @@ from folders import folders
 from growth import draw_growth, figures, growth
 from page import page
 from rivals import rivals
-from tagging import tagging
 
 from fewtag.files import write_atomically
 from fewtag.research.bench.recipe import Recipe
 from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.bench.results import commit
 from research import research
+from tagging import tagging
 
 PAPER = Path(__file__).parents[1] / "recipes" / "paper.toml"
 
