@@ -1,1 +1,1 @@
-"""The shipped fits, made by scripts/fit_models.py."""
+"""The shipped fits, made by scripts/make_models.py."""
