@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs clean
 .DEFAULT_GOAL := test
 
 .venv/installed: pyproject.toml
@@ -32,5 +32,9 @@ test: lint
 bench: .venv/rivals
 	$(BIN)/python benchmarks/speed.py --out results/speed
 
+# the site, in site/
+docs: .venv/installed
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv build dist demo
+	rm -rf .venv build dist demo site

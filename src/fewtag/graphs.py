@@ -20,7 +20,7 @@ def to_int8(graph: bytes) -> bytes:
     Convolutions in int8 arithmetic run at a fraction of their speed in onnxruntime, and those of few weights suffer
     most; so theirs are bytes in the file alone.
     """
-    return pack_weights(quantise_products(graph))
+    return pack_weights(quantise_products(unpack_weights(graph)))
 
 
 def quantise_products(graph: bytes) -> bytes:
@@ -60,6 +60,29 @@ def pack_weights(graph: bytes, bits: Literal[8, 16] = 8) -> bytes:
             helper.make_node("Mul", [f"{name}.numbers", f"{name}.scales"], [name]),
         ]
     nodes = [*unpack, *proto.graph.node]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    return proto.SerializeToString()
+
+
+def unpack_weights(graph: bytes) -> bytes:
+    """The inverse of `pack_weights`: float weights again, for another packing to begin with."""
+    import onnx
+    from onnx import numpy_helper
+
+    proto = onnx.load_model_from_string(graph)
+    packed = {tensor.name: tensor for tensor in proto.graph.initializer}
+    nodes = []
+    for node in proto.graph.node:
+        name = node.output[0].removesuffix(".numbers")
+        if node.input[:1] not in ([f"{name}.codes"], [f"{name}.numbers"]) or f"{name}.codes" not in packed:
+            nodes.append(node)
+        elif node.op_type == "Mul":
+            codes, scales = (packed[f"{name}.{part}"] for part in ("codes", "scales"))
+            values = numpy_helper.to_array(codes).astype(np.float32) * numpy_helper.to_array(scales)
+            for tensor in (codes, scales):
+                proto.graph.initializer.remove(tensor)
+            proto.graph.initializer.append(numpy_helper.from_array(values, name))
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
     return proto.SerializeToString()

@@ -1,6 +1,6 @@
 """Inference by ONNX Runtime: pixels to places in a model's space."""
 
-import os
+import hashlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -32,10 +32,10 @@ class Network:
     them, which costs most where other programs are busy.
     """
 
-    def __init__(self, graph: Path, device: str = "auto", threads: int | None = None) -> None:
+    def __init__(self, graph: Path, device: str = "auto", threads: int | None = None, sha256: str = "") -> None:
         if device not in DEVICES:
             raise InputError(f"there is no device {device!r}; {nearest(device, DEVICES)}")
-        self.graph, self.wanted = graph, device
+        self.graph, self.wanted, self.sha256 = graph, device, sha256
         self.threads = threads or usable_cores()
         self._lock = threading.Lock()
 
@@ -77,7 +77,10 @@ class Network:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4  # fatal: what matters is said in one sentence
         try:
-            return onnxruntime.InferenceSession(os.fspath(self.graph), options, providers=providers)
+            content = self.graph.read_bytes()
+            if self.sha256 and hashlib.sha256(content).hexdigest() != self.sha256:
+                raise ValueError("it is not the one that the model was fitted with, or damaged")
+            return onnxruntime.InferenceSession(content, options, providers=providers)
         except Exception as error:  # onnxruntime has many kinds, without a base of their own
             said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise InputError(
@@ -93,7 +96,7 @@ class Network:
         return ["CUDAExecutionProvider", "CPUExecutionProvider"] if use_gpu else ["CPUExecutionProvider"]
 
     def __getstate__(self) -> dict[str, object]:
-        return {"graph": self.graph, "wanted": self.wanted, "threads": self.threads}
+        return {"graph": self.graph, "wanted": self.wanted, "threads": self.threads, "sha256": self.sha256}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__ |= state

@@ -50,10 +50,11 @@ def learn(
     Example: fewtag learn pets.fewtag rex.jpg max.jpg --label dog
     """
     from fewtag.cli.terminal import Bars
+    from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.examples import read_examples
 
     shown = read_examples(examples, label or (), root)
-    tagger = open_or_create(bank, model, words, keep_pictures=not no_pictures)
+    tagger = Tagger.open(bank, model=model, words=words, keep_pictures=not no_pictures)
     check_writable(bank)
     known = set(tagger.definitions_)
     names = {name for each in shown for name in each.labels}
@@ -103,6 +104,7 @@ def define(
 
     Example: fewtag define pets.fewtag "ectopia lentis" --like "lens, eye"
     """
+    from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.examples import clean_label
     from fewtag.words.protocol import UnknownWordError
 
@@ -112,7 +114,7 @@ def define(
     if like is not None and not any(word.strip() for word in like.split(",")):
         raise InputError(f'--like {like!r} names no word; give some, as in --like "lens, eye"')
     numbers = None if vector is None else read_vector(vector)
-    tagger = open_or_create(bank, model, words)
+    tagger = Tagger.open(bank, model=model, words=words)
     try:
         tagger.define(name, like=like, vector=numbers, words=not no_words)
     except UnknownWordError as error:
@@ -243,17 +245,6 @@ def open_bank(path: Path, model: str | None = None, words: str | None = None, de
     from fewtag.tagger.tagger import Tagger
 
     return Tagger.load(path, model=model, words=words, device=device)
-
-
-def open_or_create(path: Path, model: str | None, words: str | None, *, keep_pictures: bool = True) -> "Tagger":
-    """An existing bank keeps its model and words: others are refused, rather than mixed with them."""
-    from fewtag.tagger.tagger import Tagger
-
-    if path.exists():
-        tagger = open_bank(path, model, words)
-        tagger.keep_pictures = keep_pictures
-        return tagger
-    return Tagger(model or "default", words=words, keep_pictures=keep_pictures)
 
 
 def check_writable(bank: Path) -> None:

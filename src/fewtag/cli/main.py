@@ -13,6 +13,7 @@ import typer
 
 import fewtag
 from fewtag.cli import banks, cache, export, pictures, research
+from fewtag.cli.options import printable
 from fewtag.errors import InputError
 
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
@@ -51,7 +52,7 @@ def _common(version: Version = False) -> None: ...
 def _show_warning(message: Warning | str, category: type[Warning], *_where: object, **_also: object) -> None:
     """Our own warnings as a sentence; those of libraries are not a person's matter."""
     if category is UserWarning:
-        print(f"fewtag: {message}", file=sys.stderr)
+        print(f"fewtag: {printable(str(message))}", file=sys.stderr)
 
 
 def main() -> None:
@@ -60,11 +61,12 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        _say(f"fewtag: {error}")
+        _say(f"fewtag: {printable(str(error))}")
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        _say("fewtag: stopped; run the same command again, and it goes on from here")
-        raise SystemExit(INTERRUPTED) from None
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:  # by typer, which takes Ctrl-C for itself
+            _say("fewtag: stopped; run the same command again, and it goes on from here")
+        raise
 
 
 def _say(sentence: str) -> None:

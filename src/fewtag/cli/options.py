@@ -29,3 +29,12 @@ def plural(count: int, noun: str) -> str:
     ('1 picture', '3 pictures')
     """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def printable(text: str) -> str:
+    """Without what would steer the terminal.
+
+    >>> printable("red \\x1b[31mdog")
+    'red �[31mdog'
+    """
+    return "".join(letter if letter.isprintable() else "�" for letter in text)

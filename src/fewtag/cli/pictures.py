@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fewtag.cli.cache import Cache, cache_folder
-from fewtag.cli.options import AsJson, Bank, DataFolder, Device, SkipBad, plural
+from fewtag.cli.options import AsJson, Bank, DataFolder, Device, SkipBad, plural, printable
 from fewtag.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -141,18 +141,13 @@ def _to_terminal(bank: Path, sources: list[str], options: "Options", *, as_json:
             facts = {"image": row.image, "failure": row.failure} if row.failure else record(row, list(row.scores))
             print(json_line(facts), end="", flush=True)
         elif row.failure:
-            print(f"fewtag: {_printable(row.failure)}", file=sys.stderr)
+            print(f"fewtag: {printable(row.failure)}", file=sys.stderr)
         else:
             shown = [name for name in row.scores if name in row.tags] if not options.scores else list(row.scores)
             ranked = sorted(shown, key=lambda name: -row.scores[name])
             tags = ", ".join(f"{name} {row.scores[name]:.2f}" for name in ranked) or "–"
-            typer.echo(f"{_printable(row.image)}: {_printable(tags)}")
+            typer.echo(f"{printable(row.image)}: {printable(tags)}")
     return failed
-
-
-def _printable(text: str) -> str:
-    """Without what would steer the terminal."""
-    return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
 def _to_page(bank: Path, sources: list[str], page: Path, options: "Options") -> None:

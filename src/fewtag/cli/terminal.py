@@ -19,6 +19,8 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
+from fewtag.cli.options import printable
+
 HEADLINES = ("macro_ap", "micro_ap", "macro_f1", "micro_f1")
 
 
@@ -76,7 +78,7 @@ def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None
         print(json.dumps(_without_nan(found), indent=2, allow_nan=False))
         return
     console = Console()
-    console.print(Text(title))  # not the table's own: that is wrapped to the table's width
+    console.print(Text(printable(title)))  # not the table's own: that is wrapped to the table's width
     if not found:
         return
     columns = list(next(iter(found.values())))
@@ -92,7 +94,7 @@ def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None
         table.add_column(column.replace("_", "-").replace("ap", "AP").replace("f1", "F1"))
     for name, row in found.items():
         # as text: a label may contain what rich takes for markup
-        table.add_row(*(Text(cell) for cell in (name, *(_cell(row[column]) for column in columns))))
+        table.add_row(*(Text(printable(cell)) for cell in (name, *(_cell(row[column]) for column in columns))))
     console.print(table)
 
 

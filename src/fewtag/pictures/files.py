@@ -65,6 +65,10 @@ class Picture:
         except OSError as error:
             reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
             raise InputError(f"cannot read image {self}: {reason}; check the path") from error
+        except ValueError as error:  # a null character, or what is no text
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"cannot read image {self}: no file can be called so; check the path") from error
         if self.size is not None and len(data) < self.size:
             raise InputError(f"image {self} ends after {len(data)} of {self.size} bytes; copy {self.path} again")
         return data

@@ -26,6 +26,8 @@ class Definition:
     """The names that were looked up."""
     vector: NDArray[np.float32] | None = None
     """Its word vector; none where pictures alone shall speak."""
+    guide: NDArray[np.float32] | None = None
+    """The prototype that this word suggests; kept, so that examples come and go without the table of words."""
     explicit: bool = False
     """Whether a person said so: it then outlives the label's examples."""
     threshold: float | None = None
@@ -172,11 +174,8 @@ class Bank:
 
 def prototype(model: Model, definition: Definition, examples: Sequence[Example]) -> NDArray[np.float32]:
     """The sum of what is attended to in each example, with the label's word mixed in."""
-    if definition.vector is None:
-        # guided by nothing, all places count alike; mixed with nothing, pictures alone speak
-        guide = np.zeros((1, model.space.size), np.float32)
-    else:
-        guide = model.word_prototypes(definition.vector[None])
+    # guided by nothing, all places count alike; mixed with nothing, pictures alone speak
+    guide = np.zeros((1, model.space.size), np.float32) if definition.guide is None else definition.guide[None]
     if not examples:
         return guide[0]
     # one at a time, so that a thousand examples of a label need no more memory than one
@@ -188,7 +187,8 @@ def prototype(model: Model, definition: Definition, examples: Sequence[Example])
 
 def by_name(name: str, model: Model, *, explicit: bool = False) -> Definition:
     """Its own word; an unknown one is refused with the ways out."""
-    return Definition("name", (name,), model.words.vector(name), explicit)
+    vector = model.words.vector(name)
+    return Definition("name", (name,), vector, model.word_prototypes(vector[None])[0], explicit)
 
 
 def define(
@@ -206,7 +206,8 @@ def define(
     if not words:
         return Definition("none", explicit=True)
     if vector is not None:
-        return Definition("vector", vector=_own_vector(name, vector, model), explicit=True)
+        own = _own_vector(name, vector, model)
+        return Definition("vector", (), own, model.word_prototypes(own[None])[0], explicit=True)
     if like is None:
         return by_name(name, model, explicit=True)
     alike = tuple(
@@ -214,8 +215,8 @@ def define(
     )
     if not alike:
         raise InputError(f"label {name!r} is like nothing; name at least one known word")
-    vectors = [_meaning(word, name, model, labels) for word in alike]
-    return Definition("like", alike, np.mean(vectors, axis=0, dtype=np.float32), explicit=True)
+    mean = np.stack([_meaning(word, name, model, labels) for word in alike]).mean(axis=0)
+    return Definition("like", alike, mean, model.word_prototypes(mean[None])[0], explicit=True)
 
 
 def _meaning(word: str, name: str, model: Model, labels: Mapping[str, Definition]) -> NDArray[np.float32]:
@@ -225,7 +226,7 @@ def _meaning(word: str, name: str, model: Model, labels: Mapping[str, Definition
 
 
 def _own_vector(name: str, vector: object, model: Model) -> NDArray[np.float32]:
-    wanted = len(model.own_map.mean) if model.words_source is None else model.words.dimensions
+    wanted = len(model.word_map.mean)
     has = f"words {model.words_name!r} have {wanted}"
     try:
         numbers = np.array(vector, dtype=np.float32)

@@ -53,6 +53,7 @@ def _arrays(bank: Bank) -> dict[str, NDArray[Any]]:
     """A row for each word, prototype and example; kinds that there are none of are left out."""
     rows: dict[str, list[NDArray[Any]]] = {
         "words": [each.vector for each in bank.definitions.values() if each.vector is not None],
+        "guides": [each.guide for each in bank.definitions.values() if each.guide is not None],
         "prototypes": list(bank.prototypes.values()),
         "codes": [example.codes for example in bank.examples.values()],
         "scales": [example.scales for example in bank.examples.values()],
@@ -76,7 +77,7 @@ def read_bank(path: Path) -> tuple[dict[str, Any], Bank]:
     header, arrays = read_arrays(path, KIND)
     try:
         return _checked(path, header), _bank(header, arrays)
-    except (LookupError, ValueError, TypeError, AttributeError, StopIteration) as error:
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise _damaged(path) from error
 
 
@@ -87,7 +88,7 @@ def _checked(path: Path, header: dict[str, Any]) -> dict[str, Any]:
             f"bank {path} was written by fewtag 0.1, whose banks keep no pictures to move to this version's words and "
             "network with; learn its examples again into a new bank"
         )
-    if not isinstance(version, int) or version < 1:
+    if not isinstance(version, int) or version < 1 or "arrays" not in header:
         raise _damaged(path)
     if version > FORMAT:
         raise InputError(f"bank {path} has format {version}, this fewtag reads up to {FORMAT}; update fewtag")
@@ -95,9 +96,7 @@ def _checked(path: Path, header: dict[str, Any]) -> dict[str, Any]:
         facts, labels, examples = header["model"], header["labels"], header["examples"]
         sound = all(isinstance(facts[key], str) for key in ("source", "fingerprint", "name", "words"))
         sound &= all(isinstance(facts[key], int) for key in ("places", "space", "own_words"))
-        sound &= all(isinstance(label["name"], str) and label["name"] and label["kind"] in KINDS for label in labels)
-        sound &= all(isinstance(label["examples"], int) for label in labels)
-        sound &= all(isinstance(example["digest"], str) for example in examples)
+        sound &= all(_is_label(label) for label in labels) and all(_is_example(example) for example in examples)
     except (LookupError, TypeError) as error:
         raise _damaged(path) from error
     if not sound:
@@ -105,15 +104,43 @@ def _checked(path: Path, header: dict[str, Any]) -> dict[str, Any]:
     return header
 
 
+def _is_label(label: dict[str, Any]) -> bool:
+    chances = (label["threshold"], label["own_threshold"])
+    return (
+        isinstance(label["name"], str)
+        and bool(label["name"].strip())
+        and label["kind"] in KINDS
+        and isinstance(label["words"], list)
+        and all(isinstance(word, str) for word in label["words"])
+        and isinstance(label["explicit"], bool)
+        and isinstance(label["examples"], int)
+        and all(chance is None or (isinstance(chance, int | float) and 0 <= chance <= 1) for chance in chances)
+    )
+
+
+def _is_example(example: dict[str, Any]) -> bool:
+    return (
+        isinstance(example["digest"], str)
+        and isinstance(example["name"], str)
+        and isinstance(example["bytes"], int)
+        and example["bytes"] >= 0
+        and all(isinstance(number, int) and number >= 0 for number in example["labels"])
+    )
+
+
 def _bank(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Bank:
-    words = iter(_typed(arrays, "words", np.float32, 2))
+    worded = [label["name"] for label in header["labels"] if label["kind"] != "none"]
+    words, guides = _typed(arrays, "words", np.float32, 2), _typed(arrays, "guides", np.float32, 2)
+    vectors = dict(zip(worded, words, strict=True))
+    suggested = dict(zip(worded, guides, strict=True))
     definitions = {
         label["name"]: Definition(
             label["kind"],
             tuple(label["words"]),
-            None if label["kind"] == "none" else next(words),
-            bool(label["explicit"]),
-            label.get("own_threshold"),
+            vectors.get(label["name"]),
+            suggested.get(label["name"]),
+            label["explicit"],
+            label["own_threshold"],
         )
         for label in header["labels"]
     }
@@ -125,8 +152,8 @@ def _bank(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Bank:
     if [len(bank.members[name]) for name in names] != [label["examples"] for label in header["labels"]]:
         raise ValueError("labels count other examples than there are")
     places, space = header["model"]["places"], header["model"]["space"]
-    if any(example.codes.shape != (places, space) for example in examples.values()) or (
-        len(prototypes) and prototypes.shape[1] != space
+    if any(example.codes.shape != (places, space) for example in examples.values()) or any(
+        len(vectors) and vectors.shape[1] != space for vectors in (prototypes, guides)
     ):
         raise ValueError("the numbers are of another space")
     return bank
@@ -152,6 +179,8 @@ def _typed(arrays: dict[str, NDArray[Any]], name: str, dtype: type[np.generic], 
         return np.empty((0,) * axes, dtype)
     if array.dtype != dtype or array.ndim != axes:
         raise ValueError(f"{name} are {array.dtype} of {array.ndim} axes")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} are not all finite")
     return array
 
 

@@ -199,13 +199,24 @@ def session(graph: bytes) -> Run:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    opened = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    try:
+        opened = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has many kinds, without a base of their own
+        raise _unusable(error) from error
 
     def run(pixels: Pixels, labels: Table) -> NDArray[np.float32]:
         values = (np.ascontiguousarray(pixels), *(labels[name] for name in INPUTS[1:]))
-        return opened.run([OUTPUT], dict(zip(INPUTS, values, strict=True)))[0]
+        try:
+            return opened.run([OUTPUT], dict(zip(INPUTS, values, strict=True)))[0]
+        except Exception as error:
+            raise _unusable(error) from error
 
     return run
+
+
+def _unusable(error: Exception) -> InputError:
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    return InputError(f"onnxruntime cannot run the graph ({said}); delete {GRAPH}, if it is there, and export again")
 
 
 def packed(labels: Table) -> bytes:

@@ -18,7 +18,7 @@ from fewtag.errors import InputError
 from fewtag.pictures.decode import decode, upright
 from fewtag.pictures.files import Picture
 
-ImageLike = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | np.ndarray | Picture
+ImageLike = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | Image.Image | np.ndarray | Picture
 _THUMBNAIL = (336, 336)
 _QUALITY = 80
 
@@ -32,7 +32,10 @@ def encoded_bytes(image: object, name: str) -> bytes | None:
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if isinstance(image, io.IOBase) or hasattr(image, "read"):
-        data = image.read()
+        try:
+            data = image.read()
+        except (OSError, ValueError) as error:  # closed, or opened for writing
+            raise InputError(f"cannot read image {name}: {error}; open it again") from error
         if isinstance(data, bytes):
             return data
         raise InputError(f"image {name} is a file of text; open it with mode 'rb'")
@@ -69,7 +72,7 @@ def file_name(image: object) -> str:
 
 def several(images: object) -> Iterable[object]:
     """One picture counts as a list of one; an array of four dimensions is a list of arrays."""
-    if isinstance(images, np.ndarray):
+    if isinstance(images, np.ndarray) and images.ndim:
         return [images] if images.ndim in {2, 3} and images.dtype.kind not in "UO" else images
     if isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | io.IOBase | Picture):
         return [images]

@@ -46,6 +46,11 @@ class Model:
     absent_words: str = ""
     """Which words a bank was made with, if their file was not named: none can be looked up then."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        # the shipped table is in every installation: a copy need not carry it
+        left_out = set() if self.words_source else {"words"}
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+
     @property
     def size(self) -> int:
         """Side of the squares that the network takes."""
@@ -131,7 +136,7 @@ def load_model(
             name,
             source,
             header,
-            Network(path.parent / header["network"]["file"], device),
+            Network(path.parent / header["network"]["file"], device, sha256=header["network"]["sha256"]),
             Space(floats["mean"], floats["basis"]),
             floats["base_prototypes"],
             WordMap(floats["word_mean"], floats["word_map"]),

@@ -1,5 +1,6 @@
 """The tagger: new labels from one example each, without training."""
 
+import json
 import os
 import threading
 import warnings
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from fewtag.cache import Cache
 from fewtag.errors import InputError
-from fewtag.files import locked
+from fewtag.files import digest, locked
 from fewtag.pictures.decode import squash
 from fewtag.tagger.bank import Bank, Definition, by_name, define
 from fewtag.tagger.bank_file import read_bank, read_header, write_bank
@@ -63,7 +64,7 @@ class Tagger:
         self._lock = threading.RLock()  # for writers; readers take the bank once, and it never changes
         self._bank = Bank()
         self._saved: tuple[Path, str] | None = None
-        self._changes: list[Change] = []
+        self._changes: list[Change] = []  # since that file was read or written
 
     def __repr__(self) -> str:
         known = f"labels={len(self._bank.definitions)}, examples={len(self._bank.examples)}"
@@ -147,7 +148,8 @@ class Tagger:
                 return self
             if new in self._bank.definitions and not merge:
                 raise InputError(f"there is a label {new!r} already; merge the two, or choose another name")
-            meaning = self._definition(new)
+            known = self._bank.definitions
+            meaning = self._definition(new) if known[old].kind == "name" and new not in known else known[old]
             self._do(lambda bank: bank.rename(self.model, old, new, meaning))
         return self
 
@@ -278,19 +280,14 @@ class Tagger:
         """Write one file; a kill in the middle leaves the old one.
 
         Where another process changed the bank that this tagger was loaded from, or saved to, since then, what was
-        taught here is added to that, and nothing is lost.
+        taught here is added to that, and nothing is lost. Another file is replaced.
         """
         target = Path(path)
         with self._lock, locked(target):
             if self._saved is not None and self._saved[0] == target.resolve() and target.exists():
-                header = read_header(target)
-                if header["arrays"] != self._saved[1] and header["model"]["fingerprint"] == self.model.fingerprint:
-                    bank = read_bank(target)[1]
-                    for change in self._changes:
-                        bank = change(bank)
-                    self._bank = bank
+                self._catch_up(target)
             write_bank(target, self._bank, self.model.facts, self.thresholds_)
-            self._note_saved(target)
+            self._note_saved(target, read_header(target))
 
     @classmethod
     def load(
@@ -305,16 +302,16 @@ class Tagger:
         """What `save` wrote. `model` says where that file is now, if it has moved; `words` where word vectors of one's
         own are, which only new names need. With `upgrade` a bank of another model moves to this one: its examples'
         small copies go through the network again."""
-        facts = read_header(Path(path))["model"]
+        header = read_header(Path(path))
+        facts = header["model"]
         if not isinstance(model, Model):
             # a path that stands in a bank is never opened for words: who sends a bank could name any file
             absent = facts["words"] if facts["own_words"] and words is None else ""
             model = load_model(model or facts["source"], words=words, device=device, absent_words=absent)
         tagger = cls(model)
         header, bank = read_bank(Path(path))
-        if model.fingerprint == facts["fingerprint"]:
+        if model.fingerprint == header["model"]["fingerprint"]:
             tagger._bank = bank
-            tagger._note_saved(Path(path))
         elif upgrade:
             tagger._bank = tagger._moved(bank, path)
         else:
@@ -322,6 +319,27 @@ class Tagger:
                 f"bank {path} was made with another model {facts['name']!r} (words {facts['words']!r}, fewtag "
                 f"{header['fewtag']}); move it to this one with `upgrade`, or load it with that one"
             )
+        tagger._note_saved(Path(path), header)
+        return tagger
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        model: str | None = None,
+        words: str | None = None,
+        device: str = "auto",
+        keep_pictures: bool = True,
+    ) -> "Tagger":
+        """The bank at this path, or a new one for it: `save` adds to what another process may put there meanwhile."""
+        target = Path(path)
+        if target.exists():
+            tagger = cls.load(target, model=model, words=words, device=device)
+            tagger.keep_pictures = keep_pictures
+        else:
+            tagger = cls(model or "default", words=words, device=device, keep_pictures=keep_pictures)
+            tagger._saved = target.resolve(), ""
         return tagger
 
     def _moved(self, old: Bank, path: str | os.PathLike[str]) -> Bank:
@@ -358,7 +376,10 @@ class Tagger:
         learnt = encode_examples(self.model, pictures, shown, known, self.keep_pictures, on_error, progress)
         with self._lock:
             kept = {label for label, each in self._bank.definitions.items() if each.explicit or not afresh}
-            definitions = {name: self._definition(name) for name in names if name not in kept}
+            # known ones too: another process may have forgotten them when this is saved
+            definitions = {
+                name: self._bank.definitions[name] if name in kept else self._definition(name) for name in names
+            }
             self._do(lambda bank: bank.learn(self.model, definitions, learnt, afresh=afresh))
         return self
 
@@ -377,10 +398,25 @@ class Tagger:
 
     def _do(self, change: Change) -> None:
         self._bank = change(self._bank)
-        self._changes.append(change)
+        if self._saved is not None:
+            self._changes.append(change)
 
-    def _note_saved(self, path: Path) -> None:
-        self._saved, self._changes = (path.resolve(), read_header(path)["arrays"]), []
+    def _catch_up(self, path: Path) -> None:
+        """Does what was taught since the file was read to the bank that is there now, if that is another one."""
+        header = read_header(path)
+        if self._saved == (path.resolve(), _state(header)):
+            return
+        if header["model"]["fingerprint"] != self.model.fingerprint:
+            raise InputError(
+                f"bank {path} is now one of another model {header['model']['name']!r}; load it again, or save elsewhere"
+            )
+        bank = read_bank(path)[1]
+        for change in self._changes:
+            bank = change(bank)
+        self._bank = bank
+
+    def _note_saved(self, path: Path, header: dict[str, Any]) -> None:
+        self._saved, self._changes = (path.resolve(), _state(header)), []
 
     def _examples_meant(self, name: str, image: ImageLike | None, example: str | int | None) -> list[str] | None:
         """The keys of the examples of a label that a person means; None for all of it."""
@@ -406,4 +442,11 @@ class Tagger:
         return [key for key, each in zip(keys, names, strict=True) if each == example]
 
     def _scorer(self, threshold: float | None = None, bank: Bank | None = None) -> Scorer:
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise InputError(f"the threshold is {threshold}; give one from 0 to 1, or None for each label's own")
         return Scorer(bank or self._bank, self.model.calibration, self.model.strengths, threshold)
+
+
+def _state(header: Mapping[str, Any]) -> str:
+    """A digest of all that a bank's file says: its header holds the sum of its numbers."""
+    return digest(json.dumps(header, sort_keys=True))

@@ -1,8 +1,8 @@
 """Paths and URLs alike: folders of files here, or wherever fsspec finds them."""
 
 import os
-import shutil
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,7 +118,8 @@ class Folder:
             system, path = file_system(join(self.location, name))
             system.rm_file(path)
 
-    def remove_all(self) -> None:
-        """With all that is in it; for folders of our own alone."""
-        assert self.path is not None, "only folders here are ours to remove"
-        shutil.rmtree(self.path, ignore_errors=True)
+    def remove_if_empty(self) -> None:
+        """A store behind a URL has no empty folders."""
+        if self.path is not None:
+            with suppress(OSError):
+                self.path.rmdir()

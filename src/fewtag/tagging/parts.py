@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fewtag.errors import InputError
+from fewtag.files import digest
 from fewtag.tagger.stream import Tagged
 from fewtag.tagging.locations import Folder
 from fewtag.tagging.sources import Shard
@@ -98,6 +99,13 @@ class Parts:
             for image, why in self._note(number)["failures"]:
                 yield Tagged(image, failure=why)
 
+    def remove(self) -> None:
+        """Parts and manifest, and the folder if nothing else is in it; the manifest last, by which they are ours."""
+        ours = {name for name in self.folder.names() if name.startswith("part-") or name.endswith(".part")}
+        for name in (*sorted(ours), MANIFEST):
+            self.folder.remove(name)
+        self.folder.remove_if_empty()
+
     def _counts(self, shard: Shard) -> Counts | None:
         """None where the part is of other pictures, or damaged."""
         try:
@@ -111,18 +119,21 @@ class Parts:
         """What a part says of itself."""
         content = self.folder.read(self.name(number))
         if self.ending == "jsonl":
-            lines = content.splitlines()
-            note: dict[str, Any] = json.loads(lines[0])
-            if len(lines) != 1 + note["tagged"] + note["failed"]:
-                raise ValueError("rows are missing")
+            first, _, rows = content.partition(b"\n")
+            note: dict[str, Any] = json.loads(first)
+            if note["sum"] != digest(rows):
+                raise ValueError("rows are missing or damaged")
             return note
         import pyarrow.lib
         import pyarrow.parquet
 
         try:
-            return json.loads(pyarrow.parquet.read_metadata(io.BytesIO(content)).metadata[_NOTE])
+            note = json.loads(pyarrow.parquet.read_metadata(io.BytesIO(content)).metadata[_NOTE])
         except pyarrow.lib.ArrowException as error:
             raise ValueError(str(error)) from error
+        if len(note["failures"]) != note["failed"]:
+            raise ValueError("failures are missing")
+        return note
 
     def _rows(self, content: bytes) -> Iterator[Tagged]:
         if self.ending == "jsonl":
@@ -156,12 +167,13 @@ def _value(value: object) -> str:
 
 
 def _jsonl(rows: Sequence[Tagged], note: dict[str, Any], labels: Labels) -> bytes:
-    lines = [json.dumps(note) + "\n"]
+    lines = []
     for row in rows:
         # a name that is no text is written as Python would
         name = row.image.encode(errors="backslashreplace").decode()
         lines.append(json_line({"image": name, "failure": row.failure} if row.failure else record(row, labels)))
-    return "".join(lines).encode()
+    content = "".join(lines).encode()
+    return json.dumps(note | {"sum": digest(content)}).encode() + b"\n" + content
 
 
 def _parquet(rows: Sequence[Tagged], good: Sequence[Tagged], note: dict[str, Any], labels: Labels) -> bytes:

@@ -25,7 +25,9 @@ from fewtag.tagging.parts import Counts
 from fewtag.tagging.run import Advance, Work, finish_shards, open_tagger
 from fewtag.tagging.sources import Shard
 
-LOOPBACK = "127.0.0.1"
+# by Ray's own name, what it does on macOS and Windows: no other machine may join, so that nothing listens to them. An
+# address of 127.0.0.1 does not do it: Ray replaces that by one that others can reach
+_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 _ANSWERS_WITHIN = 3.0
 # offline and private, and quiet: what matters to a person is told in one sentence
 _QUIET = {
@@ -86,7 +88,7 @@ def open_cluster(address: str | None) -> Iterator[Nodes]:
     """Its machines; a cluster that was started here listens on the loopback alone and ends with the run."""
     if address is not None:
         check_address(address)
-    ray = _import_ray()
+    ray = _import_ray(loopback=address is None)
     # Ray prints the deaths of workers on standard output, where --json is for machines
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
@@ -101,7 +103,7 @@ def open_cluster(address: str | None) -> Iterator[Nodes]:
 
 
 def _connect(ray: ModuleType, address: str | None) -> None:
-    local: dict[str, Any] = {"num_cpus": usable_cores(), "include_dashboard": False, "_node_ip_address": LOOPBACK}
+    local: dict[str, Any] = {"num_cpus": usable_cores(), "include_dashboard": False}
     try:
         with _without_stderr():
             ray.init(
@@ -117,9 +119,9 @@ def _connect(ray: ModuleType, address: str | None) -> None:
         raise InputError(f"{where}: {said[:300]}; {what_to_do}look at it with: ray status") from error
 
 
-def _import_ray() -> ModuleType:
-    """Quiet, if this is the first import of it."""
-    for name, value in _QUIET.items():
+def _import_ray(*, loopback: bool) -> ModuleType:
+    """Quiet, and for a cluster of its own on the loopback, if this is the first import of it."""
+    for name, value in (_QUIET | (_LOOPBACK if loopback else {})).items():
         os.environ.setdefault(name, value)
     try:
         import ray

@@ -15,7 +15,7 @@ from fewtag import __version__
 from fewtag.cache import Cache
 from fewtag.cache import Space as CacheSpace
 from fewtag.errors import InputError
-from fewtag.files import digest, locked, write_atomically
+from fewtag.files import locked, write_atomically
 from fewtag.tagger.bank_file import read_header
 from fewtag.tagger.stream import BATCH, Item, Scorer, Tagged, place_space, tag_stream
 from fewtag.tagger.tagger import Tagger
@@ -85,7 +85,9 @@ def tag(
     begin: Begin = lambda _task, _total: lambda _count: None,
 ) -> Summary:
     """Tags every picture into a table, or into a folder of Parquet parts where `out` ends like no table."""
-    joined = Path(out).suffix.lower() in WRITERS and local_path(out) is not None
+    here = local_path(out)
+    out = out if here is None else str(here)
+    joined = here is not None and here.suffix.lower() in WRITERS
     content, labels = _read_bank(bank)
     if joined:
         check_table(Path(out))
@@ -93,7 +95,7 @@ def tag(
     else:
         _check_folder(out)
     source = open_source(sources)
-    with locked(Path(out), seconds=0.5) if joined else nullcontext():
+    with nullcontext() if here is None else locked(here, seconds=0.5):
         if joined and not force:
             _refuse_other_table(Path(out))
         parts = Parts(f"{absolute(out)}.parts", "jsonl") if joined else Parts(absolute(out), "parquet")
@@ -124,7 +126,7 @@ def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Iterator[t
     waiting = iter(items)
     with opened_cache(tagger, options.cache) as space:
         for rows in tag_stream(tagger.model, scorer, items, batch=options.batch, space=space):
-            yield from zip(waiting, rows, strict=False)
+            yield from ((next(waiting), row) for row in rows)
 
 
 @dataclass(frozen=True)
@@ -152,18 +154,18 @@ class _Run:
     def __init__(self, work: Work, source: Source, about: dict[str, Any], begin: Begin) -> None:
         self.work, self.source, self.about, self.begin = work, source, about, begin
         before = self._before()
-        self.size = int(before["shard"]) if before else None
-        self.shards = source.shards(self.size) if self.size else []
-        self.done = work.parts.finished(self.shards) if before else {}
+        self.begun = before is not None
+        self.size = int(before["shard"]) if before else 0
+        self.done = work.parts.finished(source.shards(self.size)) if before else {}
 
     def here(self) -> _Outcome:
         """In this process."""
         since = time.perf_counter()
-        self._start(self.work.options.shard or LOCAL_SHARD)
-        missing = self._missing()
+        missing = self._missing(self.work.options.shard or LOCAL_SHARD)
         if not missing:
             return _Outcome(self.done, len(self.done))
         tagger = open_tagger(self.work, self.work.options.device)
+        self._start()
         advance = self._begin(missing)
         started = time.perf_counter()
         with opened_cache(tagger, self.work.options.cache) as space:
@@ -176,13 +178,13 @@ class _Run:
         """By the workers of a cluster."""
         from fewtag.tagging.ray_engine import finish_on_ray, open_cluster
 
-        if self.size and not self._missing():
+        if self.begun and not self._missing(self.size):
             return _Outcome(self.done, len(self.done))
         since = time.time()
         with open_cluster(ray.address) as nodes:
             share = nodes.share(ray.workers)
-            self._start(self.work.options.shard or shard_size(len(self.source), share.workers))
-            missing = self._missing()
+            missing = self._missing(self.work.options.shard or shard_size(len(self.source), share.workers))
+            self._start()
             ready, finished = finish_on_ray(missing, self.work, share, self._begin(missing))
             ended = time.time()
         times = round(ended - ready, 3), round(ready - since, 3)
@@ -196,18 +198,20 @@ class _Run:
             return None
         now = self.about | {"shard": wanted or before["shard"]}
         if parts.ending == "jsonl" and any(before.get(key) != now[key] for key in now):
-            parts.folder.remove_all()
+            parts.remove()
             return None
         check_same(before, now, parts.folder.location)
         return before
 
-    def _start(self, size: int) -> None:
-        if self.size is None:
-            self.size, self.shards = size, self.source.shards(size)
-            self.work.parts.begin(self.about | {"shard": size})
+    def _missing(self, size: int) -> list[Shard]:
+        """The shards that are not finished; of this size, if nothing was begun."""
+        self.size = self.size or size
+        return [shard for shard in self.source.shards(self.size) if shard.number not in self.done]
 
-    def _missing(self) -> list[Shard]:
-        return [shard for shard in self.shards if shard.number not in self.done]
+    def _start(self) -> None:
+        """Once nothing is left to be refused: what is refused leaves nothing behind."""
+        if not self.begun:
+            self.work.parts.begin(self.about | {"shard": self.size})
 
     def _begin(self, missing: Sequence[Shard]) -> Advance:
         before = sum(counts.tagged + counts.failed for counts in self.done.values())
@@ -304,19 +308,28 @@ def _refuse_other_table(out: Path) -> None:
     if not out.exists():
         return
     try:
-        written = json.loads(record_of(out).read_text(encoding="utf-8"))["table"]
+        ours = json.loads(record_of(out).read_text(encoding="utf-8"))["tables"]
     except (OSError, ValueError, LookupError, TypeError):
-        written = None
-    if written != digest(out.read_bytes()):
+        ours = []
+    if not isinstance(ours, list) or _sum(out) not in ours:
         raise InputError(f"--out {out} exists and is not what fewtag wrote there; name another, or give --force")
 
 
 def _join(out: Path, parts: Parts, numbers: Sequence[int], work: Work, about: dict[str, Any]) -> None:
-    """The parts as one table, then its record, then the parts go."""
-    write_table(out, (row for row in parts.rows(numbers) if not row.failure), work.scored)
-    facts = about | {"table": digest(out.read_bytes())}
-    write_atomically(record_of(out), json.dumps(facts, indent=2).encode())
-    parts.folder.remove_all()
+    """The parts as one table, with a record by which it is known as ours; then the parts go."""
+
+    def note(part: Path) -> None:
+        # before it takes its place, and with the one that is there: a kill in between makes neither a stranger's
+        ours = [_sum(path) for path in (part, out) if path.exists()]
+        write_atomically(record_of(out), json.dumps(about | {"tables": ours}, indent=2).encode())
+
+    write_table(out, (row for row in parts.rows(numbers) if not row.failure), work.scored, note)
+    parts.remove()
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write_failures(out: str, failed: Sequence[Tagged]) -> None:

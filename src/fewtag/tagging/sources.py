@@ -2,7 +2,7 @@
 
 import json
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
@@ -11,7 +11,14 @@ from urllib.parse import unquote
 
 from fewtag.errors import InputError
 from fewtag.files import digest
-from fewtag.pictures.files import IMAGE_ENDINGS, Picture, is_image_name, walk
+from fewtag.pictures.files import (
+    IMAGE_ENDINGS,
+    OTHERS_FOLDERS,
+    UNREADABLE_ENDINGS,
+    Picture,
+    is_image_name,
+    walk,
+)
 from fewtag.tagger.stream import Item
 from fewtag.tagging.locations import file_system, is_url, local_path, reason
 
@@ -181,8 +188,7 @@ def _folder(folder: Path, prefix: str) -> Source:
     ]
     if any(not entry.problem for entry in entries):
         return Source(entries)
-    # hidden files and folders, and those that Spark and Arrow keep their notes in, are none of the tables
-    inside = [path for path in sorted(folder.rglob("*")) if not _hidden(path.relative_to(folder).as_posix())]
+    inside = [path for path in sorted(folder.rglob("*")) if not _is_note(path.relative_to(folder).as_posix())]
     if archives := [path for path in inside if path.suffix.lower() == ".tar"]:
         return Source([*entries, *(entry for path in archives for entry in _archive(path, above))])
     tables = [path for path in inside if path.suffix.lower() == ".parquet"]
@@ -211,9 +217,10 @@ def _archive(path: Path, prefix: str) -> Iterator[Entry]:
         # "r:" refuses compressed archives, in which a seek would land nowhere
         with tarfile.open(path, "r:") as archive:
             for member in archive:
-                if member.isreg() and not member.issparse() and is_image_name(member.name):
-                    name = f"{above}{member.name.removeprefix('./')}"
-                    yield Entry(name, location, stamp, member.offset_data, member.size)
+                name = member.name.removeprefix("./")
+                problem = _judge(name) if member.isreg() and not member.issparse() else None
+                if problem is not None:
+                    yield Entry(f"{above}{name}", location, stamp, member.offset_data, member.size, problem)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise InputError(f"cannot read {path} as an uncompressed tar archive ({error}); pack it again") from error
 
@@ -221,25 +228,35 @@ def _archive(path: Path, prefix: str) -> Iterator[Entry]:
 def _remote(source: str) -> Source:
     files = _find(source)
     system, root = file_system(source)
-    tables = {system.unstrip_protocol(path): stamp for path, stamp in files.items() if path.endswith(".parquet")}
-    pictures = {path: stamp for path, stamp in files.items() if is_image_name(path)}
-    if not pictures and not tables:
-        raise InputError(f"{source} holds no picture ({_endings()}) and no Parquet table; check the location")
-    if not pictures:
-        return _open_tables(tables)
     top = root.rstrip("/")
-    named = [
-        (path.rsplit("/", 1)[1] if path.rstrip("/") == top else path.removeprefix(f"{top}/"), path, stamp)
-        for path, stamp in pictures.items()
-    ]
     # the links of a web page are escaped; the names of files are not
-    web = source.startswith("http")
-    return Source(
-        [
-            Entry(unquote(name) if web else name, system.unstrip_protocol(path), stamp)
-            for name, path, stamp in sorted(named)
-        ]
-    )
+    unescape: Callable[[str], str] = unquote if source.startswith("http") else str
+    entries = []
+    for path, stamp in files.items():
+        name = unescape(path.rsplit("/", 1)[1] if path.rstrip("/") == top else path.removeprefix(f"{top}/"))
+        if (problem := _judge(name)) is not None:
+            entries.append(Entry(name, system.unstrip_protocol(path), stamp, problem=problem))
+    if any(not entry.problem for entry in entries):
+        return Source(sorted(entries, key=lambda entry: entry.name))
+    tables = {
+        system.unstrip_protocol(path): stamp
+        for path, stamp in files.items()
+        if path.endswith(".parquet") and not _is_note(path.removeprefix(top))
+    }
+    if not tables and not entries:
+        raise InputError(f"{source} holds no picture ({_endings()}) and no Parquet table; check the location")
+    return _open_tables(tables) if tables else Source(entries)
+
+
+def _judge(name: str) -> str | None:
+    """None for what is no picture by its name, with slashes; else why it is not read, or nothing."""
+    *folders, last = name.split("/")
+    if any(folder.startswith(".") or folder.lower() in OTHERS_FOLDERS for folder in folders) or last.startswith("."):
+        return None
+    ending = PurePosixPath(last).suffix.lower()
+    if ending in UNREADABLE_ENDINGS:
+        return f"image {name} is of a kind that is not read ({ending}); convert it to JPEG"
+    return "" if is_image_name(last) else None
 
 
 def _find(source: str) -> dict[str, list[str]]:
@@ -258,7 +275,7 @@ def _find(source: str) -> dict[str, list[str]]:
         path: [str(facts[key]) for key in _STAMPS if facts.get(key) is not None]
         for path, facts in listed.items()
         # a page may link elsewhere
-        if path.rstrip("/") == top or (path.startswith(f"{top}/") and not _hidden(path.removeprefix(f"{top}/")))
+        if path.rstrip("/") == top or path.startswith(f"{top}/")
     }
 
 
@@ -273,12 +290,13 @@ def _open_tables(tables: dict[str, Any]) -> Source:
 def _stamp(path: Path) -> tuple[int, int] | None:
     try:
         stat = path.stat()
-    except OSError:
+    except (OSError, ValueError):
         return None
     return stat.st_size, stat.st_mtime_ns
 
 
-def _hidden(name: str) -> bool:
+def _is_note(name: str) -> bool:
+    """Hidden files and folders, and those that Spark and Arrow keep their notes in, are none of the tables."""
     return any(part.startswith((".", "_")) for part in name.split("/"))
 
 

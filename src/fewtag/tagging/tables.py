@@ -47,10 +47,16 @@ def check_labels(out: Path, labels: Sequence[str], *, scores: bool) -> None:
             raise InputError(f"label {label!r} would be a second column of that name in {out}; write .jsonl instead")
 
 
-def write_table(out: Path, rows: Iterable[Tagged], labels: Labels) -> None:
-    """The whole table or nothing; rows are taken one by one, so that they need not all be in memory."""
+def write_table(
+    out: Path, rows: Iterable[Tagged], labels: Labels, note: Callable[[Path], None] = lambda _: None
+) -> None:
+    """The whole table or nothing; rows are taken one by one, so that they need not all be in memory.
+
+    `note` is told of the finished file before it takes its place.
+    """
     with replacing(out) as part:
         WRITERS[out.suffix.lower()](part, rows, labels)
+        note(part)
 
 
 def failures_csv(failed: Iterable[Tagged]) -> bytes:

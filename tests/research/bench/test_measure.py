@@ -12,7 +12,7 @@ import pytest
 from fewtag.cache import Cache
 from fewtag.research.bench import measure as module
 from fewtag.research.bench.metrics import METRICS
-from fewtag.research.bench.results import read_rows
+from fewtag.research.bench.results import read_rows, write_rows
 from fewtag.research.bench.train import prepare
 from fewtag.research.methods import METHODS
 from fewtag.research.methods.protonet import ProtoNet
@@ -140,8 +140,8 @@ def test_runs_that_are_measured_with_other_shots_share_one_training(
     short = ("--set", "training.episodes=4", "--set", "training.validate_every=4")
     assert cli("bench", shapes / "recipe.toml", "--only", "attention-1", "--only", "attention-3", *short).code == 0
     assert trained == ["attention-1"]
-    assert len(list(Path("runs").iterdir())) == 1
-    first, second = (rows_of(Path(f"results/recipe/attention-{shots}.test.jsonl"))[0] for shots in (1, 3))
+    assert len(list(Path("runs").glob("*/"))) == 1
+    first, second = (rows_of(Path(f"results/recipe/attention-{shots}.test.parquet"))[0] for shots in (1, 3))
     assert first["validation_macro_ap"] == second["validation_macro_ap"]
     assert (first["shots"], second["shots"]) == (1, 3)
 
@@ -159,9 +159,10 @@ def test_rows_do_not_pass_for_done_once_a_default_changes_in_code(bench, monkeyp
 
 def test_rows_of_before_are_recognised_by_the_digest_they_carry(bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench().code == 0
-    path = Path("results/recipe/protonet.test.jsonl")
-    now = str(rows_of(path)[0]["recipe"])
-    path.write_text(path.read_text().replace(now, "0123456789ab"))
+    path = Path("results/recipe/protonet.test.parquet")
+    rows = read_rows(path)
+    now = rows[0].recipe_digest
+    write_rows(path, [row.model_copy(update={"recipe_digest": "0123456789ab"}) for row in rows])
     assert bench().code == 2
     monkeypatch.setattr("fewtag.research.bench.recipe._former_digests", lambda: {now: "0123456789ab"})
     assert bench().code == 0

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 
 from fewtag.errors import InputError
 from fewtag.research.bench import train as module
+from fewtag.research.bench.distributed import Silent
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import load_trained
 from fewtag.research.bench.metrics import METRICS
-from fewtag.research.bench.progress import Silent
 from fewtag.research.bench.recipe import Training
 from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.bench.run_folder import Checkpoint, RunFolder, TrainingSummary, read_facts
@@ -260,6 +260,14 @@ def test_a_run_that_goes_on_ends_in_the_very_same_state(shapes: Path, monkeypatc
         assert torch.equal(tensor, resumed.method[name])
     for number, moments in last.optimizer["state"].items():
         assert torch.equal(moments["exp_avg_sq"], resumed.optimizer["state"][number]["exp_avg_sq"])
+
+
+def test_what_another_command_is_training_is_refused(shapes: Path) -> None:
+    experiment, run = open_run(shapes, "training.episodes=2")
+    with run.lock(), pytest.raises(InputError, match=r"run is in use by another process"):
+        train(experiment, run, FABRIC, cache=shapes / "cache")
+    assert not run.folder.exists()
+    assert train(experiment, run, FABRIC, cache=shapes / "cache").episode == 2
 
 
 def test_a_run_does_not_go_on_from_a_corrupt_state(shapes: Path) -> None:

@@ -1,11 +1,9 @@
 """Networks made faster: the same maps from fewer layers, on all cores."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fewtag import Tagger
 from fewtag.research.features.backbone import Backbone, create_backbone
 from fewtag.research.features.inference import AT_ONCE, fuse_batch_norms, map_chunks_over_cores
 
@@ -84,10 +82,3 @@ def test_spread_over_cores_the_maps_are_those_of_one_pass_in_the_pictures_order(
     assert not found.requires_grad
     with torch.inference_mode():
         torch.testing.assert_close(found, backbone(pixels))
-
-
-def test_what_the_shipped_network_makes_of_a_picture_does_not_depend_on_those_beside_it() -> None:
-    tagger = Tagger()
-    pixels = random_pixels(AT_ONCE + 1, tagger.model.backbone.size).numpy()
-    alone = [tagger.encode_pixels(picture[None]).numpy() for picture in pixels]
-    assert np.array_equal(tagger.encode_pixels(pixels).numpy(), np.concatenate(alone)), "to the last bit"

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from lightning_fabric import Fabric
@@ -16,7 +16,6 @@ from torch import nn
 
 from fewtag.errors import InputError
 from fewtag.pictures.prefetch import usable_cores
-from fewtag.research.bench.progress import Reporter
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.features.rows import Rows
 
@@ -28,6 +27,23 @@ TIMEOUT = timedelta(days=30)
 """How long a rank waits for the others: one may read pictures for hours."""
 FAREWELL = timedelta(seconds=10)
 """How long a rank that refuses waits for the others to have refused as well."""
+
+
+@runtime_checkable
+class Reporter(Protocol):
+    """Told of the work as it goes on; the command line draws bars of it."""
+
+    def start(self, task: str, total: int) -> None: ...
+
+    def advance(self, count: int = 1, **facts: float) -> None: ...
+
+
+class Silent:
+    """Progress that nobody watches."""
+
+    def start(self, task: str, total: int) -> None: ...
+
+    def advance(self, count: int = 1, **facts: float) -> None: ...
 
 
 def open_fabric(accelerator: str, precision: str) -> Fabric:

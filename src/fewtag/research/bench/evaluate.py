@@ -1,4 +1,4 @@
-"""Evaluation of a method on drawn episodes."""
+"""Episodes in, numbers out."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -27,11 +27,10 @@ class Pool(NamedTuple):
         return cls(images.labels, rows, words.to(device), torch.from_numpy(images.targets).to(device))
 
     def episode(self, draw: Draw) -> Episode:
-        """The tensors of a draw, on the pool's device; its rows are taken at once."""
-        shots, rows = len(draw.support), [*draw.support, *draw.query]
+        """The tensors of a draw, on the pool's device."""
+        rows, shots = [*draw.support, *draw.query], len(draw.support)
         maps, targets = self.maps(rows), self.targets[rows]
-        support = Support(self.labels, self.words, maps[:shots], targets[:shots])
-        return Episode(support, maps[shots:], targets[shots:])
+        return Episode(Support(self.labels, self.words, maps[:shots], targets[:shots]), maps[shots:], targets[shots:])
 
     def maps(self, rows: list[int]) -> Tensor:
         taken = self.rows.take(rows).to(self.words.device, non_blocking=True)
@@ -39,8 +38,39 @@ class Pool(NamedTuple):
 
 
 MOST_ENCODED = 2**29
-"""Bytes of encoded pictures to hold at once."""
+"""Bytes of encoded pictures that are kept for the episodes to come."""
 ENCODED_AT_ONCE = 64
+
+
+def encode_once(method: Precoded, pool: Pool, draws: Sequence[Draw]) -> tuple[Pool, Sequence[Draw]] | None:
+    """A pool of the draws' pictures alone, encoded, and the draws by its row numbers.
+
+    None where that would take too much memory, or no picture is used twice.
+    """
+    used = sorted({row for draw in draws for row in (*draw.support, *draw.query)})
+    if not used or len(used) == sum(len(draw.support) + len(draw.query) for draw in draws):
+        return None
+    first = method.encode(pool.maps(used[:1]))
+    if len(used) * first.nbytes > MOST_ENCODED:
+        return None
+    encoded = first.new_empty(len(used), *first.shape[1:])
+    for start in range(0, len(used), ENCODED_AT_ONCE):
+        encoded[start : start + ENCODED_AT_ONCE] = method.encode(pool.maps(used[start : start + ENCODED_AT_ONCE]))
+    number = {row: new for new, row in enumerate(used)}
+    renumbered = [
+        Draw(tuple(number[row] for row in draw.support), tuple(number[row] for row in draw.query)) for draw in draws
+    ]
+    return pool._replace(rows=MemoryRows(encoded), targets=pool.targets[used]), renumbered
+
+
+def score_draws(method: Method, pool: Pool, draws: Sequence[Draw]) -> Iterator[tuple[Logits, Targets]]:
+    """Logits and targets of the query images of each draw."""
+    adapt = method.adapt
+    if isinstance(method, Precoded) and (encoded := encode_once(method, pool, draws)):
+        (pool, draws), adapt = encoded, method.adapt_encoded
+    for draw in draws:
+        episode = pool.episode(draw)
+        yield adapt(episode.support)(episode.maps), episode.targets
 
 
 def evaluate(
@@ -57,34 +87,3 @@ def evaluate(
             advance(1)
     method.train(was_training)
     return metrics
-
-
-def score_draws(method: Method, pool: Pool, draws: Sequence[Draw]) -> Iterator[tuple[Logits, Targets]]:
-    """Logits and targets of each episode's query images."""
-    adapt = method.adapt
-    if isinstance(method, Precoded) and (encoded := encode_once(method, pool, draws)):
-        (pool, draws), adapt = encoded, method.adapt_encoded
-    for draw in draws:
-        episode = pool.episode(draw)
-        yield adapt(episode.support)(episode.maps), episode.targets
-
-
-def encode_once(method: Precoded, pool: Pool, draws: Sequence[Draw]) -> tuple[Pool, list[Draw]] | None:
-    """A pool of the pictures that the draws use, encoded, and the draws by their rows in it.
-
-    None where that would take too much memory, or where no picture is used twice.
-    """
-    used = sorted({row for draw in draws for row in (*draw.support, *draw.query)})
-    if not used or len(used) == sum(len(draw.support) + len(draw.query) for draw in draws):
-        return None
-    first = method.encode(pool.maps(used[:1]))
-    if len(used) * first.nbytes > MOST_ENCODED:
-        return None
-    encoded = first.new_empty(len(used), *first.shape[1:])
-    for start in range(0, len(used), ENCODED_AT_ONCE):
-        encoded[start : start + ENCODED_AT_ONCE] = method.encode(pool.maps(used[start : start + ENCODED_AT_ONCE]))
-    row_of = {row: number for number, row in enumerate(used)}
-    renumbered = [
-        Draw(tuple(row_of[row] for row in draw.support), tuple(row_of[row] for row in draw.query)) for draw in draws
-    ]
-    return pool._replace(rows=MemoryRows(encoded), targets=pool.targets[used]), renumbered

@@ -17,6 +17,8 @@ from torch import Tensor
 from fewtag.errors import InputError
 from fewtag.files import make_folder, write_atomically
 from fewtag.research.bench.distributed import (
+    Reporter,
+    Silent,
     all_gather,
     collective_refusal,
     interleave,
@@ -26,7 +28,6 @@ from fewtag.research.bench.distributed import (
 )
 from fewtag.research.bench.evaluate import Pool, evaluate
 from fewtag.research.bench.experiment import Experiment
-from fewtag.research.bench.progress import Reporter, Silent
 from fewtag.research.bench.results import ResultRow, commit, read_rows, result_rows, write_rows
 from fewtag.research.bench.run_folder import RunFolder
 from fewtag.research.bench.train import train

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fewtag.errors import InputError
-from fewtag.files import replacing, write_atomically
+from fewtag.files import locked, replacing, write_atomically
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.recipe import Recipe
 from fewtag.research.methods.base import Method
@@ -65,6 +65,10 @@ class RunFolder:
         """`runs/<method>-<digest>`: experiments that train the same find each other's weights there."""
         recipe = experiment.recipe
         return cls(runs / f"{recipe.method.name}-{experiment.training_digest}", recipe)
+
+    def lock(self) -> AbstractContextManager[None]:
+        """To be held while training: another command that would train the same is refused meanwhile."""
+        return locked(self.folder, seconds=0.0)
 
     def claim(self) -> None:
         """Makes the folder, with the settings for people to read; once nothing else can be wrong with them."""

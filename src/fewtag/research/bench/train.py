@@ -2,7 +2,7 @@
 
 import math
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -14,6 +14,8 @@ from torch.optim import Adam
 
 from fewtag.errors import InputError
 from fewtag.research.bench.distributed import (
+    Reporter,
+    Silent,
     all_gather,
     broadcast_buffers,
     collective_refusal,
@@ -25,7 +27,6 @@ from fewtag.research.bench.distributed import (
 from fewtag.research.bench.evaluate import Pool, evaluate
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.metrics import METRICS
-from fewtag.research.bench.progress import Reporter, Silent
 from fewtag.research.bench.recipe import Training
 from fewtag.research.bench.run_folder import Checkpoint, RunFolder, TrainingState, TrainingSummary
 from fewtag.research.data.images import LabelledImages
@@ -59,13 +60,23 @@ def train(
             f"method {recipe.method.name!r} has nothing to learn on a frozen backbone; remove [training] from recipe "
             f"{recipe.name!r}, or set backbone.frozen = false"
         )
-    on_rank_zero(fabric, run.claim)
     learner = Learner(method, training, recipe.seed, fabric)
+    with ExitStack() as held:
+        with collective_refusal():
+            if fabric.is_global_zero:
+                held.enter_context(run.lock())
+        return _train(learner, run, base, validation, report)
+
+
+def _train(
+    learner: "Learner", run: RunFolder, base: Phase, validation: Phase | None, report: Reporter
+) -> TrainingSummary:
+    fabric, training = learner.fabric, learner.training
+    on_rank_zero(fabric, run.claim)
     if checkpoint := on_rank_zero(fabric, lambda: run.load_checkpoint(processes=fabric.world_size)):
         learner.load(checkpoint)
-
     state = learner.state
-    report.start(f"training {recipe.name}", training.episodes)
+    report.start(f"training {run.recipe.name}", training.episodes)
     report.advance(state.episode)
     if validation is not None and state.episode == 0:
         learner.judge(run, validation, None, report)  # the untrained weights are the ones to beat

@@ -14,10 +14,9 @@ from fewtag.research.methods.ablations import (
     SimpleLocalAttention,
 )
 from fewtag.research.methods.am3 import AM3
-from fewtag.research.methods.base import Base, Classifier, Episode, Method, Precoded, Support
+from fewtag.research.methods.base import Base, Classifier, EndToEnd, Episode, Method, Precoded, Support
 from fewtag.research.methods.classifier import LinearClassifier
 from fewtag.research.methods.closed_form import ClosedForm
-from fewtag.research.methods.end_to_end import EndToEnd
 from fewtag.research.methods.kggr import KGGR
 from fewtag.research.methods.knn import NearestNeighbours
 from fewtag.research.methods.laso import LaSO
@@ -27,7 +26,7 @@ from fewtag.research.methods.pla import PLA, WordPLA
 from fewtag.research.methods.protonet import CentredProtoNet, ProtoNet
 from fewtag.research.methods.tip_adapter import TipAdapter
 from fewtag.research.methods.word_attention import ReferenceWordAttention, WordAttention
-from fewtag.research.methods.word_only import WordOnly
+from fewtag.research.methods.word_map import WordOnly
 
 METHODS: dict[str, type[Method]] = {
     "word-attention": WordAttention,

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Base, Method
-from fewtag.research.types import Words
+from fewtag.research.methods.base import Base, Classifier, Method, Support, cosine, full_precision, pool
+from fewtag.research.types import Logits, Maps, Words
 
 Features = Float[Tensor, "images channels"]
 Vectors = Float[Tensor, "labels space"]
@@ -88,6 +88,30 @@ class WordMapped(Method):
     def word_prototypes(self, words: Words) -> Vectors:
         """What the words alone suggest, as unit vectors."""
         return F.normalize(self.normalise_words(words) @ self.word_map, dim=-1)
+
+
+class WordOnly(WordMapped):
+    """The word alone: cosine with what ridge regression on the base labels expects for it; no support image counts.
+
+    A measure of how much of a result comes from the words: whatever learns from pictures should beat it.
+    """
+
+    serves_words_alone = True
+    uses_images = False
+
+    def __init__(
+        self, channels: int, dimensions: int, *, ridge: float = 0.3, shrinkage: float = 1.0, scale: float = 20.0
+    ) -> None:
+        super().__init__(channels, dimensions, ridge=ridge, shrinkage=shrinkage)
+        self.scale = scale
+
+    def adapt(self, support: Support) -> Classifier:
+        def classify(maps: Maps) -> Logits:
+            with full_precision(maps):
+                prototypes = self.word_prototypes(support.words.float())
+                return self.scale * cosine(self.whiten(pool(maps.float())), prototypes)
+
+        return classify
 
 
 def whitening(centred: Features, space: int, shrinkage: float) -> Float[Tensor, "channels space"]:
