@@ -14,7 +14,6 @@ from tiny import draw, write_tiny_model
 from fewtag import cache_file
 from fewtag.cache import FILE, Cache, Space
 from fewtag.tagger.model import Model
-from fewtag.tagger.stream import GROUP
 
 Cli = Callable[..., Any]
 
