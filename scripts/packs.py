@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from fewtag.words.protocol import WordTable
 from numpy.typing import NDArray
 
 from fewtag.cache import user_cache_folder
@@ -22,7 +21,7 @@ from fewtag.research.data.images import LabelledImages
 from fewtag.research.data.sampling import Draw, EpisodeSampler
 from fewtag.research.features.backbone import Backbone, open_backbone
 from fewtag.research.features.rows import Rows, feature_rows
-from fewtag.words.vectors import SHIPPED, load_words
+from fewtag.words.vectors import SHIPPED, WordTable, load_words
 
 NETWORK, SIZE = "tf_efficientnet_lite2", 224
 PHASES = ("train", "val", "test", "mixed")
