@@ -9,6 +9,7 @@ into another module, a return is a hop into a module that was visited before. Th
 """
 
 import argparse
+import inspect
 import json
 import runpy
 import sys
@@ -39,8 +40,11 @@ class Walk:
             return
         path = Path(frame.f_code.co_filename).relative_to(PACKAGE)
         name = frame.f_code.co_qualname
-        if name == "<module>" or "lambda" in name or name.endswith(("comp>", "genexpr>")):
-            return  # imports are no walk, and a loop's inside is where it stands
+        is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # which modules and classes are not, when imported
+        if not is_function or "lambda" in name or name.endswith(("comp>", "genexpr>")):
+            return  # a loop's inside is where it stands
+        if frame.f_back is not None and frame.f_back.f_code.co_name in {"<module>", "_handle_fromlist"}:
+            return  # nor is what an import calls
         key = str(path), name, frame.f_code.co_firstlineno
         with self.lock:
             if key not in self.functions:
@@ -57,7 +61,7 @@ class Walk:
 
 
 def follow(work: Callable[[], object]) -> Walk:
-    """The walk of a piece of work, done once before so that nothing is loaded for the first time in it."""
+    """The walk of a piece of work."""
     walk = Walk()
     threading.setprofile(walk.enter)
     sys.setprofile(walk.enter)

@@ -13,7 +13,7 @@ from fewtag.cli.terminal import AsJson, Bank, Cache, DataFolder, Device, SkipBad
 from fewtag.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from fewtag.tagging.run import Advance, Cluster, Options
+    from fewtag.tagging.run import Cluster, Options
 
 ENGINES = ("local", "ray")
 
@@ -109,16 +109,11 @@ def _to_table(
     as_json: bool,
 ) -> int:
     from fewtag.cli.terminal import Bars
-    from fewtag.tagging.run import failures_of
     from fewtag.tagging.run import tag as tag_all
+    from fewtag.tagging.tables import failures_of
 
     with Bars() as bars:
-
-        def begin(task: str, total: int) -> "Advance":
-            bars.start(task, total)
-            return bars.advance
-
-        done = tag_all(bank, sources, out, options, ray=ray, force=force, begin=begin)
+        done = tag_all(bank, sources, out, options, ray=ray, force=force, begin=bars.begin)
     if as_json:
         print(json.dumps(asdict(done)))
     else:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
@@ -107,6 +108,11 @@ class Bars:
     ) -> None:
         if self._task is not None:  # else rich would print an empty line
             self._progress.stop()
+
+    def begin(self, task: str, total: int) -> Callable[[int], None]:
+        """A bar for this work; what it answers is to be told of each step."""
+        self.start(task, total)
+        return self.advance
 
     def start(self, task: str, total: int) -> None:
         self._facts = {}

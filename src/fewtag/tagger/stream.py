@@ -86,7 +86,7 @@ def place_space(model: Model, cache: Cache) -> Space:
     network = model.header["network"]
     what = f"model {model.name}: {network.get('name', 'network')}, {model.size} × {model.size} pixels"
     key = digest(model.space_key, model.network.wanted, pillow_version)
-    return cache.space("places", what, key, (model.places, model.space.size), "float16")
+    return cache.space("places", what, key, (model.places, *model.space.basis.shape[1:]), "float16")
 
 
 class _Read(NamedTuple):

@@ -12,9 +12,8 @@ from typing import NamedTuple
 from fewtag.errors import InputError
 from fewtag.pictures.files import Picture, is_image_name, walk
 from fewtag.tagger.bank import label_name
-from fewtag.tagging.run import record_of
 from fewtag.tagging.sources import is_url
-from fewtag.tagging.tables import SEPARATOR
+from fewtag.tagging.tables import SEPARATOR, record_of
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _COLUMNS = {"image": ("image", "path", "file", "filename"), "labels": ("labels", "label", "tags", "tag")}

@@ -1,12 +1,11 @@
 """The tagging engine: sources to shards to one table, in this process or on Ray. Run again after a kill, it goes on."""
 
 import hashlib
-import json
 import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,23 +14,11 @@ from fewtag import __version__
 from fewtag.cache import Cache
 from fewtag.cache import Space as CacheSpace
 from fewtag.errors import InputError
-from fewtag.files import locked, write_atomically
 from fewtag.tagger.bank_file import read_header
 from fewtag.tagger.stream import BATCH, Item, Scorer, Tagged, place_space, tag_stream
 from fewtag.tagger.tagger import Tagger
-from fewtag.tagging.sources import Shard, Source, absolute, local_path, open_source
-from fewtag.tagging.tables import (
-    WRITERS,
-    Counts,
-    Folder,
-    Parts,
-    check_labels,
-    check_same,
-    check_table,
-    failures_csv,
-    import_pyarrow,
-    write_table,
-)
+from fewtag.tagging.sources import Shard, Source, open_source
+from fewtag.tagging.tables import Counts, Parts, open_output
 
 LARGEST_SHARD, SMALLEST_SHARD = 1024, 64
 LOCAL_SHARD = 256
@@ -94,35 +81,20 @@ def tag(
     begin: Begin = lambda _task, _total: lambda _count: None,
 ) -> Summary:
     """Tags every picture into a table, or into a folder of Parquet parts where `out` ends like no table."""
-    here = local_path(out)
-    out = out if here is None else str(here)
-    joined = here is not None and here.suffix.lower() in WRITERS
-    content, labels = _read_bank(bank)
-    if joined:
-        check_table(Path(out))
-        check_labels(Path(out), labels, scores=options.scores)
-    else:
-        _check_folder(out)
     source = open_source(sources)
-    with nullcontext() if here is None else locked(here, seconds=0.5):
-        if joined and not force:
-            _refuse_other_table(Path(out))
-        parts = Parts(f"{absolute(out)}.parts", "jsonl") if joined else Parts(absolute(out), "parquet")
+    content, labels = _read_bank(bank)
+    with open_output(out, labels, scores=options.scores, force=force) as output:
         about = {
             "fewtag": __version__,
             "bank": hashlib.sha256(content).hexdigest(),
-            "source": [absolute(each) for each in sources],
+            "source": source.locations,
             "scores": options.scores,
             "threshold": options.threshold,
         }
-        work = Work(content, labels if options.scores else None, options, parts)
+        work = Work(content, labels if options.scores else None, options, output.parts)
         run = _Run(work, source, about, begin)
         outcome = run.on_ray(ray) if ray is not None else run.here()
-        numbers = sorted(outcome.counts)
-        failing = [number for number in numbers if outcome.counts[number].failed]
-        _write_failures(out, list(parts.failures(failing)))
-        if joined:
-            _join(Path(out), parts, numbers, work, about)
+        output.finish(outcome.counts, work.scored, about)
     return _summary(out, outcome)
 
 
@@ -162,7 +134,7 @@ class _Run:
 
     def __init__(self, work: Work, source: Source, about: dict[str, Any], begin: Begin) -> None:
         self.work, self.source, self.about, self.begin = work, source, about, begin
-        before = self._before()
+        before = work.parts.begun(about, work.options.shard)
         self.begun = before is not None
         self.size = int(before["shard"]) if before else 0
         self.done = work.parts.finished(source.shards(self.size)) if before else {}
@@ -198,19 +170,6 @@ class _Run:
             ended = time.time()
         times = round(ended - ready, 3), round(ready - since, 3)
         return _Outcome(self.done | finished, len(self.done), min(share.workers, len(missing)), *times)
-
-    def _before(self) -> dict[str, Any] | None:
-        """What was begun there, if it is this run; an unfinished table of another run is begun anew."""
-        parts, wanted = self.work.parts, self.work.options.shard
-        before = parts.manifest()
-        if before is None:
-            return None
-        now = self.about | {"shard": wanted or before["shard"]}
-        if parts.ending == "jsonl" and any(before.get(key) != now[key] for key in now):
-            parts.remove()
-            return None
-        check_same(before, now, parts.folder.location)
-        return before
 
     def _missing(self, size: int) -> list[Shard]:
         """The shards that are not finished; of this size, if nothing was begun."""
@@ -287,16 +246,6 @@ def shard_size(pictures: int, workers: int) -> int:
     return max(SMALLEST_SHARD, min(LARGEST_SHARD, math.ceil(pictures / (_SHARDS_A_WORKER * workers))))
 
 
-def failures_of(out: str) -> str:
-    """Where the pictures that could not be read are listed."""
-    return f"{out.rstrip('/')}.failures.csv"
-
-
-def record_of(out: Path) -> Path:
-    """What a finished table says of its run: from which bank and folder it came, and what it looked like."""
-    return out.with_name(f"{out.name}.run.json")
-
-
 def _read_bank(bank: Path) -> tuple[bytes, list[str]]:
     """The bank as it is now, and the labels that it can score."""
     header = read_header(bank)
@@ -304,50 +253,6 @@ def _read_bank(bank: Path) -> tuple[bytes, list[str]]:
     if not labels:
         raise InputError(f"the bank {bank} knows no label yet; teach it some with fewtag learn or fewtag define")
     return bank.read_bytes(), labels
-
-
-def _check_folder(out: str) -> None:
-    if out.lower().endswith((".csv", ".jsonl")):
-        raise InputError(f"--out {out} is a table behind a URL; name a folder there, for Parquet parts")
-    import_pyarrow(f"--out {out}, a folder of Parquet parts,")
-
-
-def _refuse_other_table(out: Path) -> None:
-    """A table that somebody mended, or that no run of ours wrote, is not replaced without a word."""
-    if not out.exists():
-        return
-    try:
-        ours = json.loads(record_of(out).read_text(encoding="utf-8"))["tables"]
-    except (OSError, ValueError, LookupError, TypeError):
-        ours = []
-    if not isinstance(ours, list) or _sum(out) not in ours:
-        raise InputError(f"--out {out} exists and is not what fewtag wrote there; name another, or give --force")
-
-
-def _join(out: Path, parts: Parts, numbers: Sequence[int], work: Work, about: dict[str, Any]) -> None:
-    """The parts as one table, with a record by which it is known as ours; then the parts go."""
-
-    def note(part: Path) -> None:
-        # before it takes its place, and with the one that is there: a kill in between makes neither a stranger's
-        ours = [_sum(path) for path in (part, out) if path.exists()]
-        write_atomically(record_of(out), json.dumps(about | {"tables": ours}, indent=2).encode())
-
-    write_table(out, (row for row in parts.rows(numbers) if not row.failure), work.scored, note)
-    parts.remove()
-
-
-def _sum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write_failures(out: str, failed: Sequence[Tagged]) -> None:
-    where = failures_of(out)
-    folder, _, name = where.rpartition("/") if "/" in where else (".", "", where)
-    if failed:
-        Folder(folder or "/").write(name, failures_csv(failed))
-    elif (path := local_path(where)) is not None:
-        path.unlink(missing_ok=True)
 
 
 def _summary(out: str, outcome: _Outcome) -> Summary:

@@ -104,6 +104,8 @@ class Source:
 
     entries: Sequence[Entry] = ()
     tables: Sequence[Any] = field(default_factory=list)
+    locations: Sequence[str] = ()
+    """What was given, in full."""
 
     def __len__(self) -> int:
         return len(self.entries) + sum(sum(table.groups) for table in self.tables)
@@ -147,7 +149,9 @@ def open_source(sources: Sequence[str]) -> Source:
     for entry in entries:
         if first.setdefault(entry.name, entry.location) != entry.location:
             raise InputError(f"two pictures are called {entry.name!r}; tag their folders in a run each")
-    found = Source(list({entry.name: entry for entry in entries}.values()), tables)
+    found = Source(
+        list({entry.name: entry for entry in entries}.values()), tables, [absolute(source) for source in sources]
+    )
     if not len(found):
         raise InputError(f"{', '.join(sources)} lists no picture: its tables have no row; check it")
     return found

@@ -1,22 +1,23 @@
 """Tables of tags, and the parts that they are made of: each written whole or not at all, one a finished shard."""
 
 import csv
+import hashlib
 import io
 import json
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fewtag.errors import InputError
-from fewtag.files import digest, replacing, write_atomically
+from fewtag.files import digest, locked, replacing, write_atomically
 from fewtag.tagger.stream import Tagged
-from fewtag.tagging.sources import Shard, file_system, join, local_path, reason
+from fewtag.tagging.sources import Shard, absolute, file_system, join, local_path, reason
 
 if TYPE_CHECKING:
     import pyarrow
@@ -76,6 +77,18 @@ class Parts:
             where = f"{self.folder.location}/{MANIFEST}"
             raise InputError(f"{where} is damaged; delete {self.folder.location} to begin anew") from error
         return manifest
+
+    def begun(self, about: Mapping[str, Any], shard: int | None) -> dict[str, Any] | None:
+        """The manifest, if this run was begun here; an unfinished table of another run is begun anew."""
+        before = self.manifest()
+        if before is None:
+            return None
+        now = {**about, "shard": shard or before["shard"]}
+        if self.ending == "jsonl" and any(before.get(key) != now[key] for key in now):
+            self.remove()
+            return None
+        check_same(before, now, self.folder.location)
+        return before
 
     def begin(self, about: Mapping[str, Any]) -> None:
         self.folder.write(MANIFEST, json.dumps(about, indent=2).encode())
@@ -160,6 +173,90 @@ class Parts:
         for row in facts:
             tags, scores = tuple(row.get("tags", ())), row.get("scores") or {}
             yield Tagged(row["image"], tags, scores, row.get("failure", ""))
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the rows of a run go: a table that parts are joined to, or a folder of parts that is the table."""
+
+    out: str
+    parts: Parts
+    table: Path | None
+
+    def finish(self, counts: Mapping[int, Counts], labels: Labels, about: Mapping[str, Any]) -> None:
+        """The failures' list, then the table with a record by which it is known as ours; then the parts go."""
+        numbers = sorted(counts)
+        failing = [number for number in numbers if counts[number].failed]
+        _write_failures(failures_of(self.out), list(self.parts.failures(failing)))
+        if self.table is None:
+            return
+        out = self.table
+
+        def note(part: Path) -> None:
+            # before it takes its place, and with the one that is there: a kill in between makes neither a stranger's
+            ours = [_sum(path) for path in (part, out) if path.exists()]
+            write_atomically(record_of(out), json.dumps({**about, "tables": ours}, indent=2).encode())
+
+        write_table(out, (row for row in self.parts.rows(numbers) if not row.failure), labels, note)
+        self.parts.remove()
+
+
+@contextmanager
+def open_output(out: str, labels: Sequence[str], *, scores: bool, force: bool) -> Iterator[Output]:
+    """Checked before hours of work, locked against another run, and not somebody else's."""
+    here = local_path(out)
+    if here is None or here.suffix.lower() not in WRITERS:
+        _check_folder(out)
+        with nullcontext() if here is None else locked(here, seconds=0.5):
+            yield Output(out, Parts(absolute(out), "parquet"), None)
+        return
+    check_table(here)
+    check_labels(here, labels, scores=scores)
+    with locked(here, seconds=0.5):
+        if not force:
+            _refuse_other_table(here)
+        yield Output(str(here), Parts(f"{absolute(out)}.parts", "jsonl"), here)
+
+
+def failures_of(out: str) -> str:
+    """Where the pictures that could not be read are listed."""
+    return f"{out.rstrip('/')}.failures.csv"
+
+
+def record_of(out: Path) -> Path:
+    """What a finished table says of its run: from which bank and folder it came, and what it looked like."""
+    return out.with_name(f"{out.name}.run.json")
+
+
+def _refuse_other_table(out: Path) -> None:
+    """A table that somebody mended, or that no run of ours wrote, is not replaced without a word."""
+    if not out.exists():
+        return
+    try:
+        ours = json.loads(record_of(out).read_text(encoding="utf-8"))["tables"]
+    except (OSError, ValueError, LookupError, TypeError):
+        ours = []
+    if not isinstance(ours, list) or _sum(out) not in ours:
+        raise InputError(f"--out {out} exists and is not what fewtag wrote there; name another, or give --force")
+
+
+def _check_folder(out: str) -> None:
+    if out.lower().endswith((".csv", ".jsonl")):
+        raise InputError(f"--out {out} is a table behind a URL; name a folder there, for Parquet parts")
+    import_pyarrow(f"--out {out}, a folder of Parquet parts,")
+
+
+def _write_failures(where: str, failed: Sequence[Tagged]) -> None:
+    folder, _, name = where.rpartition("/") if "/" in where else (".", "", where)
+    if failed:
+        Folder(folder or "/").write(name, failures_csv(failed))
+    elif (path := local_path(where)) is not None:
+        path.unlink(missing_ok=True)
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], out: str) -> None:
