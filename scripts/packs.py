@@ -21,8 +21,7 @@ from fewtag.research.data.images import LabelledImages
 from fewtag.research.data.sampling import Draw, EpisodeSampler
 from fewtag.research.features.backbone import Backbone, open_backbone
 from fewtag.research.features.rows import Rows, feature_rows
-from fewtag.words.protocol import WordTable
-from fewtag.words.vectors import SHIPPED, load_words
+from fewtag.words.vectors import SHIPPED, WordTable, load_words
 
 NETWORK, SIZE = "tf_efficientnet_lite2", 224
 PHASES = ("train", "val", "test", "mixed")

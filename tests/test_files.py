@@ -293,16 +293,21 @@ def test_sums_cannot_be_left_out_of_a_file_that_has_them(written: Path, tmp_path
 def test_a_full_disk_is_one_sentence_and_the_old_file_stays(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from safetensors import SafetensorError
-
     path = tmp_path / "thing"
     path.write_bytes(written.read_bytes())
+    write = Path.write_bytes
 
-    def full(_arrays: object, part: Path, metadata: object) -> None:
-        part.write_bytes(str(metadata).encode()[:10])
-        raise SafetensorError("No space left on device")
+    def full(self: Path, content: bytes) -> int:
+        write(self, content[:10])
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("safetensors.numpy.save_file", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(InputError, match=r"cannot write .*thing: No space left on device"):
         write_arrays(path, KIND, HEADER, ARRAYS)
     assert path.read_bytes() == written.read_bytes()
+
+
+def test_the_same_content_makes_the_same_bytes(written: Path, tmp_path: Path) -> None:
+    for _ in range(5):
+        write_arrays(tmp_path / "again", KIND, HEADER, dict(reversed(ARRAYS.items())))
+        assert (tmp_path / "again").read_bytes() == written.read_bytes()

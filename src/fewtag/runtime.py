@@ -36,7 +36,7 @@ class Network:
         if device not in DEVICES:
             raise InputError(f"there is no device {device!r}; {nearest(device, DEVICES)}")
         self.graph, self.wanted, self.sha256 = graph, device, sha256
-        self.threads = threads or usable_cores()
+        self.limit = threads
         self._lock = threading.Lock()
 
     def __call__(self, pixels: Pixels, space: Space) -> Places:
@@ -46,6 +46,11 @@ class Network:
         size = max(1, min(AT_ONCE, -(-len(pixels) // self.threads)))
         chunks = [pixels[first : first + size] for first in range(0, len(pixels), size)]
         return np.concatenate(list(self._pool.map(lambda chunk: self._run(chunk, space), chunks)))
+
+    @cached_property
+    def threads(self) -> int:
+        """As many as there are cores to use, unless a limit was set."""
+        return self.limit or usable_cores()
 
     @property
     def device(self) -> str:
@@ -96,7 +101,7 @@ class Network:
         return ["CUDAExecutionProvider", "CPUExecutionProvider"] if use_gpu else ["CPUExecutionProvider"]
 
     def __getstate__(self) -> dict[str, object]:
-        return {"graph": self.graph, "wanted": self.wanted, "threads": self.threads, "sha256": self.sha256}
+        return {"graph": self.graph, "wanted": self.wanted, "limit": self.limit, "sha256": self.sha256}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__ |= state

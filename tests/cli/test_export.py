@@ -1,4 +1,4 @@
-"""`fewtag export`: a graph and labels that onnxruntime tags with as the tagger does, or a refusal that leaves nothing."""
+"""`fewtag export`: a graph and labels that onnxruntime tags with as fewtag does, or a refusal that leaves nothing."""
 
 import json
 import re

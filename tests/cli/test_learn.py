@@ -1,6 +1,7 @@
 """`fewtag learn`: tables as people write them, a folder per label, pictures with --label."""
 
 import gzip
+import io
 import json
 import shutil
 from collections import Counter
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from tiny import draw
 
 from fewtag.tagger.model import Model
@@ -166,7 +168,7 @@ def test_a_table_that_tag_wrote_and_a_person_mended_is_learnt_as_it_is(cli: Cli,
     assert cli("tag", bank, album, "--out", table).code == 2, "and is not overwritten"
 
 
-def test_what_is_known_stays_and_labels_add_up(learn: Cli, cli: Cli, album: Path, bank: Path) -> None:
+def test_what_is_known_stays_and_labels_add_up(cli: Cli, album: Path, bank: Path) -> None:
     said = cli("learn", bank, album / "dog0.png", "--label", "pet", "--json")
     assert json.loads(said.out) == {"bank": str(bank), "pictures": 1, "skipped": 0, "new": ["pet"], "labels": 4}
     assert known(bank) == {"cat": 2, "dog": 2, "pet": 1, "sofa": 2}
@@ -260,3 +262,20 @@ def test_a_bank_keeps_its_model(cli: Cli, bank: Path, tiny_model: Path, tmp_path
     assert refused(said, f"bank {bank} was made with another model 'tiny'")
     assert bank.read_bytes() == before
     assert cli("define", bank, "zebra", "--model", tiny_model).code == 0
+
+
+def test_the_small_copies_carry_no_metadata(learn: Cli, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x8825] = {1: "N", 2: (48.0, 8.0, 0.0)}  # where it was taken
+    draw(0, "dog", size=(400, 300)).save(tmp_path / "dog.jpg", exif=exif, icc_profile=b"a profile of colours")
+    assert learn("dog.jpg", "--label", "dog").code == 0
+    (example,) = Tagger.load("new.fewtag").bank_.examples.values()
+    with Image.open(io.BytesIO(example.picture)) as copy:
+        assert (copy.size, copy.info.keys() & {"exif", "icc_profile", "xmp"}) == ((336, 252), set())
+
+
+def test_a_pil_image_of_ones_own_is_left_as_it_was(tiny_model: Path) -> None:
+    image = draw(0, "dog")
+    image.info["mine"] = "kept"
+    Tagger(str(tiny_model)).fit([image], [["dog"]]).predict(image)
+    assert image.info == {"mine": "kept"}

@@ -1,4 +1,4 @@
-"""Imports that take seconds, before fewtag's own: jaxtyping's hook would compile whatever a module of ours imports first."""
+"""Slow imports, before fewtag's own: jaxtyping's hook would compile again whatever a module of ours imports first."""
 
 import lightning_fabric  # noqa: F401
 import matplotlib.pyplot  # noqa: F401

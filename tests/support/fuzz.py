@@ -33,15 +33,14 @@ from tiny import draw, write_tiny_model
 
 from fewtag.cache import FILE, Cache, content_digest
 from fewtag.errors import InputError
-from fewtag.pictures.files import Picture
+from fewtag.pictures.files import Picture, encoded_bytes
 from fewtag.tagger.bank_file import read_header
-from fewtag.tagger.inputs import encoded_bytes
 from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import Tagged
 from fewtag.tagger.tagger import Tagger
 from fewtag.tagging.examples import read_examples
-from fewtag.tagging.parts import MANIFEST, Parts
 from fewtag.tagging.sources import Shard, open_source
+from fewtag.tagging.tables import MANIFEST, Parts
 from fewtag.words.vectors import load_words
 
 SECONDS = 20.0
@@ -335,7 +334,8 @@ def try_case(number: int, seed: int, seeds: Sequence[Seed], laboratory: Laborato
         try:
             TRIES[chosen.kind](path, laboratory)
         except InputError as refused:
-            assert str(refused), "a refusal says why"
+            if not str(refused):
+                raise AssertionError("a refusal says why") from refused
             return "refused"
     return "read"
 

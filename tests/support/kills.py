@@ -32,7 +32,7 @@ PICTURES = 60
 RUN = "from fewtag.cli.main import main; main()"
 
 
-class Wrong(AssertionError):
+class TornError(AssertionError):
     """What a kill left behind."""
 
 
@@ -59,7 +59,7 @@ class Bench:
             since = time.monotonic()
             done = self.run(job, place)
             if done.returncode not in (0, 1):
-                raise Wrong(f"{job}: {done.stderr.decode()}")
+                raise TornError(f"{job}: {done.stderr.decode()}")
             self.seconds[job] = time.monotonic() - since
             self.expected[job] = JOBS[job].result(place)
 
@@ -121,21 +121,21 @@ def _bank_is_whole(place: Path) -> None:
     """The old one or the new one."""
     tagger = Tagger.load(place / "pets.fewtag")
     if tagger.classes_ not in (("cat", "dog"), ("cat", "dog", "sofa")):
-        raise Wrong(f"the bank knows {tagger.classes_}")
+        raise TornError(f"the bank knows {tagger.classes_}")
 
 
 def _table_is_whole(place: Path) -> None:
     """There is none, or all of it."""
     table = place / "tags.csv"
     if table.exists() and len(table.read_text().splitlines()) != PICTURES + 1:
-        raise Wrong(f"the table has {len(table.read_text().splitlines())} lines")
+        raise TornError(f"the table has {len(table.read_text().splitlines())} lines")
 
 
 def _cache_is_sound(place: Path) -> None:
     if (place / "fewtag" / FILE).exists():
         with Cache(place / "fewtag") as cache:
             if damaged := cache.check():
-                raise Wrong(f"{damaged} rows of the cache are damaged")
+                raise TornError(f"{damaged} rows of the cache are damaged")
 
 
 JOBS = {
@@ -227,7 +227,7 @@ def _closed(bench: Bench, job: str, place: Path, _: np.random.Generator) -> str:
         done = bench.run(job, place)
         _is_a_sentence(job, done)
         if done.returncode != 2:
-            raise Wrong(f"{job} in a closed folder ended with {done.returncode}")
+            raise TornError(f"{job} in a closed folder ended with {done.returncode}")
         subprocess.run(["mount", "-o", "remount,rw", str(place)], check=True)
         _finish(bench, job, place)
         return "a folder that may only be read"
@@ -239,19 +239,19 @@ TROUBLES = {"kill": _killed, "full": _full, "closed": _closed}
 def _is_a_sentence(job: str, done: "subprocess.CompletedProcess[bytes]") -> None:
     said = done.stderr.decode()
     if done.returncode not in (0, 1, 2) or "Traceback" in said:
-        raise Wrong(f"{job} ended with {done.returncode}: {said}")
+        raise TornError(f"{job} ended with {done.returncode}: {said}")
 
 
 def _finish(bench: Bench, job: str, place: Path) -> None:
     """The same command again leaves what an undisturbed one leaves, and nothing else."""
     done = bench.run(job, place)
     if done.returncode not in (0, 1):
-        raise Wrong(f"{job} does not go on: {done.stderr.decode()}")
+        raise TornError(f"{job} does not go on: {done.stderr.decode()}")
     JOBS[job].always(place)
     if JOBS[job].result(place) != bench.expected[job]:
-        raise Wrong(f"{job} left something else than an undisturbed run")
+        raise TornError(f"{job} left something else than an undisturbed run")
     if left := [path.name for path in place.iterdir() if path.name.endswith(".parts")]:
-        raise Wrong(f"{job} left {left}")
+        raise TornError(f"{job} left {left}")
 
 
 def main() -> int:
@@ -266,7 +266,7 @@ def main() -> int:
         for number in range(given.first, given.first + given.count):
             try:
                 told[disturb(bench, number, given.seed)] += 1
-            except (Wrong, OSError, subprocess.SubprocessError) as error:
+            except (TornError, OSError, subprocess.SubprocessError) as error:
                 wrong += 1
                 print(f"round {number}: {error!r}", flush=True)
     for what, count in sorted(told.items()):

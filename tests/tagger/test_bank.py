@@ -96,10 +96,7 @@ def test_the_same_examples_in_any_order_make_the_same_file(model: Model, draw: D
     images, shown = [draw(number, "dog") for number in range(3)], [["dog"], ["cat", "dog"], ["cat"]]
     Tagger(model).fit(images, shown).save(tmp_path / "a")
     Tagger(model).fit(images[::-1], shown[::-1]).save(tmp_path / "b")
-    (first, numbers), (second, others) = (read_arrays(tmp_path / name, KIND) for name in "ab")
-    assert first == second
-    assert numbers.keys() == others.keys()
-    assert all(np.array_equal(numbers[key], others[key]) for key in numbers)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_a_bank_without_examples_or_without_labels_can_be_kept(tagger: Tagger, tmp_path: Path) -> None:
@@ -154,13 +151,16 @@ def test_a_kill_in_the_middle_of_saving_leaves_the_old_file(
 ) -> None:
     before = saved.read_bytes()
 
-    def killed(_arrays: object, path: Path, metadata: object) -> None:
-        path.write_bytes(str(metadata).encode()[:100])
+    write = Path.write_bytes
+
+    def killed(self: Path, content: bytes) -> int:
+        write(self, content[:100])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("safetensors.numpy.save_file", killed)
+    taught.partial_fit([draw(7)], ["dog"])
+    monkeypatch.setattr(Path, "write_bytes", killed)
     with pytest.raises(KeyboardInterrupt):
-        taught.partial_fit([draw(7)], ["dog"]).save(saved)
+        taught.save(saved)
     assert saved.read_bytes() == before
 
 

@@ -168,7 +168,8 @@ def test_labels_and_words_do_not_change_the_graph_but_network_and_space_do(model
         return replace(model, strengths=replace(model.strengths, **strengths))
 
     key = graph_key(model)
-    assert graph_key(changed(support_focus=1.0)) == graph_key(replace(model, base_prototypes=-model.base_prototypes)) == key
+    other_words = replace(model, base_prototypes=-model.base_prototypes)
+    assert graph_key(changed(support_focus=1.0)) == graph_key(other_words) == key
     other_space = replace(model, space=replace(model.space, basis=2 * model.space.basis))
     others = [changed(query_focus=1.0), changed(query_local=0.1), other_space, load_model(str(other_file))]
     assert len({key, *map(graph_key, others)}) == 5

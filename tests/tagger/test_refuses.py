@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from fewtag import InputError, Tagger
-from fewtag.tagger.inputs import encoded_bytes, label_name, label_sets, open_image, several
+from fewtag.pictures.files import encoded_bytes, open_image, several
+from fewtag.tagger.bank import label_name, label_sets
 
 Draw = Callable[..., Image.Image]
 GOOD = np.zeros((8, 8, 3), np.uint8)

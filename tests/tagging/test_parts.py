@@ -7,8 +7,8 @@ import pytest
 
 from fewtag.errors import InputError
 from fewtag.tagger.stream import Tagged
-from fewtag.tagging.parts import MANIFEST, Counts, Ending, Parts, check_same
 from fewtag.tagging.sources import Shard
+from fewtag.tagging.tables import MANIFEST, Counts, Ending, Parts, check_same
 
 SHARDS = [Shard(number, f"digest {number}", 2) for number in range(3)]
 GOOD = Tagged("a.png", ("dog", "sofa"), {"dog": 0.75, "sofa": 0.5})

@@ -138,15 +138,15 @@ def test_killed_at_the_very_end_it_goes_on_too(cli: Cli, bank: Path, photos: Pat
     assert cli(*command, "--threshold", 0).code == 0  # an earlier table of ours, which is replaced
     replace, remove = Path.replace, Path.unlink
 
-    def break_off(path: Path, *_: object, **__: object) -> None:
+    def break_off() -> None:
         raise KeyboardInterrupt
 
     def replacing(path: Path, target: Path) -> Any:
-        return break_off(path) if target.name == "tags.csv" else replace(path, target)
+        return break_off() if target.name == "tags.csv" else replace(path, target)
 
     def removing(path: Path, missing_ok: bool = False) -> None:
         last = "_fewtag.json" if moment == "the manifest goes" else "part-00002.jsonl"
-        return break_off(path) if path.name == last else remove(path, missing_ok=missing_ok)
+        return break_off() if path.name == last else remove(path, missing_ok=missing_ok)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "replace" if "table" in moment else "unlink", replacing if "table" in moment else removing)
@@ -186,7 +186,7 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_is_finished(cli: Cli, bank: Pa
 
 KILLED = """
 import os, signal
-from fewtag.tagging.parts import Parts
+from fewtag.tagging.tables import Parts
 written, write = [], Parts.write
 def counting(*arguments):
     written.append(write(*arguments))

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from fewtag.errors import InputError
-from fewtag.tagger.inputs import encoded_bytes
+from fewtag.pictures.files import encoded_bytes
 from fewtag.tagger.stream import Item
 from fewtag.tagging.sources import Shard, Source, open_source
 

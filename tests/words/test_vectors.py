@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewtag.errors import InputError
+from fewtag.errors import InputError, UnknownWordError
 from fewtag.words import vectors as module
-from fewtag.words.protocol import UnknownWordError, WordTable
-from fewtag.words.vectors import WordVectors, load_words, parse_source
+from fewtag.words.vectors import WordTable, WordVectors, load_words, parse_source
 
 KNOWN = [
     *("the", "tv", "monitor", "potted", "plant", "dog", "New_York", "Paris", "x-ray", "x", "ray", "donut"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtag.cli.options import AsJson, Bank, Label, ModelName, SkipBad, WordSource, plural
+from fewtag.cli.terminal import AsJson, Bank, Label, ModelName, SkipBad, WordSource, plural
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
@@ -104,9 +104,9 @@ def define(
 
     Example: fewtag define pets.fewtag "ectopia lentis" --like "lens, eye"
     """
+    from fewtag.errors import UnknownWordError
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.examples import clean_label
-    from fewtag.words.protocol import UnknownWordError
 
     if sum((like is not None, vector is not None, no_words)) > 1:
         raise InputError("--like, --vector and --no-words exclude each other; give one of them")

@@ -2,28 +2,15 @@
 
 import json
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtag.cli.options import AsJson
+from fewtag.cli.terminal import AsJson, Cache, cache_folder
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
     from fewtag.cache import Cache as FeatureCache
-
-Cache = Annotated[
-    Path | None,
-    typer.Option("--cache", metavar="DIR", help="Where features and decoded pictures are kept.", show_default=False),
-]
-
-
-def cache_folder(named: Path | None) -> Path:
-    """The one named, or the user's own."""
-    from fewtag.cache import user_cache_folder
-
-    return named or user_cache_folder()
 
 
 def cache(

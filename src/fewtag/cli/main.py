@@ -12,13 +12,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import typer
 
 import fewtag
-from fewtag.cli import banks, cache, export, pictures, research
-from fewtag.cli.options import printable
+from fewtag.cli import banks, cache, pictures, research
+from fewtag.cli.terminal import printable
 from fewtag.errors import InputError
 
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Teach": (banks.learn, banks.define, banks.forget, banks.rename, banks.labels, banks.examples, banks.upgrade),
-    "Tag": (pictures.tag, pictures.check, pictures.explain, export.export),
+    "Tag": (pictures.tag, pictures.check, pictures.explain, pictures.export),
     "Research": (research.train, research.bench, research.draws, research.report),
     "Upkeep": (cache.cache,),
 }

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtag.cli.cache import Cache, cache_folder
-from fewtag.cli.options import AsJson, DataFolder, SkipBad
+from fewtag.cli.terminal import AsJson, Cache, DataFolder, SkipBad, cache_folder
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def draws(
     changes: Changes = None,
 ) -> None:
     """Draw the test episodes of a recipe's runs from the seed and save them as protocol files, pictures by id."""
-    from fewtag.research.data.draws import save_draws
+    from fewtag.research.data.sampling import save_draws
 
     _check_folder(data)
     for path, (file, settings, phase) in _draws_files(_recipes(recipe, changes, only), out).items():

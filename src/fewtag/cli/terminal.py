@@ -1,10 +1,12 @@
-"""Progress bars and result tables in the terminal."""
+"""Options that several commands share, progress bars and tables in the terminal."""
 
 import json
 import math
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -19,7 +21,53 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
-from fewtag.cli.options import printable
+Bank = Annotated[Path, typer.Argument(metavar="BANK", help="The file of learnt labels, such as pets.fewtag.")]
+Label = Annotated[str, typer.Argument(metavar="LABEL", help="A label's name.")]
+ModelName = Annotated[
+    str | None,
+    typer.Option("--model", help="For a new bank: default, coco52 or the path of a model.", show_default=False),
+]
+WordSource = Annotated[
+    str | None, typer.Option("--words", metavar="FILE", help="Word vectors of your own: GloVe, fastText, word2vec.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+DataFolder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder that the recipe's paths are relative to (the recipe's own).")
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read, and count them.")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto: a GPU where there is one.")]
+
+
+def plural(count: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> plural(1, "picture"), plural(3, "picture")
+    ('1 picture', '3 pictures')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def printable(text: str) -> str:
+    """Without what would steer the terminal.
+
+    >>> printable("red \\x1b[31mdog")
+    'red �[31mdog'
+    """
+    return "".join(letter if letter.isprintable() else "�" for letter in text)
+
+
+Cache = Annotated[
+    Path | None,
+    typer.Option("--cache", metavar="DIR", help="Where features and decoded pictures are kept.", show_default=False),
+]
+
+
+def cache_folder(named: Path | None) -> Path:
+    """The one named, or the user's own."""
+    from fewtag.cache import user_cache_folder
+
+    return named or user_cache_folder()
+
 
 HEADLINES = ("macro_ap", "micro_ap", "macro_f1", "micro_f1")
 

@@ -1,5 +1,6 @@
 """A bank: all that was learnt, in one value that never changes. What labels mean, examples, prototypes."""
 
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 
 from fewtag.core.closed_form import attend, mix
 from fewtag.errors import InputError, nearest
-from fewtag.tagger.inputs import label_name
 from fewtag.tagger.model import Model
 
 Kind = Literal["name", "like", "vector", "none"]
@@ -238,3 +238,31 @@ def _own_vector(name: str, vector: object, model: Model) -> NDArray[np.float32]:
     if not np.isfinite(numbers).all():
         raise InputError(f"the vector of label {name!r} holds numbers that are not finite; mend it")
     return numbers
+
+
+def label_sets(labels: object) -> list[frozenset[str]]:
+    """The names given with each picture; a bare string is one name."""
+    if isinstance(labels, str) or not isinstance(labels, Iterable):
+        raise InputError(f"labels are a list with the names of each picture, found {labels!r}; use [[{labels!r}]]")
+    return [_shown(given, f"image number {number}") for number, given in enumerate(labels, 1)]
+
+
+def _shown(given: object, image: str) -> frozenset[str]:
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, Iterable):
+        raise InputError(f"the labels of {image} are {given!r}; give a list of names")
+    shown = frozenset(label_name(name, f" of {image}") for name in names)
+    if not shown:
+        raise InputError(f"{image} has no label; name at least one thing it shows, or leave it out")
+    return shown
+
+
+def label_name(name: object, where: str = "") -> str:
+    """A name without stray blanks; refuses what is none."""
+    if not isinstance(name, str):
+        raise InputError(f"a label{where} is {name!r}, a {type(name).__name__}; labels are names")
+    # one spelling of each accent too: folders on a Mac are named with two characters for one
+    cleaned = " ".join(unicodedata.normalize("NFC", name).split())
+    if not cleaned:
+        raise InputError(f"a label{where} is empty; give it a name")
+    return cleaned

@@ -15,8 +15,8 @@ from fewtag.core.closed_form import Strengths
 from fewtag.errors import InputError
 from fewtag.files import digest, replacing
 from fewtag.pictures.decode import Pixels, squash, stack
+from fewtag.pictures.files import open_image
 from fewtag.pictures.prefetch import batches
-from fewtag.tagger.inputs import open_image
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import BATCH, Scorer
 from fewtag.tagger.tagger import Tagger

@@ -16,9 +16,8 @@ from fewtag.errors import InputError, nearest
 from fewtag.files import digest, read_arrays, write_arrays
 from fewtag.pictures.decode import Pixels
 from fewtag.runtime import Network
-from fewtag.words.protocol import WordTable
 from fewtag.words.vectors import SHIPPED as SHIPPED_WORDS
-from fewtag.words.vectors import load_words
+from fewtag.words.vectors import WordTable, load_words
 
 SHIPPED = ("default", "coco52")
 KIND = "fewtag-model"
@@ -32,6 +31,12 @@ class Model:
     name: str
     source: str
     """A shipped model's name, or a file's full path."""
+    size: int
+    """Side of the squares that the network takes."""
+    places: int
+    """Of a feature map."""
+    zoom: int
+    """How many times larger a picture the network may see, for a finer heat-map."""
     header: dict[str, Any]
     """What the file says of itself: network, words, strengths, base words, calibration, how it was fitted."""
     network: Network
@@ -50,21 +55,6 @@ class Model:
         # the shipped table is in every installation: a copy need not carry it
         left_out = set() if self.words_source else {"words"}
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
-
-    @property
-    def size(self) -> int:
-        """Side of the squares that the network takes."""
-        return int(self.header["network"]["size"])
-
-    @property
-    def places(self) -> int:
-        """Of a feature map."""
-        return int(self.header["network"]["places"])
-
-    @property
-    def zoom(self) -> int:
-        """How many times larger a picture the network may see, for a finer heat-map."""
-        return int(self.header["network"].get("zoom", 1))
 
     @property
     def words_name(self) -> str:
@@ -123,7 +113,7 @@ def load_model(
 ) -> Model:
     """A shipped model by name, or one of one's own by path; `words` is a file of other word vectors."""
     if source in SHIPPED:
-        name, path = source, Path(str(files("fewtag.models"))) / f"{source}.safetensors"
+        name, path = source, Path(str(files("fewtag"))) / "models" / f"{source}.safetensors"
     else:
         path = _own_file(source)
         name, source = path.stem, str(path.resolve())
@@ -131,12 +121,16 @@ def load_model(
     if header.get("format") != _FORMAT:
         raise InputError(f"model {path} has format {header.get('format')}, this fewtag reads {_FORMAT}; make it anew")
     try:
+        network = header["network"]
         floats = {key: array.astype(np.float32) for key, array in arrays.items()}
         return Model(
             name,
             source,
+            int(network["size"]),
+            int(network["places"]),
+            int(network.get("zoom", 1)),
             header,
-            Network(path.parent / header["network"]["file"], device, sha256=header["network"]["sha256"]),
+            Network(path.parent / network["file"], device, sha256=network["sha256"]),
             Space(floats["mean"], floats["basis"]),
             floats["base_prototypes"],
             WordMap(floats["word_mean"], floats["word_map"]),
@@ -145,7 +139,7 @@ def load_model(
             None if words in {None, SHIPPED_WORDS} else words,
             absent_words,
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"model {path} cannot be read ({error!r}); name one that fewtag wrote") from error
 
 

@@ -14,17 +14,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.cache import Cache
-from fewtag.errors import InputError
+from fewtag.errors import InputError, UnknownWordError
 from fewtag.files import digest, locked
 from fewtag.pictures.decode import squash
-from fewtag.tagger.bank import Bank, Definition, by_name, define
+from fewtag.pictures.files import ImageLike, open_image, pixel_digest, several
+from fewtag.tagger.bank import Bank, Definition, by_name, define, label_name, label_sets
 from fewtag.tagger.bank_file import read_bank, read_header, write_bank
-from fewtag.tagger.examples import encode_again, encode_examples, same_length
 from fewtag.tagger.explain import Heat, heat_map
-from fewtag.tagger.inputs import ImageLike, label_name, label_sets, open_image, pixel_digest, several
 from fewtag.tagger.model import Model, load_model
-from fewtag.tagger.stream import BATCH, Scorer, Tagged, encode_stream, items_of, place_space, tag_stream
-from fewtag.words.protocol import UnknownWordError
+from fewtag.tagger.stream import (
+    BATCH,
+    Scorer,
+    Tagged,
+    encode_again,
+    encode_examples,
+    encode_stream,
+    items_of,
+    place_space,
+    same_length,
+    tag_stream,
+)
 
 Images = ImageLike | Iterable[ImageLike]
 Labels = Iterable[str | Iterable[str]]

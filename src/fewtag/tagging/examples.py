@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from fewtag.errors import InputError
 from fewtag.pictures.files import Picture, is_image_name, walk
-from fewtag.tagger.inputs import label_name
-from fewtag.tagging.locations import is_url
+from fewtag.tagger.bank import label_name
 from fewtag.tagging.run import record_of
+from fewtag.tagging.sources import is_url
 from fewtag.tagging.tables import SEPARATOR
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")

@@ -13,7 +13,7 @@ from PIL import Image
 from fewtag.errors import InputError
 from fewtag.files import write_atomically
 from fewtag.pictures.decode import decode
-from fewtag.tagger.inputs import encoded_bytes
+from fewtag.pictures.files import encoded_bytes
 from fewtag.tagger.stream import Item, Tagged
 
 THUMBNAIL = 320

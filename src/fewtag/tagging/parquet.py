@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fewtag.errors import InputError
 from fewtag.tagger.stream import Item
-from fewtag.tagging.locations import file_system, is_url, join, local_path, reason
-from fewtag.tagging.sources import Entry
+from fewtag.tagging.sources import Entry, file_system, is_url, join, local_path, reason
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile

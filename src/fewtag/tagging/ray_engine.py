@@ -21,9 +21,9 @@ from fewtag.errors import InputError
 from fewtag.pictures.prefetch import usable_cores
 from fewtag.tagger.stream import place_space
 from fewtag.tagger.tagger import Tagger
-from fewtag.tagging.parts import Counts
 from fewtag.tagging.run import Advance, Work, finish_shards, open_tagger
 from fewtag.tagging.sources import Shard
+from fewtag.tagging.tables import Counts
 
 # by Ray's own name, what it does on macOS and Windows: no other machine may join, so that nothing listens to them. An
 # address of 127.0.0.1 does not do it: Ray replaces that by one that others can reach

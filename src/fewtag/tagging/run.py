@@ -19,10 +19,19 @@ from fewtag.files import locked, write_atomically
 from fewtag.tagger.bank_file import read_header
 from fewtag.tagger.stream import BATCH, Item, Scorer, Tagged, place_space, tag_stream
 from fewtag.tagger.tagger import Tagger
-from fewtag.tagging.locations import Folder, absolute, local_path
-from fewtag.tagging.parts import Counts, Parts, check_same
-from fewtag.tagging.sources import Shard, Source, open_source
-from fewtag.tagging.tables import WRITERS, check_labels, check_table, failures_csv, import_pyarrow, write_table
+from fewtag.tagging.sources import Shard, Source, absolute, local_path, open_source
+from fewtag.tagging.tables import (
+    WRITERS,
+    Counts,
+    Folder,
+    Parts,
+    check_labels,
+    check_same,
+    check_table,
+    failures_csv,
+    import_pyarrow,
+    write_table,
+)
 
 LARGEST_SHARD, SMALLEST_SHARD = 1024, 64
 LOCAL_SHARD = 256
@@ -255,7 +264,7 @@ def open_tagger(work: Work, device: str, threads: int | None = None) -> Tagger:
         path.write_bytes(work.bank)
         tagger = Tagger.load(path, device=device)
     if threads is not None:
-        tagger.model.network.threads = threads
+        tagger.model.network.limit = threads
     return tagger
 
 

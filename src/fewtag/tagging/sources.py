@@ -6,21 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from fewtag.errors import InputError
 from fewtag.files import digest
-from fewtag.pictures.files import (
-    IMAGE_ENDINGS,
-    OTHERS_FOLDERS,
-    UNREADABLE_ENDINGS,
-    Picture,
-    is_image_name,
-    walk,
-)
+from fewtag.pictures.files import IMAGE_ENDINGS, OTHERS_FOLDERS, UNREADABLE_ENDINGS, Picture, is_image_name, walk
 from fewtag.tagger.stream import Item
-from fewtag.tagging.locations import file_system, is_url, local_path, reason
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 # whatever a file system says of a file that changes with its content
 _STAMPS = ("size", "mtime", "LastModified", "last_modified", "ETag", "etag", "md5Hash", "generation")
@@ -306,3 +301,57 @@ def _endings() -> str:
 
 def _digest(content: object) -> str:
     return digest(json.dumps(content))[:32]
+
+
+def is_url(location: str) -> bool:
+    """Whether fsspec is to be asked; a Windows drive is no protocol.
+
+    >>> is_url("s3://bucket/photos"), is_url("photos"), is_url("C:/photos")
+    (True, False, False)
+    """
+    return "://" in location
+
+
+def local_path(location: str) -> Path | None:
+    """The path behind file://, or the path that it is; None elsewhere."""
+    if location.startswith("file://"):
+        return Path(location.removeprefix("file://"))
+    return None if is_url(location) else Path(location)
+
+
+def absolute(location: str) -> str:
+    """The same place wherever it is named from: paths in full, URLs without a last slash."""
+    path = local_path(location)
+    return location.rstrip("/") if path is None else str(path.resolve())
+
+
+def join(folder: str, name: str) -> str:
+    """A name in a folder, be it a path or a URL.
+
+    >>> join("s3://bucket/lists/", "a.jpg"), join("/lists", "../a.jpg")
+    ('s3://bucket/lists/a.jpg', '/lists/../a.jpg')
+    """
+    return f"{folder.rstrip('/')}/{name}"
+
+
+def file_system(url: str) -> tuple["AbstractFileSystem", str]:
+    """Who serves this URL or path, and its name there."""
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise InputError(f'{url} needs fsspec; install it with: pip install "fewtag[urls]"') from error
+    try:
+        return url_to_fs(url)
+    except ImportError as error:
+        # fsspec says which package it is: "Install s3fs to access S3"
+        raise InputError(f"{url} cannot be opened here: {error}, here and on every machine of the cluster") from error
+    except ValueError as error:
+        raise InputError(f"{url} cannot be opened: {error}; use a path, s3://, gs:// or https://") from error
+
+
+def reason(error: Exception) -> str:
+    """Why reading failed, in a few words."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(str(text).split())

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from fewtag.errors import InputError
-from fewtag.words.protocol import UnknownWordError, spelt_like
-from fewtag.words.spelling import halves, variants
+from fewtag.errors import InputError, UnknownWordError
+from fewtag.words.spelling import halves, spelt_like, variants
 
 FORMAT = 1
 HEADER = "fewtag-words"
@@ -200,5 +199,5 @@ def checksum(arrays: Iterable[np.ndarray]) -> int:
 @cache
 def shipped_pieces() -> PieceVectors:
     """The table that comes with fewtag, read once."""
-    with as_file(files("fewtag.models").joinpath("words.safetensors")) as path:
+    with as_file(files("fewtag").joinpath("models", "words.safetensors")) as path:
         return read_pieces(path, "pieces")

@@ -3,16 +3,32 @@
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.errors import InputError, nearest
+from fewtag.errors import InputError, UnknownWordError, nearest
 from fewtag.words.files import Keep, keep_all, read_words
 from fewtag.words.pieces import read_pieces, shipped_pieces
-from fewtag.words.protocol import UnknownWordError, WordTable, spelt_like
-from fewtag.words.spelling import halves, split_label, variants
+from fewtag.words.spelling import halves, spelt_like, split_label, variants
+
+
+@runtime_checkable
+class WordTable(Protocol):
+    """Label names to vectors of so many dimensions; a name that is `in` it has one."""
+
+    name: str
+    dimensions: int
+
+    def vector(self, label: str) -> NDArray[np.float32]: ...
+
+    def vectors(self, labels: Sequence[str]) -> NDArray[np.float32]: ...
+
+    def nearest(self, word: str, most: int = 3) -> list[str]: ...
+
+    def __contains__(self, label: str) -> bool: ...
+
 
 SHIPPED = "pieces"
 # Files come most frequent first. Of the 400,000 words of GloVe 6B the rare ones are typos and fragments ("ze", "bbra"):

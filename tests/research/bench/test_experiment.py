@@ -11,8 +11,7 @@ import torch
 from fewtag.errors import InputError
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.recipe_files import load_recipes
-from fewtag.research.data.draws import save_draws
-from fewtag.research.data.sampling import Draw
+from fewtag.research.data.sampling import Draw, save_draws
 
 COCO = 'data.sources=[{format="coco", path="coco.json", images="images"}]'
 VOC = 'data.sources=[{format="voc", path="VOC2012"}]'

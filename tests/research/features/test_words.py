@@ -8,7 +8,7 @@ import pytest
 
 from fewtag.errors import InputError
 from fewtag.research.features.words import load_words
-from fewtag.words.protocol import WordTable
+from fewtag.words.vectors import WordTable
 
 LABELS = Path(__file__).parents[3] / "data/words/labels.npz"
 

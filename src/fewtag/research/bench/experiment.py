@@ -9,16 +9,15 @@ import torch
 from fewtag.errors import InputError
 from fewtag.research.bench.recipe import Recipe, Source, digest_of
 from fewtag.research.data.coco_voc import read_coco, read_voc
-from fewtag.research.data.draws import load_draws
 from fewtag.research.data.images import LabelledImages, concatenate, readable
 from fewtag.research.data.readers import read_folders, read_table
-from fewtag.research.data.sampling import AtLeastSampler, Draw, EpisodeSampler
+from fewtag.research.data.sampling import AtLeastSampler, Draw, EpisodeSampler, load_draws
 from fewtag.research.data.splits import Split
 from fewtag.research.features.backbone import Backbone, JoinedBackbone, open_backbone
 from fewtag.research.features.words import load_words
 from fewtag.research.methods import Base, Method, create_method
 from fewtag.research.types import Words
-from fewtag.words.protocol import WordTable
+from fewtag.words.vectors import WordTable
 
 
 class Experiment:

@@ -12,7 +12,7 @@ from fewtag.errors import InputError
 from fewtag.research.features.minilm import load_minilm
 from fewtag.words import vectors as product
 from fewtag.words.files import Entries, keep_entries
-from fewtag.words.protocol import WordTable
+from fewtag.words.vectors import WordTable
 
 NAMES = (product.SHIPPED, "glove-50", "minilm")
 
