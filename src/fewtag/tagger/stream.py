@@ -114,9 +114,15 @@ def tag_stream(
     Each picture is read once, by so many `loaders` where it comes from far away, and decoded only if the cache does not
     know it. Memory is that of a few batches.
     """
-    for reads in _read_ahead(model, items, batch, space, loaders):
+
+    def encode(reads: Sequence[_Read]) -> tuple[Sequence[_Read], Places | None]:
         good = [read for read in reads if not read.failure]
-        values = iter(scorer.probabilities(_places(model, good, space)) if good else ())
+        return reads, _places(model, good, space) if good else None
+
+    # two batches at once: a core that is done with the one goes on with the next, and none waits for scores and cache
+    encoded = prefetch(encode, _read_ahead(model, items, batch, space, loaders), 1, threads=2, give_way=False)
+    for reads, places in encoded:
+        values = iter(() if places is None else scorer.probabilities(places))
         yield [
             Tagged(read.name, failure=read.failure)
             if read.failure
