@@ -74,7 +74,7 @@ ASKING: dict[str, tuple[Callable[[Tagger], object], str]] = {
     "forget unknown": (lambda tagger: tagger.forget("dgo"), r"there is no label 'dgo'; did you mean 'dog'\?"),
     "forget no example": (
         lambda tagger: tagger.forget("dog", GOOD),
-        "image given is none of the 1 examples of .*'dog'",
+        "image given is no example of label 'dog', which has 1",
     ),
     "forget no number": (lambda tagger: tagger.forget("dog", example=2), "has examples 1 to 1, there is no number 2"),
     "forget number 0": (lambda tagger: tagger.forget("dog", example=0), "has examples 1 to 1, there is no number 0"),

@@ -118,9 +118,7 @@ def define(
     try:
         tagger.define(name, like=like, vector=numbers, words=not no_words)
     except UnknownWordError as error:
-        raise InputError(
-            f'{error}; use --like "lens, eye" (the mean of known words), --vector FILE, or --no-words (pictures only)'
-        ) from error
+        raise InputError(f'{error}: --like "lens, eye", --vector FILE or --no-words') from error
     tagger.save(bank)
     typer.echo(f"{bank}: label {name!r} is defined: {tagger.definitions_[name]}")
 

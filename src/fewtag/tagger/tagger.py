@@ -437,7 +437,7 @@ class Tagger:
             if key in keys:
                 return [key]
             shown = image if isinstance(image, str | os.PathLike) else "given"
-            raise InputError(f"image {shown} is none of the {len(keys)} examples of label {name!r}")
+            raise InputError(f"image {shown} is no example of label {name!r}, which has {len(keys)}")
         if example is None:
             return None
         names = [self._bank.examples[key].name for key in keys]

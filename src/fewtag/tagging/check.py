@@ -62,8 +62,9 @@ class Check:
 
     def table(self) -> dict[str, dict[str, Any]]:
         every = {**self.labels, "all together": self.micro}
-        columns = ("pictures", "precision", "recall", "f1", "average_precision", "threshold", "best_threshold")
-        return {label: {column: getattr(each, column) for column in columns} for label, each in every.items()}
+        columns = {name: name for name in ("pictures", "precision", "recall", "f1")}
+        columns |= {"ap": "average_precision", "from": "threshold", "best from": "best_threshold"}  # to fit a terminal
+        return {label: {name: getattr(each, of) for name, of in columns.items()} for label, each in every.items()}
 
     def sentences(self) -> list[str]:
         said = ", ".join(f"{each.said:.2f} → {each.true:.2f} ({each.pairs})" for each in self.reliability)
