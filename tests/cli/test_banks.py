@@ -78,8 +78,8 @@ def test_define_in_every_way(cli: Cli, tiny_model: Path, content: Any, options: 
     [
         ("moon", ("--like", "moon", "--no-words"), "--like, --vector and --no-words exclude each other"),
         ("moon", ("--like", " , "), "names no word"),
-        ("zzqxv flurbish", (), 'use --like "lens, eye" (the mean of known words), --vector FILE, or --no-words'),
-        ("moon", ("--like", "zzqxv"), 'use --like "lens, eye" (the mean of known words), --vector FILE'),
+        ("zzqxv flurbish", (), '(pictures only): --like "lens, eye", --vector FILE or --no-words'),
+        ("moon", ("--like", "zzqxv"), ': --like "lens, eye", --vector FILE'),
         ("moon", ("--vector", "gone.npy"), "cannot read the vector gone.npy: No such file"),
         ("moon", ("--vector", "words.npy"), "words.npy holds no vector of numbers"),
         ("moon", ("--vector", "words.txt"), "words.txt holds no vector of numbers"),
