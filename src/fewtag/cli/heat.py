@@ -19,8 +19,6 @@ from fewtag.tagger.explain import save_heat, stretch
 
 def explain_run(folder: Path, image: Path, labels: Sequence[str], out: Path, data: Path | None) -> None:
     """Where a trained run's attention goes: its scores, summed over the heads."""
-    if not folder.exists():
-        raise InputError(f"there is no bank or trained run {folder}; make one with fewtag learn, or with fewtag train")
     if not (folder / "best.safetensors").exists():
         raise InputError(f"{folder} is no trained run: it holds no best.safetensors; make one with fewtag train")
     recipe = Recipe.model_validate(read_facts(folder / "best.safetensors")["recipe"])

@@ -212,6 +212,8 @@ def explain(
     """
     if out.suffix.lower() not in {".png", ".jpg", ".jpeg", ".webp"}:
         raise InputError(f"--out {out} ends in none of .png, .jpg and .webp; name it heat.png, for example")
+    if not model.exists():
+        raise InputError(f"there is no bank or trained run {model}; make one with fewtag learn, or with fewtag train")
     if model.is_dir():
         from fewtag.cli.heat import explain_run
 
