@@ -1,5 +1,3 @@
-import tempfile
-
 """The feature cache: nothing lost, nothing doubled, nothing wrong handed out, whatever stops a process."""
 
 import logging
@@ -9,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
