@@ -12,6 +12,8 @@ LISTENING = """
 import psutil
 from fewtag.tagging.ray_engine import open_cluster
 
+pytestmark = pytest.mark.ray
+
 found = []
 with open_cluster(None):
     for process in psutil.Process().children(recursive=True):
