@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 CHECK = """
 import sys
@@ -14,8 +16,6 @@ sys.path.insert(0, sys.argv[1])
 import fewtag
 import numpy as np
 from fewtag.research.data.splits import Split
-
-pytestmark = pytest.mark.slow
 assert fewtag.__file__.startswith(sys.argv[1]), fewtag.__file__
 print(len(Split.load("coco").labels), len(Split.load("voc").labels))
 tagger = fewtag.Tagger().fit([np.zeros((32, 32, 3), np.uint8)], ["night"])

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.ray
+
 # in a process of its own, since an earlier import of Ray decides where it listens
 LISTENING = """
 import psutil
 from fewtag.tagging.ray_engine import open_cluster
-
-pytestmark = pytest.mark.ray
 
 found = []
 with open_cluster(None):
