@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 # whatever a browser fetches by itself; links that a person may follow are not among it
 LOADED = re.compile(

@@ -231,6 +231,7 @@ def is_sound(folder: Path) -> bool:
     return answers == [("ok",)] and not doubled and orphans == (0,)
 
 
+@pytest.mark.processes
 def test_several_processes_put_at_once_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     processes = [run(APPEND, tmp_path, start) for start in (0, 0, 30)]  # the same and other rows, into no file yet
     for process in processes:

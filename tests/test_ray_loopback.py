@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.ray
+
 # in a process of its own, since an earlier import of Ray decides where it listens
 LISTENING = """
 import psutil

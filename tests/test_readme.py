@@ -16,6 +16,8 @@ from PIL import Image
 from fewtag import Tagger
 from fewtag.cli.main import app
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PAGES = (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
 ELSEWHERE = ("s3://", "bench", "train", "report")

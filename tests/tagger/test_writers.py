@@ -11,6 +11,8 @@ from PIL import Image
 from fewtag import InputError, Tagger
 from fewtag.tagger.model import Model
 
+pytestmark = pytest.mark.processes
+
 Draw = Callable[..., Image.Image]
 
 
