@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-fast fuzz lint bench docs clean
 .DEFAULT_GOAL := test
 
 .venv/installed: pyproject.toml
@@ -28,9 +28,22 @@ lint: .venv/installed
 test: lint
 	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
+# the product alone, without what starts processes or takes seconds
+test-fast: .venv/installed
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/research -m 'not slow and not processes and not ray' tests
+
+# 10,000 mutated files, and 200 kills at random moments, some on a full disk
+fuzz: .venv/installed
+	$(BIN)/python tests/support/fuzz.py
+	$(BIN)/python tests/support/kills.py
+
 # speed and memory, as ratios measured side by side
 bench: .venv/rivals
 	$(BIN)/python benchmarks/speed.py --out results/speed
 
+# the site, in site/
+docs: .venv/installed
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv build dist demo
+	rm -rf .venv build dist demo site

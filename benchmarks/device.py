@@ -12,9 +12,7 @@ import torch
 from fewtag.files import write_atomically
 from fewtag.research.bench.results import commit
 from fewtag.research.features.backbone import Backbone, create_backbone
-from fewtag.research.features.extract import precision_of, start
-from fewtag.research.features.folding import folded
-from fewtag.tagger.encode import to_maps
+from fewtag.research.features.inference import precision_of, start
 from research import training_images_a_second
 
 BATCH = 256
@@ -24,7 +22,6 @@ BATCHES = 40
 def device_speeds() -> dict[str, float]:
     """ResNet-50 at 224 pixels from decoded pictures; training also with `--compile`."""
     found = {f"gpu_extraction_{name}": rate for name, rate in extraction_images_a_second().items()}
-    found["gpu_tagger_images_a_second"] = tagger_images_a_second()
     for compiled in (False, True):
         rates = training_images_a_second("resnet50", 52, 224, 30, compiled=compiled)
         found |= {f"gpu_{'compiled_' if compiled else ''}training_{name}": rate for name, rate in rates.items()}
@@ -38,19 +35,6 @@ def extraction_images_a_second() -> dict[str, float]:
     pixels = generator.integers(0, 256, (2 * BATCH, 224, 224, 3), dtype=np.uint8).transpose(0, 3, 1, 2)
     batches = [pixels[:BATCH], pixels[BATCH:]]
     return compare({"ours": lambda: extract(backbone, batches), "bare": lambda: forward(backbone, batches)})
-
-
-def tagger_images_a_second() -> float:
-    """The tagger's own network in full precision, decoded pictures to maps, `--batch 256`."""
-    backbone = folded(create_backbone(weights="random")).cuda()
-    batch = np.zeros((BATCH, 3, backbone.size, backbone.size), np.uint8)
-
-    def forward() -> None:
-        for _ in range(BATCHES):
-            to_maps(backbone, batch)
-        torch.cuda.synchronize()
-
-    return compare({"ours": forward, "bare": forward})["ours"]
 
 
 def extract(backbone: Backbone, batches: list[np.ndarray]) -> None:

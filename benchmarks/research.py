@@ -1,40 +1,22 @@
-"""The researcher's promises: episodes on cached features, their memory, and training close to a bare loop."""
+"""Training end to end beside a bare loop of the same network, and random episodes of real shapes."""
 
-import json
-import resource
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from fewtag.research.bench.evaluate import Pool, evaluate
-from fewtag.research.bench.learner import Learner, Phase
+from fewtag.research.bench.evaluate import Pool
 from fewtag.research.bench.recipe import Training
-from fewtag.research.data.episodes import EpisodeSampler
+from fewtag.research.bench.train import Learner, Phase
+from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.backbone import Backbone, create_backbone
 from fewtag.research.features.rows import MemoryRows
-from fewtag.research.features.store import About, Space, address
-from fewtag.research.features.stored_rows import Source, StoredRows
-from fewtag.research.methods import METHODS, Base, BaseLabels, EndToEnd, Method, Solved, Staged, create_method
+from fewtag.research.methods import EndToEnd, create_method
 
-SHAPE = (2048, 7, 7)  # ResNet-50 at 224 px
 WORDS = 300
-TRAINING_FREE = (
-    "protonet",
-    "protonet-centred",
-    "closed-form",
-    "word-only",
-    "tip-adapter",
-    "knn",
-    "logistic-regression",
-)
 
 
 def random_targets(images: int, count: int) -> np.ndarray:
@@ -47,47 +29,6 @@ def random_targets(images: int, count: int) -> np.ndarray:
 
 def labels(count: int) -> tuple[str, ...]:
     return tuple(f"label {number}" for number in range(count))
-
-
-def make_method(name: str) -> Method:
-    """Ready to meet labels: solved on, or told of, as many base labels and pictures as the COCO split has."""
-    method = create_method(name, channels=SHAPE[0], dimensions=WORDS).eval()
-    targets, words = torch.from_numpy(random_targets(2000, 52)), torch.randn(52, WORDS)
-    if isinstance(method, Solved):
-        method.fit(Base(labels(52), words, torch.rand(2000, SHAPE[0]), targets))
-    if isinstance(method, Staged):
-        method.prepare(BaseLabels(labels(52), words, targets))
-    return method
-
-
-def evaluate_seconds(names: Sequence[str], images: int, episodes: int) -> dict[str, float]:
-    """Seconds that each method takes for COCO-sized episodes on cached features, and the process's peak memory."""
-    targets = random_targets(images, 16)
-    generator = np.random.default_rng(0)
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        space = Space(Path(folder), About("features", "random maps", "benchmark", SHAPE, "float16"))
-        rows = StoredRows([], Source(space, 0, lambda pixels: lambda: pixels))
-        rows.digests += [address(str(row).encode()) for row in range(images)]
-        for start in range(0, images, 64):
-            digests = rows.digests[start : start + 64]
-            rows.entries += space.append(digests, generator.random((len(digests), *SHAPE), np.float32))
-        pool = Pool(labels(16), rows, torch.randn(16, WORDS), torch.from_numpy(targets))
-        sampler = EpisodeSampler(targets, labels(16))
-        draws = [sampler.draw(index) for index in range(episodes)]
-        for name in names:
-            method = make_method(name)
-            evaluate(method, pool, draws[:1])
-            since = time.perf_counter()
-            evaluate(method, pool, draws)
-            found[name] = time.perf_counter() - since
-    return found | {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
-
-
-def evaluate_apart(names: Sequence[str], images: int, episodes: int) -> dict[str, float]:
-    """The same in a process of its own, so that its peak memory is its own."""
-    command = [sys.executable, __file__, str(images), str(episodes), *names]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def steps_a_second(step: Callable[[int], object], device: torch.device, steps: int) -> float:
@@ -161,26 +102,3 @@ def training_images_a_second(
             found[contender].append(batch * steps_a_second(step, fabric.device, steps))
     best = {contender: max(rates) for contender, rates in found.items()}
     return {**best, "ratio": best["ours"] / best["bare"]}
-
-
-def research() -> dict[str, float]:
-    """Everything above. A CPU gets a smaller network and episode to train on, or the run would take an hour."""
-    gpu = torch.cuda.is_available()
-    small, large = evaluate_apart(["word-attention"], 400, 200), evaluate_apart(["word-attention"], 2000, 200)
-    free = evaluate_apart(TRAINING_FREE, 2000, 200)
-    trained = [name for name in METHODS if name not in TRAINING_FREE]
-    slow = evaluate_apart(trained, 400, 10)
-    training = training_images_a_second(*("resnet50", 52, 224, 30) if gpu else ("resnet18", 8, 96, 6))
-    return {
-        "evaluate_200_episodes_seconds": large["word-attention"],
-        "evaluate_peak_mib_400_pictures": small["peak_mib"],
-        "evaluate_peak_mib_2000_pictures": large["peak_mib"],
-        **{f"200_episodes_seconds_{name}": free[name] for name in TRAINING_FREE},
-        **{f"200_episodes_seconds_{name}": 20 * slow[name] for name in trained},
-        **{f"training_{name}": rate for name, rate in training.items()},
-    }
-
-
-if __name__ == "__main__":
-    images, episodes, *names = sys.argv[1:]
-    print(json.dumps(evaluate_seconds(names, int(images), int(episodes))))

@@ -1,71 +1,117 @@
-"""How fast and how lean: every speed the project promises, as ratios measured side by side in one run.
+"""How fast and how lean: every speed the project promises, measured side by side in one run.
 
-    python benchmarks/speed.py --out results/speed [--pictures FOLDER]
+    python benchmarks/speed.py --out results/speed [--pictures FOLDER] [--quick] [--only NAME ...]
 
-writes results/speed.md, results/speed.json and results/plots/growth.png. Pictures are drawn and features are random
-numbers of the real shapes, unless `--pictures` names a folder with two thousand: speed does not depend on what they
-show. What a GPU does is measured there by `python benchmarks/device.py --out results/speed-gpu.json`, and shown here.
+writes results/speed.json and results/speed.md. Contenders take turns and medians are compared, so that other load on
+the machine hits all of them; the former commit comes from the project's own history. Pictures are drawn, unless
+`--pictures` names a folder. `--quick` runs everything once on a few pictures: that it works, not how fast it is.
+What a GPU does is measured there, by `python benchmarks/device.py`.
 """
 
 import argparse
 import json
+import os
 import platform
-from collections.abc import Mapping
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-import torch
-from folders import folders
-from growth import draw_growth, figures, growth
-from page import page
-from rivals import rivals
-from tagging import tagging
+from environments import FORMER, ROOT, former_environment, install_wheel, installed
+from growth import growth
+from measuring import Figure
+from product import Setting, cached, decoded_arrays, files, memory, ray, start_up
+from rivals import beside_easyfsl
 
 from fewtag.files import write_atomically
-from fewtag.research.bench.recipe import Recipe
-from fewtag.research.bench.recipe_files import load_recipes
-from fewtag.research.bench.results import commit
-from research import research
 
-PAPER = Path(__file__).parents[1] / "recipes" / "paper.toml"
+SECTIONS = ("wheel", "start", "arrays", "files", "cache", "memory", "ray", "rivals", "growth")
 
 
-def frozen_table_minutes(found: Mapping[str, float]) -> float:
-    """Evaluating every frozen run of the paper's recipe, from what 200 episodes of its method take."""
-    return sum(run_seconds(recipe, found) for _, recipe in load_recipes(PAPER)) / 60
+def figures(setting: Setting, wanted: Iterable[str]) -> Iterator[Figure]:
+    """The sections that are wanted, in order; what starts up is the wheel's own installation, if that was made."""
+    python = install_wheel(setting.folder) if "wheel" in wanted else None
+    sections: dict[str, Callable[[], Iterator[Figure]]] = {
+        "wheel": lambda: installed(setting.folder, python) if python else iter(()),
+        "start": lambda: start_up(setting, python),
+        "arrays": lambda: decoded_arrays(setting),
+        "files": lambda: files(setting),
+        "cache": lambda: cached(setting),
+        "memory": lambda: memory(setting),
+        "ray": lambda: ray(setting),
+        "rivals": lambda: beside_easyfsl(setting.rounds),
+        "growth": lambda: growth(quick=setting.quick),
+    }
+    for name in SECTIONS:
+        if name in wanted:
+            yield from sections[name]()
 
 
-def run_seconds(recipe: Recipe, found: Mapping[str, float]) -> float:
-    if recipe.not_measured or not recipe.backbone.frozen:
-        return 0.0
-    episodes = recipe.evaluation.episodes * len(recipe.evaluation.phases)
-    return found[f"200_episodes_seconds_{recipe.method.name}"] * episodes / 200
+def page(about: Mapping[str, Any], found: Iterable[Figure]) -> str:
+    """Markdown."""
+    load = " → ".join(f"{value:.1f}" for value in about["load"])
+    lines = [
+        f"# Speed on {about['cores']} CPU cores\n",
+        f"`{about['command']}`, commit {about['commit']}, beside commit {about['former']}, Python {about['python']}; "
+        f"load average before and after: {load}. Medians of contenders in turns.\n",
+        "| what | measured | promised | |",
+        "|---|---|---|---|",
+    ]
+    for figure in found:
+        facts = "; ".join(f"{name} {value}" for name, value in figure.facts.items())
+        mark = {True: "kept", False: "**missed**", None: ""}[figure.kept]
+        lines.append(f"| {figure.what} | {_number(figure.value)} {figure.unit} | {figure.promise} {mark} | {facts} |")
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
+
+
+def commit() -> str:
+    """Of the working tree, `-dirty` where it holds more."""
+    return subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
-    parser.add_argument("--pictures", type=Path, help="a folder with 2,000 pictures, instead of drawn ones")
+    parser.add_argument("--pictures", type=Path, help="a folder of 512 pictures or more, instead of drawn ones")
+    parser.add_argument("--quick", action="store_true", help="everything once, on a few pictures")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="these sections alone")
     arguments = parser.parse_args()
-    out: Path = arguments.out
+    options = " --pictures FOLDER" * bool(arguments.pictures) + " --quick" * arguments.quick
     about = {
-        "device": f"{torch.get_num_threads()} CPU threads",
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        "command": f"python benchmarks/speed.py{options}",
         "commit": commit(),
-        "command": "python benchmarks/speed.py" + (" --pictures FOLDER" if arguments.pictures else ""),
+        "former": FORMER,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "python": platform.python_version(),
+        "load": [os.getloadavg()[0]],
     }
-    # the quick ones first: what is wrong is seen soon
-    found = rivals() | folders(arguments.pictures) | tagging()
-    curves = growth()
-    found |= figures(curves) | research()
-    found["frozen_table_minutes"] = frozen_table_minutes(found)
-    points = {f"growth_{name}": curve.points for name, curve in curves.items()}
-    write_atomically(out.with_suffix(".json"), json.dumps(about | found | points, indent=2).encode())
-    plot = draw_growth(out.parent / "plots" / "growth.png", curves)
-    gpu = out.with_name(f"{out.name}-gpu.json")
-    on_gpu = json.loads(gpu.read_text()) if gpu.exists() else None
-    written = page(about, found, plot=plot.relative_to(out.parent), on_gpu=on_gpu)
-    write_atomically(out.with_suffix(".md"), written.encode())
+    found, since = [], time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        setting = Setting(folder, former_environment(folder / "former"), arguments.pictures, quick=arguments.quick)
+        for figure in figures(setting, arguments.only):
+            found.append(figure)
+            print(
+                f"{time.perf_counter() - since:6.0f} s  {figure.what}: {_number(figure.value)} {figure.unit}",
+                flush=True,
+            )
+    about["load"].append(os.getloadavg()[0])
+    facts = about | {"figures": [figure.as_dict() for figure in found]}
+    write_atomically(arguments.out.with_suffix(".json"), json.dumps(facts, indent=1, ensure_ascii=False).encode())
+    written = page(about, found)
+    write_atomically(arguments.out.with_suffix(".md"), written.encode())
     print(written)
 
 

@@ -4,12 +4,11 @@ Run it with `make demo`. It prints each picture's tags beside the truth and writ
 labels are unknown to the data that the model was fitted on (COCO has a bird and a sports ball).
 """
 
-import base64
 import csv
 import html
-import io
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -19,9 +18,10 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from fewtag import Tagger
+from fewtag import Tagged, Tagger
 from fewtag.files import write_atomically
-from fewtag.tagger.explain import overlay
+from fewtag.tagger.explain import Heat, overlay
+from fewtag.tagging.page import embed_image
 
 ALBUM = Path(__file__).parent / "album"
 Box = tuple[int, int, int, int]
@@ -36,6 +36,30 @@ class Entry:
     role: str
 
 
+@dataclass
+class Score:
+    """Tags and heat-maps, counted against the truth."""
+
+    right: int = 0
+    wrong: int = 0
+    missed: int = 0
+    peaks: int = 0
+
+    def count(self, entry: Entry, tags: Sequence[str], heats: dict[str, Heat]) -> None:
+        self.right += len(set(tags) & set(entry.boxes))
+        self.wrong += len(set(tags) - set(entry.boxes))
+        self.missed += len(set(entry.boxes) - set(tags))
+        self.peaks += sum(peak_inside(heats[label], box) for label, box in entry.boxes.items())
+
+    def __str__(self) -> str:
+        f1 = 2 * self.right / (2 * self.right + self.wrong + self.missed)
+        shown = self.right + self.missed
+        return (
+            f"{self.right} tags right, {self.wrong} wrong, {self.missed} missed (F1 {f1:.2f}); "
+            f"the heat-map's peak lies on the thing in {self.peaks / shown:.0%} of {shown} cases"
+        )
+
+
 def read_album() -> list[Entry]:
     with (ALBUM / "album.csv").open(newline="") as file:
         entries = []
@@ -46,74 +70,63 @@ def read_album() -> list[Entry]:
         return entries
 
 
-def peak_inside(heat: np.ndarray, box: Box) -> bool:
+def peak_inside(heat: Heat, box: Box) -> bool:
     """Whether the hottest place of a heat-map lies on the thing."""
     y, x = np.unravel_index(heat.argmax(), heat.shape)
     return bool(box[0] <= x < box[2] and box[1] <= y < box[3])
 
 
-def embed(picture: Image.Image) -> str:
-    """A picture as part of the page itself."""
-    buffer = io.BytesIO()
-    picture.save(buffer, format="JPEG", quality=80)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+def example_card(entry: Entry) -> str:
+    names = html.escape(", ".join(entry.boxes))
+    return f'<figure><img alt="" src="{embed_image(Image.open(entry.path))}"><figcaption>{names}</figcaption></figure>'
 
 
-def card(entry: Entry, probabilities: dict[str, float], tags: tuple[str, ...], heats: dict[str, np.ndarray]) -> str:
-    """One picture of the page: its tags, and for each a heat-map that shows while the pointer rests on it."""
+def card(entry: Entry, row: Tagged, heats: dict[str, Heat]) -> str:
+    """One picture of the page: a button for each tag, and its heat-map, shown while the button has pointer or focus."""
     picture = Image.open(entry.path).convert("RGB")
-    chips, layers = [], []
-    for number, label in enumerate(sorted({*tags, *entry.boxes}, key=lambda name: -probabilities[name])):
-        kind = "right" if label in tags and label in entry.boxes else "wrong" if label in tags else "missed"
-        name = f"<b>{html.escape(label)}</b> {probabilities[label]:.0%}"
-        chips.append(f'<li class="{kind}" data-layer="{number}" tabindex="0">{name}</li>')
-        layers.append(f'<img class="heat" alt="{html.escape(label)}" src="{embed(overlay(picture, heats[label]))}">')
-    return (
-        f'<article><figure><img alt="{entry.path.name}" src="{embed(picture)}">{"".join(layers)}</figure>'
-        f"<ul>{''.join(chips)}</ul></article>"
-    )
+    chips = []
+    for label in sorted(heats, key=lambda name: -row.scores[name]):
+        kind = "right" if label in row.tags and label in entry.boxes else "wrong" if label in row.tags else "missed"
+        name, chance = html.escape(label), f"{row.scores[label]:.0%}"
+        heat = embed_image(overlay(picture, heats[label]))
+        chips.append(
+            f'<li class="{kind}"><button type="button" title="{kind}"><b>{name}</b> {chance}</button>'
+            f'<figure><img alt="where {name} is seen" src="{heat}">'
+            f"<figcaption>{name}: probability {chance}</figcaption></figure></li>"
+        )
+    shown = f'<img alt="{entry.path.name}" src="{embed_image(picture)}">'
+    return f"<article>{shown}<ul>{''.join(chips)}</ul></article>"
 
 
 def main(folder: Path) -> None:
     entries = read_album()
     examples = [entry for entry in entries if entry.role == "example"]
     tests = [entry for entry in entries if entry.role == "test"]
-    tagger = Tagger()
     start = time.perf_counter()
-    tagger.fit([entry.path for entry in examples], [list(entry.boxes) for entry in examples])
-    learnt = time.perf_counter() - start
+    tagger = Tagger().fit([entry.path for entry in examples], [list(entry.boxes) for entry in examples])
     names = ", ".join(f"{label} ({count})" for label, count in tagger.counts_.items())
-    print(f"Learnt from {len(examples)} pictures in {learnt:.1f} s, label (examples): {names}\n")
+    print(f"Learnt from {len(examples)} pictures in {time.perf_counter() - start:.1f} s, label (examples): {names}\n")
 
     start = time.perf_counter()
-    scores = tagger.predict_proba([entry.path for entry in tests])
-    rate = len(tests) / (time.perf_counter() - start)
-    tags = tagger.predict([entry.path for entry in tests])
-    table, cards, peaks = Table("picture", "tags", "truth"), [], []
-    right = wrong = missed = 0
-    for entry, row, given in zip(tests, scores, tags, strict=True):
-        probabilities = dict(zip(tagger.classes_, (float(value) for value in row), strict=True))
-        heats = {label: tagger.explain(entry.path, label) for label in {*given, *entry.boxes}}
-        peaks += [peak_inside(heats[label], box) for label, box in entry.boxes.items()]
-        right += len(set(given) & set(entry.boxes))
-        wrong += len(set(given) - set(entry.boxes))
-        missed += len(set(entry.boxes) - set(given))
-        shown = "  ".join(
-            f"[{'green' if label in entry.boxes else 'red'}]{label} {probabilities[label]:.2f}[/]" for label in given
-        )
+    rows = list(tagger.tag([entry.path for entry in tests]))
+    rate = len(rows) / (time.perf_counter() - start)
+    table, cards, score = Table("picture", "tags", "truth"), [], Score()
+    for entry, row in zip(tests, rows, strict=True):
+        heats, _ = tagger.explain_all(entry.path, sorted({*row.tags, *entry.boxes}))
+        score.count(entry, row.tags, heats)
+        colours = {label: "green" if label in entry.boxes else "red" for label in row.tags}
+        shown = "  ".join(f"[{colour}]{label} {row.scores[label]:.2f}[/]" for label, colour in colours.items())
         table.add_row(entry.path.name, shown, ", ".join(entry.boxes))
-        cards.append(card(entry, probabilities, given, heats))
+        cards.append(card(entry, row, heats))
     Console().print(table)
-    facts = (
-        f"{right} tags right, {wrong} wrong, {missed} missed (F1 {2 * right / (2 * right + wrong + missed):.2f}); "
-        f"the heat-map's peak lies on the thing in {np.mean(peaks):.0%} of {len(peaks)} cases; {rate:.0f} pictures/s"
-    )
-    shots = [f'<img title="{"; ".join(entry.boxes)}" src="{embed(Image.open(entry.path))}">' for entry in examples]
-    page = Template((Path(__file__).parent / "page.html").read_text()).substitute(
-        facts=html.escape(facts), examples="".join(shots), cards="".join(cards), labels=len(tagger.classes_)
+    page = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8")).substitute(
+        labels=len(tagger.classes_),
+        facts=html.escape(f"{score}; {rate:.0f} pictures a second"),
+        examples="\n".join(example_card(entry) for entry in examples),
+        cards="\n".join(cards),
     )
     write_atomically(folder / "index.html", page.encode())
-    print(f"\n{facts}\nThe page: {folder / 'index.html'}")
+    print(f"\n{score}; {rate:.0f} pictures a second\nThe page: {folder / 'index.html'}")
 
 
 if __name__ == "__main__":

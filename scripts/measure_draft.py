@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 
 from fewtag import Tagger
@@ -25,6 +24,7 @@ from fewtag.files import write_atomically
 from fewtag.pictures.decode import DRAFT, decode, squash, squash_bytes, stack
 from fewtag.pictures.files import is_image_name
 from fewtag.research.bench.results import commit
+from fewtag.tagger.stream import Scorer
 
 WINDOWS = 12
 WIDTHS = (1200, 2000, 3000, 4000, 5000)
@@ -73,8 +73,8 @@ def tag(tagger: Tagger, jpegs: list[bytes], read: Callable[[bytes], np.ndarray])
     pixels = [read(jpeg) for jpeg in jpegs]
     seconds = time.process_time() - since
     batches = [stack(pixels[start : start + BATCH]) for start in range(0, len(pixels), BATCH)]
-    with torch.inference_mode():
-        return np.concatenate([tagger.probabilities(tagger.encode_pixels(batch)) for batch in batches]), seconds
+    scorer = Scorer(tagger.bank_, tagger.model.calibration, tagger.model.strengths)
+    return np.concatenate([scorer.probabilities(tagger.model.encode(batch)) for batch in batches]), seconds
 
 
 def nudged(pixels: np.ndarray) -> np.ndarray:
@@ -91,7 +91,7 @@ def main() -> None:
     tagger = Tagger()
     for label in LABELS:
         tagger.define(label)
-    size, paths = tagger.model.backbone.size, photographs(arguments.folder)
+    size, paths = tagger.model.size, photographs(arguments.folder)
     jpegs = list(windows(paths))
     full, full_seconds = tag(tagger, jpegs, lambda jpeg: squash(decode(jpeg, "window"), size))
     noisy, _ = tag(tagger, jpegs, lambda jpeg: nudged(squash(decode(jpeg, "window"), size)))

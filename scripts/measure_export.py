@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 python scripts/measure_export.py --data DIR
 
-The bank stays torch's own: its prototypes go into each graph as labels, those of all episodes at once, so that each
-query picture passes each graph once. The setting of `fewtag export --int8` was chosen on the validation labels.
+Prototypes are those of the product's own banks: they go into each graph as labels, those of all episodes at once, so
+that each query picture passes each graph once. The setting of `fewtag export --int8` was chosen on the validation
+labels.
 """
 
 import argparse
@@ -11,32 +12,33 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
-from fit_models import RECIPE
+from measure_tagger import episode_bank
+from numpy.typing import NDArray
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from packs import Packs, add_arguments
 
 from fewtag import Tagger
 from fewtag.files import write_atomically
+from fewtag.graphs import pack_weights, quantise_products, silent, to_int8, unpack_weights
 from fewtag.pictures.decode import stack
-from fewtag.research.bench.materials import Materials
 from fewtag.research.bench.metrics import episode_metrics, mean_and_interval
-from fewtag.research.bench.recipe import Recipe
 from fewtag.research.bench.results import commit
-from fewtag.research.data.episodes import Draw, EpisodeSampler
-from fewtag.tagger.bank import Example
-from fewtag.tagger.graph import Session, make_graph
-from fewtag.tagger.int8 import pack_weights, quantise_products, silent, to_int8
+from fewtag.research.data.sampling import Draw
+from fewtag.tagger.export import Table, label_table, make_graph, session
+from fewtag.tagger.model import Model
+from fewtag.tagger.stream import Scorer
 
 BATCH = 16
 SHOTS = (1, 5)
 METRICS = ("macro_ap", "micro_ap")
-Episode = tuple[int, Draw, torch.Tensor]
+Episode = tuple[int, Draw, NDArray[np.float32]]
 """Shots, rows, prototypes."""
 
 
@@ -70,43 +72,31 @@ SETTINGS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def draw_episodes(materials: Materials, tagger: Tagger, phase: str, episodes: int) -> list[Episode]:
-    """With prototypes as a bank would have learnt them."""
-    images, model = materials.phase(phase), tagger.model
-    words = model.words.vectors([materials.split.words(label) for label in images.labels])
-    targets, found = torch.from_numpy(images.targets), []
-
-    @cache
-    def places(row: int) -> torch.Tensor:
-        pixels = images.pictures[row].pixels(model.backbone.size)[None]
-        return Example.of(frozenset(), tagger.encode_pixels(pixels)[0]).places
-
+def draw_episodes(packs: Packs, model: Model, phase: str, episodes: int) -> list[Episode]:
+    """With prototypes as a bank would have learnt them, in the order of the phase's labels."""
+    images, places = packs.images(phase), packs.places(phase, model.space)
+    words, found = model.words.vectors(packs.names(images.labels)), []
     for shots in SHOTS:
-        sampler = EpisodeSampler(images.targets, images.labels, shots=shots, queries=4, seed=0)
-        for index in range(episodes):
-            draw = sampler.draw(index)
-            support = list(draw.support)
-            local = torch.stack([places(row) for row in support])
-            found.append((shots, draw, model.method.label_prototypes(local, targets[support], words)))
+        for draw in packs.draws(phase, shots, episodes):
+            bank = episode_bank(model, images, words, places, list(draw.support))
+            found.append((shots, draw, np.stack([bank.prototypes[label] for label in images.labels])))
     return found
 
 
-def measure(
-    materials: Materials, tagger: Tagger, phase: str, episodes: int, graphs: dict[str, bytes]
-) -> dict[str, Any]:
+def measure(packs: Packs, model: Model, phase: str, episodes: int, graphs: dict[str, bytes]) -> dict[str, Any]:
     """Every setting's AP, and its cost against fp32 on the same episodes."""
-    images, drawn, model = materials.phase(phase), draw_episodes(materials, tagger, phase, episodes), tagger.model
-    prototypes = torch.cat([found for _, _, found in drawn]).numpy()
-    counts = torch.cat([torch.full((len(found),), shots) for shots, _, found in drawn])
-    slopes, offsets = (curve.numpy() for curve in model.calibration.curves(counts))
+    images, drawn = packs.images(phase), draw_episodes(packs, model, phase, episodes)
+    counts = np.concatenate([np.full(len(found), shots) for shots, _, found in drawn])
+    slopes, offsets = model.calibration.curves(counts)
+    labels = {"prototypes": np.concatenate([found for _, _, found in drawn]), "slopes": slopes, "offsets": offsets}
     rows = sorted({row for _, draw, _ in drawn for row in draw.query})
     place = {row: number for number, row in enumerate(rows)}
-    sessions = {name: Session(graph) for name, graph in graphs.items()}
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in graphs}
+    runs = {name: session(graph) for name, graph in graphs.items()}
+    parts: dict[str, list[NDArray[np.float32]]] = {name: [] for name in graphs}
     for start in range(0, len(rows), BATCH):
-        pixels = stack([images.pictures[row].pixels(model.backbone.size) for row in rows[start : start + BATCH]])
-        for name, session in sessions.items():
-            parts[name].append(session(pixels, prototypes, slopes, offsets))
+        pixels = stack([images.pictures[row].pixels(model.size) for row in rows[start : start + BATCH]])
+        for name, run in runs.items():
+            parts[name].append(run(pixels, labels))
         print(f"\r{phase}: {start + len(pixels)} of {len(rows)} pictures", end="", flush=True)
     print()
     said = {name: np.concatenate(part) for name, part in parts.items()}
@@ -135,16 +125,14 @@ def summarise(
 
 
 def speeds(tagger: Tagger, graphs: dict[str, bytes], rounds: int = 5) -> dict[str, float]:
-    """Pictures a second of processor time, torch's too, one after the other in each round; the best of the rounds."""
-    size = tagger.model.backbone.size
-    pixels = np.random.default_rng(0).integers(0, 256, (BATCH, 3, size, size), dtype=np.uint8)
-    inputs = (
-        tagger.bank_.matrix.numpy(),
-        *(curve.numpy() for curve in tagger.model.calibration.curves(tagger.bank_.counts)),
-    )
-    works: dict[str, Callable[[], object]] = {"torch": lambda: tagger.probabilities(tagger.encode_pixels(pixels))}
+    """Pictures a second of processor time, the tagger's too, in turns; the best of the rounds."""
+    model = tagger.model
+    pixels = np.random.default_rng(0).integers(0, 256, (BATCH, 3, model.size, model.size), dtype=np.uint8)
+    labels: Table = label_table(tagger)
+    scorer = Scorer(tagger.bank_, model.calibration, model.strengths)
+    works: dict[str, Callable[[], object]] = {"tagger": lambda: scorer.probabilities(model.encode(pixels))}
     for name, graph in graphs.items():
-        works[name] = partial(Session(graph), pixels, *inputs)
+        works[name] = partial(session(graph), pixels, labels)
     best = dict.fromkeys(works, float("inf"))
     for _ in range(rounds):
         for name, work in works.items():
@@ -156,16 +144,15 @@ def speeds(tagger: Tagger, graphs: dict[str, bytes], rounds: int = 5) -> dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    add_arguments(parser)
     parser.add_argument("--episodes", type=int, default=50)
     parser.add_argument("--phases", nargs="+", default=["val", "test"])
     parser.add_argument("--out", type=Path, default=Path("results/export.json"))
     arguments = parser.parse_args()
-    materials = Materials(Recipe.model_validate(RECIPE), arguments.data, arguments.data)
-    tagger = Tagger("coco52")
-    for label in materials.phase("test").labels:
-        tagger.define(label)
-    graph = make_graph(tagger.model)
+    packs, tagger = Packs(arguments.data, arguments.cache), Tagger("coco52")
+    for name in packs.names(packs.images("test").labels):
+        tagger.define(name)
+    graph = unpack_weights(make_graph(tagger.model))
     graphs = {name: made(graph) for name, made in SETTINGS.items()}
     speed = speeds(tagger, graphs)
     found: dict[str, dict[str, Any]] = {
@@ -177,13 +164,12 @@ def main() -> None:
         for name, content in graphs.items()
     }
     for phase in arguments.phases:
-        for name, summary in measure(materials, tagger, phase, arguments.episodes, graphs).items():
+        for name, summary in measure(packs, tagger.model, phase, arguments.episodes, graphs).items():
             found[name] |= {f"{phase}, {fact}": value for fact, value in summary.items()}
     facts = {
         "command": f"OMP_NUM_THREADS=1 python scripts/measure_export.py --data data --episodes {arguments.episodes}",
         "commit": commit(),
-        "threads": torch.get_num_threads(),
-        "fp32_speed_against_torch": round(speed["fp32"] / speed["torch"], 3),
+        "fp32_speed_against_the_tagger": round(speed["fp32"] / speed["tagger"], 3),
     }
     write_atomically(arguments.out, json.dumps({**facts, "settings": found}, indent=1, ensure_ascii=False).encode())
     print(json.dumps(found, indent=1, ensure_ascii=False))

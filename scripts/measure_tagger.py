@@ -1,79 +1,107 @@
-"""Measures the shipped `coco52` model on labels it never saw: accuracy, honesty of its probabilities, its threshold.
+"""Measures the shipped `coco52` model on labels it never saw: accuracy, honesty of its probabilities, its thresholds.
 
-python scripts/measure_tagger.py --data DIR --out results/tagger.json
+    python scripts/measure_tagger.py --data DIR --out results/tagger.json
+
+Every episode is a bank of its own, learnt and scored as the product learns and scores.
 """
 
 import argparse
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
-from fit_models import Bench
+from numpy.typing import NDArray
+from packs import Packs, add_arguments
 
+from fewtag.core.calibration import calibration_error
+from fewtag.core.closed_form import Places, Vectors
 from fewtag.files import write_atomically
 from fewtag.research.bench.metrics import episode_metrics, mean_and_interval
 from fewtag.research.bench.results import commit
-from fewtag.research.data.episodes import EpisodeSampler
-from fewtag.tagger.bank import Example
-from fewtag.tagger.calibrate import calibration_error
-from fewtag.tagger.model import load_model
+from fewtag.research.data.images import LabelledImages
+from fewtag.tagger.bank import Bank, Definition, Example
+from fewtag.tagger.model import Model, load_model
+from fewtag.tagger.stream import Scorer
+
+Shown = NDArray[np.bool_]
+SETTINGS = {"1 examples": 1, "5 examples": 5, "the name alone": 0}
 
 
-def f1(tagged: torch.Tensor, shown: torch.Tensor) -> tuple[float, float]:
-    """Micro-F1 over all pairs, and the paper's macro-F1."""
-    right, given, true = (tagged & shown).sum(0).double(), tagged.sum(0).double(), shown.sum(0).double()
-    precision, recall = (right / given.clamp_min(1)).mean(), (right / true.clamp_min(1)).mean()
-    return float(2 * right.sum() / (given.sum() + true.sum())), float(2 * precision * recall / (precision + recall))
+def episode_bank(model: Model, images: LabelledImages, words: Vectors, places: Places, support: list[int]) -> Bank:
+    """What a person would have who taught these pictures."""
+    definitions = {
+        label: Definition("name", (label,), vector, explicit=True)
+        for label, vector in zip(images.labels, words, strict=True)
+    }
+    examples = {}
+    for row in support:
+        shown = frozenset(np.array(images.labels)[images.targets[row]].tolist())
+        examples[f"{row:06d}"] = Example.of(shown, places[row])
+    return Bank().learn(model, definitions, examples, afresh=False)
 
 
-@torch.inference_mode()
-def measure(bench: Bench, phase: str, shots: int, episodes: int) -> dict[str, float]:
-    model = load_model("coco52")
-    images, rows = bench.materials.phase(phase), bench.rows(phase)
-    targets = torch.from_numpy(images.targets)
-    words = model.words.vectors([bench.materials.split.words(label) for label in images.labels])
-    sampler = EpisodeSampler(images.targets, images.labels, shots=shots, queries=4, seed=0)
-    metrics, all_probabilities, all_shown = [], [], []
-    for index in range(episodes):
-        draw = sampler.draw(index)
-        support, query = list(draw.support), list(draw.query)
-        # as a bank keeps its examples
-        kept = [Example.of(frozenset(), places).places for places in model.method.project(rows.take(support))]
-        prototypes = model.method.label_prototypes(torch.stack(kept), targets[support], words)
-        scores = model.method.score(model.method.project(rows.take(query)), prototypes)
-        probabilities = model.calibration.probabilities(scores, targets[support].sum(dim=0))
-        metrics.append(episode_metrics(probabilities.double(), targets[query]))
-        all_probabilities.append(probabilities)
-        all_shown.append(targets[query])
-    probabilities, shown = torch.cat(all_probabilities), torch.cat(all_shown)
-    threshold = float(model.calibration.threshold(torch.tensor([shots]))[0])
-    found = {"calibration_error": calibration_error(probabilities.flatten(), shown.flatten()), "threshold": threshold}
+def measure(packs: Packs, model: Model, phase: str, shots: int, episodes: int) -> dict[str, float]:
+    images, places = packs.images(phase), packs.places(phase, model.space)
+    words = model.words.vectors(packs.names(images.labels))
+    order = [images.labels.index(label) for label in sorted(images.labels)]  # as a bank has them
+    metrics, said, true, given = [], [], [], []
+    for draw in packs.draws(phase, max(shots, 1), episodes):
+        bank = episode_bank(model, images, words, places, list(draw.support) if shots else [])
+        scorer = Scorer(bank, model.calibration, model.strengths)
+        probabilities, shown = (
+            scorer.probabilities(places[list(draw.query)]),
+            images.targets[list(draw.query)][:, order],
+        )
+        metrics.append(episode_metrics(torch.from_numpy(probabilities).double(), torch.from_numpy(shown)))
+        said.append(probabilities)
+        true.append(shown)
+        given.append(probabilities >= scorer.thresholds)
+    return summarise(metrics, np.concatenate(said), np.concatenate(true), np.concatenate(given))
+
+
+def summarise(
+    metrics: list[dict[str, float]], said: NDArray[np.float32], shown: Shown, given: Shown
+) -> dict[str, float]:
+    """AP is of episodes; calibration and F1 are over the pairs of all of them."""
+    found = {"calibration_error": calibration_error(said.ravel(), shown.ravel())}
     for name in ("macro_ap", "micro_ap"):
         mean, interval = mean_and_interval([row[name] for row in metrics])
         found |= {name: mean, f"{name}_interval": interval}
-    found["micro_f1"], found["macro_f1"] = f1(probabilities >= threshold, shown)
-    swept = [f1(probabilities >= cut, shown) for cut in torch.linspace(0.01, 0.99, 99)]
-    found["best_micro_f1"], found["best_macro_f1"] = max(micro for micro, _ in swept), max(macro for _, macro in swept)
-    return {name: round(value, 5) for name, value in found.items()}
+    found["micro_f1"], found["macro_f1"] = f1(given, shown)
+    swept = [f1(said >= threshold, shown) for threshold in np.linspace(0.01, 0.99, 99)]
+    found["best_micro_f1"], found["best_macro_f1"] = (max(each) for each in zip(*swept, strict=True))
+    return {name: round(float(value), 5) for name, value in found.items()}
+
+
+def f1(given: Shown, shown: Shown) -> tuple[float, float]:
+    """Micro-F1 over all pairs, and the paper's macro-F1."""
+    right, tagged, true = (given & shown).sum(axis=0), given.sum(axis=0), shown.sum(axis=0)
+    precision, recall = (right / np.maximum(tagged, 1)).mean(), (right / np.maximum(true, 1)).mean()
+    return 2 * right.sum() / (tagged.sum() + true.sum()), 2 * precision * recall / max(precision + recall, 1e-12)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "fewtag")
+    add_arguments(parser)
+    parser.add_argument("--model", default="coco52", help="a shipped model's name, or a path")
+    parser.add_argument("--words", help="a file of word vectors, instead of the shipped table")
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--phases", nargs="+", default=["test", "mixed"])
     parser.add_argument("--out", type=Path, default=Path("results/tagger.json"))
     arguments = parser.parse_args()
-    bench = Bench(arguments.data, arguments.cache)
-    found = {
-        f"{phase}, {shots} examples": measure(bench, phase, shots, arguments.episodes)
-        for phase in arguments.phases
-        for shots in (1, 5)
-    }
+    model = load_model(arguments.model, words=arguments.words)
+    network = model.header["network"]
+    packs = Packs(arguments.data, arguments.cache, network=network["name"], size=model.size)
+    found = {}
+    for phase in arguments.phases:
+        for name, shots in SETTINGS.items():
+            found[f"{phase}, {name}"] = measure(packs, model, phase, shots, arguments.episodes)
+            print(phase, name, found[f"{phase}, {name}"], flush=True)
+    words = model.words_name
     command = f"python scripts/measure_tagger.py --data data --episodes {arguments.episodes}"
-    write_atomically(arguments.out, json.dumps({"command": command, "commit": commit(), **found}, indent=1).encode())
-    print(json.dumps(found, indent=1))
+    facts = {"command": command, "commit": commit(), "model": model.name, "words": words, **found}
+    write_atomically(arguments.out, json.dumps(facts, indent=1).encode())
 
 
 if __name__ == "__main__":

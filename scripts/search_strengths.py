@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from closed_form_search import Held, Strengths, search
 
 from fewtag.files import write_atomically
-from fewtag.research.bench.materials import Materials
+from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import global_features
 from fewtag.research.bench.recipe import Recipe
 from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.bench.results import commit
-from fewtag.research.bench.search import Held, Strengths, search
-from fewtag.research.data.episodes import EpisodeSampler
+from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.rows import MemoryRows, feature_rows
 from fewtag.research.methods.base import Base
 
@@ -32,14 +32,14 @@ SHOTS = (1, 5)
 def search_run(recipe: Recipe, data: Path, folder: Path, cache: Path, episodes: int) -> dict[str, Any]:
     """Starts from the recipe's own options; returns what was chosen and every try on the way."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    materials = Materials(recipe, data, folder)
-    backbone, _ = materials.build()
+    experiment = Experiment(recipe, data, folder)
+    backbone, _ = experiment.build()
     backbone.to(device)
-    images = {phase: materials.phase(phase) for phase in ("train", "val")}
+    images = {phase: experiment.phase(phase) for phase in ("train", "val")}
     rows = {phase: feature_rows(found, backbone, cache) for phase, found in images.items()}
-    words = {phase: materials.words(found.labels).to(device) for phase, found in images.items()}
+    words = {phase: experiment.words(found.labels).to(device) for phase, found in images.items()}
     targets = {phase: torch.from_numpy(found.targets).to(device) for phase, found in images.items()}
-    base = Base(images["train"].labels, words["train"], global_features(rows["train"]).to(device), targets["train"])
+    base = Base(images["train"].labels, words["train"], targets["train"], global_features(rows["train"]).to(device))
     draws = {}
     for shots in SHOTS:
         sampler = EpisodeSampler(images["val"].targets, images["val"].labels, shots=shots, queries=4, seed=1)

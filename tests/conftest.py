@@ -1,4 +1,4 @@
-"""A data set small enough to train on in a second: coloured shapes on noise, with its split, words and recipe."""
+"""What many tests share: the command line, a data set to train on in a second, a model to tag with in milliseconds."""
 
 import json
 import math
@@ -10,15 +10,12 @@ from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors this small are slower on two
 
-# imported here, since jaxtyping's hook would compile again whatever a module of fewtag imports first
-import lightning_fabric  # noqa: F401
-import matplotlib.pyplot  # noqa: F401
 import numpy as np
 import pytest
-import timm  # noqa: F401
 from PIL import Image, ImageDraw
+from tiny import draw, write_tiny_model
 
-from fewtag.apps import cli as command_line
+from fewtag.cli import main as command_line
 
 LABELS = {
     "circle": "red",
@@ -162,6 +159,36 @@ def draw_shape(pen: ImageDraw.ImageDraw, label: str, centre: tuple[int, int], ra
         turns = [(2 * math.pi * corner / corners, depth if corner % 2 else 1.0) for corner in range(corners)]
         points = [(x + radius * far * math.sin(turn), y - radius * far * math.cos(turn)) for turn, far in turns]
         pen.polygon(points, fill=colour)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a model of random features, with the shipped words."""
+    return write_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def bank(cli: Cli, tiny_model: Path, tmp_path: Path) -> Path:
+    """pets.fewtag, which knows dog, cat and sofa by two pictures each."""
+    folder = tmp_path / "examples"
+    for number, label in enumerate(["dog", "cat", "sofa"] * 2):
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        draw(number, label).save(folder / label / f"{number}.png")
+    assert cli("learn", "pets.fewtag", folder, "--model", tiny_model).code == 0
+    return Path("pets.fewtag").absolute()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Four pictures under names that people give, and what is none."""
+    folder = tmp_path / "photos"
+    shown = {"b, c.png": ["dog"], 'sub/"q"\n.JPG': ["cat"], "sub/deep/ä.png": ["sofa", "dog"], "z.webp": []}
+    hidden = {".hidden.png": ["dog"], ".trash/old.png": ["dog"], "@eaDir/thumbnail.jpg": ["dog"]}
+    for number, (name, labels) in enumerate({**shown, **hidden}.items(), 100):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        draw(number, *labels).save(folder / name)
+    (folder / "notes.txt").write_text("no picture")
+    return folder
 
 
 @pytest.fixture

@@ -1,59 +1,76 @@
 """What the benchmarks compare computes the same thing, and exponents are those of known curves."""
 
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import plain
 import pytest
 import torch
-from growth import Curve, exponent, figures, learn, random_bank, random_places
-from rivals import (
-    LABELS,
-    Setting,
-    easyfsl_scores,
-    naive_closed_form,
-    naive_scores,
-    protonet_scores,
-    scikit_learn_scores,
-)
+from drawn import draw, make_bank, write_jpegs
+from growth import exponent, learn, random_bank, random_places, scorer_of
+from measuring import FailedError, Figure, in_turns, peak_megabytes, run
+from rivals import CHANNELS, LABELS, WORDS, Setting, easyfsl_scores, protonet_scores
+from speed import page
 
 from fewtag import Tagger
-from fewtag.research.bench.evaluate import score_draws
-from fewtag.research.methods.closed_form import ClosedForm
-from fewtag.research.methods.logistic_regression import LogisticRegression
-from fewtag.research.methods.protonet import ProtoNet
-from research import make_method
+from fewtag.core import closed_form
+from fewtag.research.methods import create_method
 
 
 @pytest.fixture(scope="module")
 def setting() -> Setting:
-    made = Setting.make(200, (2048, 1, 1))
-    return made._replace(draws=made.draws[:2])
+    return Setting.make(200, episodes=2)
 
 
 def test_a_naive_loop_has_protonets_scores(setting: Setting) -> None:
-    method = ProtoNet(2048, 300)
-    expected = torch.stack(naive_scores(setting, method.scale))
-    torch.testing.assert_close(torch.stack(protonet_scores(method, setting)), expected, atol=1e-4, rtol=1e-4)
-
-
-def test_scikit_learn_has_our_logistic_regressions_scores_once_it_is_as_exact(setting: Setting) -> None:
-    method = LogisticRegression(2048, 300)
-    theirs = torch.stack(scikit_learn_scores(setting, method, tolerance=1e-10))
-    ours = torch.cat([logits for logits, _ in score_draws(method, setting.pooled, setting.draws)])
-    torch.testing.assert_close(ours.double(), theirs, atol=0.01, rtol=0.01)
+    method = create_method("protonet", channels=CHANNELS, dimensions=WORDS)
+    for draw_, found in zip(setting.draws, protonet_scores(method, setting), strict=True):
+        support, query = list(draw_.support), setting.features[list(draw_.query)]
+        for label in range(LABELS):
+            shown = [row for row in support if setting.pool.targets[row, label]]
+            prototype = setting.features[shown].mean(dim=0)
+            expected = 20 * torch.nn.functional.cosine_similarity(query, prototype[None])
+            torch.testing.assert_close(found[:, label], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_easyfsl_is_near_the_picture_each_label_was_drawn_with(setting: Setting) -> None:
     pytest.importorskip("easyfsl", reason="it comes with fewtag[bench]")
-    distances = -torch.stack(easyfsl_scores(setting))
-    for draw, found in zip(setting.draws, distances, strict=True):
-        support, query = setting.features[list(draw.support)], setting.features[list(draw.query)]
-        assert found.shape == (len(draw.query), LABELS)
-        torch.testing.assert_close(found, (query[:, None] - support[None]).norm(dim=-1), atol=1e-2, rtol=1e-3)
+    for draw_, scores in zip(setting.draws, easyfsl_scores(setting), strict=True):
+        support, query = setting.features[list(draw_.support)], setting.features[list(draw_.query)]
+        torch.testing.assert_close(-scores, (query[:, None] - support[None]).norm(dim=-1), atol=1e-2, rtol=1e-3)
 
 
-def test_a_naive_loop_has_the_taggers_scores() -> None:
-    method = make_method("closed-form")
-    assert isinstance(method, ClosedForm)
-    places, prototypes = torch.randn(3, 5, method.space), torch.nn.functional.normalize(torch.randn(4, method.space))
-    torch.testing.assert_close(method.score(places, prototypes), naive_closed_form(method, places, prototypes))
+@pytest.mark.parametrize("way", plain.WAYS)
+def test_a_plain_loop_hands_every_picture_to_the_graph(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[np.ndarray] = []
+
+    class Session:
+        def run(self, _outputs: object, inputs: dict[str, np.ndarray]) -> None:
+            seen.extend(inputs["pixels"])
+
+    monkeypatch.setattr(plain, "open_session", lambda _graph, _threads: Session())
+    paths = sorted(write_jpegs(tmp_path / "pictures", 37, (40, 30)).iterdir())
+    plain.over_files("", {}, paths, 16, way)()
+    expected = sorted(plain.decode(path, 16).tobytes() for path in paths)
+    assert sorted(pixels.tobytes() for pixels in seen) == expected
+    seen.clear()
+    plain.over_arrays("", {}, np.zeros((37, 3, 4, 4), np.uint8), way)()
+    assert len(seen) == 37
+
+
+def test_drawn_pictures_differ_and_have_their_size(tmp_path: Path) -> None:
+    assert [picture.size for picture in draw(2, (300, 260))] == [(300, 260)] * 2
+    folder = write_jpegs(tmp_path / "some", 7, (40, 30), different=3)
+    assert len({path.read_bytes() for path in folder.iterdir()}) == 7
+
+
+def test_a_bank_to_measure_with_has_16_labels(tmp_path: Path) -> None:
+    make_bank(tmp_path / "bank.fewtag")
+    assert len(Tagger.load(tmp_path / "bank.fewtag").classes_) == 16
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
@@ -62,26 +79,49 @@ def test_the_exponent_is_that_of_the_upper_half(power: float) -> None:
     assert exponent(points) == pytest.approx(power)
 
 
-def test_figures_are_flat() -> None:
-    found = figures({"labels": Curve("scoring", "labels", [(1, 0.5), (10, 5.0), (100, 50.0)])})
-    expected = {"growth_labels_exponent": 1.0, "growth_labels_seconds_at_1": 0.5, "growth_labels_seconds_at_100": 50.0}
-    assert found == pytest.approx(expected)
-
-
 def test_a_random_bank_learns_one_label_more() -> None:
     tagger = Tagger()
     bank = learn(tagger, random_bank(tagger, 3, examples=2), shots=4)
-    assert {label: len(found) for label, found in bank.members.items()} == {
-        "label 00000": 2,
-        "label 00001": 2,
-        "label 00002": 2,
-        "zebra": 4,
-    }
+    counts = {label: len(found) for label, found in bank.members.items()}
+    assert counts == {"label 00000": 2, "label 00001": 2, "label 00002": 2, "zebra": 4}
 
 
 def test_labels_scored_in_parts_have_the_same_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     tagger = Tagger()
-    tagger._bank, places = random_bank(tagger, 7), random_places(tagger, 3)
-    whole = tagger.probabilities(places)
-    monkeypatch.setattr("fewtag.tagger.tagger.LABELS_AT_ONCE", 3)
-    assert tagger.probabilities(places) == pytest.approx(whole, abs=1e-6)
+    scorer, places = scorer_of(tagger, random_bank(tagger, 7)), random_places(tagger, 3)
+    whole = scorer.probabilities(places)
+    monkeypatch.setattr(closed_form, "LABELS_AT_ONCE", 3)
+    assert scorer.probabilities(places) == pytest.approx(whole, abs=1e-6)
+
+
+def test_contenders_take_turns_and_the_median_counts() -> None:
+    turns: list[str] = []
+    seconds = iter([1.0, 10.0, 5.0, 30.0, 2.0, 20.0])
+
+    def contender(name: str) -> float:
+        turns.append(name)
+        return next(seconds)
+
+    found = in_turns({name: (lambda name=name: contender(name)) for name in ("ours", "theirs")}, rounds=3)
+    assert turns == ["ours", "theirs"] * 3
+    assert found == {"ours": 2.0, "theirs": 20.0}
+
+
+def test_a_process_is_measured_by_itself() -> None:
+    used = run([sys.executable, "-c", "print(sum(range(3_000_000)))"])
+    assert used.output.strip() == "4499998500000"
+    assert 0 < used.processor < 10
+    large = np.ones(200_000_000, np.uint8)  # this process's memory is not the other's
+    assert peak_megabytes([sys.executable, "-c", "b'x' * 50_000_000"]) < 120 < large.nbytes / 1e6
+    with pytest.raises(FailedError, match="no good"):
+        run([sys.executable, "-c", "raise SystemExit('no good')"])
+
+
+def test_the_page_says_which_promises_are_kept() -> None:
+    about = {"cores": 2, "command": "c", "commit": "1", "former": "0", "python": "3", "load": [0.5, 1.0]}
+    figures = [Figure("quick", 0.97, "×", "≥ 0.95"), Figure("large", 800, "MB", "≤ 700"), Figure("told", 1.5)]
+    assert [figure.kept for figure in figures] == [True, False, None]
+    written = page(about, figures)
+    assert "| quick | 0.97 × | ≥ 0.95 kept |" in written
+    assert "| large | 800 MB | ≤ 700 **missed** |" in written
+    assert json.dumps(figures[0].as_dict())

@@ -7,14 +7,19 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 CHECK = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import fewtag
+import numpy as np
 from fewtag.research.data.splits import Split
 assert fewtag.__file__.startswith(sys.argv[1]), fewtag.__file__
 print(len(Split.load("coco").labels), len(Split.load("voc").labels))
+tagger = fewtag.Tagger().fit([np.zeros((32, 32, 3), np.uint8)], ["night"])
+print(tagger.predict(np.zeros((32, 32, 3), np.uint8))[0][0])
 """
 
 
@@ -49,19 +54,31 @@ def test_the_wheel_carries_the_data_and_the_types(wheel: Path) -> None:
         f"fewtag/research/data/splits/{path.name}" for path in (ROOT / "src/fewtag/research/data/splits").glob("*.json")
     }
     assert len(splits) >= 3
-    assert names >= splits | {"fewtag/py.typed", "fewtag/research/bench/published.json"}
+    assert names >= splits | {"fewtag/py.typed", "fewtag/research/bench/report/published.json"}
     modules = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").glob("fewtag/**/*.py")}
     assert modules <= names
-    assert not [name for name in names if name.startswith(("tests/", "carry/"))]
+    models = {"default.safetensors", "coco52.safetensors", "efficientnet-lite2.onnx", "words.safetensors"}
+    assert names >= {f"fewtag/models/{name}" for name in models}
+    assert not [name for name in names if name.startswith("tests/")]
+    assert wheel.stat().st_size < 70_000_000
 
 
 def test_the_wheel_offers_the_command(wheel: Path) -> None:
     (entry,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("entry_points.txt")]
-    assert "fewtag = fewtag.apps.cli:main" in zipfile.ZipFile(wheel).read(entry).decode()
+    assert "fewtag = fewtag.cli.main:main" in zipfile.ZipFile(wheel).read(entry).decode()
 
 
-def test_the_unpacked_wheel_finds_its_splits(wheel: Path, tmp_path: Path) -> None:
+def test_the_unpacked_wheel_finds_its_splits_and_its_model(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     command = [sys.executable, "-c", CHECK, str(tmp_path / "site")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.split() == ["80", "20"], done.stderr
+    assert done.stdout.split() == ["80", "20", "night"], done.stderr
+
+
+def test_the_package_offers_its_names_and_nothing_else() -> None:
+    import fewtag
+
+    assert sorted(fewtag.__all__) == ["InputError", "Tagged", "Tagger", "__version__"]
+    assert all(getattr(fewtag, name) for name in fewtag.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Taggre'"):
+        _ = fewtag.Taggre

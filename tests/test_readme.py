@@ -1,51 +1,160 @@
-"""What the README shows, works."""
+"""What README and docs show, works: every example runs, every command is one that fewtag takes."""
 
+import json
 import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import typer
 from PIL import Image
 
+from fewtag import Tagger
+from fewtag.cli.main import app
+
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
+PAGES = (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
+ELSEWHERE = ("s3://", "bench", "train", "report")
+"""Commands that need a cluster, a data set or hours; they are parsed, not run."""
 
 
-def python_blocks(path: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.S)
+def blocks(page: Path, language: str) -> list[str]:
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    return [block for its_language, block in fenced if its_language == language]
+
+
+def shell_lines(page: Path) -> Iterator[str]:
+    """The lines of blocks without a language, long commands joined."""
+    for block in blocks(page, ""):
+        yield from block.replace("\\\n", " ").splitlines()
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The arguments of every `fewtag` command of a page, comments left out."""
+    found = (re.match(r"(?:\$ )?(?:torchrun .*-m )?fewtag (.*)", line) for line in shell_lines(page))
+    return [shlex.split(match[1], comments=True) for match in found if match]
+
+
+def transcript(page: Path) -> list[tuple[list[str], list[str]]]:
+    """Commands after a `$` with the lines that the page says they print."""
+    shown: list[tuple[list[str], list[str]]] = []
+    for block in blocks(page, ""):
+        said: list[str] | None = None
+        for line in block.splitlines():
+            if line.startswith("$ fewtag "):
+                said = []
+                shown.append((shlex.split(line, comments=True)[2:], said))
+            elif said is not None and line != "…":
+                said.append(line)
+    return shown
+
+
+def write_pictures(*names: str) -> None:
+    for number, name in enumerate(names):
+        Path(name).parent.mkdir(exist_ok=True)
+        Image.effect_noise((40, 30), 10 + 40 * number).convert("RGB").save(name)
+
+
+def without_numbers(text: str) -> str:
+    """Two decimals, sizes and seconds differ from machine to machine; words and counts do not."""
+    return re.sub(r"\d+\.\d+|\d+%", "#", text)
 
 
 def test_the_readme_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = python_blocks(ROOT / "README.md")
+    (example,) = blocks(ROOT / "README.md", "python")
     monkeypatch.chdir(tmp_path)
-    for number, name in enumerate(("rex.jpg", "living-room.jpg", "garden.jpg")):
-        Image.effect_noise((40, 30), 10 + 60 * number).convert("RGB").save(name)
-    names: dict[str, Any] = {}
-    exec(example, names)
-    tagger = names["Tagger"].load("pets.fewtag")
+    write_pictures("rex.jpg", "living-room.jpg", "garden.jpg")
+    exec(example, {})
+    tagger = Tagger.load("pets.fewtag")
     assert tagger.classes_ == ("cat", "dog", "sofa", "zebra")
     assert tagger.predict_proba(["garden.jpg"]).shape == (1, 4)
 
 
-def test_the_quickstarts_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = python_blocks(ROOT / "docs" / "quickstart.md")
-    monkeypatch.chdir(tmp_path)
-    for number, name in enumerate(("heron.jpg", "pond.jpg")):
-        Image.effect_noise((40, 30), 10 + 60 * number).convert("RGB").save(name)
-    from fewtag import Tagger
+def test_every_command_of_the_readme_runs(cli: Callable[..., Any], tmp_path: Path) -> None:
+    write_pictures("rex.jpg", "max.jpg", "garden.jpg", "photos/cat.jpg", "photos/sofa.jpg")
+    (tmp_path / "examples.csv").write_text("image,labels\nphotos/cat.jpg,cat;sofa\nphotos/sofa.jpg,sofa\n")
+    shutil.copy(tmp_path / "examples.csv", tmp_path / "truth.csv")
+    ran = [line for line in commands(ROOT / "README.md") if not any(word in " ".join(line) for word in ELSEWHERE)]
+    for arguments in ran:
+        outcome = cli(*arguments)
+        assert outcome.code == 0, (arguments, outcome.err)
+    assert {"learn", "tag", "check", "explain", "define", "labels", "examples", "rename", "forget", "upgrade"} <= {
+        arguments[0] for arguments in ran
+    }
+    assert Tagger.load("pets.fewtag").examples_("dog") == ("rex.jpg",)
+    assert {"tags.csv", "tags.html", "heat.png", "pets-onnx"} <= {path.name for path in tmp_path.iterdir()}
 
+
+def test_the_quickstart_prints_what_it_says(cli: Callable[..., Any], tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples" / "album", tmp_path / "examples" / "album")
+    shown = transcript(ROOT / "docs" / "quickstart.md")
+    assert len(shown) >= 18
+    for arguments, said in shown:
+        outcome = cli(*arguments)
+        printed = " ".join(without_numbers(outcome.out + outcome.err).split())
+        for line in said:
+            assert " ".join(without_numbers(line).split()) in printed, (arguments, outcome)
+        assert outcome.code == (2 if said and said[0].startswith("fewtag: ") else 0), outcome
+
+
+def test_the_rows_of_the_quickstart_are_right(cli: Callable[..., Any], tmp_path: Path) -> None:
+    """They were wrong once: a newcomer compared them with the pictures."""
+    album = ROOT / "examples" / "album"
+    cli("learn", "album.fewtag", album / "examples.csv")
+    cli("tag", "album.fewtag", album, "--out", "tags.csv")
+    (rows,) = [block for block in blocks(ROOT / "docs" / "quickstart.md", "") if block.startswith("image,tags")]
+    table = (tmp_path / "tags.csv").read_text().splitlines()
+    truth = dict(line.split(",")[:2] for line in (album / "album.csv").read_text().splitlines())
+    for row in rows.splitlines()[1:]:
+        assert row in table
+        image, tags = row.split(",")
+        assert set(tags.split(";")) == set(truth[image].split(";"))
+
+
+def test_the_terminal_gets_a_row_for_every_picture_beside_its_own(cli: Callable[..., Any]) -> None:
+    """More pictures than a batch, in which rows and pictures once fell out of step."""
+    album = ROOT / "examples" / "album"
+    cli("learn", "album.fewtag", album / "examples.csv")
+    printed = cli("tag", "album.fewtag", album, "--json").out
+    names = sorted(path.name for path in album.glob("*.jpg"))
+    assert [json.loads(line)["image"] for line in printed.splitlines()] == names
+
+
+def test_the_python_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_pictures("heron.jpg", "pond.jpg", "rex.jpg", "living-room.jpg", "garden.jpg")
     Tagger().define("zebra").save("album.fewtag")
-    exec(example, {})
+    for page in ("quickstart.md", "python.md"):
+        (example,) = blocks(ROOT / "docs" / page, "python")
+        exec(example, {})
     assert Tagger.load("album.fewtag").classes_ == ("bird", "zebra")
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_page_is_one_that_fewtag_takes(page: Path) -> None:
+    command_line = typer.main.get_command(app)
+    for arguments in commands(page):
+        if arguments[0].startswith("--"):
+            assert arguments[0] in ("--help", "--version")
+            continue
+        command = command_line.commands[arguments[0]]  # type: ignore[attr-defined]
+        command.make_context(arguments[0], list(arguments[1:]))  # refuses unknown options and missing arguments
+
+
 def test_no_page_has_a_gap_left_to_fill() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
-        assert not re.findall(r"\b[A-Z]+_[A-Z_0-9]+\b", re.sub(r"`[^`]*`", "", page.read_text())), page.name
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+        assert not re.findall(r"\b[A-Z]+_[A-Z_0-9]+\b", re.sub(r"`[^`]*`", "", text)), page.name
 
 
 def test_the_method_of_the_docs_keeps_the_contract_in_one_file() -> None:
-    _, example = python_blocks(ROOT / "docs" / "add-a-method.md")
+    _, example = blocks(ROOT / "docs" / "add-a-method.md", "python")
     names: dict[str, Any] = {}
     exec(example, names)
     from fewtag.research.methods import Support
@@ -55,7 +164,18 @@ def test_the_method_of_the_docs_keeps_the_contract_in_one_file() -> None:
     assert method.adapt(support)(torch.rand(5, 4, 2, 2)).shape == (5, 2)
 
 
-def test_every_file_that_the_docs_link_to_is_there() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
-        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_links_to_is_there(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / link).exists(), link
+
+
+def test_the_notebook_runs_and_holds_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = json.loads((ROOT / "examples" / "fewtag.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
+    monkeypatch.chdir(shutil.copytree(ROOT / "examples", tmp_path / "examples"))
+    names: dict[str, Any] = {"display": lambda _shown: None}
+    for cell in cells:
+        exec("".join(cell["source"]), names)
+    assert names["tagger"].classes_[0] == "ball"

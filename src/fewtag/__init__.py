@@ -1,17 +1,29 @@
-"""Multi-label few-shot image classification with word-guided prototypes."""
+"""Teach an image tagger new labels from one example each: multi-label few-shot image classification.
+
+>>> from fewtag import Tagger
+>>> Tagger().define("zebra").classes_
+('zebra',)
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fewtag.errors import InputError
+
 if TYPE_CHECKING:
+    from fewtag.tagger.stream import Tagged
     from fewtag.tagger.tagger import Tagger
 
-__version__ = "0.1.0"
-__all__ = ["Tagger", "__version__"]
+    __version__: str
+
+__all__ = ["InputError", "Tagged", "Tagger", "__version__"]
+_WHERE = {"Tagger": "fewtag.tagger.tagger", "Tagged": "fewtag.tagger.stream"}
 
 
 def __getattr__(name: str) -> object:
-    # not before it is asked for: it brings torch, and `fewtag --help` shall not wait for that
-    if name == "Tagger":
-        return import_module("fewtag.tagger.tagger").Tagger
+    # not before it is asked for: `fewtag --help` shall wait neither for numpy nor for the package's metadata
+    if name == "__version__":
+        return import_module("importlib.metadata").version("fewtag")
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'fewtag' has no attribute {name!r}")

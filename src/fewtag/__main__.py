@@ -1,6 +1,6 @@
 """`python -m fewtag` is `fewtag`."""
 
-from fewtag.apps.cli import main
+from fewtag.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -76,19 +76,18 @@ def make_folder(folder: Path) -> None:
 def locked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """A lock between processes on what is about to be written to `path`; others wait for it.
 
-    SQLite holds it: it locks files on every system, and a process that dies lets go. `.NAME.lock` stays behind, empty.
+    SQLite holds it, in a hidden file beside, which stays: it locks files on every system, and who dies lets go.
     """
     make_folder(path.parent)
+    hidden = path.with_name(f".{path.name}.lock")
     try:
-        with closing(sqlite3.connect(path.with_name(f".{path.name}.lock"), seconds, isolation_level=None)) as lock:
-            lock.execute("BEGIN EXCLUSIVE")
+        with closing(sqlite3.connect(hidden, seconds, isolation_level=None)) as connection:
+            connection.execute("BEGIN EXCLUSIVE")
             yield
-    except sqlite3.OperationalError as error:
-        if "locked" in str(error):
-            raise InputError(f"{path} is being written by another process for {seconds:.0f} s; try again") from error
-        raise InputError(f"cannot write to {path.parent} ({error}); name another folder") from error
     except sqlite3.DatabaseError as error:
-        raise InputError(f"cannot lock {path}: .{path.name}.lock beside it is no lock ({error}); delete it") from error
+        if "locked" in str(error):
+            raise InputError(f"{path} is in use by another process; try again when that is done") from error
+        raise InputError(f"cannot write beside {path} ({error}); name another folder") from error
 
 
 def digest(*parts: bytes | str) -> str:
@@ -116,16 +115,19 @@ def read_json(path: Path, what: str) -> Any:
 def write_arrays(path: Path, kind: str, header: Mapping[str, Any], arrays: Mapping[str, "np.ndarray"]) -> None:
     """A safetensors file of this kind: arrays under a JSON header, with sums by which damage to either is found."""
     import numpy as np
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     text = json.dumps({**header, "arrays": _sum_of(contiguous)}, ensure_ascii=True)
-    with replacing(path) as part:
-        try:
-            save_file(contiguous, part, metadata={kind: text, _SUM: digest(text)})
-        except SafetensorError as error:  # a full disk, too
-            raise InputError(f"cannot write {path}: {error}; name another folder or free some room") from error
+    write_atomically(path, _in_order(save(contiguous, metadata={kind: text, _SUM: digest(text)})))
+
+
+def _in_order(content: bytes) -> bytes:
+    """The same file with its header sorted: safetensors writes the same facts in another order each time."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8 : 8 + size]), sort_keys=True).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + content[8 + size :]
 
 
 def read_header(path: Path, kind: str) -> dict[str, Any]:
@@ -153,15 +155,16 @@ def _read(path: Path, kind: str, *, arrays: bool) -> tuple[dict[str, Any], dict[
             if kind not in metadata:
                 raise InputError(f"{path} is no {name}, but another safetensors file; name one that fewtag wrote")
             text = metadata[kind]
-            if _SUM in metadata and metadata[_SUM] != digest(text):
-                raise _damaged(path, kind)
             header = json.loads(text)
             if not isinstance(header, dict):
+                raise _damaged(path, kind)
+            # files of before there were sums have neither of the two
+            if ("arrays" in header or _SUM in metadata) and metadata.get(_SUM) != digest(text):
                 raise _damaged(path, kind)
             return header, {key: file.get_tensor(key) for key in file.keys()} if arrays else {}  # noqa: SIM118
     except InputError:
         raise
-    except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _damaged(path, kind) from error
 
 

@@ -1,137 +1,142 @@
-import io
-import warnings
+"""Pictures found on disk: in order, none left out in silence, and nothing that hangs."""
+
+import os
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from fewtag.errors import InputError
-from fewtag.pictures.decode import decode, squash, squash_bytes
-from fewtag.pictures.files import Picture
+from fewtag.pictures import files
+from fewtag.pictures.files import Picture, walk
 
 
-@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "gif", "bmp", "tiff"])
-def test_every_common_format_opens_in_rgb(make, ending):
-    image = Picture(make(f"a.{ending}", "red")).open()
-    assert (image.mode, image.size) == ("RGB", (8, 6))
-    assert np.abs(np.asarray(image).astype(int) - [255, 0, 0]).max() < 8
+def names(folder: Path) -> list[str]:
+    return [found.name for found in walk(folder)]
 
 
-@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "tiff"])
-@pytest.mark.parametrize("orientation", [3, 6, 8])
-def test_exif_orientation_is_applied(tmp_path, ending, orientation):
-    upright = Image.new("RGB", (64, 32), "black")
-    upright.paste("white", (0, 0, 32, 32))
-    turned = upright.rotate({3: 180, 6: 90, 8: 270}[orientation], expand=True)
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    turned.save(tmp_path / f"a.{ending}", exif=exif)
-    seen = np.asarray(Picture(tmp_path / f"a.{ending}").open().convert("L"))
-    assert seen.shape == (32, 64)
-    assert seen[:, :24].min() > 200
-    assert seen[:, 40:].max() < 50
+def problems(folder: Path) -> dict[str, str]:
+    return {found.name: found.problem for found in walk(folder) if found.problem}
 
 
-def test_damaged_exif_does_not_damage_the_picture(tmp_path):
-    Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=b"Exif\x00\x00MM\x00*\x00\x00\xff\xff")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert Picture(tmp_path / "a.jpg").open().size == (8, 6)
+def test_pictures_are_found_in_sub_folders_and_sorted_by_name(make, tmp_path: Path) -> None:
+    for name in ("b.jpg", "a/z.PNG", "a/b/c.webp", "a.gif", "Ä.jpg", "B.tif", "10.jpg", "9.jpg"):
+        make(name)
+    (tmp_path / "notes.txt").write_text("no picture")
+    assert names(tmp_path) == sorted(["10.jpg", "9.jpg", "B.tif", "a.gif", "a/b/c.webp", "a/z.PNG", "b.jpg", "Ä.jpg"])
+    assert all(found.path == tmp_path / found.name for found in walk(tmp_path))
+    assert not problems(tmp_path)
 
 
-def test_an_animation_counts_by_its_first_frame(tmp_path):
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
-    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
-    assert Picture(tmp_path / "a.gif").open().getpixel((0, 0)) == (255, 0, 0)
+def test_hidden_files_and_what_devices_put_beside_are_left_out(make, tmp_path: Path) -> None:
+    for name in (".hidden.jpg", "._a.jpg", ".trash/a.jpg", "@eaDir/a.jpg", "#recycle/a.jpg", "sub/__MACOSX/a.jpg"):
+        make(name)
+    make("sub/a.jpg")
+    assert names(tmp_path) == ["sub/a.jpg"]
 
 
-def test_transparent_pixels_are_white_and_nothing_warns(tmp_path):
-    palette = Image.new("P", (4, 4), 1)
-    palette.putpalette([0, 0, 0, 9, 9, 9])
-    palette.save(tmp_path / "p.png", transparency=b"\xff\x00")
-    Image.new("RGBA", (4, 4), (9, 9, 9, 0)).save(tmp_path / "a.png")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for name in ("p.png", "a.png"):
-            assert Picture(tmp_path / name).open().getpixel((0, 0)) == (255, 255, 255)
+@pytest.mark.parametrize("name", ["a.CR2", "b.nef", "c.dng", "d.jp2", "e.psd", "f.jxl", "g.eps"])
+def test_pictures_that_are_not_read_are_told_of(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    ending = Path(name).suffix.lower()
+    assert problems(tmp_path) == {name: f"image {name} is of a kind that is not read ({ending}); convert it to JPEG"}
 
 
-def test_sixteen_bit_grey_keeps_its_shades(tmp_path):
-    Image.fromarray(np.full((4, 4), 128 * 256, dtype=np.uint16)).save(tmp_path / "a.png")
-    assert Picture(tmp_path / "a.png").open().getpixel((0, 0)) == (128, 128, 128)
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "gif", "bmp", "tiff", "avif"])
+def test_a_file_without_ending_is_known_by_its_first_bytes(make, tmp_path: Path, ending: str) -> None:
+    make(f"a.{ending}").rename(tmp_path / "photo")
+    (tmp_path / "Makefile").write_text("all:\n")
+    (tmp_path / "empty").touch()
+    assert names(tmp_path) == ["photo"]
+    assert Picture(tmp_path / "photo").open().size == (8, 6)
 
 
-def test_pixels_are_squashed_not_cropped(tmp_path):
-    image = Image.new("RGB", (40, 10), "black")
-    image.paste("white", (0, 0, 20, 10))
-    image.save(tmp_path / "a.png")
-    pixels = Picture(tmp_path / "a.png").pixels(16)
-    assert (pixels.shape, pixels.dtype) == ((3, 16, 16), np.uint8)
-    assert pixels[:, :, :6].min() == 255
-    assert pixels[:, :, 10:].max() == 0
+def test_heic_counts_by_its_name_and_by_its_first_bytes(tmp_path: Path) -> None:
+    content = (Path(__file__).parents[1] / "data" / "upright.heic").read_bytes()
+    for name in ("IMG_1.HEIC", "IMG_2.heif", "IMG_3"):
+        (tmp_path / name).write_bytes(content)
+    assert names(tmp_path) == ["IMG_1.HEIC", "IMG_2.heif", "IMG_3"]
 
 
-def test_a_picture_of_the_right_size_keeps_its_pixels(tmp_path):
-    noise = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(tmp_path / "a.png")
-    assert (Picture(tmp_path / "a.png").pixels(16) == noise.transpose(2, 0, 1)).all()
+def test_a_link_to_itself_is_told_of_and_stops_nothing(make, tmp_path: Path) -> None:
+    make("a.jpg")
+    (tmp_path / "self.jpg").symlink_to("self.jpg")
+    (tmp_path / "self").symlink_to("self")
+    (tmp_path / "gone.jpg").symlink_to("nowhere.jpg")
+    assert names(tmp_path) == ["a.jpg", "gone.jpg", "self.jpg"]
+    for name in ("self.jpg", "gone.jpg"):
+        with pytest.raises(InputError, match=f"cannot read image .*{name}"):
+            Picture(tmp_path / name).read()
 
 
-def photograph(side: int) -> Image.Image:
-    """Soft shapes under fine grain."""
-    generator = np.random.default_rng(0)
-    shapes = Image.fromarray(generator.integers(0, 256, (9, 9, 3), dtype=np.uint8)).resize((side, side), 3)
-    grain = generator.integers(-12, 13, (side, side, 3))
-    return Image.fromarray((np.asarray(shapes) + grain).clip(0, 255).astype(np.uint8))
+def test_folders_that_contain_themselves_end(make, tmp_path: Path) -> None:
+    make("sub/a.jpg")
+    (tmp_path / "sub" / "round").symlink_to(tmp_path)
+    (tmp_path / "other").symlink_to(tmp_path / "sub")
+    assert names(tmp_path) == ["other/a.jpg", "sub/a.jpg"]
 
 
-@pytest.mark.parametrize(("side", "decoded"), [(800, 400), (400, 400), (3200, 400)])
-def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size_and_looks_the_same(monkeypatch, side, decoded):
-    file = io.BytesIO()
-    photograph(side).save(file, "JPEG", quality=90)
-    whole = squash(decode(file.getvalue(), "a"), 100)
-    sizes = []
-    monkeypatch.setattr(
-        "fewtag.pictures.decode.squash", lambda image, size: sizes.append(image.size) or squash(image, size)
-    )
-    fast = squash_bytes(file.getvalue(), "a", 100)
-    assert sizes == [(decoded, decoded)]
-    difference = np.abs(fast.astype(int) - whole.astype(int))
-    assert difference.mean() < 0.5
-    assert difference.max() <= 4
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_pipes_do_not_hang(make, tmp_path: Path) -> None:
+    make("a.jpg")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link.jpg").symlink_to("pipe.jpg")
+    assert names(tmp_path) == ["a.jpg", "link.jpg", "pipe.jpg"]
+    assert "no regular file" in problems(tmp_path)["pipe.jpg"]
+    for name in ("pipe.jpg", "link.jpg"):
+        with pytest.raises(InputError, match=f"cannot read image .*{name}: it is no regular file"):
+            Picture(tmp_path / name).read()
 
 
-def test_other_formats_are_decoded_whole(tmp_path):
-    image = photograph(900)
-    image.save(tmp_path / "a.png")
-    assert (Picture(tmp_path / "a.png").pixels(100) == squash(image, 100)).all()
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no such device here")
+def test_endless_devices_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "zero.jpg").symlink_to("/dev/zero")
+    with pytest.raises(InputError, match="no regular file"):
+        Picture(tmp_path / "zero.jpg").read()
 
 
-def test_a_missing_file_is_named():
-    with pytest.raises(InputError, match=r"nowhere\.jpg: there is no such file"):
-        Picture(Path("nowhere.jpg")).read()
+def test_a_huge_file_is_refused_before_it_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_BYTES", 2_000_000)
+    with (tmp_path / "huge.jpg").open("wb") as file:
+        file.truncate(10**12)
+    with pytest.raises(InputError, match=r"huge\.jpg is too large: more than 2 MB; shrink it"):
+        Picture(tmp_path / "huge.jpg").read()
+    (tmp_path / "fits.jpg").write_bytes(b"x" * 2_000_000)
+    assert len(Picture(tmp_path / "fits.jpg").read()) == 2_000_000
 
 
-@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "gif", "tiff"])
-def test_a_truncated_picture_is_named(make, ending):
-    path = make(f"broken.{ending}", size=(200, 200))
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(InputError, match=r"broken\.\w+ cannot be decoded"):
-        Picture(path).open()
+def deny(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """As the system does to whoever is not root."""
+    scan = os.scandir
+
+    def scandir(path: Path) -> object:
+        if Path(path) == folder:
+            raise PermissionError(13, "Permission denied")
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
 
 
-@pytest.mark.parametrize("content", [b"", b"no image at all"])
-def test_what_is_no_picture_is_named(tmp_path, content):
-    (tmp_path / "text.jpg").write_bytes(content)
-    with pytest.raises(InputError, match=r"text\.jpg cannot be decoded"):
-        Picture(tmp_path / "text.jpg").open()
+def test_an_unreadable_sub_folder_is_one_problem_and_the_rest_is_found(
+    make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("a.jpg")
+    make("secret/b.jpg")
+    deny(monkeypatch, tmp_path / "secret")
+    assert names(tmp_path) == ["a.jpg", "secret/"]
+    assert problems(tmp_path) == {"secret/": "cannot read the folder: Permission denied; check its permissions"}
 
 
-@pytest.mark.parametrize("width", [10_001, 30_000])
-def test_more_than_a_hundred_megapixels_is_refused_without_a_warning(tmp_path, width):
-    Image.new("1", (width, 10_000)).save(tmp_path / "wall.png")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(InputError, match=r"wall\.png is too large"):
-            Picture(tmp_path / "wall.png").open()
+def test_an_unreadable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deny(monkeypatch, tmp_path)
+    with pytest.raises(InputError, match=r"cannot read the folder .*: Permission denied"):
+        walk(tmp_path)
+    with pytest.raises(InputError, match="cannot read the folder"):
+        walk(tmp_path / "nowhere")
+
+
+def test_a_stretch_of_an_archive_is_read_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(b"0123456789")
+    assert Picture(tmp_path / "a.tar", 2, 3, "a.jpg").read() == b"234"
+    with pytest.raises(InputError, match=r"image a\.jpg ends after 2 of 5 bytes"):
+        Picture(tmp_path / "a.tar", 8, 5, "a.jpg").read()

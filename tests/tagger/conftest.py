@@ -1,41 +1,36 @@
 """A model small enough to learn with in milliseconds, and coloured shapes to show it."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image, ImageDraw
+from PIL import Image
+from tiny import draw as draw_discs
+from tiny import write_tiny_model
 
 from fewtag import Tagger
-from fewtag.research.features.backbone import create_backbone
-from fewtag.research.methods.base import Base
-from fewtag.research.methods.closed_form import ClosedForm
-from fewtag.tagger.calibrate import Calibration
-from fewtag.tagger.model import Model
-from fewtag.words.vectors import WordVectors
+from fewtag.tagger.model import Model, load_model
 
-WORDS = ("red", "green", "blue", "dog", "cat", "sofa", "zebra", "lens", "eye")
-COLOURS = {"dog": "red", "cat": "lime", "sofa": "blue", "zebra": "white"}
 Draw = Callable[..., Image.Image]
+OWN_WORDS = ("dog", "cat", "sofa", "zebra", "lens", "eye", "red")
 
 
 @pytest.fixture(scope="session")
-def model() -> Model:
-    """A random network with words of eight dimensions, fitted on random labels of coloured pictures."""
-    generator = np.random.default_rng(0)
-    backbone = create_backbone("test_resnet", weights="random", size=64)
-    words = WordVectors("few", WORDS, generator.normal(size=(len(WORDS), 8)).astype(np.float32))
-    method = ClosedForm(backbone.channels, words.dimensions, space=16)
-    with torch.inference_mode():
-        pixels = torch.from_numpy(generator.integers(0, 256, (40, 3, 1, 1), dtype=np.uint8)).expand(40, 3, 64, 64)
-        noise = torch.from_numpy(generator.integers(0, 60, (40, 3, 64, 64), dtype=np.uint8))
-        features = backbone((pixels // 2 + noise).contiguous()).mean(dim=(2, 3)).clone()
-    targets = torch.from_numpy(generator.random((40, 3)) < 0.5)
-    method.fit(Base(("red", "green", "blue"), words.vectors(["red", "green", "blue"]), features, targets))
-    calibration = Calibration((0, 5), (8.0, 12.0), (-1.0, -2.0), (0.3, 0.4))
-    header = {"strengths": {}, "base_words": ["red", "green", "blue"]}
-    return Model("tiny", backbone, words, method.eval(), calibration, header)
+def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A convolution of random weights, with the shipped words."""
+    return write_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def other_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another network, and another space."""
+    return write_tiny_model(tmp_path_factory.mktemp("other"), "other", seed=1)
+
+
+@pytest.fixture(scope="session")
+def model(model_file: Path) -> Model:
+    return load_model(str(model_file))
 
 
 @pytest.fixture
@@ -45,16 +40,23 @@ def tagger(model: Model) -> Tagger:
 
 
 @pytest.fixture(scope="session")
+def shipped() -> Tagger:
+    """With the default model, and labels by their names alone; not to be taught."""
+    return Tagger().define("ball").define("bird").define("pizza")
+
+
+@pytest.fixture(scope="session")
 def draw() -> Draw:
     """draw(3, "dog", "cat") is the third picture of a red and a green disc; the same each time."""
+    return draw_discs
 
-    def drawn(number: int, *labels: str, size: tuple[int, int] = (48, 40)) -> Image.Image:
-        generator = np.random.default_rng(number)
-        image = Image.fromarray(generator.integers(0, 90, (size[1], size[0], 3), dtype=np.uint8))
-        pen = ImageDraw.Draw(image)
-        for label in labels:
-            left, top = (int(generator.integers(0, side - 16)) for side in size)
-            pen.ellipse((left, top, left + 15, top + 15), fill=COLOURS[label])
-        return image
 
-    return drawn
+@pytest.fixture
+def own_words(tmp_path: Path) -> Path:
+    """A file of word vectors of one's own, of eight numbers each."""
+    generator = np.random.default_rng(0)
+    lines = [f"{word} {' '.join(f'{number:.3f}' for number in generator.normal(size=8))}" for word in OWN_WORDS]
+    path = tmp_path / "own" / "vectors.txt"
+    path.parent.mkdir()
+    path.write_text("\n".join(lines) + "\n")
+    return path

@@ -1,4 +1,4 @@
-"""Heat-maps: where the relevance is, over the whole picture, from 0 to 1."""
+"""Heat-maps: where a label is seen, over the whole picture, on one scale for all labels."""
 
 import numpy as np
 import pytest
@@ -6,50 +6,56 @@ from PIL import Image
 
 from fewtag.tagger.explain import grid, heat_map, overlay
 
-
-def peak(rows: int, columns: int, row: int, column: int, height: float = 5.0) -> np.ndarray:
-    relevance = np.random.default_rng(0).uniform(-3, -2, (rows, columns)).astype(np.float32)
-    relevance[row, column] = height
-    return relevance
+SLOPE, OFFSET = 12.0, -4.0
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_heat_is_from_zero_to_one(seed: int) -> None:
-    relevance = np.random.default_rng(seed).normal(0, 100, (7, 7)).astype(np.float32)
-    heat = heat_map(relevance, (50, 40))
+def places(side: int, row: int, column: int, strength: float = 1.0) -> np.ndarray:
+    """Nearly empty but for one place, which looks as strongly like the label as is said."""
+    generator = np.random.default_rng(0)
+    made = generator.normal(0, 0.05, (side, side, 4)).astype(np.float32)
+    made[..., 1] += 1
+    made[row, column] = [strength, np.sqrt(max(0.0, 1 - strength**2)), 0, 0]
+    return made.reshape(side * side, 4)
+
+
+LABEL = np.array([1, 0, 0, 0], np.float32)
+
+
+def heat_of(made: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return heat_map(made, LABEL, SLOPE, OFFSET, size)
+
+
+def test_heat_has_the_size_of_the_picture_width_first_and_is_from_zero_to_one() -> None:
+    picture = Image.new("RGB", (60, 20))
+    heat = heat_of(places(7, 0, 0), picture.size)
+    assert heat.shape == (20, 60) == np.asarray(picture).shape[:2]
     assert heat.min() >= 0
     assert heat.max() <= 1
-    assert heat.max() - heat.min() > 0.8
-
-
-def test_heat_has_the_size_of_the_picture_width_first() -> None:
-    picture = Image.new("RGB", (60, 20))
-    assert heat_map(peak(7, 7, 0, 0), picture.size).shape == (20, 60) == np.asarray(picture).shape[:2]
 
 
 @pytest.mark.parametrize(("row", "column"), [(0, 0), (0, 6), (4, 1), (2, 5), (6, 6)])
-def test_the_hottest_place_is_where_the_relevance_peaks(row: int, column: int) -> None:
-    heat = heat_map(peak(7, 7, row, column), (140, 70))
+def test_the_hottest_place_is_where_the_label_is(row: int, column: int) -> None:
+    heat = heat_of(places(7, row, column), (140, 70))
     hottest = np.unravel_index(heat.argmax(), heat.shape)
     assert (hottest[0] // 10, hottest[1] // 20) == (row, column)
 
 
-def test_maps_need_not_be_square() -> None:
-    heat = heat_map(peak(2, 4, 1, 2), (80, 20))
-    hottest = np.unravel_index(heat.argmax(), heat.shape)
-    assert (hottest[0] // 10, hottest[1] // 20) == (1, 2)
+def test_what_is_not_there_stays_dark_and_what_is_there_is_bright() -> None:
+    """A scale of its own for each label would show both alike."""
+    assert heat_of(places(7, 3, 3, strength=0.9), (70, 70)).max() > 0.9
+    assert heat_of(places(7, 3, 3, strength=0.1), (70, 70)).max() < 0.2
 
 
-def test_only_differences_count() -> None:
-    relevance = peak(5, 5, 1, 3)
-    np.testing.assert_allclose(heat_map(3 * relevance + 40, (20, 20)), heat_map(relevance, (20, 20)), atol=1e-4)
+def test_a_place_shows_the_probability_that_it_speaks_for() -> None:
+    """Had the whole picture looked so: here it does."""
+    made = np.tile(np.array([[0.6, 0.8, 0, 0]], np.float32), (9, 1))
+    expected = 1 / (1 + np.exp(-(SLOPE * 0.6 + OFFSET)))
+    np.testing.assert_allclose(heat_of(made, (30, 30)), expected, atol=1e-5)
+    np.testing.assert_allclose(heat_of(7 * made, (30, 30)), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("value", [0.0, -7.5])
-def test_constant_relevance_has_no_heat(value: float) -> None:
-    heat = heat_map(np.full((3, 3), value, np.float32), (9, 6))
-    assert heat.shape == (6, 9)
-    assert not heat.any()
+def test_an_empty_picture_says_what_an_empty_score_says() -> None:
+    np.testing.assert_allclose(heat_of(np.zeros((9, 4), np.float32), (9, 6)), 1 / (1 + np.exp(4)), atol=1e-6)
 
 
 def test_an_overlay_keeps_the_size_and_colours_the_hot_places() -> None:
@@ -70,7 +76,7 @@ def panels(sheet: Image.Image, width: int) -> list[np.ndarray]:
 def test_a_grid_has_the_picture_and_a_panel_for_each_label() -> None:
     picture = Image.new("RGB", (80, 40), (10, 200, 30))
     cold, hot = np.zeros((40, 80), np.float32), np.ones((40, 80), np.float32)
-    sheet = grid(picture, {"dog": cold, "cat": hot}, height=60)
+    sheet = grid(picture, {"dog": cold, "cat": hot}, {"dog": 0.1, "cat": 0.9}, height=60)
     assert sheet.size == (3 * 120 + 2 * 8, 60 + 28)
     first, dog, cat = panels(sheet, 120)
     assert np.abs(first - [10, 200, 30]).max() <= 1
@@ -80,15 +86,19 @@ def test_a_grid_has_the_picture_and_a_panel_for_each_label() -> None:
     assert (np.asarray(sheet)[28:, 120:128] == 255).all(), "a white gap"
 
 
-def test_every_panel_of_a_grid_has_its_name_above() -> None:
+def test_every_panel_of_a_grid_has_its_name_and_probability_above() -> None:
     heat = np.zeros((40, 80), np.float32)
-    captions = np.asarray(grid(Image.new("RGB", (80, 40)), {"dog": heat, "teddy bear": heat}, height=60))[:28]
+    heats, chances = {"dog": heat, "teddy bear": heat}, {"dog": 0.1, "teddy bear": 0.1}
+    captions = np.asarray(grid(Image.new("RGB", (80, 40)), heats, chances, height=60))[:28]
     inked = [(captions[:, left : left + 120] < 128).any(axis=(0, 2)).sum() for left in (0, 128, 256)]
     assert min(inked) > 0
     assert inked[2] > inked[1], "the longer name takes more room"
+    surer = np.asarray(grid(Image.new("RGB", (80, 40)), heats, chances | {"dog": 1.0}, height=60))[:28]
+    assert (surer[:, 128:248] != captions[:, 128:248]).any()
+    assert (surer[:, 256:] == captions[:, 256:]).all()
 
 
 @pytest.mark.parametrize("size", [(1, 2000), (2000, 10)])
 def test_the_thinnest_picture_still_has_a_grid(size: tuple[int, int]) -> None:
-    heat = heat_map(peak(3, 3, 1, 1), size)
-    assert grid(Image.new("RGB", size), {"dog": heat}, height=64).height == 64 + 28
+    heat = heat_of(places(3, 1, 1), size)
+    assert grid(Image.new("RGB", size), {"dog": heat}, {"dog": 0.5}, height=64).height == 64 + 28

@@ -1,64 +1,148 @@
-"""The shipped fits, and fits of one's own."""
+"""The shipped models, and models of one's own."""
 
+import shutil
+from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
+from PIL import Image
+from safetensors.numpy import save_file
 
-from fewtag.errors import InputError
+from fewtag import InputError, Tagger
+from fewtag.files import read_arrays, write_arrays
 from fewtag.research.data.splits import Split
-from fewtag.tagger.model import SHIPPED, load_model
+from fewtag.tagger.model import KIND, SHIPPED, Model, load_model
+
+Draw = Callable[..., Image.Image]
 
 
 @pytest.fixture(scope="module")
-def coco52():
+def coco52() -> Model:
     return load_model("coco52")
 
 
 @pytest.mark.parametrize(("name", "labels"), [("default", 80), ("coco52", 52)])
-def test_a_shipped_fit_loads_and_says_what_it_was_fitted_on(name: str, labels: int) -> None:
+def test_a_shipped_model_loads_and_says_what_it_was_fitted_on(name: str, labels: int) -> None:
     model = load_model(name)
-    assert len(model.header["base_words"]) == labels
-    assert model.words.name == "glove-50+minilm"
-    assert model.header["strengths"]
+    assert len(model.header["base_words"]) == len(model.base_prototypes) == labels
+    assert model.words_name == "pieces"
     assert model.calibration.examples[0] == 0
+    assert model.places <= 64
 
 
-def test_coco52_was_fitted_on_the_papers_base_labels_alone(coco52) -> None:
-    split = Split.load("coco")
-    assert set(coco52.header["base_words"]) == set(split.phases["train"].labels)
+def test_coco52_was_fitted_on_the_papers_base_labels_alone(coco52: Model) -> None:
+    assert set(coco52.header["base_words"]) == set(Split.load("coco").phases["train"].labels)
 
 
-def test_default_inherits_the_strengths_and_the_calibration_of_coco52(coco52) -> None:
+def test_default_inherits_the_strengths_and_the_calibration_of_coco52(coco52: Model) -> None:
     default = load_model("default")
-    assert default.header["strengths"] == coco52.header["strengths"]
+    assert default.strengths == coco52.strengths
     assert default.calibration == coco52.calibration
 
 
-def test_words_that_look_alike_are_near_and_others_are_not(coco52) -> None:
-    horse, pony, fork = coco52.method.word_prototypes(coco52.words.vectors(["horse", "pony", "fork"]))
+def test_words_that_look_alike_are_near_and_others_are_not(coco52: Model) -> None:
+    horse, pony, fork = coco52.word_prototypes(coco52.words.vectors(["horse", "pony", "fork"]))
     assert horse @ pony > 0.5 > horse @ fork
 
 
-def test_other_words_are_mapped_anew(coco52) -> None:
-    other = load_model("coco52", words="glove-50")
-    assert (other.words.dimensions, other.method.word_map.shape[0]) == (50, 50)
-    torch.testing.assert_close(other.method.basis, coco52.method.basis)
-    horse, pony, fork = other.method.word_prototypes(other.words.vectors(["horse", "pony", "fork"]))
-    assert horse @ pony > horse @ fork
+def test_the_map_of_words_that_is_kept_is_the_one_that_is_solved_anew(coco52: Model) -> None:
+    from fewtag.core.closed_form import fit_words
+
+    words = coco52.words.vectors(coco52.header["base_words"])
+    solved = fit_words(words, coco52.base_prototypes, coco52.strengths.ridge)
+    asked = coco52.words.vectors(["horse", "laptop", "penguin"])
+    assert (solved.prototypes(asked) * coco52.word_prototypes(asked)).sum(axis=1).min() > 0.999
 
 
-def test_what_is_no_model_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_other_words_are_mapped_anew(model_file: Path, own_words: Path, model: Model) -> None:
+    other = load_model(str(model_file), words=str(own_words))
+    assert other.word_map.matrix.shape == (8, model.space.size)
+    assert np.array_equal(other.space.basis, model.space.basis)
+    assert other.words_name == "vectors.txt"
+    assert other.fingerprint != model.fingerprint
+    assert other.space_key == model.space_key, "a picture's places are the same"
+
+
+def test_a_model_is_known_by_its_numbers_not_by_its_place(
+    model: Model, model_file: Path, other_file: Path, tmp_path: Path
+) -> None:
+    moved = load_model(str(shutil.copytree(model_file.parent, tmp_path / "moved") / model_file.name))
+    assert moved.fingerprint == model.fingerprint
+    assert moved.source != model.source
+    other = load_model(str(other_file))
+    assert other.fingerprint != model.fingerprint
+    assert other.space_key != model.space_key
+
+
+def test_a_model_of_ones_own_is_found_by_its_file_its_stem_and_its_folder(model_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    shutil.copytree(model_file.parent, folder)
+    sources = (folder / "tiny.safetensors", folder / "tiny", folder)
+    assert {load_model(str(source)).source for source in sources} == {str(folder / "tiny.safetensors")}
+
+
+def test_a_model_of_ones_own_is_found_from_another_folder(
+    model_file: Path, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model_file.parent)
+    Tagger("tiny.safetensors").fit([draw(1, "dog")], ["dog"]).save(tmp_path / "pets")
+    monkeypatch.chdir(tmp_path)
+    assert Tagger.load("pets").model.source == str(model_file.resolve())
+
+
+def test_what_is_no_model_is_refused_in_a_sentence(tmp_path: Path, model_file: Path) -> None:
     with pytest.raises(InputError, match=r"no model 'defalt'; did you mean 'default'\?"):
         load_model("defalt")
-    save_file({"x": torch.zeros(1)}, tmp_path / "foreign.safetensors")
-    with pytest.raises(InputError, match="cannot be read"):
+    save_file({"x": np.zeros(1)}, tmp_path / "foreign.safetensors")
+    with pytest.raises(InputError, match="is no model, but another safetensors file"):
         load_model(str(tmp_path / "foreign.safetensors"))
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(model_file.read_bytes()[:-3])
+    with pytest.raises(InputError, match="cannot be read: it is no model, or damaged"):
+        load_model(str(cut))
 
 
-def test_the_shipped_fits_are_small() -> None:
-    from importlib.resources import files
+DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no network": lambda header: header.pop("network"),
+    "network of text": lambda header: header.update(network="x"),
+    "no strengths": lambda header: header.pop("strengths"),
+    "a strength more": lambda header: header["strengths"].update(evil=1),
+    "no calibration": lambda header: header.pop("calibration"),
+    "calibration of text": lambda header: header.update(calibration="x"),
+    "another format": lambda header: header.update(format=1),
+}
 
-    for name in SHIPPED:
-        assert len(files("fewtag.models").joinpath(f"{name}.safetensors").read_bytes()) < 2_000_000
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_forged_model_is_one_sentence(
+    model_file: Path, tmp_path: Path, damage: Callable[[dict[str, Any]], object]
+) -> None:
+    header, arrays = read_arrays(model_file, KIND)
+    damage(header)
+    write_arrays(tmp_path / "forged.safetensors", KIND, header, arrays)
+    with pytest.raises(InputError, match=r"model .*forged") as refused:
+        load_model(str(tmp_path / "forged.safetensors"))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [None, b"no graph"])
+def test_a_network_that_is_gone_or_damaged_is_one_sentence(
+    model_file: Path, draw: Draw, tmp_path: Path, content: bytes | None
+) -> None:
+    folder = shutil.copytree(model_file.parent, tmp_path / "tiny")
+    graph = folder / "tiny.onnx"
+    graph.unlink() if content is None else graph.write_bytes(content)
+    with pytest.raises(InputError, match=r"the network tiny\.onnx cannot be loaded") as refused:
+        Tagger(str(folder)).define("dog").predict([draw(1)])
+    assert "\n" not in str(refused.value)
+
+
+def test_the_shipped_files_are_small() -> None:
+    shipped = {
+        path.name: len(path.read_bytes()) for path in files("fewtag").joinpath("models").iterdir() if path.is_file()
+    }
+    assert all(shipped[f"{name}.safetensors"] < 2_000_000 for name in SHIPPED)
+    assert sum(shipped.values()) < 70_000_000

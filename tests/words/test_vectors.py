@@ -1,19 +1,17 @@
 """Labels to vectors: averages by hand, every second chance, and the sentence when there is none left."""
 
-import time
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewtag.errors import InputError
+from fewtag.errors import InputError, UnknownWordError
 from fewtag.words import vectors as module
-from fewtag.words.vectors import WordVectors, load_words
+from fewtag.words.vectors import WordTable, WordVectors, load_words, parse_source
 
-LABELS = Path(__file__).parents[2] / "data/words/labels.npz"
 KNOWN = [
     *("the", "tv", "monitor", "potted", "plant", "dog", "New_York", "Paris", "x-ray", "x", "ray", "donut"),
     *("color", "zebras", "of", "fen", "ce", "fence", "traffic light"),
@@ -25,22 +23,13 @@ def meaning(label: str, words: WordVectors = WORDS) -> set[str]:
     return {KNOWN[place] for place in np.flatnonzero(words.vector(label))}
 
 
-@pytest.fixture(scope="module")
-def glove() -> WordVectors:
-    return load_words()
-
-
-def cosine(one: np.ndarray, other: np.ndarray) -> float:
-    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
-
-
 def test_several_words_are_averaged() -> None:
     words = WordVectors("toy", ["potted", "plant"], np.array([[1, 2], [3, -6]], dtype=np.float16))
     assert words.vector("potted plant").tolist() == [2, -2]
     assert words.vector("potted plant").dtype == np.float32
     assert words.vectors(["plant", "potted"]).tolist() == [[3, -6], [1, 2]]
     assert words.vectors([]).shape == (0, 2)
-    assert words.vectors(["plant"]).dtype == torch.float32
+    assert words.vectors(["plant"]).dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -85,15 +74,20 @@ def test_rare_fragments_split_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         WORDS.vector("tvmonitor")
 
 
-def test_an_unknown_label_is_refused_with_the_ways_out() -> None:
-    with pytest.raises(InputError) as refusal:
+def test_an_unknown_label_is_refused_with_the_ways_out_in_neither_worlds_words() -> None:
+    with pytest.raises(UnknownWordError) as refusal:
         WORDS.vector("big monitro")
     sentence = str(refusal.value)
     assert "label 'big monitro' has no vector in words 'toy': 'big' is unknown" in sentence
-    for way_out in ('--like "lens, eye" (mean of known words)', "a vector file of your own", "--no-words"):
+    for way_out in ("known words that it is like", "a vector of your own", "without words"):
         assert way_out in sentence
-    with pytest.raises(InputError, match=r"'monitro' is unknown \(nearest known words: monitor\)"):
+    assert "--" not in sentence
+    assert "=" not in sentence
+    with pytest.raises(UnknownWordError, match=r"'monitro' is unknown \(nearest known words: monitor\)") as refusal:
         WORDS.vector("monitro")
+    assert (refusal.value.label, refusal.value.nearest) == ("monitro", ("monitor",))
+    again = pickle.loads(pickle.dumps(refusal.value))  # from another process
+    assert (str(again), again.nearest) == (str(refusal.value), ("monitor",))
 
 
 @pytest.mark.parametrize("label", ["", "  ", "-/_"])
@@ -119,9 +113,10 @@ def test_a_vector_that_is_no_number_is_refused() -> None:
         WordVectors("toy", ["dog"], np.array([[np.nan]], dtype=np.float32)).vector("dog")
 
 
-def test_containment_is_by_entry() -> None:
-    assert "Dog" in WORDS
-    assert "dogs" not in WORDS
+def test_a_label_is_in_the_table_if_it_has_a_vector() -> None:
+    assert isinstance(WORDS, WordTable)
+    assert all(label in WORDS for label in ("Dog", "dogs", "potted plants"))
+    assert not any(label in WORDS for label in ("cat", "big dog", ""))
 
 
 @settings(max_examples=30, deadline=None)
@@ -134,14 +129,17 @@ def test_keeping_only_some_labels_changes_no_vector(
     lines = [f"{word} {' '.join(map(str, row))}" for word, row in zip(KNOWN, matrix, strict=True)]
     path.write_text("\n".join(lines) + "\n")
     some = load_words(str(path), only=labels)
+    assert isinstance(some, WordVectors)
     assert len(some._rows) < len(KNOWN)
-    assert torch.equal(some.vectors(labels), WORDS.vectors(labels))
+    np.testing.assert_array_equal(some.vectors(labels), WORDS.vectors(labels))
 
 
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("glove-51", "there are no words 'glove-51'; did you mean 'glove-50'"),
+        ("piece", "there are no words 'piece'; did you mean 'pieces'"),
+        ("a+b", "there are no words 'a\\+b'; known: 'pieces', or give the path of a file"),
+        ("nowhere.safetensors", "no file of word vectors 'nowhere.safetensors'"),
         ("nowhere.txt", "no file of word vectors 'nowhere.txt'"),
     ],
 )
@@ -150,42 +148,16 @@ def test_sources_that_do_not_exist_are_refused(source: str, sentence: str) -> No
         load_words(source)
 
 
-def test_glove_rows_are_the_words_they_say(glove: WordVectors) -> None:
-    assert (glove.name, glove.dimensions) == ("glove-50", 50)
-    for word, near, far in (("king", "queen", "cabbage"), ("dog", "cat", "parliament"), ("paris", "france", "sheep")):
-        assert cosine(glove.vector(word), glove.vector(near)) > 0.7
-        assert cosine(glove.vector(word), glove.vector(far)) < 0.5
-
-
-def test_glove_splits_the_names_of_voc(glove: WordVectors) -> None:
-    for label, words in (("tvmonitor", "tv monitor"), ("pottedplant", "potted plant"), ("diningtable", "dining table")):
-        np.testing.assert_array_equal(glove.vector(label), glove.vector(words))
-
-
-def test_glove_refuses_typos_quickly(glove: WordVectors) -> None:
-    start = time.perf_counter()
-    with pytest.raises(InputError, match="nearest known words: zebra"):
-        glove.vector("zebbra")
-    with pytest.raises(InputError, match="'ectopia' is unknown"):
-        glove.vector("ectopia lentis")
-    assert time.perf_counter() - start < 5
-
-
-def test_glove_can_be_kept_in_part(glove: WordVectors) -> None:
-    some = load_words(only=["pottedplant", "Dogs"])
-    assert torch.equal(some.vectors(["pottedplant", "dogs"]), glove.vectors(["pottedplant", "dogs"]))
-
-
-@pytest.mark.shared
-@pytest.mark.skipif(not LABELS.exists(), reason="the measurement packs are not here")
-def test_glove_agrees_with_vectors_made_elsewhere(glove: WordVectors) -> None:
-    other = load_words(f"{LABELS}#coco_glove50")
-    with np.load(LABELS) as arrays:
-        labels = [str(label) for label in arrays["coco_labels"]]
-    similarity = torch.nn.functional.cosine_similarity(glove.vectors(labels), other.vectors(labels))
-    assert similarity.min() > 0.9999
-
-
 def test_a_label_of_two_words_finds_the_entry_that_runs_them_together() -> None:
     words = WordVectors("labels", ["tvmonitor", "dog"], np.array([[1.0, 2.0], [3.0, 4.0]], np.float32))
     assert words.vector("tv monitor").tolist() == [1.0, 2.0]
+
+
+def test_a_source_is_a_name_a_file_or_an_array_in_one(tmp_path: Path) -> None:
+    assert parse_source("pieces") == ("pieces", None, None)
+    assert parse_source("a/b.npz#c") == (None, Path("a/b.npz"), "c")
+    assert parse_source("a/b.txt") == (None, Path("a/b.txt"), None)
+    odd = tmp_path / "c#.txt"
+    odd.write_text("dog 1 2\n")
+    assert parse_source(str(odd)) == (None, odd, None)
+    assert load_words(str(odd)).vector("dog").tolist() == [1, 2]

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = TypeVar("Floats", bound=np.floating)
 Counts = NDArray[np.int64]
 """labels: examples that each was learnt from."""
 
@@ -40,7 +42,7 @@ class Calibration:
         return np.interp(np.log1p(counts), known, values).astype(np.float32)
 
 
-def sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+def sigmoid(logits: NDArray[Floats]) -> NDArray[Floats]:
     """One over one plus e to the minus x, without overflow."""
     return np.exp(-np.logaddexp(np.zeros((), logits.dtype), -logits))
 

@@ -6,10 +6,12 @@ and the word itself is mixed in, the less the more examples there are: words as 
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = TypeVar("Floats", bound=np.floating)
 Places = NDArray[np.float32]
 """images × places × space: the places of a feature map, in the whitened space."""
 Vectors = NDArray[np.float32]
@@ -52,7 +54,8 @@ class Space:
 
     def project(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features, channels last, in the whitened space."""
-        return (features - self.mean) @ self.basis
+        centred: NDArray[np.float32] = features - self.mean
+        return centred @ self.basis
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +69,11 @@ class WordMap:
 
     def prototypes(self, words: Vectors) -> Vectors:
         """What the words alone suggest; unit vectors."""
-        return unit(unit(words - self.mean) @ self.matrix)
+        centred: Vectors = words - self.mean
+        return unit(unit(centred) @ self.matrix)
 
 
-def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def unit(vectors: NDArray[Floats]) -> NDArray[Floats]:
     """Of length one along the last axis; zero stays zero."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 

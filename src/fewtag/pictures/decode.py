@@ -70,7 +70,7 @@ def decode(data: bytes, name: str, *, at_least: int | None = None) -> Image.Imag
     _check_size(image, name)
     if at_least is not None:
         image.draft(None, (at_least, at_least))
-    return upright(image, name)
+    return _without_notes(_upright(image, name))
 
 
 def squash_bytes(data: bytes, name: str, size: int) -> Square:
@@ -92,6 +92,12 @@ def stack(pictures: Sequence[Square]) -> Pixels:
 
 def upright(image: Image.Image, name: str) -> Image.Image:
     """The picture as a person sees it: in RGB, its EXIF orientation applied and then forgotten."""
+    shown = _upright(image, name)
+    return _without_notes(shown.copy() if shown is image else shown)
+
+
+def _upright(image: Image.Image, name: str) -> Image.Image:
+    """The same, perhaps as the very image: a large one is not in memory twice."""
     _check_size(image, name)
     try:
         with _ONE_AT_A_TIME if image.width * image.height > LARGE_PIXELS else nullcontext():
@@ -101,8 +107,13 @@ def upright(image: Image.Image, name: str) -> Image.Image:
             shown = rgb if turn is None else rgb.transpose(turn)
     except Exception as error:
         raise InputError(f"image {name} cannot be decoded: it is truncated or damaged; replace it") from error
-    shown.info = {}  # Pillow hands EXIF on: whoever looks again would turn the picture twice
     return shown
+
+
+def _without_notes(image: Image.Image) -> Image.Image:
+    """Pillow hands EXIF on: whoever looks again would turn the picture twice."""
+    image.info = {}
+    return image
 
 
 def _open(data: bytes, name: str) -> Image.Image:
@@ -155,7 +166,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         # what is under transparent pixels was never meant to be seen
         layer = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _from_deep(grey: NDArray[Any]) -> Image.Image:

@@ -1,15 +1,19 @@
-"""Pictures on disk: whole files or stretches of a tar archive, found in folders by their names."""
+"""Pictures, in whatever form they are handed over: files, stretches of an archive, bytes, PIL images or arrays."""
 
+import hashlib
+import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
+import numpy as np
 from PIL import Image
 
 from fewtag.errors import InputError
-from fewtag.pictures.decode import Square, decode, squash_bytes
+from fewtag.pictures.decode import Square, decode, squash_bytes, upright
 
 IMAGE_ENDINGS = frozenset(
     {".jpg", ".jpeg", ".jfif", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".heif"}
@@ -53,16 +57,22 @@ class Picture:
         """The encoded bytes; the file is opened for this call alone, so threads need no lock."""
         try:
             # before it is opened: to open a pipe would wait for its writer
-            if not stat.S_ISREG(self.path.stat().st_mode):
+            status = self.path.stat()
+            if not stat.S_ISREG(status.st_mode):
                 raise InputError(f"cannot read image {self}: it is no regular file; leave it out")
+            wanted = status.st_size if self.size is None else self.size
+            if wanted > MOST_BYTES:
+                raise InputError(f"image {self} is too large: more than {MOST_BYTES // 10**6} MB; shrink it")
             with self.path.open("rb") as file:
                 file.seek(self.offset)
-                data = file.read(MOST_BYTES + 1 if self.size is None else self.size)
+                data = file.read(wanted)
         except OSError as error:
             reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
             raise InputError(f"cannot read image {self}: {reason}; check the path") from error
-        if len(data) > MOST_BYTES:
-            raise InputError(f"image {self} is too large: more than {MOST_BYTES // 10**6} MB; shrink it")
+        except ValueError as error:  # a null character, or what is no text
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"cannot read image {self}: no file can be called so; check the path") from error
         if self.size is not None and len(data) < self.size:
             raise InputError(f"image {self} ends after {len(data)} of {self.size} bytes; copy {self.path} again")
         return data
@@ -137,3 +147,87 @@ def _looks_like_image(path: Path) -> bool:
     except OSError:
         return False
     return head.startswith(_MAGIC) or head[8:12] == b"WEBP" or head[4:8] == b"ftyp"
+
+
+Encoded = bytes | bytearray | memoryview | io.BytesIO | BinaryIO
+ImageLike = str | os.PathLike[str] | Encoded | Image.Image | np.ndarray | Picture
+_THUMBNAIL = 336
+_QUALITY = 80
+_ROWS_AT_ONCE = 256
+
+
+def encoded_bytes(image: object, name: str) -> bytes | None:
+    """The encoded picture, where one was given: as a path, as bytes or as an open file."""
+    if isinstance(image, Picture):
+        return image.read()
+    if isinstance(image, str | os.PathLike):
+        return Picture(Path(image)).read()
+    if isinstance(image, bytes | bytearray | memoryview):
+        return bytes(image)
+    if isinstance(image, io.IOBase) or hasattr(image, "read"):
+        try:
+            data = image.read()
+        except (OSError, ValueError) as error:  # closed, or opened for writing
+            raise InputError(f"cannot read image {name}: {error}; open it again") from error
+        if isinstance(data, bytes):
+            return data
+        raise InputError(f"image {name} is a file of text; open it with mode 'rb'")
+    return None
+
+
+def open_image(image: object, name: str = "given") -> Image.Image:
+    """An upright RGB picture; `name` says in messages which one it was, where it has no path."""
+    if (data := encoded_bytes(image, name)) is not None:
+        return decode(data, file_name(image) or name)
+    if isinstance(image, Image.Image):
+        return upright(image, name)
+    if isinstance(image, np.ndarray):
+        return upright(_from_array(image, name), name)
+    raise InputError(f"image {name} is a {type(image).__name__}; give a path, bytes, a PIL image or an array of uint8")
+
+
+def _from_array(array: np.ndarray, name: str) -> Image.Image:
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if array.dtype != np.uint8 or not array.size or not (array.ndim == 2 or array.shape[2:] in {(3,), (4,)}):
+        shape = " × ".join(str(side) for side in array.shape) or "no"
+        raise InputError(
+            f"image {name} is an array of {shape} {array.dtype}; "
+            "give height × width × 3 numbers of uint8, or × 4 with transparency, or height × width in grey"
+        )
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def file_name(image: object) -> str:
+    """What a person calls the picture: its path as given; nothing where it has none."""
+    return str(image) if isinstance(image, str | os.PathLike | Picture) else ""
+
+
+def several(images: object) -> Iterable[object]:
+    """One picture counts as a list of one; an array of four dimensions is a list of arrays."""
+    if isinstance(images, np.ndarray) and images.ndim:
+        return [images] if images.ndim in {2, 3} and images.dtype.kind not in "UO" else images
+    if isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | io.IOBase | Picture):
+        return [images]
+    if not isinstance(images, Iterable):
+        raise InputError(f"pictures are expected, one or a list of them, found a {type(images).__name__}")
+    return images
+
+
+def pixel_digest(picture: Image.Image) -> str:
+    """What an example is known by: its decoded pixels, wherever they came from."""
+    total = hashlib.sha256(f"{picture.mode} {picture.width} {picture.height} ".encode())
+    for top in range(0, picture.height, _ROWS_AT_ONCE):  # some rows at a time: all would be in memory twice more
+        total.update(picture.crop((0, top, picture.width, min(top + _ROWS_AT_ONCE, picture.height))).tobytes())
+    return total.hexdigest()
+
+
+def thumbnail(picture: Image.Image) -> bytes:
+    """A small WebP copy: what a bank needs to move to a newer model, and to show a person. No metadata."""
+    scale = min(1.0, _THUMBNAIL / max(picture.size))
+    width, height = (max(1, round(side * scale)) for side in picture.size)
+    # not `Image.thumbnail`, which needs a copy of the whole picture
+    small = picture.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=2.0) if scale < 1 else picture
+    content = io.BytesIO()
+    small.save(content, "WEBP", quality=_QUALITY, method=4)
+    return content.getvalue()

@@ -14,11 +14,19 @@ Result = TypeVar("Result")
 
 
 def prefetch(
-    work: Callable[[Item], Result], items: Iterable[Item], most: int, threads: int | None = None
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    most: int,
+    threads: int | None = None,
+    *,
+    give_way: bool = True,
 ) -> Iterator[Result]:
-    """In order; threads, one a core, work on the next `most` while the caller is busy with this one."""
+    """In order; threads, one a core, work on the next `most` while the caller is busy with this one.
+
+    They give way to the network's threads, unless they are what these wait for.
+    """
     waiting: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(threads or usable_cores(), initializer=lower_priority) as pool:
+    with ThreadPoolExecutor(threads or usable_cores(), initializer=lower_priority if give_way else None) as pool:
         try:
             for item in items:
                 waiting.append(pool.submit(work, item))

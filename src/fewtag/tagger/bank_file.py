@@ -1,27 +1,27 @@
-"""The bank on disk: one safetensors file with a JSON header. Reading it runs no code."""
+"""The bank on disk: one safetensors file with a JSON header, checked by its sums. Reading it runs no code.
 
-import hashlib
-import json
+It holds the labels' names, each example's features, the name of its file and, unless a person wants none kept, a small
+copy of the picture. Who has the bank can look at those copies: share it like the pictures themselves.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from jaxtyping import Int8
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from fewtag import __version__
 from fewtag.errors import InputError
-from fewtag.files import replacing
-from fewtag.tagger.bank import Bank, Definition, Example
-from fewtag.tagger.model import Model
+from fewtag.files import read_arrays, write_arrays
+from fewtag.files import read_header as read_file_header
+from fewtag.tagger.bank import KINDS, Bank, Definition, Example
 
-FORMAT = 1
-_KEY = "fewtag-bank"
+FORMAT = 2
+KIND = "fewtag-bank"
 
 
-def write_bank(path: Path, bank: Bank, model: dict[str, Any], thresholds: dict[str, float]) -> None:
+def write_bank(path: Path, bank: Bank, model: dict[str, Any], thresholds: Mapping[str, float]) -> None:
     """All of it or nothing; `model` says what the bank is of, `thresholds` are for whoever reads the header."""
     column = {label: number for number, label in enumerate(bank.definitions)}
     labels = [
@@ -29,112 +29,160 @@ def write_bank(path: Path, bank: Bank, model: dict[str, Any], thresholds: dict[s
             "name": label,
             "kind": definition.kind,
             "words": definition.words,
-            "told": definition.told,
+            "explicit": definition.explicit,
             "examples": len(bank.members[label]),
             "threshold": thresholds.get(label),
+            "own_threshold": definition.threshold,
         }
         for label, definition in bank.definitions.items()
     ]
     examples = [
-        {"digest": digest, "labels": sorted(column[label] for label in example.labels)}
-        for digest, example in bank.examples.items()
+        {
+            "digest": key,
+            "labels": sorted(column[label] for label in example.labels),
+            "name": example.name,
+            "bytes": len(example.picture),
+        }
+        for key, example in bank.examples.items()
     ]
     header = {"format": FORMAT, "fewtag": __version__, "model": model, "labels": labels, "examples": examples}
-    with replacing(path) as part:
-        try:
-            save_file(_tensors(bank), part, metadata={_KEY: json.dumps(header)})
-        except SafetensorError as error:  # a full disk, too
-            raise InputError(f"cannot write {path}: {error}; name another folder or free some room") from error
+    write_arrays(path, KIND, header, _arrays(bank))
 
 
-def _tensors(bank: Bank) -> dict[str, Tensor]:
+def _arrays(bank: Bank) -> dict[str, NDArray[Any]]:
     """A row for each word, prototype and example; kinds that there are none of are left out."""
-    rows = {
-        "words": [found.vector for found in bank.definitions.values() if found.vector is not None],
+    rows: dict[str, list[NDArray[Any]]] = {
+        "words": [each.vector for each in bank.definitions.values() if each.vector is not None],
+        "guides": [each.guide for each in bank.definitions.values() if each.guide is not None],
         "prototypes": list(bank.prototypes.values()),
         "codes": [example.codes for example in bank.examples.values()],
         "scales": [example.scales for example in bank.examples.values()],
     }
-    return {name: torch.stack(found) for name, found in rows.items() if found}
+    arrays: dict[str, NDArray[Any]] = {name: np.stack(values) for name, values in rows.items() if values}
+    pictures = b"".join(example.picture for example in bank.examples.values())
+    return arrays | ({"pictures": np.frombuffer(pictures, np.uint8)} if pictures else {})
 
 
 def read_header(path: Path) -> dict[str, Any]:
     """What the file says of itself, before anything else is loaded."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a bank; name the file that fewtag wrote")
+    if not path.exists():
+        raise InputError(f"there is no bank {path}; check the path, or make one with `learn`")
+    return _checked(path, read_file_header(path, KIND))
+
+
+def read_bank(path: Path) -> tuple[dict[str, Any], Bank]:
+    """Header and labels; every number was checked against the sums."""
+    header, arrays = read_arrays(path, KIND)
     try:
-        with safe_open(path, framework="pt") as file:
-            header: dict[str, Any] = json.loads((file.metadata() or {})[_KEY])
-            version = int(header["format"])
-            _ = header["model"]["source"], header["model"]["fingerprint"], header["labels"], header["examples"]
-    except FileNotFoundError as error:
-        raise InputError(f"there is no bank {path}; check the path, or make one with `learn`") from error
-    except KeyError as error:
-        raise InputError(
-            f"{path} is no bank: it is another kind of safetensors file; name one that fewtag wrote"
-        ) from error
-    except (OSError, SafetensorError, ValueError, TypeError) as error:
+        return _checked(path, header), _bank(header, arrays)
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise _damaged(path) from error
+
+
+def _checked(path: Path, header: dict[str, Any]) -> dict[str, Any]:
+    version = header.get("format")
+    if version == 1:
+        raise InputError(
+            f"bank {path} was written by fewtag 0.1, whose banks keep no pictures to move to this version's words and "
+            "network with; learn its examples again into a new bank"
+        )
+    if not isinstance(version, int) or version < 1 or "arrays" not in header:
+        raise _damaged(path)
     if version > FORMAT:
         raise InputError(f"bank {path} has format {version}, this fewtag reads up to {FORMAT}; update fewtag")
-    return header
-
-
-def read_bank(path: Path, header: dict[str, Any], dimensions: int, space: int) -> Bank:
-    """The labels at once; the examples stay on disk, mapped into memory, until one is needed."""
     try:
-        with safe_open(path, framework="pt") as file:
-            stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 — it is no dictionary
-        words = iter(stored.get("words", torch.empty(0, dimensions)).unbind())
-        definitions = {
-            label["name"]: Definition(
-                label["kind"],
-                tuple(label["words"]),
-                None if label["kind"] == "none" else next(words),
-                bool(label["told"]),
-            )
-            for label in header["labels"]
-        }
-        names = list(definitions)
-        scored = [label["name"] for label in header["labels"] if label["examples"] or label["kind"] != "none"]
-        prototypes = stored.get("prototypes", torch.empty(0, space))
-        bank = Bank(definitions, _examples(stored, header, names), dict(zip(scored, prototypes.unbind(), strict=True)))
-        sound = (
-            prototypes.shape[1] == space
-            and stored.get("words", torch.empty(0, dimensions)).shape[1] == dimensions
-            and stored.get("codes", torch.empty(0, 0, space)).shape[2] == space
-            and [len(bank.members[name]) for name in names] == [label["examples"] for label in header["labels"]]
-        )
-    except (OSError, SafetensorError, LookupError, ValueError, TypeError, StopIteration) as error:
+        facts, labels, examples = header["model"], header["labels"], header["examples"]
+        sound = all(isinstance(facts[key], str) for key in ("source", "fingerprint", "name", "words"))
+        sound &= all(isinstance(facts[key], int) for key in ("places", "space", "own_words"))
+        sound &= all(_is_label(label) for label in labels) and all(_is_example(example) for example in examples)
+    except (LookupError, TypeError) as error:
         raise _damaged(path) from error
     if not sound:
         raise _damaged(path)
+    return header
+
+
+def _is_label(label: dict[str, Any]) -> bool:
+    chances = (label["threshold"], label["own_threshold"])
+    return (
+        isinstance(label["name"], str)
+        and bool(label["name"].strip())
+        and label["kind"] in KINDS
+        and isinstance(label["words"], list)
+        and all(isinstance(word, str) for word in label["words"])
+        and isinstance(label["explicit"], bool)
+        and isinstance(label["examples"], int)
+        and all(chance is None or (isinstance(chance, int | float) and 0 <= chance <= 1) for chance in chances)
+    )
+
+
+def _is_example(example: dict[str, Any]) -> bool:
+    return (
+        isinstance(example["digest"], str)
+        and isinstance(example["name"], str)
+        and isinstance(example["bytes"], int)
+        and example["bytes"] >= 0
+        and all(isinstance(number, int) and number >= 0 for number in example["labels"])
+    )
+
+
+def _bank(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Bank:
+    worded = [label["name"] for label in header["labels"] if label["kind"] != "none"]
+    words, guides = _typed(arrays, "words", np.float32, 2), _typed(arrays, "guides", np.float32, 2)
+    vectors = dict(zip(worded, words, strict=True))
+    suggested = dict(zip(worded, guides, strict=True))
+    definitions = {
+        label["name"]: Definition(
+            label["kind"],
+            tuple(label["words"]),
+            vectors.get(label["name"]),
+            suggested.get(label["name"]),
+            label["explicit"],
+            label["own_threshold"],
+        )
+        for label in header["labels"]
+    }
+    names = list(definitions)
+    scored = [label["name"] for label in header["labels"] if label["examples"] or label["kind"] != "none"]
+    prototypes = _typed(arrays, "prototypes", np.float32, 2)
+    examples = _examples(header, arrays, names)
+    bank = Bank(definitions, examples, dict(zip(scored, prototypes, strict=True)))
+    if [len(bank.members[name]) for name in names] != [label["examples"] for label in header["labels"]]:
+        raise ValueError("labels count other examples than there are")
+    places, space = header["model"]["places"], header["model"]["space"]
+    if any(example.codes.shape != (places, space) for example in examples.values()) or any(
+        len(vectors) and vectors.shape[1] != space for vectors in (prototypes, guides)
+    ):
+        raise ValueError("the numbers are of another space")
     return bank
 
 
-def _examples(stored: dict[str, Tensor], header: dict[str, Any], names: list[str]) -> dict[str, Example]:
-    if not header["examples"]:
-        return {}
-    codes: Int8[Tensor, "examples places space"] = stored["codes"]
-    return {
-        example["digest"]: Example(frozenset(names[number] for number in example["labels"]), *rows)
-        for example, *rows in zip(header["examples"], codes.unbind(), stored["scales"].unbind(), strict=True)
-    }
+def _examples(header: dict[str, Any], arrays: dict[str, NDArray[Any]], names: list[str]) -> dict[str, Example]:
+    codes, scales = _typed(arrays, "codes", np.int8, 3), _typed(arrays, "scales", np.float32, 2)
+    pictures = arrays["pictures"].tobytes() if "pictures" in arrays else b""
+    examples, first = {}, 0
+    for facts, places, scale in zip(header["examples"], codes, scales, strict=True):
+        after = first + int(facts["bytes"])
+        shown = frozenset(names[number] for number in facts["labels"])
+        examples[facts["digest"]] = Example(shown, places, scale, str(facts["name"]), pictures[first:after])
+        first = after
+    if first != len(pictures):
+        raise ValueError("pictures that belong to no example")
+    return examples
 
 
-def fingerprint(model: Model) -> str:
-    """A digest of all that decides what a bank's numbers mean.
-
-    Not of the word map: with other words it is solved anew, and its last bits are not the same on every machine.
-    """
-    header = model.header
-    facts = [header.get("strengths"), header.get("base_words"), model.words.name, model.words.dimensions]
-    digest = hashlib.sha256(json.dumps([model.backbone.fingerprint, *facts], sort_keys=True).encode())
-    for key, tensor in sorted(model.method.state_dict().items()):
-        if not key.startswith("word_"):
-            digest.update(
-                f"{key} {tuple(tensor.shape)}".encode() + tensor.detach().cpu().contiguous().numpy().tobytes()
-            )
-    return digest.hexdigest()
+def _typed(arrays: dict[str, NDArray[Any]], name: str, dtype: type[np.generic], axes: int) -> NDArray[Any]:
+    array = arrays.get(name)
+    if array is None:
+        return np.empty((0,) * axes, dtype)
+    if array.dtype != dtype or array.ndim != axes:
+        raise ValueError(f"{name} are {array.dtype} of {array.ndim} axes")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} are not all finite")
+    return array
 
 
 def _damaged(path: Path) -> InputError:
-    return InputError(f"bank {path} cannot be read: it is no bank, or truncated; name one that fewtag wrote")
+    return InputError(f"bank {path} cannot be read: it is no bank, or damaged; name one that fewtag wrote")

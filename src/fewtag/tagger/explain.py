@@ -1,36 +1,70 @@
-"""Why a label was seen: heat-maps over pictures."""
+"""Heat-maps: where in a picture a label is seen, on one scale for all labels."""
 
+import io
+import math
 from collections.abc import Mapping
+from pathlib import Path
 
-import matplotlib
 import numpy as np
-from jaxtyping import Float
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-Heat = Float[np.ndarray, "height width"]
+from fewtag.core.calibration import sigmoid
+from fewtag.core.closed_form import relevance
+from fewtag.files import write_atomically
+
+Heat = NDArray[np.float32]
+"""height × width, from 0 to 1"""
+_GLOW = np.array([[8, 6, 40], [96, 16, 110], [205, 55, 80], [250, 145, 30], [255, 245, 170]], np.float32) / 255
+"""From cold to hot; brightness rises evenly, so that it reads in grey too."""
 
 
-def heat_map(relevance: Float[np.ndarray, "rows columns"], size: tuple[int, int]) -> Heat:
-    """Relevance of the map's places, stretched to a picture of (width, height) and to the range from 0 to 1."""
-    low, high = float(relevance.min()), float(relevance.max())
-    scaled = (relevance - low) / (high - low) if high > low else np.zeros_like(relevance)
-    stretched = Image.fromarray(scaled.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
+def heat_map(
+    places: NDArray[np.float32], prototype: NDArray[np.float32], slope: float, offset: float, size: tuple[int, int]
+) -> Heat:
+    """The probability that each place speaks for, had the whole picture looked so, stretched to (width, height)."""
+    length = float(np.sqrt(np.mean(np.square(np.linalg.norm(places, axis=-1)))))
+    likeness = relevance(places, prototype) / max(length, 1e-12)
+    side = math.isqrt(len(places))
+    chances = sigmoid(slope * likeness + offset).reshape(side, side).astype(np.float32)
+    return stretch(chances, size)
+
+
+def stretch(values: NDArray[np.float32], size: tuple[int, int]) -> Heat:
+    """A small map, rows × columns from 0 to 1, as large as a picture of (width, height)."""
+    stretched = Image.fromarray(values.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
     return np.clip(np.asarray(stretched), 0, 1)
 
 
 def overlay(picture: Image.Image, heat: Heat) -> Image.Image:
     """The picture, darkened where it is cold and glowing where it is hot."""
     shown = np.asarray(picture, dtype=np.float32) / 255
-    glow = matplotlib.colormaps["inferno"](heat)[..., :3]
-    weight = 0.65 * heat[..., None]
-    mixed = (1 - weight) * (0.35 + 0.65 * heat[..., None]) * shown + weight * glow
+    warm = heat[..., None]
+    position = heat * (len(_GLOW) - 1)
+    below = np.minimum(position.astype(np.int64), len(_GLOW) - 2)
+    part = (position - below)[..., None]
+    glow = (1 - part) * _GLOW[below] + part * _GLOW[below + 1]
+    mixed = (1 - 0.65 * warm) * (0.35 + 0.65 * warm) * shown + 0.65 * warm * glow
     return Image.fromarray((255 * mixed).round().astype(np.uint8))
 
 
-def grid(picture: Image.Image, heats: Mapping[str, Heat], height: int = 320) -> Image.Image:
-    """The picture and its heat-map for each label, side by side, each under its name."""
+def save_heat(
+    out: Path, picture: Image.Image, heats: Mapping[str, Heat], chances: Mapping[str, float] | None = None
+) -> None:
+    """The picture first, then each label's heat beside its probability; the file's ending gives its format."""
+    content = io.BytesIO()
+    grid(picture, heats, chances or {}).save(content, {".png": "PNG", ".webp": "WEBP"}.get(out.suffix.lower(), "JPEG"))
+    write_atomically(out, content.getvalue())
+
+
+def grid(
+    picture: Image.Image, heats: Mapping[str, Heat], chances: Mapping[str, float], height: int = 320
+) -> Image.Image:
+    """The picture and its heat-map for each label, side by side, each under its name and probability."""
     width = max(1, round(height * picture.width / picture.height))
-    panels = {"picture": picture} | {label: overlay(picture, heat) for label, heat in heats.items()}
+    panels = {"picture": picture}
+    for label, heat in heats.items():
+        panels[f"{label}  {chances[label]:.0%}" if label in chances else label] = overlay(picture, heat)
     gap, caption = 8, 28
     sheet = Image.new("RGB", (len(panels) * (width + gap) - gap, height + caption), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=18)

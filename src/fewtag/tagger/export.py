@@ -1,4 +1,4 @@
-"""A bank for other runtimes: an ONNX graph, checked against torch, and the labels as data beside it."""
+"""ONNX export: a bank for other runtimes, one graph from pixels to probabilities, and the labels as data beside it."""
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -6,34 +6,39 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from numpy.typing import NDArray
 
+from fewtag.core.closed_form import Strengths
 from fewtag.errors import InputError
-from fewtag.files import replacing
-from fewtag.pictures.decode import stack
+from fewtag.files import digest, replacing
+from fewtag.pictures.decode import Pixels, squash, stack
+from fewtag.pictures.files import open_image
 from fewtag.pictures.prefetch import batches
-from fewtag.tagger.encode import BATCH
-from fewtag.tagger.graph import INPUTS, Session, check_packages, graph_key, key_of, make_graph
-from fewtag.tagger.inputs import ImageLike
-from fewtag.tagger.int8 import to_int8
+from fewtag.tagger.model import Model
+from fewtag.tagger.stream import BATCH, Scorer
 from fewtag.tagger.tagger import Tagger
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 GRAPH, INT8, LABELS = "tagger.onnx", "tagger-int8.onnx", "labels.npz"
 AGREEMENT = 1e-3
-"""How far a probability of the graph may be from torch's."""
+"""How far a probability of the graph may be from the tagger's own."""
+INPUTS = ("pixels", "prototypes", "slopes", "offsets")
+OUTPUT = "probabilities"
+KEY = "fewtag-graph"
+_FORMAT = 2
 
-Table = Mapping[str, np.ndarray]
-Pixels = UInt8[np.ndarray, "images 3 size size"]
-Columns = Int[np.ndarray, "columns"]
-Run = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-"""A graph's probabilities of pixels, given prototypes, slopes and offsets."""
+Table = Mapping[str, NDArray[Any]]
+Run = Callable[[Pixels, Table], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how well it agrees with torch."""
+    """What was written, and how well it agrees with the tagger."""
 
     labels: int
     sizes: dict[str, int]
@@ -41,7 +46,7 @@ class Exported:
     kept: bool
     """Whether an earlier export's graph is of the same model, and was left alone."""
     difference: float
-    """The greatest one from torch, in probability."""
+    """The greatest one, in probability."""
     int8_difference: float | None
     pictures: int
     """How many were compared, beside random pixels."""
@@ -52,51 +57,166 @@ def export(
     folder: Path,
     *,
     int8: bool = False,
-    pictures: Sequence[ImageLike] = (),
-    say: Callable[[str], None] = lambda _: None,
+    pictures: Sequence[object] = (),
     advance: Callable[[int], None] = lambda _: None,
 ) -> Exported:
-    """Graph and labels together, or nothing: a graph that disagrees with torch on any picture is refused."""
-    check_packages()
+    """Graph and labels together, or nothing: a graph that disagrees with the tagger on any picture is refused."""
+    _import_onnx()
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; name a folder to export to")
     labels = label_table(tagger)
     earlier = (folder / GRAPH).read_bytes() if (folder / GRAPH).is_file() else b""
     kept = key_of(earlier) == str(labels["graph"])
-    if not kept:
-        say(f"writing the network {tagger.model.backbone.name} as a graph")
-    graph = earlier if kept else make_graph(tagger.model)
-    graphs = {GRAPH: graph} | ({INT8: to_int8(graph)} if int8 else {})
-    compared = chain(random_pixels(tagger), picture_pixels(tagger, pictures, advance))
-    found = differences(tagger, labels, [Session(content) for content in graphs.values()], compared)
-    if not found[0] <= AGREEMENT:  # not a number is no agreement either
+    graphs = {GRAPH: earlier if kept else make_graph(tagger.model)}
+    if int8:
+        from fewtag.graphs import to_int8
+
+        graphs[INT8] = to_int8(graphs[GRAPH])
+    compared = chain(random_pixels(tagger.model.size), picture_pixels(tagger.model.size, pictures, advance))
+    greatest = differences(tagger, labels, [session(content) for content in graphs.values()], compared)
+    if not greatest[0] <= AGREEMENT:  # not a number is no agreement either
         mend = f"; delete {folder / GRAPH} to have it made anew" if kept else "; nothing was written"
         raise InputError(
-            f"the ONNX graph disagrees with torch: probabilities differ by up to {found[0]:.2g}, "
+            f"the ONNX graph disagrees with the tagger: probabilities differ by up to {greatest[0]:.2g}, "
             f"at most {AGREEMENT:g} is allowed{mend}"
         )
     contents = {LABELS: packed(labels), **graphs}
     sizes = {name: len(content) for name, content in contents.items()}
     write_together(folder, {name: content for name, content in contents.items() if name != GRAPH or not kept})
     drop_outdated(folder, str(labels["graph"]))
-    return Exported(len(labels["names"]), sizes, kept, found[0], found[1] if int8 else None, len(pictures))
+    return Exported(len(labels["names"]), sizes, kept, greatest[0], greatest[1] if int8 else None, len(pictures))
 
 
 def label_table(tagger: Tagger) -> Table:
     """All that a runtime needs to know of the labels, by name; `graph` says which graph they are for."""
     bank, model = tagger.bank_, tagger.model
-    if not bank.classes:
-        raise InputError("the bank knows no label yet; learn one from a picture, or define one by its name")
-    slopes, offsets = model.calibration.curves(bank.counts)
+    scorer = Scorer(bank, model.calibration, model.strengths)
     return {
         "names": np.array(bank.classes),
-        "prototypes": bank.matrix.numpy(),
-        "slopes": slopes.numpy(),
-        "offsets": offsets.numpy(),
-        "thresholds": model.calibration.threshold(bank.counts).numpy(),
-        "size": np.array(model.backbone.size),
+        "prototypes": bank.matrix,
+        "slopes": scorer.slopes,
+        "offsets": scorer.offsets,
+        "thresholds": scorer.thresholds,
+        "size": np.array(model.size),
         "graph": np.array(graph_key(model)),
     }
+
+
+def graph_key(model: Model) -> str:
+    """A digest of all that decides the graph; the words do not, since labels come to it as prototypes."""
+    return digest(str(_FORMAT), model.space_key, str(model.strengths.query_focus), str(model.strengths.query_local))
+
+
+def make_graph(model: Model) -> bytes:
+    """The model's network with its space as constants, and the scores of any number of labels after it."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    proto = onnx.load(model.network.graph)
+    graph = proto.graph
+    for name, values in (("mean", model.space.mean), ("basis", model.space.basis)):
+        graph.initializer.append(numpy_helper.from_array(values, name))
+    pixels = next(each for each in graph.input if each.name == "pixels")
+    del graph.input[:]
+    del graph.output[:]
+    graph.input.extend(
+        [
+            pixels,
+            helper.make_tensor_value_info("prototypes", TensorProto.FLOAT, ["labels", model.space.size]),
+            helper.make_tensor_value_info("slopes", TensorProto.FLOAT, ["labels"]),
+            helper.make_tensor_value_info("offsets", TensorProto.FLOAT, ["labels"]),
+        ]
+    )
+    graph.output.append(helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["images", "labels"]))
+    nodes, constants = _scoring(model.strengths)
+    graph.node.extend(nodes)
+    graph.initializer.extend(constants)
+    del proto.metadata_props[:]
+    proto.metadata_props.add(key=KEY, value=graph_key(model))
+    onnx.checker.check_model(proto)
+    return proto.SerializeToString()
+
+
+def _scoring(strengths: Strengths) -> tuple[list[Any], list[Any]]:
+    """`core.closed_form.score` and the calibration, as nodes; `places` is images × places × space."""
+    from onnx import helper, numpy_helper
+
+    constants = [
+        numpy_helper.from_array(np.array(value, kind), name)
+        for name, value, kind in (
+            ("focus", strengths.query_focus, np.float32),
+            ("part", strengths.query_local, np.float32),
+            ("rest", 1 - strengths.query_local, np.float32),
+            ("tiny", 1e-6, np.float32),
+            ("axis_places", [1], np.int64),
+        )
+    ]
+    steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
+        ("Transpose", ["prototypes"], "turned", {"perm": [1, 0]}),
+        # cosine with the whole image
+        ("ReduceMean", ["places"], "mean_place", {"axes": [1], "keepdims": 0}),
+        ("LpNormalization", ["mean_place"], "whole", {"axis": 1, "p": 2}),
+        ("MatMul", ["whole", "turned"], "whole_score", {}),
+        # cosine with an attention pooling of its places
+        ("MatMul", ["places", "turned"], "along", {}),
+        ("ReduceL2", ["places"], "raw_lengths", {"axes": [2], "keepdims": 1}),
+        ("Max", ["raw_lengths", "tiny"], "lengths", {}),
+        ("Div", ["along", "lengths"], "cosines", {}),
+        ("Mul", ["cosines", "focus"], "attention_logits", {}),
+        ("Softmax", ["attention_logits"], "attention", {"axis": 1}),
+        ("Mul", ["attention", "along"], "attended", {}),
+        ("ReduceSum", ["attended", "axis_places"], "pooled_along", {"keepdims": 0}),
+        ("Transpose", ["attention"], "by_label", {"perm": [0, 2, 1]}),
+        ("MatMul", ["by_label", "places"], "pooled", {}),
+        ("ReduceL2", ["pooled"], "raw_pooled_length", {"axes": [2], "keepdims": 0}),
+        ("Max", ["raw_pooled_length", "tiny"], "pooled_length", {}),
+        ("Div", ["pooled_along", "pooled_length"], "focused", {}),
+        ("Mul", ["focused", "part"], "focused_part", {}),
+        ("Mul", ["whole_score", "rest"], "whole_part", {}),
+        ("Add", ["focused_part", "whole_part"], "scores", {}),
+        ("Mul", ["scores", "slopes"], "steep", {}),
+        ("Add", ["steep", "offsets"], "logits", {}),
+        ("Sigmoid", ["logits"], OUTPUT, {}),
+    ]
+    return [helper.make_node(kind, inputs, [output], **facts) for kind, inputs, output, facts in steps], constants
+
+
+def key_of(graph: bytes) -> str | None:
+    """Which graph this is; none where it is no graph of ours."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        proto: ModelProto = onnx.load_model_from_string(graph)
+    except DecodeError:
+        return None
+    return next((noted.value for noted in proto.metadata_props if noted.key == KEY), None)
+
+
+def session(graph: bytes) -> Run:
+    """A graph, ready to run with onnxruntime on the CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        opened = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has many kinds, without a base of their own
+        raise _unusable(error) from error
+
+    def run(pixels: Pixels, labels: Table) -> NDArray[np.float32]:
+        values = (np.ascontiguousarray(pixels), *(labels[name] for name in INPUTS[1:]))
+        try:
+            return opened.run([OUTPUT], dict(zip(INPUTS, values, strict=True)))[0]
+        except Exception as error:
+            raise _unusable(error) from error
+
+    return run
+
+
+def _unusable(error: Exception) -> InputError:
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    return InputError(f"onnxruntime cannot run the graph ({said}); delete {GRAPH}, if it is there, and export again")
 
 
 def packed(labels: Table) -> bytes:
@@ -105,35 +225,29 @@ def packed(labels: Table) -> bytes:
     return content.getvalue()
 
 
-def random_pixels(tagger: Tagger) -> Iterator[tuple[Pixels, Columns]]:
-    """Coloured squares under noise: some pictures with one label, with all, and with each twice."""
-    generator, size = np.random.default_rng(0), tagger.model.backbone.size
-    square = np.arange(size) * 8 // size
-    everything = np.arange(len(tagger.classes_))
-    for images, columns in ((1, everything[:1]), (2, everything), (5, np.tile(everything, 2))):
+def random_pixels(size: int) -> Iterator[Pixels]:
+    """Coloured squares under noise; one picture, and several."""
+    generator, square = np.random.default_rng(0), np.arange(size) * 8 // size
+    for images in (1, 2, 5):
         colours = generator.integers(0, 200, (images, 3, 8, 8), dtype=np.uint8)
         noise = generator.integers(0, 56, (images, 3, size, size), dtype=np.uint8)
-        yield colours[:, :, square[:, None], square] + noise, columns
+        yield colours[:, :, square[:, None], square] + noise
 
 
-def picture_pixels(
-    tagger: Tagger, pictures: Iterable[ImageLike], advance: Callable[[int], None]
-) -> Iterator[tuple[Pixels, Columns]]:
-    """Some pictures at a time, with all labels."""
+def picture_pixels(size: int, pictures: Iterable[object], advance: Callable[[int], None]) -> Iterator[Pixels]:
+    """Some pictures at a time."""
     for batch in batches(iter(pictures), BATCH):
-        yield stack([tagger.pixels(picture) for picture in batch]), np.arange(len(tagger.classes_))
+        yield stack([squash(open_image(picture), size) for picture in batch])
         advance(len(batch))
 
 
-def differences(
-    tagger: Tagger, labels: Table, runs: Sequence[Run], compared: Iterable[tuple[Pixels, Columns]]
-) -> list[float]:
+def differences(tagger: Tagger, labels: Table, runs: Sequence[Run], compared: Iterable[Pixels]) -> list[float]:
     """Each graph's greatest difference from what the tagger itself says."""
+    scorer = Scorer(tagger.bank_, tagger.model.calibration, tagger.model.strengths)
     greatest = np.zeros(len(runs))
-    for pixels, columns in compared:
-        expected = tagger.probabilities(tagger.encode_pixels(pixels))[:, columns]
-        prototypes, slopes, offsets = (labels[name][columns] for name in INPUTS[1:])
-        found = [np.abs(run(pixels, prototypes, slopes, offsets) - expected).max() for run in runs]
+    for pixels in compared:
+        expected = scorer.probabilities(tagger.model.encode(pixels))
+        found = [float(np.abs(run(pixels, labels) - expected).max()) for run in runs]
         greatest = np.maximum(greatest, found)  # unlike Python's max, it keeps what is not a number
     return greatest.tolist()
 
@@ -150,3 +264,11 @@ def drop_outdated(folder: Path, key: str) -> None:
     path = folder / INT8
     if path.is_file() and key_of(path.read_bytes()) not in {None, key}:
         path.unlink()
+
+
+def _import_onnx() -> None:
+    """Refuses before any work where the package that writes graphs is absent."""
+    try:
+        import onnx  # noqa: F401
+    except ImportError as error:
+        raise InputError('exporting needs the package onnx; run: pip install "fewtag[export]"') from error

@@ -1,26 +1,27 @@
-"""What stays the same while labels come and go: a network, words, a fit and its calibration."""
+"""A model: what stays the same while labels come and go. Network, whitened space, words, strengths, calibration."""
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import as_file, files
+from functools import cached_property
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+import numpy as np
+from numpy.typing import NDArray
 
+from fewtag.core.calibration import Calibration
+from fewtag.core.closed_form import Places, Space, Strengths, Vectors, WordMap, fit_words
 from fewtag.errors import InputError, nearest
-from fewtag.files import replacing
-from fewtag.research.features.backbone import Backbone, create_backbone
-from fewtag.research.features.folding import folded
-from fewtag.research.methods.base import Base
-from fewtag.research.methods.closed_form import ClosedForm
-from fewtag.tagger.calibrate import Calibration
-from fewtag.words.vectors import WordVectors, load_words
+from fewtag.files import digest, read_arrays, write_arrays
+from fewtag.pictures.decode import Pixels
+from fewtag.runtime import Network
+from fewtag.words.vectors import SHIPPED as SHIPPED_WORDS
+from fewtag.words.vectors import WordTable, load_words
 
 SHIPPED = ("default", "coco52")
-_FORMAT = 1
+KIND = "fewtag-model"
+_FORMAT = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,56 +29,157 @@ class Model:
     """Turns pictures and label names into places and word prototypes of one space."""
 
     name: str
-    backbone: Backbone
-    words: WordVectors
-    method: ClosedForm
-    calibration: Calibration
+    source: str
+    """A shipped model's name, or a file's full path."""
+    size: int
+    """Side of the squares that the network takes."""
+    places: int
+    """Of a feature map."""
+    zoom: int
+    """How many times larger a picture the network may see, for a finer heat-map."""
     header: dict[str, Any]
-    """What the file says of itself: backbone, words, strengths, calibration, how it was fitted."""
+    """What the file says of itself: network, words, strengths, base words, calibration, how it was fitted."""
+    network: Network
+    space: Space
+    base_prototypes: Vectors
+    own_map: WordMap
+    """From the words that the model was fitted with."""
+    strengths: Strengths
+    calibration: Calibration
+    words_source: str | None = None
+    """A file of word vectors of one's own, in place of the shipped table."""
+    absent_words: str = ""
+    """Which words a bank was made with, if their file was not named: none can be looked up then."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # the shipped table is in every installation: a copy need not carry it
+        left_out = set() if self.words_source else {"words"}
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+
+    @property
+    def words_name(self) -> str:
+        return self.absent_words or Path(self.words_source or self.header["words"]).name
+
+    @cached_property
+    def words(self) -> WordTable:
+        if self.absent_words:
+            raise InputError(
+                f"the bank was made with the word vectors {self.absent_words!r}, which were not named now; "
+                "name their file to look a name up"
+            )
+        return load_words(self.words_source or self.header["words"])
+
+    @cached_property
+    def word_map(self) -> WordMap:
+        if not self.absent_words and self.words_source is None:
+            return self.own_map
+        # other words: the base labels' prototypes are in the file, so the map is solved anew at once
+        return fit_words(self.words.vectors(self.header["base_words"]), self.base_prototypes, self.strengths.ridge)
+
+    @cached_property
+    def space_key(self) -> str:
+        """A digest of all that decides a picture's places."""
+        graph = str(self.header["network"]["sha256"])
+        return digest(graph, str(self.size), self.space.mean.tobytes(), self.space.basis.tobytes())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of all that decides what a bank's numbers mean."""
+        return digest(self.space_key, repr(self.strengths), self.words_name, self.base_prototypes.tobytes())
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a bank says of the model that it was made with."""
+        return {
+            "source": self.source,
+            "name": self.name,
+            "words": self.words_name,
+            "own_words": self.words_source is not None or bool(self.absent_words),
+            "places": self.places,
+            "space": self.space.size,
+            "fingerprint": self.fingerprint,
+        }
+
+    def encode(self, pixels: Pixels) -> Places:
+        """One pass of the network."""
+        return self.network(pixels, self.space)
+
+    def word_prototypes(self, words: Vectors) -> Vectors:
+        return self.word_map.prototypes(words)
 
 
-def load_model(name: str = "default", *, words: str | None = None) -> Model:
-    """A shipped fit by name, or a fit of one's own by path; `words` names other word vectors."""
-    if name in SHIPPED:
-        with as_file(files("fewtag.models").joinpath(f"{name}.safetensors")) as path:
-            return _read(name, path, words)
-    path = Path(name)
-    if not path.is_file():
-        raise InputError(f"there is no model {name!r}; {nearest(name, SHIPPED)}, or give the path of a fit")
-    return _read(path.stem, path, words)
-
-
-def _read(name: str, path: Path, words: str | None) -> Model:
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["fewtag-model"])
-            tensors = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118 — it is no dictionary
-    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise InputError(f"model {path} cannot be read ({type(error).__name__}); name one that fewtag wrote") from error
-    if header["format"] != _FORMAT:
-        raise InputError(f"model {path} has format {header['format']}, this fewtag reads {_FORMAT}; update fewtag")
-    backbone = folded(create_backbone(**header["backbone"]))
-    vectors = load_words(words or header["words"])
-    base_prototypes = tensors.pop("base_prototypes")
-    method = ClosedForm(backbone.channels, vectors.dimensions, **header["strengths"])
-    if words is None or words == header["words"]:
-        method.load_state_dict(tensors)
+def load_model(
+    source: str = "default", *, words: str | None = None, device: str = "auto", absent_words: str = ""
+) -> Model:
+    """A shipped model by name, or one of one's own by path; `words` is a file of other word vectors."""
+    if source in SHIPPED:
+        name, path = source, Path(str(files("fewtag"))) / "models" / f"{source}.safetensors"
     else:
-        # other words: the base labels' prototypes are in the file, so their map is solved anew at once
-        method.mean.copy_(tensors["mean"])
-        method.basis.copy_(tensors["basis"])
-        method.fit_words(vectors.vectors(header["base_words"]), base_prototypes)
-    calibration = Calibration(**{key: tuple(values) for key, values in header["calibration"].items()})
-    return Model(name, backbone, vectors, method.eval(), calibration, header)
-
-
-def save_model(path: Path, method: ClosedForm, base: Base, calibration: Calibration, **facts: Any) -> None:
-    """Tensors in half precision with a JSON header; `facts` are backbone, words, strengths, base_words and origin."""
-    header = {"format": _FORMAT, "calibration": calibration.as_dict(), **facts}
-    tensors = {**method.state_dict(), "base_prototypes": method.base_prototypes(base)}
-    with replacing(path) as part:
-        save_file(
-            {key: value.to(torch.float16).contiguous() for key, value in tensors.items()},
-            part,
-            metadata={"fewtag-model": json.dumps(header)},
+        path = _own_file(source)
+        name, source = path.stem, str(path.resolve())
+    header, arrays = read_arrays(path, KIND)
+    if header.get("format") != _FORMAT:
+        raise InputError(f"model {path} has format {header.get('format')}, this fewtag reads {_FORMAT}; make it anew")
+    try:
+        network = header["network"]
+        floats = {key: array.astype(np.float32) for key, array in arrays.items()}
+        return Model(
+            name,
+            source,
+            int(network["size"]),
+            int(network["places"]),
+            int(network.get("zoom", 1)),
+            header,
+            Network(path.parent / network["file"], device, sha256=network["sha256"]),
+            Space(floats["mean"], floats["basis"]),
+            floats["base_prototypes"],
+            WordMap(floats["word_mean"], floats["word_map"]),
+            Strengths(**header["strengths"]),
+            Calibration(**{key: tuple(values) for key, values in header["calibration"].items()}),
+            None if words in {None, SHIPPED_WORDS} else words,
+            absent_words,
         )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"model {path} cannot be read ({error!r}); name one that fewtag wrote") from error
+
+
+def _own_file(source: str) -> Path:
+    path = Path(source)
+    candidates = [path, path.with_name(f"{path.name}.safetensors"), path / f"{path.name}.safetensors"]
+    found = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if found is None:
+        raise InputError(f"there is no model {source!r}; {nearest(source, SHIPPED)}, or give the path of one")
+    return found
+
+
+def save_model(
+    path: Path,
+    *,
+    network: dict[str, Any],
+    space: Space,
+    base_prototypes: Vectors,
+    word_map: WordMap,
+    strengths: Strengths,
+    calibration: Calibration,
+    words: str,
+    base_words: Sequence[str],
+    **facts: Any,
+) -> None:
+    """Arrays in half precision under a JSON header; `network` has file, sha256, size, places, channels and zoom."""
+    arrays: dict[str, NDArray[np.generic]] = {
+        "mean": space.mean,
+        "basis": space.basis,
+        "base_prototypes": base_prototypes,
+        "word_mean": word_map.mean,
+        "word_map": word_map.matrix,
+    }
+    header = {
+        "format": _FORMAT,
+        "network": network,
+        "words": words,
+        "strengths": vars(strengths),
+        "calibration": vars(calibration),
+        "base_words": list(base_words),
+        **facts,
+    }
+    write_arrays(path, KIND, header, {key: array.astype(np.float16) for key, array in arrays.items()})

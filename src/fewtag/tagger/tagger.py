@@ -1,115 +1,176 @@
 """The tagger: new labels from one example each, without training."""
 
+import json
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence, Sized
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float, Float32, UInt8
+from numpy.typing import NDArray
 
-from fewtag.errors import InputError, nearest
+from fewtag.cache import Cache
+from fewtag.errors import InputError, UnknownWordError
+from fewtag.files import digest, locked
 from fewtag.pictures.decode import squash
-from fewtag.tagger.bank import Bank, Definition
-from fewtag.tagger.bank_file import fingerprint, read_bank, read_header, write_bank
-from fewtag.tagger.encode import Places, encode_examples, encode_images, encode_pixels, same_length, to_maps
-from fewtag.tagger.inputs import ImageLike, digest, label_name, label_sets, open_image, open_square, several
-from fewtag.tagger.meaning import by_name, define
-from fewtag.tagger.model import SHIPPED, Model, load_model
+from fewtag.pictures.files import ImageLike, open_image, pixel_digest, several
+from fewtag.tagger.bank import Bank, Definition, by_name, define, label_name, label_sets
+from fewtag.tagger.bank_file import read_bank, read_header, write_bank
+from fewtag.tagger.explain import Heat, heat_map
+from fewtag.tagger.model import Model, load_model
+from fewtag.tagger.stream import (
+    BATCH,
+    Scorer,
+    Tagged,
+    encode_again,
+    encode_examples,
+    encode_stream,
+    items_of,
+    place_space,
+    same_length,
+    tag_stream,
+)
 
+Images = ImageLike | Iterable[ImageLike]
 Labels = Iterable[str | Iterable[str]]
-Probabilities = Float32[np.ndarray, "images labels"]
-
-LABELS_AT_ONCE = 1000
-"""With more, what lies between places and scores leaves the processor's cache, and a label takes twice as long."""
-DEVICES = ("auto", "cpu", "cuda")
+Change = Callable[[Bank], Bank]
+"""What teaching does to a bank, ready to be done again to the same bank as another process left it."""
 
 
 class Tagger:
-    """Learns labels from a picture or a word each; one thread may teach it while others ask."""
+    """Learns labels from a picture or a word each, and tags pictures with them.
 
-    def __init__(self, model: str | Model = "default", *, words: str | None = None) -> None:
-        self.model = load_model(model, words=words) if isinstance(model, str) else model
-        self._source = (full_path(model) if isinstance(model, str) else model.name, words and full_path(words))
+    `model` is "default", "coco52" (fitted on 52 labels of COCO alone, for honest tests) or the path of a model;
+    `words` is a file of word vectors to use instead of the shipped table; `device` is "auto", "cpu" or "cuda".
+    With `keep_pictures=False` a saved bank holds no small copies of its examples: it cannot show them, nor move to a
+    newer model. The network is loaded at its first use. One thread may teach a tagger while others ask it.
+
+    >>> from PIL import Image
+    >>> red, blue = Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "blue")
+    >>> tagger = Tagger().fit([red, blue], [["strawberry"], ["sea", "sky"]])
+    >>> tagger.classes_
+    ('sea', 'sky', 'strawberry')
+    >>> tagger.predict_proba([red, blue]).shape
+    (2, 3)
+    >>> tagger.counts_["sea"]
+    1
+    """
+
+    def __init__(
+        self,
+        model: str | Model = "default",
+        *,
+        words: str | None = None,
+        device: str = "auto",
+        keep_pictures: bool = True,
+    ) -> None:
+        self.model = load_model(model, words=words, device=device) if isinstance(model, str) else model
+        self.keep_pictures = keep_pictures
         self._lock = threading.RLock()  # for writers; readers take the bank once, and it never changes
         self._bank = Bank()
+        self._saved: tuple[Path, str] | None = None
+        self._changes: list[Change] = []  # since that file was read or written
 
     def __repr__(self) -> str:
         known = f"labels={len(self._bank.definitions)}, examples={len(self._bank.examples)}"
-        return f"Tagger(model={self.model.name!r}, words={self.model.words.name!r}, {known})"
+        return f"Tagger(model={self.model.name!r}, words={self.model.words_name!r}, {known})"
 
-    def to(self, device: str) -> "Tagger":
-        """Works on this device from now on: cpu, cuda, or auto, which is a GPU where there is one."""
-        if device not in DEVICES:
-            raise InputError(f"there is no device {device!r}; {nearest(device, DEVICES)}")
-        if device == "cuda" and not torch.cuda.is_available():
-            raise InputError("device 'cuda' is a GPU, and torch finds none here; use cpu or auto")
-        chosen = "cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
-        self.model.backbone.to(chosen)
-        self.model.method.to(chosen)
-        return self
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in {"_lock", "_changes", "_saved"}}
 
-    @property
-    def device(self) -> str:
-        """Where it works: cpu or cuda."""
-        return self.model.backbone.mean.device.type
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._lock, self._changes, self._saved = threading.RLock(), [], None
 
-    def fit(self, images: Iterable[ImageLike], labels: Labels) -> "Tagger":
-        """Learns these examples and forgets all others; what labels were defined to mean stays."""
-        return self._learn(images, labels, afresh=True)
+    def fit(
+        self,
+        images: Images,
+        labels: Labels,
+        *,
+        on_error: Callable[[InputError], None] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> "Tagger":
+        """Learn these examples and forget all others; what labels were defined to mean stays.
 
-    def partial_fit(self, images: Iterable[ImageLike], labels: Labels) -> "Tagger":
-        """Learns these examples too. A picture known already takes the labels given now."""
-        return self._learn(images, labels, afresh=False)
+        `images` are paths, bytes, PIL images or arrays (height × width × 3 of uint8); `labels` are the names that each
+        one shows. An example is known by its pixels: given twice, it shows what both say. With `on_error` a picture
+        that cannot be read is left out and told of there, instead of refused; `progress` is told how many are done.
+
+        >>> from PIL import Image
+        >>> Tagger().fit([Image.new("RGB", (64, 64), "red")], [["strawberry"]]).classes_
+        ('strawberry',)
+        """
+        return self._learn(images, labels, afresh=True, on_error=on_error, progress=progress)
+
+    def partial_fit(
+        self,
+        images: Images,
+        labels: Labels,
+        *,
+        on_error: Callable[[InputError], None] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> "Tagger":
+        """Learn these examples too; a picture known already gains the labels given now. Order does not matter."""
+        return self._learn(images, labels, afresh=False, on_error=on_error, progress=progress)
 
     def define(
         self,
         label: str,
         *,
-        like: Sequence[str] | None = None,
-        vector: Sequence[float] | np.ndarray | None = None,
+        like: Sequence[str] | str | None = None,
+        vector: Sequence[float] | NDArray[np.floating] | None = None,
         words: bool = True,
     ) -> "Tagger":
-        """What a label means: its own name, `like` other words, a `vector`, or no words: its pictures only."""
+        """Say what a label means: its own name, `like` other words, a `vector`, or no words (`words=False`).
+
+        A label needs no picture where a word stands for it.
+
+        >>> Tagger().define("ectopia lentis", like=["lens", "eye"]).classes_
+        ('ectopia lentis',)
+        """
         name = label_name(label)
         with self._lock:
-            bank = self._bank
-            definition = define(name, self.model.words, bank.definitions, like=like, vector=vector, words=words)
-            self._bank = bank.change(self.model.method, {**bank.definitions, name: definition}, bank.examples)
+            meaning = define(name, self.model, self._bank.definitions, like=like, vector=vector, words=words)
+            self._do(lambda bank: bank.define(self.model, name, meaning))
         return self
 
-    def forget(self, label: str, image: ImageLike | None = None) -> "Tagger":
-        """A label, or one example of it. A label that was never defined goes with its last example."""
+    def forget(self, label: str, image: ImageLike | None = None, *, example: str | int | None = None) -> "Tagger":
+        """Forget a label, or one example of it: by its picture, by its file's name or by its number in `examples_`.
+
+        A label that was never defined goes with its last example.
+        """
         with self._lock:
-            bank, name = self._bank, self._find(self._bank, label)
-            definitions, examples = dict(bank.definitions), dict(bank.examples)
-            gone = bank.members[name] if image is None else (digest(open_image(image)),)
-            if image is None:
-                del definitions[name]
-            elif gone[0] not in bank.members[name]:
-                shown = image if isinstance(image, str | os.PathLike) else "given"
-                raise InputError(f"image {shown} is none of the {len(bank.members[name])} examples of label {name!r}")
-            for key in gone:
-                if left := examples[key].labels - {name}:
-                    examples[key] = replace(examples[key], labels=left)
-                else:
-                    del examples[key]
-            self._bank = bank.change(self.model.method, definitions, examples)
+            name = self._bank.find(label)
+            keys = self._examples_meant(name, image, example)
+            self._do(lambda bank: bank.forget(self.model, name, keys))
         return self
 
-    @property
-    def model_name(self) -> str:
-        """Which model this is: a shipped one's name, or a file's full path."""
-        return self._source[0]
+    def rename(self, label: str, name: str, *, merge: bool = False) -> "Tagger":
+        """Call a label something else; with `merge` it may become one with a label that is there."""
+        with self._lock:
+            old, new = self._bank.find(label), label_name(name)
+            if new == old:
+                return self
+            if new in self._bank.definitions and not merge:
+                raise InputError(f"there is a label {new!r} already; merge the two, or choose another name")
+            known = self._bank.definitions
+            meaning = self._definition(new) if known[old].kind == "name" and new not in known else known[old]
+            self._do(lambda bank: bank.rename(self.model, old, new, meaning))
+        return self
 
-    @property
-    def words_name(self) -> str:
-        """Which words label names are looked up in: a name, or a file's full path."""
-        return self._source[1] or self.model.words.name
+    def set_thresholds(self, thresholds: Mapping[str, float | None]) -> "Tagger":
+        """Give these labels from these probabilities on; None goes back to the model's own."""
+        for label, value in thresholds.items():
+            if value is not None and not 0 <= value <= 1:
+                raise InputError(f"the threshold of label {label!r} is {value}; give one from 0 to 1, or None")
+        with self._lock:
+            named = {self._bank.find(label): value for label, value in thresholds.items()}
+            self._do(lambda bank: bank.set_thresholds(self.model, named))
+        return self
 
     @property
     def bank_(self) -> Bank:
@@ -124,7 +185,7 @@ class Tagger:
     @property
     def counts_(self) -> Mapping[str, int]:
         """How many examples each label has."""
-        return MappingProxyType({label: len(digests) for label, digests in self._bank.members.items()})
+        return MappingProxyType({label: len(keys) for label, keys in self._bank.members.items()})
 
     @property
     def definitions_(self) -> Mapping[str, Definition]:
@@ -134,125 +195,267 @@ class Tagger:
     @property
     def thresholds_(self) -> Mapping[str, float]:
         """The probability from which each label is given."""
-        return MappingProxyType(self._thresholds(self._bank))
+        if not self._bank.classes:
+            return MappingProxyType({})
+        scorer = self._scorer()
+        return MappingProxyType(dict(zip(scorer.labels, scorer.thresholds.tolist(), strict=True)))
 
-    def predict_proba(self, images: Iterable[ImageLike]) -> Probabilities:
-        """A row a picture, a column for each of `classes_`. Memory is that of a batch, however many there are."""
-        return self._predict_proba(self._scored(), images)
+    def examples_(self, label: str) -> tuple[str, ...]:
+        """The file names of a label's examples, in the order of their numbers, which begin with 1."""
+        bank = self._bank
+        return tuple(bank.examples[key].name for key in bank.members[bank.find(label)])
 
-    def predict(self, images: Iterable[ImageLike]) -> list[tuple[str, ...]]:
-        """The names over their threshold, likeliest first."""
-        bank = self._scored()
-        names, thresholds = bank.classes, np.array(list(self._thresholds(bank).values()), np.float32)
-        return [
-            tuple(names[column] for column in np.argsort(-row, kind="stable") if row[column] >= thresholds[column])
-            for row in self._predict_proba(bank, images)
-        ]
+    def predict_proba(self, images: Images) -> NDArray[np.float32]:
+        """Calibrated probabilities: a row a picture, a column for each of `classes_`.
 
-    def explain(self, image: ImageLike, label: str) -> Float[np.ndarray, "height width"]:
-        """How much each part of the picture looks like the label, from 0 to 1, in the picture's own size."""
-        from fewtag.tagger.explain import heat_map  # brings matplotlib, which nothing else here needs
+        `tag` gives names and probabilities together, which matters where another thread teaches meanwhile.
+        """
+        scorer = self._scorer()
+        places = encode_stream(self.model, items_of(several(images)))
+        empty = np.empty((0, len(scorer.labels)), np.float32)
+        return np.concatenate([empty, *(scorer.probabilities(batch) for batch in places)])
 
-        bank = self._scored()
-        name, picture = self._find(bank, label), open_image(image)
-        if name not in bank.prototypes:
-            raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
-        with torch.inference_mode():
-            # twice the side: four times the work for one picture, and a map fine enough to point with
-            backbone = self.model.backbone.zoomed()
-            maps = to_maps(backbone, squash(picture, backbone.size)[None])
-            relevance = self.model.method.relevance(maps, bank.prototypes[name][None].to(maps.device))
-        return heat_map(relevance[0, 0].float().cpu().numpy(), picture.size)
+    def predict(self, images: Images, threshold: float | None = None) -> list[tuple[str, ...]]:
+        """The names over their threshold, likeliest first, of one picture or many; `threshold` stands for each one's.
+
+        >>> from PIL import Image
+        >>> tagger = Tagger().fit([Image.new("RGB", (64, 64), "red")], [["strawberry"]])
+        >>> tagger.predict(Image.new("RGB", (32, 32), "red"), threshold=0.0)
+        [('strawberry',)]
+        """
+        scorer = self._scorer(threshold)
+        places = encode_stream(self.model, items_of(several(images)))
+        return [scorer.tags(row) for batch in places for row in scorer.probabilities(batch)]
+
+    def tag(
+        self,
+        images: Images,
+        *,
+        threshold: float | None = None,
+        batch: int = BATCH,
+        cache: str | os.PathLike[str] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Iterator[Tagged]:
+        """A row for each picture, in order, in the memory of a few batches, however many there are.
+
+        A row has `image` (its path, or "number 3"), `tags`, `scores` (every label's probability by name) and, where the
+        picture could not be read, `failure` alone. `cache` is a folder that keeps what the network made of a picture.
+
+        >>> from PIL import Image
+        >>> tagger = Tagger().define("strawberry")
+        >>> [(row.image, bool(row.failure)) for row in tagger.tag([Image.new("RGB", (8, 8)), "no-such.jpg"])]
+        [('number 1', False), ('no-such.jpg', True)]
+        """
+        scorer = self._scorer(threshold)
+        kept = None if cache is None else Cache(Path(cache))
+        space = None if kept is None else place_space(self.model, kept)
+        try:
+            for rows in tag_stream(self.model, scorer, items_of(several(images)), batch=batch, space=space):
+                yield from rows
+                if progress is not None:
+                    progress(len(rows))
+        finally:
+            if kept is not None:
+                kept.close()
+
+    def explain(self, image: ImageLike, label: str) -> Heat:
+        """How much each part of the picture speaks for the label, from 0 to 1, height × width of the picture.
+
+        The scale is the same for all labels: what is not there stays dark.
+        """
+        return self.explain_all(image, [label])[0][label_name(label)]
+
+    def explain_all(self, image: ImageLike, labels: Sequence[str]) -> tuple[dict[str, Heat], dict[str, float]]:
+        """The heat-maps of several labels, and their probabilities."""
+        bank, picture = self._bank, open_image(image)
+        names = [bank.find(label) for label in labels]
+        scorer = self._scorer(bank=bank)
+        for name in names:
+            if name not in bank.prototypes:
+                raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
+        chances = scorer.probabilities(self.model.encode(squash(picture, self.model.size)[None]))[0]
+        # a larger square is more work for one picture, and a map fine enough to point with
+        places = self.model.encode(squash(picture, self.model.zoom * self.model.size)[None])[0]
+        columns = {name: scorer.labels.index(name) for name in names}
+        heats = {
+            name: heat_map(
+                places, bank.prototypes[name], float(scorer.slopes[column]), float(scorer.offsets[column]), picture.size
+            )
+            for name, column in columns.items()
+        }
+        return heats, {name: float(chances[column]) for name, column in columns.items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """One file; a kill in the middle leaves the old one."""
-        source, words = self._source
-        facts = {"source": source, "words": words, "fingerprint": self._fingerprint}
-        facts |= {"name": self.model.name, "words_name": self.model.words.name}
-        with self._lock:
-            write_bank(Path(path), self._bank, facts, self._thresholds(self._bank))
+        """Write one file; a kill in the middle leaves the old one.
+
+        Where another process changed the bank that this tagger was loaded from, or saved to, since then, what was
+        taught here is added to that, and nothing is lost. Another file is replaced.
+        """
+        target = Path(path)
+        with self._lock, locked(target):
+            if self._saved is not None and self._saved[0] == target.resolve() and target.exists():
+                self._catch_up(target)
+            write_bank(target, self._bank, self.model.facts, self.thresholds_)
+            self._note_saved(target, read_header(target))
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, model: str | Model | None = None, words: str | None = None
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        model: str | Model | None = None,
+        words: str | None = None,
+        device: str = "auto",
+        upgrade: bool = False,
     ) -> "Tagger":
-        """What `save` wrote; `model` and `words` say where those files are now, if they have moved."""
+        """What `save` wrote. `model` says where that file is now, if it has moved; `words` where word vectors of one's
+        own are, which only new names need. With `upgrade` a bank of another model moves to this one: its examples'
+        small copies go through the network again."""
         header = read_header(Path(path))
         facts = header["model"]
-        tagger = cls(facts["source"] if model is None else model, words=words or facts["words"])
-        if tagger._fingerprint != facts["fingerprint"]:
+        if not isinstance(model, Model):
+            # a path that stands in a bank is never opened for words: who sends a bank could name any file
+            absent = facts["words"] if facts["own_words"] and words is None else ""
+            model = load_model(model or facts["source"], words=words, device=device, absent_words=absent)
+        tagger = cls(model)
+        header, bank = read_bank(Path(path))
+        if model.fingerprint == header["model"]["fingerprint"]:
+            tagger._bank = bank
+        elif upgrade:
+            tagger._bank = tagger._moved(bank, path)
+        else:
             raise InputError(
-                f"bank {path} was made with another model {facts['name']!r} (words {facts['words_name']!r}); "
-                f"load it with that one (`model=`, `words=`), or with the fewtag {header['fewtag']} that wrote it"
+                f"bank {path} was made with another model {facts['name']!r} (words {facts['words']!r}, fewtag "
+                f"{header['fewtag']}); move it to this one with `upgrade`, or load it with that one"
             )
-        tagger._bank = read_bank(Path(path), header, tagger.model.method.dimensions, tagger.model.method.space)
+        tagger._note_saved(Path(path), header)
         return tagger
 
-    def pixels(self, image: ImageLike) -> UInt8[np.ndarray, "3 size size"]:
-        """One picture as the network takes it; for callers that decode in threads of their own."""
-        return open_square(image, "given", self.model.backbone.size)
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        model: str | None = None,
+        words: str | None = None,
+        device: str = "auto",
+        keep_pictures: bool = True,
+    ) -> "Tagger":
+        """The bank at this path, or a new one for it: `save` adds to what another process may put there meanwhile."""
+        target = Path(path)
+        if target.exists():
+            tagger = cls.load(target, model=model, words=words, device=device)
+            tagger.keep_pictures = keep_pictures
+        else:
+            tagger = cls(model or "default", words=words, device=device, keep_pictures=keep_pictures)
+            tagger._saved = target.resolve(), ""
+        return tagger
 
-    def encode_pixels(self, pixels: UInt8[np.ndarray, "images 3 size size"]) -> Places:
-        """One pass of the network over pictures that `pixels` made."""
-        return encode_pixels(self.model, pixels)
+    def _moved(self, old: Bank, path: str | os.PathLike[str]) -> Bank:
+        """A bank of another model, learnt again from the small copies that it keeps."""
+        if lacking := sum(not example.picture for example in old.examples.values()):
+            raise InputError(
+                f"bank {path} keeps no copies of {lacking} of its {len(old.examples)} examples, so it cannot move "
+                "to another model; learn those pictures again into a new bank"
+            )
+        definitions = {}
+        for label, each in old.definitions.items():
+            if each.kind == "like":
+                meaning = define(label, self.model, {}, like=each.words, vector=None, words=True)
+            else:  # a vector of one's own means nothing among other words
+                meaning = Definition("none") if each.kind == "none" else self._definition(label)
+            definitions[label] = replace(meaning, explicit=each.explicit, threshold=each.threshold)
+        examples = encode_again(self.model, old.examples)
+        return Bank().learn(self.model, definitions, examples, afresh=False)
 
-    def encode(self, images: Iterable[ImageLike]) -> Places:
-        """The pictures' places, all in memory: about 100 KB each."""
-        found = list(encode_images(self.model, images))
-        return torch.cat(found) if found else torch.empty(0, 1, self.model.method.space)
-
-    def probabilities(self, places: Places) -> Probabilities:
-        """Of encoded pictures, a column for each of `classes_`."""
-        return self._probabilities(self._scored(), places)
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        return fingerprint(self.model)
-
-    def _learn(self, images: Iterable[ImageLike], labels: Labels, *, afresh: bool) -> "Tagger":
+    def _learn(
+        self,
+        images: Images,
+        labels: Labels,
+        *,
+        afresh: bool,
+        on_error: Callable[[InputError], None] | None,
+        progress: Callable[[int], None] | None,
+    ) -> "Tagger":
         pictures, shown = several(images), label_sets(labels)
         if isinstance(pictures, Sized):
             same_length(len(pictures), len(shown))
+        names = sorted(frozenset().union(*shown))
+        known = self._bank.examples
+        learnt = encode_examples(self.model, pictures, shown, known, self.keep_pictures, on_error, progress)
         with self._lock:
-            bank = self._bank
-            definitions = {name: found for name, found in bank.definitions.items() if found.told or not afresh}
-            for name in sorted(frozenset().union(*shown) - definitions.keys()):
-                definitions[name] = by_name(name, self.model.words)
-            learnt = encode_examples(self.model, pictures, shown, bank.examples)
-            examples = learnt if afresh else {**bank.examples, **learnt}
-            self._bank = bank.change(self.model.method, definitions, examples)
+            kept = {label for label, each in self._bank.definitions.items() if each.explicit or not afresh}
+            # known ones too: another process may have forgotten them when this is saved
+            definitions = {
+                name: self._bank.definitions[name] if name in kept else self._definition(name) for name in names
+            }
+            self._do(lambda bank: bank.learn(self.model, definitions, learnt, afresh=afresh))
         return self
 
-    def _find(self, bank: Bank, label: str) -> str:
-        name = label_name(label)
-        if name not in bank.definitions:
-            hint = nearest(name, bank.definitions) if bank.definitions else "none is known yet"
-            raise InputError(f"there is no label {name!r}; {hint}")
-        return name
+    def _definition(self, name: str) -> Definition:
+        """By its name; a name that says nothing is learnt from pictures alone, with a warning."""
+        try:
+            return by_name(name, self.model)
+        except UnknownWordError as error:
+            hint = f" (nearest known words: {', '.join(error.nearest)})" if error.nearest else ""
+            warnings.warn(
+                f"label {name!r} is no known word{hint}: it is learnt from its pictures alone; "
+                "define it like words that are known, if there are some",
+                stacklevel=4,
+            )
+            return Definition("none")
 
-    def _scored(self) -> Bank:
-        bank = self._bank
-        if not bank.classes:
-            raise InputError("no label is known yet; learn one from a picture with fit, or by its name with define")
-        return bank
+    def _do(self, change: Change) -> None:
+        self._bank = change(self._bank)
+        if self._saved is not None:
+            self._changes.append(change)
 
-    def _predict_proba(self, bank: Bank, images: Iterable[ImageLike]) -> Probabilities:
-        empty = np.empty((0, len(bank.classes)), np.float32)
-        return np.concatenate(
-            [empty, *(self._probabilities(bank, places) for places in encode_images(self.model, images))]
-        )
+    def _catch_up(self, path: Path) -> None:
+        """Does what was taught since the file was read to the bank that is there now, if that is another one."""
+        header = read_header(path)
+        if self._saved == (path.resolve(), _state(header)):
+            return
+        if header["model"]["fingerprint"] != self.model.fingerprint:
+            raise InputError(
+                f"bank {path} is now one of another model {header['model']['name']!r}; load it again, or save elsewhere"
+            )
+        bank = read_bank(path)[1]
+        for change in self._changes:
+            bank = change(bank)
+        self._bank = bank
 
-    def _probabilities(self, bank: Bank, places: Places) -> Probabilities:
-        with torch.inference_mode():
-            prototypes = bank.matrix.to(places.device).split(LABELS_AT_ONCE)  # type: ignore[no-untyped-call]
-            scores = torch.cat([self.model.method.score(places, some) for some in prototypes], dim=1)
-            return self.model.calibration.probabilities(scores, bank.counts.to(places.device)).float().cpu().numpy()
+    def _note_saved(self, path: Path, header: dict[str, Any]) -> None:
+        self._saved, self._changes = (path.resolve(), _state(header)), []
 
-    def _thresholds(self, bank: Bank) -> dict[str, float]:
-        return dict(zip(bank.classes, self.model.calibration.threshold(bank.counts).tolist(), strict=True))
+    def _examples_meant(self, name: str, image: ImageLike | None, example: str | int | None) -> list[str] | None:
+        """The keys of the examples of a label that a person means; None for all of it."""
+        keys = self._bank.members[name]
+        if image is not None and example is not None:
+            raise InputError("an example is named twice; give its picture, or its name or number")
+        if image is not None:
+            key = pixel_digest(open_image(image))
+            if key in keys:
+                return [key]
+            shown = image if isinstance(image, str | os.PathLike) else "given"
+            raise InputError(f"image {shown} is no example of label {name!r}, which has {len(keys)}")
+        if example is None:
+            return None
+        names = [self._bank.examples[key].name for key in keys]
+        if isinstance(example, int) or (str(example).isdigit() and str(example) not in names):
+            number = int(example)
+            if not 1 <= number <= len(keys):
+                raise InputError(f"label {name!r} has examples 1 to {len(keys)}, there is no number {number}")
+            return [keys[number - 1]]
+        if example not in names:
+            raise InputError(f"no example of label {name!r} is called {example!r}; they are {', '.join(names)}")
+        return [key for key, each in zip(keys, names, strict=True) if each == example]
+
+    def _scorer(self, threshold: float | None = None, bank: Bank | None = None) -> Scorer:
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise InputError(f"the threshold is {threshold}; give one from 0 to 1, or None for each label's own")
+        return Scorer(bank or self._bank, self.model.calibration, self.model.strengths, threshold)
 
 
-def full_path(source: str) -> str:
-    """Files by their full path, since a bank is loaded from other folders too; names as they are."""
-    path, mark, key = source.partition("#")
-    return source if source in SHIPPED or not Path(path).is_file() else f"{Path(path).resolve()}{mark}{key}"
+def _state(header: Mapping[str, Any]) -> str:
+    """A digest of all that a bank's file says: its header holds the sum of its numbers."""
+    return digest(json.dumps(header, sort_keys=True))

@@ -1,31 +1,57 @@
-"""Readers of GloVe, fastText and word2vec files, text or binary: streamed, as some have gigabytes."""
+"""Readers of GloVe, fastText and word2vec files, text or binary, and of .npz: streamed, as some have gigabytes.
+
+A bank from a stranger may name any file of this machine as its words. So no sentence repeats what a file holds, and no
+file, however large or damaged, costs more memory than the largest that is published.
+"""
 
 import gzip
 import re
+import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import BufferedIOBase
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Float
+from numpy.typing import NDArray
 
-from fewtag.errors import InputError
-from fewtag.words.tables import Keep, Table, keep_rows, read_npz
+from fewtag.errors import InputError, nearest
 
 LARGEST = float(np.finfo(np.float32).max)
-# longer than any word of the published files: past this, a binary file is out of step
+# past this, a binary file is out of step: no word of the published files is half as long
 LONGEST_WORD = 10_000
+MOST_DIMENSIONS = 10_000
+LONGEST_LINE = LONGEST_WORD + 40 * MOST_DIMENSIONS
+# word2vec's Google News has 3 million words of 300 numbers
+MOST_WORDS = 10_000_000
+MOST_NUMBERS = 1_000_000_000
 FASTTEXT_MODEL = (793712314).to_bytes(4, "little")
+Found = TypeVar("Found")
+
+Keep = Callable[[str, int], bool]
+"""Whether to keep a word, by its spelling and its row in the file."""
 
 
-def read_words(path: Path, key: str | None, keep: Keep) -> Table:
-    """The table of any supported file, told apart by its ending."""
+class Entries(NamedTuple):
+    """Words and their vectors, a row each, the most frequent first."""
+
+    words: list[str]
+    vectors: NDArray[np.floating]
+
+
+def keep_all(_word: str, _row: int) -> bool:
+    return True
+
+
+def read_words(path: Path, key: str | None = None, keep: Keep = keep_all) -> Entries:
+    """The entries of any supported file, told apart by its ending."""
     if not path.is_file():
-        raise InputError(f"there is no file of word vectors {str(path)!r}; check the path, or use 'glove-50'")
+        raise InputError(f"there is no file of word vectors {str(path)!r}; check the path")
     plain = path.name.removesuffix(".gz")
     if plain.endswith(".npz"):
-        return keep_rows(read_npz(path, key), keep)
+        return keep_entries(read_npz(path, key), keep, str(path))
     if key is not None:
         raise InputError(f"{str(path)!r} is no .npz file and has no array {key!r}; leave '#{key}' out")
     read = read_binary if plain.endswith(".bin") else read_text
@@ -33,53 +59,76 @@ def read_words(path: Path, key: str | None, keep: Keep) -> Table:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return gather(read(file, str(path), keep), str(path))
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"word vectors {str(path)!r} cannot be read ({error}); get the file again") from error
+        reason = getattr(error, "strerror", None) or "damaged"
+        raise InputError(f"word vectors {str(path)!r} cannot be read ({reason}); get the file again") from error
 
 
-def gather(entries: Iterable[tuple[str, bytes]], path: str) -> Table:
-    """Entries as one table; of a word that occurs twice the first stays, as the published files have some."""
+def gather(entries: Iterable[tuple[str, bytes]], path: str) -> Entries:
+    """Of a word that occurs twice the first stays, as the published files have some."""
     rows: dict[str, None] = {}
     content = bytearray()
     for word, values in entries:
         if word not in rows:
             rows[word] = None
             content += values
+            if len(content) > 4 * MOST_NUMBERS:
+                raise InputError(f"word vectors {path!r} hold more than {MOST_NUMBERS:,} numbers; give a smaller file")
     if not rows:
         raise InputError(f"word vectors {path!r} hold none of the words wanted; check the file and the labels")
-    return Table(list(rows), np.frombuffer(content, np.float32).reshape(len(rows), -1))
+    return Entries(list(rows), np.frombuffer(content, np.float32).reshape(len(rows), -1))
+
+
+def keep_entries(entries: Entries, keep: Keep, path: str) -> Entries:
+    """Only the rows wanted."""
+    rows = [row for row, word in enumerate(entries.words) if keep(word, row)]
+    if not rows:
+        raise InputError(f"word vectors {path!r} hold none of the words wanted; check the file and the labels")
+    return Entries([entries.words[row] for row in rows], entries.vectors[rows])
 
 
 def read_text(file: BufferedIOBase, path: str, keep: Keep) -> Iterator[tuple[str, bytes]]:
     """`word number number …` a line, after an optional line `count dimensions`."""
-    first = next(file, b"").decode(errors="replace").rstrip(" \r\n")
+    lines = read_lines(file, path)
+    first = next(lines, "")
     if not first:
         raise InputError(f"word vectors {path!r} are empty; get the file again")
-    header = re.fullmatch(r"(\d+) (\d+)", first)
+    header = re.fullmatch(r"(\d{1,9}) (\d{1,9})", first)
     dimensions = int(header[2]) if header else count_numbers(first)
-    if dimensions < 1:
-        raise InputError(f"word vectors {path!r}, line 1: a word and its numbers were expected, found {first[:60]!r}")
+    if not 1 <= dimensions <= MOST_DIMENSIONS:
+        raise InputError(
+            f"word vectors {path!r}, line 1: a word and its numbers were expected, at most {MOST_DIMENSIONS:,}; "
+            "give a GloVe or fastText file"
+        )
     row = -1
-    for row, line in enumerate(file if header else prepend(first.encode(), file)):
+    for row, line in enumerate(lines if header else chain([first], lines)):
         place = f"word vectors {path!r}, line {row + 1 + bool(header)}"
         # from the right: GloVe 840B has words with spaces
-        word, *numbers = line.decode(errors="replace").rstrip(" \r\n").rsplit(" ", dimensions)
+        word, *numbers = line.rsplit(" ", dimensions)
         if len(numbers) < dimensions or (" " in word and is_number(word.rpartition(" ")[2])):
-            found = len(numbers) if len(numbers) < dimensions else "more"
-            raise InputError(
-                f"{place}: {dimensions} numbers were expected after the word, found {found}; mend the line"
-            )
+            found = "fewer" if len(numbers) < dimensions else "more"
+            raise InputError(f"{place}: the word has {found} numbers than line 1 says; mend the line")
+        if row >= MOST_WORDS:
+            raise InputError(f"word vectors {path!r} hold more than {MOST_WORDS:,} words; give a smaller file")
         if keep(word, row):
             yield word, parse(numbers, place)
     if header and row + 1 != int(header[1]):
         raise InputError(
-            f"word vectors {path!r}, line 1 promises {header[1]} words, found {row + 1}; get the file again"
+            f"word vectors {path!r}, line 1 promises another number of words than the {row + 1} found; "
+            "get the file again"
         )
 
 
-def prepend(first: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
-    """A line put back before the others."""
-    yield first
-    yield from rest
+def read_lines(file: BufferedIOBase, path: str) -> Iterator[str]:
+    """The lines without their ends, none of them endless."""
+    number = 0
+    while line := file.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_LINE:
+            raise InputError(
+                f"word vectors {path!r}, line {number} is longer than {LONGEST_LINE:,} bytes; "
+                "give a GloVe or fastText file"
+            )
+        yield line.decode(errors="replace").rstrip(" \r\n")
 
 
 def is_number(text: str) -> bool:
@@ -103,16 +152,17 @@ def count_numbers(line: str) -> int:
 
 
 def parse(numbers: list[str], place: str) -> bytes:
-    """Numbers as float32, refused by name where they are none."""
+    """Numbers as float32, refused by their place where they are none."""
     try:
         values = np.array(numbers, dtype=np.float64)
-    except ValueError as error:
-        wrong = next(number for number in numbers if not is_number(number))
-        raise InputError(f"{place}: {wrong[:60]!r} is not a number; mend the line") from error
+    except ValueError:
+        wrong = next(number for number, field in enumerate(numbers, start=1) if not is_number(field))
+        # the cause would repeat what the file holds
+        raise InputError(f"{place}: field {wrong} after the word is not a number; mend the line") from None
     return as_bytes(values, place)
 
 
-def as_bytes(values: Float[np.ndarray, "dimensions"], place: str) -> bytes:
+def as_bytes(values: NDArray[np.floating], place: str) -> bytes:
     """A vector's float32 bytes, finite for sure."""
     if not np.abs(values).max() <= LARGEST:  # false for NaN as well
         raise InputError(f"{place}: a number is infinite or none at all; mend the file")
@@ -124,19 +174,22 @@ def read_binary(file: BufferedIOBase, path: str, keep: Keep) -> Iterator[tuple[s
     start = file.readline(100)
     if start.startswith(FASTTEXT_MODEL):
         raise InputError(f"word vectors {path!r} are a fastText model, not vectors; give its .vec file")
-    header = re.fullmatch(rb"(\d+) (\d+)\s*\n", start)
-    if header is None or int(header[2]) < 1:
-        raise InputError(f"word vectors {path!r}, line 1: 'count dimensions' was expected; give a word2vec binary")
+    header = re.fullmatch(rb"(\d{1,9}) (\d{1,9})\s*\n", start)
+    if header is None or not 1 <= int(header[2]) <= MOST_DIMENSIONS or int(header[1]) > MOST_WORDS:
+        raise InputError(
+            f"word vectors {path!r}, line 1: 'count dimensions' was expected, at most {MOST_WORDS:,} and "
+            f"{MOST_DIMENSIONS:,}; give a word2vec binary"
+        )
     count, dimensions = int(header[1]), int(header[2])
     for row in range(count):
-        place = f"word vectors {path!r}, word {row + 1} of {count}"
+        place = f"word vectors {path!r}, word {row + 1}"
         word, content = read_word(file), file.read(4 * dimensions)
         if word is None or len(content) < 4 * dimensions:
             raise InputError(f"{place}: the file ends too early or is out of step; get it again")
         if keep(word, row):
             yield word, as_bytes(np.frombuffer(content, "<f4"), place)
     if file.read(2).strip():
-        raise InputError(f"word vectors {path!r}, line 1 promises {count} words, found more; get the file again")
+        raise InputError(f"word vectors {path!r} go on after as many words as line 1 promises; get the file again")
 
 
 def read_word(file: BufferedIOBase) -> str | None:
@@ -147,3 +200,47 @@ def read_word(file: BufferedIOBase) -> str | None:
             return None
         word += byte
     return word.lstrip(b"\n").decode(errors="replace")
+
+
+def read_npz(path: Path, key: str | None) -> Entries:
+    """An array of vectors and the array of its names, from a .npz file without pickles."""
+    vectors_name = key or "vectors"
+    held = _open_npz(path, lambda arrays: list(arrays.files))
+    if vectors_name not in held:
+        raise InputError(f"{str(path)!r} has no array {vectors_name!r}; {nearest(vectors_name, held)}")
+    names = [name for name in names_for(vectors_name) if name in held]
+    if not names:
+        wanted = " or ".join(repr(name) for name in names_for(vectors_name))
+        raise InputError(f"{str(path)!r} has no names for {vectors_name!r}; add an array {wanted}")
+    words, vectors = _open_npz(path, lambda arrays: (arrays[names[0]], arrays[vectors_name]))
+    kinds = (words.ndim, words.dtype.kind, vectors.ndim, vectors.dtype.kind)
+    if kinds != (1, "U", 2, "f") or len(words) != len(vectors):
+        raise InputError(
+            f"{str(path)!r}: {names[0]!r} must be a list of text, {vectors_name!r} a row of numbers a word"
+        )
+    return Entries([str(word) for word in words], vectors)
+
+
+def _open_npz(path: Path, look: Callable[[np.lib.npyio.NpzFile], Found]) -> Found:
+    """What is looked for in the file; its members are measured before numpy makes room for them."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = max((member.file_size for member in archive.infolist()), default=0)
+        if size <= 8 * MOST_NUMBERS:
+            with np.load(path, allow_pickle=False) as arrays:
+                return look(arrays)
+        reason = f"an array of more than {MOST_NUMBERS:,} numbers"
+    except Exception as error:  # zipfile and numpy have a dozen kinds for damaged files, and cite their content
+        reason = type(error).__name__
+    raise InputError(f"{str(path)!r} cannot be read as .npz ({reason}); save it with numpy.savez")
+
+
+def names_for(key: str) -> list[str]:
+    """Where the names of an array's rows may be, the most particular first.
+
+    >>> names_for("coco_glove300")
+    ['coco_labels', 'labels', 'words']
+    """
+    parts = key.split("_")
+    prefixes = ["_".join(parts[:length]) for length in range(len(parts) - 1, 0, -1)]
+    return [*(f"{prefix}_labels" for prefix in prefixes), "labels", "words"]

@@ -1,7 +1,11 @@
 """Other ways to write an English word: number, British or American, run together."""
 
+import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+# difflib takes some 10 µs a word, so that a typo is answered within a tenth of a second
+CANDIDATES = 10_000
 
 IRREGULAR_PLURALS = {
     "person": "people",
@@ -15,9 +19,19 @@ IRREGULAR_PLURALS = {
     "knife": "knives",
     "leaf": "leaves",
 }
+Rules = tuple[tuple[re.Pattern[str], str], ...]
+
 # tried in this order, the first that matches is the rule
-PLURALS = (("([^aeiou])y", r"\1ies"), ("(s|x|z|ch|sh)", r"\1es"), ("(.)", r"\1s"))
-SINGULARS = (("([^aeiou])ies", r"\1y"), ("(s|x|z|ch|sh|o)es", r"\1"), ("([^s])s", r"\1"))
+PLURALS: Rules = (
+    (re.compile("([^aeiou])y$"), r"\1ies"),
+    (re.compile("(s|x|z|ch|sh)$"), r"\1es"),
+    (re.compile("(.)$"), r"\1s"),
+)
+SINGULARS: Rules = (
+    (re.compile("([^aeiou])ies$"), r"\1y"),
+    (re.compile("(s|x|z|ch|sh|o)es$"), r"\1"),
+    (re.compile("([^s])s$"), r"\1"),
+)
 
 # (British, American, what may follow)
 SPELLINGS = (
@@ -28,6 +42,11 @@ SPELLINGS = (
     ("ll", "l", "ed|er|ers|ing"),
     ("ogue", "og", "|s"),
     ("ence", "ense", "|s"),
+)
+RESPELLINGS: Rules = tuple(
+    (re.compile(f"{here}(?=({endings})$)"), there)
+    for british, american, endings in SPELLINGS
+    for here, there in ((british, american), (american, british))
 )
 SPELLING_EXCEPTIONS = {
     "aeroplane": "airplane",
@@ -82,11 +101,11 @@ def other_number(word: str) -> Iterator[str]:
     yield from apply_first(PLURALS, word)
 
 
-def apply_first(rules: tuple[tuple[str, str], ...], word: str) -> Iterator[str]:
+def apply_first(rules: Rules, word: str) -> Iterator[str]:
     """What the first rule for this ending makes of the word."""
     for ending, replacement in rules:
-        if re.search(f"{ending}$", word):
-            yield re.sub(f"{ending}$", replacement, word)
+        if ending.search(word):
+            yield ending.sub(replacement, word)
             return
 
 
@@ -101,10 +120,7 @@ def exceptional_spellings(word: str) -> Iterator[str]:
 
 def regular_spellings(word: str) -> Iterator[str]:
     """The same by rule; some are no words, and then found nowhere."""
-    for british, american, endings in SPELLINGS:
-        for here, there in ((british, american), (american, british)):
-            if re.search(f"{here}(?=({endings})$)", word):
-                yield re.sub(f"{here}(?=({endings})$)", there, word)
+    return (ending.sub(there, word) for ending, there in RESPELLINGS if ending.search(word))
 
 
 def halves(word: str) -> Iterator[tuple[str, str]]:
@@ -114,3 +130,10 @@ def halves(word: str) -> Iterator[tuple[str, str]]:
     [('tv', 'set'), ('tvs', 'et')]
     """
     return ((word[:place], word[place:]) for place in range(2, len(word) - 1))
+
+
+def spelt_like(word: str, known: Iterable[str], most: int) -> list[str]:
+    """The known words, frequent ones first, spelt most like this one: same first letter and about as long."""
+    word = word.lower()
+    alike = [other for other in known if other[:1].lower() == word[:1] and abs(len(other) - len(word)) <= 2]
+    return difflib.get_close_matches(word, alike[:CANDIDATES], n=most)

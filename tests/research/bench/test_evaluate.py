@@ -10,21 +10,17 @@ from fewtag.errors import InputError
 from fewtag.research.bench import evaluate as module
 from fewtag.research.bench.evaluate import Pool, evaluate
 from fewtag.research.bench.metrics import METRICS, episode_metrics
-from fewtag.research.data.episodes import Draw, EpisodeSampler
+from fewtag.research.data.sampling import Draw, EpisodeSampler
 from fewtag.research.features.rows import MemoryRows
 from fewtag.research.methods import (
     METHODS,
     Base,
-    BaseLabels,
     Classifier,
     Method,
     Precoded,
-    Solved,
-    Staged,
     Support,
     create_method,
 )
-from fewtag.research.methods.base import ByProducts
 
 LABELS = ("dog", "cat", "sofa")
 DRAWS = 4
@@ -54,10 +50,7 @@ def make_ready(name: str, pool: Pool) -> Precoded:
     torch.manual_seed(0)
     method = create_method(name, channels=6, dimensions=5)
     assert isinstance(method, Precoded)
-    if isinstance(method, Solved):
-        method.fit(Base(LABELS, pool.words, torch.rand(len(pool.rows), 6), pool.targets))
-    if isinstance(method, Staged):
-        method.prepare(BaseLabels(LABELS, pool.words, pool.targets))
+    method.prepare(Base(LABELS, pool.words, pool.targets, torch.rand(len(pool.rows), 6)))
     return method.eval()
 
 
@@ -174,35 +167,6 @@ def test_encoding_once_changes_no_metric(name: str, most: int, monkeypatch: pyte
     used = {row for draw in draws for row in (*draw.support, *draw.query)}
     every_time = sum(len(draw.support) + len(draw.query) for draw in draws)
     assert sum(encoded) == 1 + (len(used) if most else every_time), "each picture once, if there is room; one to look"
-
-
-BY_PRODUCTS = [name for name, kind in METHODS.items() if issubclass(kind, ByProducts)]
-
-
-@pytest.mark.parametrize("name", BY_PRODUCTS)
-@pytest.mark.parametrize("at_once", [1, 1000, 2**23])
-def test_episodes_scored_together_have_the_scores_they_have_alone(
-    name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = make_pool()
-    method = make_ready(name, pool)
-    small = [Draw(draw.support, draw.query[1:]) for draw in make_draws(pool, seed=1)]
-    draws = [*make_draws(pool), *small, *make_draws(pool, seed=2)]
-    monkeypatch.setattr(module, "STACKED_AT_ONCE", at_once)
-    found = [scored for batch in module.score_draws(method, pool, draws) for scored in zip(*batch, strict=True)]
-    for (logits, targets), episode in zip(found, map(pool.episode, draws), strict=True):
-        assert torch.equal(targets, episode.targets)
-        torch.testing.assert_close(logits, method.adapt(episode.support)(episode.maps))
-
-
-@pytest.mark.parametrize(("at_once", "told"), [(1, [1] * DRAWS), (2**23, [DRAWS])])
-def test_a_batch_holds_as_many_episodes_as_there_is_room_for(
-    at_once: int, told: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool, found = make_pool(), list[int]()
-    monkeypatch.setattr(module, "STACKED_AT_ONCE", at_once)
-    evaluate(make_method("protonet"), pool, make_draws(pool), advance=found.append)
-    assert found == told
 
 
 def test_a_label_without_an_image_in_one_of_the_episodes_is_refused_by_name() -> None:

@@ -9,13 +9,11 @@ import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from fewtag.research.bench.figures import draw_figures
-from fewtag.research.bench.measured import read_results
-from fewtag.research.bench.plots import OURS, PAPER, Mark, Point, draw_curves, draw_marks
-from fewtag.research.bench.published import published
-from fewtag.research.bench.results import Row
+from fewtag.research.bench.report.figures import OURS, PAPER, Mark, Point, draw_curves, draw_figures, draw_marks
+from fewtag.research.bench.report.results import published, read_results
+from fewtag.research.bench.results import ResultRow
 
-WriteRun = Callable[..., list[Row]]
+WriteRun = Callable[..., list[ResultRow]]
 Drawn = dict[str, tuple[Any, ...]]
 
 
@@ -29,10 +27,10 @@ def draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Drawn]
         return path
 
     for name in ("draw_marks", "draw_curves"):
-        monkeypatch.setattr(f"fewtag.research.bench.figures.{name}", note)
+        monkeypatch.setattr(f"fewtag.research.bench.report.figures.{name}", note)
 
     def run() -> Drawn:
-        draw_figures(read_results(tmp_path), published(), tmp_path / "plots")
+        draw_figures(read_results(tmp_path, published()), published(), tmp_path / "plots")
         return drawn
 
     return run
@@ -92,9 +90,19 @@ def test_shots_are_curves_of_one_method_and_backbone(write_run: WriteRun, draw: 
     write_run("shots/knn-2-shots", [0.4, 0.4], method="knn", shots=2)
     write_run("beyond/am3", [0.3, 0.3], backbone="lite2")
     write_run("shots/am3-5-shots", [0.4, 0.4], shots=5, method="am3")
+    write_run("beyond/word-only", [0.3, 0.3], phase="mixed", method="word-only")
+    write_run("shots/word-only-5-shots", [0.4, 0.4], shots=5, method="word-only")
     title, _, curves = draw()["coco-shots.png"]
     assert title == "COCO, more examples a label"
     assert curves == {"knn": [Point(1, 30.0, 0.0), Point(2, 40.0, 0.0), Point(5, 50.0, 0.0)]}
+
+
+def test_other_pictures_of_the_papers_labels_go_by_their_own_name(
+    write_run: WriteRun, draw: Callable[[], Drawn]
+) -> None:
+    write_run("coco-original/protonet", [0.4, 0.6], data="coco-original")
+    write_run("coco-original/knn", [0.4, 0.6], data="coco-original")
+    assert draw()["coco-original.png"][0] == "coco-original, one example a label"
 
 
 def test_a_single_episode_has_a_mark_without_an_interval(write_run: WriteRun, draw: Callable[[], Drawn]) -> None:

@@ -3,20 +3,26 @@
 import json
 import math
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fewtag.cache import Cache
 from fewtag.research.bench import measure as module
 from fewtag.research.bench.metrics import METRICS
+from fewtag.research.bench.results import read_rows, write_rows
+from fewtag.research.bench.train import prepare
+from fewtag.research.methods import METHODS
+from fewtag.research.methods.protonet import ProtoNet
 
 Cli = Callable[..., Any]
-ROW = {"method", "data", "split", "backbone", "words", "shots", "episode", "seed", "recipe", "command", "commit"}
+ROW = {"method", "data", "split", "backbone", "words", "shots", "episode", "seed", "recipe_digest", "command", "commit"}
 
 
 def rows_of(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [row.model_dump() for row in read_rows(path)]
 
 
 @pytest.fixture
@@ -28,15 +34,16 @@ def bench(cli: Cli, shapes: Path):
 def test_a_row_an_episode_with_all_that_it_takes_to_repeat_it(bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEWTAG_COMMIT", "abc123")
     assert bench("--set", "seed=3").code == 0
-    rows = rows_of(Path("results/recipe/protonet.test.jsonl"))
+    rows = rows_of(Path("results/recipe/protonet.test.parquet"))
     assert [row["episode"] for row in rows] == [0, 1, 2, 3, 4]
     for row in rows:
         assert {*METRICS, *ROW} <= set(row)
         assert all(0 <= float(str(row[name])) <= 1 for name in METRICS)
         assert (row["seed"], row["commit"], row["method"], row["shots"]) == (3, "abc123", "protonet", 1)
+        assert (row["device"], row["torch"], row["timm"]) == ("cpu", version("torch"), version("timm"))
         assert str(row["command"]).startswith("fewtag bench ")
         assert str(row["command"]).endswith("--only protonet --set seed=3")
-    assert [path.name for path in Path("results/recipe").iterdir()] == ["protonet.test.jsonl"]
+    assert [path.name for path in Path("results/recipe").iterdir()] == ["protonet.test.parquet"]
 
 
 def test_what_is_measured_is_not_measured_again_unless_forced(bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,12 +57,12 @@ def test_what_is_measured_is_not_measured_again_unless_forced(bench, monkeypatch
 
 def test_rows_of_another_recipe_are_not_overwritten_unless_forced(bench) -> None:
     assert bench().code == 0
-    (path,) = Path("results").glob("**/*.jsonl")
-    kept = path.read_text()
+    (path,) = Path("results").glob("**/*.parquet")
+    kept = path.read_bytes()
     said = bench("--set", "seed=1")
-    assert (said.code, "holds rows of another recipe" in said.err, path.read_text()) == (2, True, kept)
+    assert (said.code, "holds rows of another recipe" in said.err, path.read_bytes()) == (2, True, kept)
     assert bench("--set", "seed=1", "--force").code == 0
-    assert path.read_text() != kept
+    assert path.read_bytes() != kept
 
 
 def test_json_is_strict_even_for_a_single_episode(bench) -> None:
@@ -70,7 +77,7 @@ def test_json_is_strict_even_for_a_single_episode(bench) -> None:
 
 def test_json_gives_the_means_of_the_rows(bench) -> None:
     found = json.loads(bench("--json").out)["protonet on test"]
-    values = [float(str(row["macro_ap"])) for row in rows_of(Path("results/recipe/protonet.test.jsonl"))]
+    values = [float(str(row["macro_ap"])) for row in rows_of(Path("results/recipe/protonet.test.parquet"))]
     assert math.isclose(found["macro_ap"]["mean"], sum(values) / 5)
 
 
@@ -87,9 +94,9 @@ def test_at_least_is_drawn_saved_trained_for_without_validation_and_measured(cli
     fixed = ("--set", "training.patience=0", "--set", "training.episodes=3")
     saved = ("--set", "evaluation.draws.test=shapes-test-3-shots.json")
     assert cli("bench", *recipe, *saved, *fixed, "--only", "attention").code == 0
-    rows = rows_of(Path("results/recipe/attention.test.jsonl"))
+    rows = rows_of(Path("results/recipe/attention.test.parquet"))
     assert [(row["shots"], row["trained_episodes"]) for row in rows] == [(3, 3)] * 5
-    assert "validation_macro_ap" not in rows[0]
+    assert rows[0]["validation_macro_ap"] is None
     assert len({row["macro_ap"] for row in rows}) > 1
 
 
@@ -103,6 +110,64 @@ def test_draws_from_a_file_give_the_same_rows_whatever_the_seed(bench, cli: Cli,
     assert bench(*saved, "--force").out != by_seed.out
 
 
+def test_draws_are_made_for_all_runs_and_a_name_that_two_claim_is_refused(cli: Cli, shapes: Path) -> None:
+    runs = '[[runs]]\nname = "protonet-{shots}"\nmethod.name = "protonet"\ngrid.evaluation.shots = [1, 3]\n'
+    common, _, _ = (shapes / "recipe.toml").read_text().partition("[[runs]]")
+    (shapes / "grid.toml").write_text(common + runs)
+    drawn = cli("draws", shapes / "grid.toml", "--out", shapes / "draws").out.split()
+    assert drawn == [str(shapes / "draws" / name) for name in ("shapes-test.json", "shapes-test-3-shots.json")]
+    other = '[[runs]]\nname = "other"\nmethod.name = "protonet"\nseed = 1\n'
+    (shapes / "grid.toml").write_text(common + runs + other)
+    said = cli("draws", shapes / "grid.toml", "--out", shapes / "refused")
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "the runs 'protonet-1' and 'other' ask for different draws of one name" in said.err
+    assert "choose one with --only protonet-1" in said.err
+    assert not (shapes / "refused").exists()
+    one = cli("draws", shapes / "grid.toml", "--out", shapes / "one", "--only", "other")
+    assert one.out.split() == [str(shapes / "one" / "shapes-test.json")]
+
+
+def test_runs_that_are_measured_with_other_shots_share_one_training(
+    cli: Cli, shapes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = 'name = "attention-{shots}"\ngrid.evaluation.shots = [1, 3]'
+    (shapes / "recipe.toml").write_text((shapes / "recipe.toml").read_text().replace('name = "attention"', grid))
+    trained: list[str] = []
+    monkeypatch.setattr(
+        "fewtag.research.bench.train.prepare",
+        lambda experiment, *given: (trained.append(experiment.recipe.name), prepare(experiment, *given))[1],
+    )
+    short = ("--set", "training.episodes=4", "--set", "training.validate_every=4")
+    assert cli("bench", shapes / "recipe.toml", "--only", "attention-1", "--only", "attention-3", *short).code == 0
+    assert trained == ["attention-1"]
+    assert len(list(Path("runs").glob("*/"))) == 1
+    first, second = (rows_of(Path(f"results/recipe/attention-{shots}.test.parquet"))[0] for shots in (1, 3))
+    assert first["validation_macro_ap"] == second["validation_macro_ap"]
+    assert (first["shots"], second["shots"]) == (1, 3)
+
+
+def test_rows_do_not_pass_for_done_once_a_default_changes_in_code(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Changed(ProtoNet):
+        def __init__(self, channels: int, dimensions: int, *, scale: float = 1.0) -> None:
+            super().__init__(channels, dimensions, scale=scale)
+
+    assert bench().code == 0
+    monkeypatch.setitem(METHODS, "protonet", Changed)
+    said = bench()
+    assert (said.code, "holds rows of another recipe" in said.err) == (2, True)
+
+
+def test_rows_of_before_are_recognised_by_the_digest_they_carry(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bench().code == 0
+    path = Path("results/recipe/protonet.test.parquet")
+    rows = read_rows(path)
+    now = rows[0].recipe_digest
+    write_rows(path, [row.model_copy(update={"recipe_digest": "0123456789ab"}) for row in rows])
+    assert bench().code == 2
+    monkeypatch.setattr("fewtag.research.bench.recipe._former_digests", lambda: {now: "0123456789ab"})
+    assert bench().code == 0
+
+
 def test_a_write_that_fails_leaves_no_rows(bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Path, content: bytes) -> int:
         with self.open("wb") as file:
@@ -113,16 +178,16 @@ def test_a_write_that_fails_leaves_no_rows(bench, monkeypatch: pytest.MonkeyPatc
         patch.setattr(Path, "write_bytes", full)
         said = bench()
     assert (said.code, "No space left on device" in said.err) == (2, True)
-    assert not list(Path("results").glob("**/*.jsonl"))
+    assert not list(Path("results").glob("**/*.parquet"))
     assert bench().code == 0
 
 
 def test_rows_cut_short_are_refused_until_forced(bench) -> None:
     assert bench().code == 0
-    path = Path("results/recipe/protonet.test.jsonl")
+    path = Path("results/recipe/protonet.test.parquet")
     path.write_bytes(path.read_bytes()[:-20])
     said = bench()
-    assert (said.code, "line 5 is not JSON; measure it again" in said.err) == (2, True)
+    assert (said.code, "is no Parquet file, or a part of one; measure it again" in said.err) == (2, True)
     assert bench("--force").code == 0
 
 
@@ -135,9 +200,9 @@ def test_a_bad_protocol_is_refused_before_training(cli: Cli, shapes: Path) -> No
 def test_end_to_end_a_run_is_trained_then_measured_with_its_own_backbone(cli: Cli, shapes: Path) -> None:
     changes = ("--set", "backbone.frozen=false", "--set", "training.episodes=2", "--set", "training.validate_every=2")
     assert cli("bench", shapes / "recipe.toml", "--only", "attention", *changes).code == 0
-    (first, *_) = rows_of(Path("results/recipe/attention.test.jsonl"))
+    (first, *_) = rows_of(Path("results/recipe/attention.test.parquet"))
     assert (first["frozen"], first["trained_episodes"], first["planned_episodes"]) == (False, 2, 2)
-    assert not list(Path("cache").glob("**/features-*")), "features of a tuned backbone are used once"
+    assert not [space for space in Cache(Path("cache/fewtag")).contents() if space.kind == "features"], "used once"
 
 
 @pytest.mark.parametrize("change", ["backbone.weights=gone.pth", "backbone.name=resnet51", "words.source=gone.txt"])
@@ -155,7 +220,7 @@ def test_a_folder_that_was_there_stays(bench) -> None:
 def test_rows_tell_their_draws(bench, cli: Cli, shapes: Path) -> None:
     def digest(*more: str) -> object:
         assert bench(*more, "--force").code == 0
-        return rows_of(Path("results/recipe/protonet.test.jsonl"))[0]["draws_digest"]
+        return rows_of(Path("results/recipe/protonet.test.parquet"))[0]["draws_digest"]
 
     assert cli("draws", shapes / "recipe.toml", "--out", shapes / "draws").code == 0
     saved = ("--set", "evaluation.draws.test=draws/shapes-test.json")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fewtag.research.bench.published import PublishedTable, published
+from fewtag.research.bench.report.results import PublishedTable, published
 
 TABLES = {table.name: table for table in published().tables}
 
@@ -82,3 +82,16 @@ def test_a_table_with_a_number_too_few_is_no_table() -> None:
     facts["rows"][0]["numbers"] = [30.06]
     with pytest.raises(ValueError, match="heads"):
         PublishedTable.model_validate(facts)
+
+
+def test_every_table_of_systems_has_the_papers_own_model_and_no_other_system_is_it() -> None:
+    for table in TABLES.values():
+        own = [row.system for row in table.rows if row.own]
+        assert own == [row.system for row in table.rows if row.system.startswith("the paper's model")]
+        assert bool(own) != bool(table.against)
+
+
+def test_systems_of_a_curve_are_named_by_numbers() -> None:
+    (table,) = (table for table in TABLES.values() if table.figure == "curve")
+    assert [float(row.system) for row in table.rows] == [1, 2, 4, 6, 8, 10, 12, 14, 16]
+    assert table.along == "attention heads"

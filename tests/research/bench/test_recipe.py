@@ -1,5 +1,6 @@
 """Recipes: the paper's defaults, overrides, and one sentence for each mistake."""
 
+import hashlib
 import inspect
 import json
 import re
@@ -20,9 +21,10 @@ from fewtag.research.bench.recipe import (
     Training,
     WordSettings,
 )
-from fewtag.research.bench.recipe_files import load_recipes
+from fewtag.research.bench.recipe_files import FILE_KEYS, load_recipes
 from fewtag.research.data.splits import Split
 from fewtag.research.methods import METHODS
+from fewtag.research.methods.protonet import ProtoNet
 
 PROTOCOL = Path(__file__).parents[3] / "docs" / "protocol.md"
 RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.toml"))
@@ -272,10 +274,112 @@ def test_a_change_need_not_suit_the_runs_that_are_left_out(write) -> None:
         load_recipes(path, changes=["method.heads=4"])
 
 
+def names(path: Path) -> list[str]:
+    return [recipe.name for _, recipe in load_recipes(path)]
+
+
+def test_a_grid_makes_a_run_of_each_choice_of_values(write) -> None:
+    grid = "[[runs]]\nname = '{method.name}-{shots}-of-{size}'\n"
+    grid += "grid.method.name = ['protonet', 'knn']\ngrid.evaluation.shots = [1, 5]\ngrid.backbone.size = [96]\n"
+    recipes = [recipe for _, recipe in load_recipes(write(DATA + grid))]
+    assert [recipe.name for recipe in recipes] == [
+        "protonet-1-of-96",
+        "protonet-5-of-96",
+        "knn-1-of-96",
+        "knn-5-of-96",
+    ]
+    settings = [(recipe.method.name, recipe.evaluation.shots, recipe.backbone.size) for recipe in recipes]
+    assert settings == [("protonet", 1, 96), ("protonet", 5, 96), ("knn", 1, 96), ("knn", 5, 96)]
+
+
+def test_a_value_of_a_grid_may_be_a_table_of_settings_that_go_together(write) -> None:
+    grid = "[[runs]]\nname = 'a-{shots}'\nevaluation.episodes = 7\n"
+    grid += "grid.evaluation = [{shots = 5}, {shots = 10, queries = 3}]\n"
+    recipes = [recipe for _, recipe in load_recipes(write(DATA + METHOD + grid))]
+    found = [(each.name, each.evaluation.shots, each.evaluation.queries, each.evaluation.episodes) for each in recipes]
+    assert found == [("a-5", 5, 4, 7), ("a-10", 10, 3, 7)]
+
+
+def test_a_grid_of_the_file_is_every_runs_and_a_runs_own_comes_on_top(write) -> None:
+    grid = "[grid.evaluation]\nshots = [1, 2]\n[[runs]]\nname = 'a-{shots}'\n"
+    grid += "[[runs]]\nname = 'b-{shots}-{seed}'\ngrid.seed = [7, 8]\n"
+    grid += "[[runs]]\nname = 'c-{shots}'\ngrid.evaluation.shots = [9]\n"
+    assert names(write(DATA + METHOD + grid)) == ["a-1", "a-2", "b-1-7", "b-1-8", "b-2-7", "b-2-8", "c-9"]
+
+
+def test_runs_of_a_grid_are_chosen_and_changed_like_others(write) -> None:
+    path = write(DATA + METHOD + "[[runs]]\nname = 'heads-{heads}'\ngrid.method.heads = [1, 2, 4]\n")
+    ((_, recipe),) = load_recipes(path, only=["heads-2"], changes=["seed=3"])
+    assert (recipe.name, recipe.method.options, recipe.seed) == ("heads-2", {"heads": 2}, 3)
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        ("name = 'a'\ngrid.method.heads = 4", r"`grid\.method\.heads` is 4; give it a list of values, such as"),
+        ("name = 'a'\ngrid.method.heads = []", r"`grid\.method\.heads` is \[\]; give it a list"),
+        ("name = 'a'\ngrid = [1]", r"`grid` is \[1\]; give it a list"),
+        ("name = 'a'\ngrid.method.heads = [1, 2]", r"two runs of the name 'a'; .*of a grid: \"NAME-\{shots\}\""),
+        ("name = 'a-{haeds}'\ngrid.method.heads = [1]", r"names 0 settings \{haeds\}; known: 'method\.heads'"),
+        ("name = 'a-{heads}'", r"names 0 settings \{heads\}; the run has no grid"),
+        ("name = '{name}'\ngrid.method.name = ['knn']\ngrid.backbone.name = ['x']", r"names 2 settings \{name\}"),
+        ("name = 'a-{heads}'\ngrid.method.heads = ['x']", "option 'heads' of method 'word-attention' is 'x'"),
+        ("name = 'a-{haeds}'\ngrid.method.haeds = [1]", "has no option 'haeds'; did you mean 'heads'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_grid_is_named_in_one_sentence(write, run: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as refusal:
+        load_recipes(write(DATA + METHOD + "[[runs]]\n" + run))
+    assert "\n" not in str(refusal.value)
+
+
 def test_the_digest_names_the_content(write) -> None:
     path = write(DATA + METHOD)
-    assert only(path).digest == only(path).digest == only(path, "seed=0").digest
+    assert only(path).digest == only(path).digest == only(path, "seed=0", "method.heads=8").digest
+    assert only(path, "data.note=hello").digest == only(path).digest
     assert len({only(path, f"seed={seed}", f"method.heads={heads}").digest for seed in (0, 1) for heads in (2, 8)}) == 4
+
+
+def change_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if somebody changed ProtoNet's default in code."""
+
+    class Changed(ProtoNet):
+        def __init__(self, channels: int, dimensions: int, *, scale: float = 21.0) -> None:
+            super().__init__(channels, dimensions, scale=scale)
+
+    monkeypatch.setitem(METHODS, "protonet", Changed)
+
+
+def test_a_default_that_changes_in_code_changes_the_digest(write, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(DATA + "[method]\nname = 'protonet'\n")
+    before, explicit = only(path).digest, only(path, "method.scale=20.0").digest
+    change_scale(monkeypatch)
+    assert only(path).digest != before
+    assert only(path, "method.scale=20.0").digest == explicit == before
+
+
+def former(recipe: Recipe) -> str:
+    """The digest of before: of what a recipe said, without the defaults."""
+    said = recipe.model_dump(exclude_defaults=True, exclude={"data": {"note"}})
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def test_the_digest_of_before_stands_for_a_published_run_until_a_default_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    published = [recipe for path in RECIPES for _, recipe in load_recipes(path)]
+    known = [recipe for recipe in published if former(recipe) in recipe.digests]
+    assert len(known) > 100
+    (_, recipe), *_ = load_recipes(RECIPES[0].parent / "coco.toml", only=["protonet"])
+    assert recipe.digests == {recipe.digest, former(recipe)}
+    change_scale(monkeypatch)
+    assert recipe.digests == {recipe.digest}
+    assert former(recipe) not in recipe.digests
+
+
+def test_the_digest_of_before_does_not_stand_for_runs_that_were_not_published(write) -> None:
+    recipe = only(write(DATA + METHOD))
+    assert recipe.digests == {recipe.digest}
 
 
 def reference_row(key: str, field: FieldInfo) -> str:
@@ -292,10 +396,12 @@ def test_the_protocol_lists_every_key_with_its_default_and_every_option() -> Non
     tables |= {"method.": MethodSettings, "training.": Training, "evaluation.": Evaluation}
     top = {key: Recipe.model_fields[key] for key in ("name", "seed", "training", "not_measured")}
     below = {prefix + key: field for prefix, table in tables.items() for key, field in table.model_fields.items()}
-    reference = text.partition("## Every key")[2].partition("| method |")[0]
+    reference = text.partition("| key | default")[2].partition("| method |")[0]
     listed = re.findall(r"^\| `([a-z_.]+)` \|", reference, re.M)
     assert set(listed) == {*top, *below}
     assert [row for row in starmap(reference_row, (top | below).items()) if row not in text] == []
+    of_files = text.partition("| key of a file |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `([a-z]+)` \|", of_files, re.M) == list(FILE_KEYS)
     for name, method in METHODS.items():
         options = [p for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY]
         assert f"| `{name}` | " + ", ".join(f"`{p.name} = {p.default}`" for p in options) + " |" in text
@@ -303,9 +409,10 @@ def test_the_protocol_lists_every_key_with_its_default_and_every_option() -> Non
 
 def test_the_protocols_split_and_recipe_are_valid(tmp_path: Path, write) -> None:
     text = PROTOCOL.read_text()
-    (recipe,), (split,) = (re.findall(rf"```{kind}\n(.*?)```", text, re.S) for kind in ("toml", "json"))
+    (recipe, grid), (split,) = (re.findall(rf"```{kind}\n(.*?)```", text, re.S) for kind in ("toml", "json"))
     (tmp_path / "split.json").write_text(split)
     assert only(write(recipe)).data.split == "split.json"
+    assert names(write(DATA + grid)) == ["attention-1-shots", "attention-5-shots", "attention-10-shots"]
     assert set(Split.load(str(tmp_path / "split.json")).phases) == {"train", "val", "test", "mixed"}
 
 

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from fewtag.errors import InputError
-from fewtag.research.bench.measured import summarise
 from fewtag.research.bench.metrics import METRICS
-from fewtag.research.bench.report import write_report
-from fewtag.research.bench.results import Row
+from fewtag.research.bench.report.page import write_report
+from fewtag.research.bench.results import ResultRow
 
-WriteRun = Callable[..., list[Row]]
+WriteRun = Callable[..., list[ResultRow]]
 Page = Callable[[], list[str]]
 Cli = Callable[..., Any]
 MINE = {"data": "mine", "split": "split.json"}
@@ -25,7 +24,7 @@ MINE = {"data": "mine", "split": "split.json"}
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Page:
     """The lines of the page on what was written under tmp_path; plots are drawn in their own tests."""
     for name in ("draw_marks", "draw_curves"):
-        monkeypatch.setattr(f"fewtag.research.bench.figures.{name}", lambda path, *_, **__: path)
+        monkeypatch.setattr(f"fewtag.research.bench.report.figures.{name}", lambda path, *_, **__: path)
     return lambda: write_report(tmp_path, tmp_path / "RESULTS.md").page.read_text().splitlines()
 
 
@@ -54,17 +53,8 @@ def write_reason(folder: Path, reference: str, reason: str) -> None:
     (folder / recipe / f"{run}.not-measured.json").write_text(json.dumps(facts))
 
 
-def test_a_summary_is_the_mean_and_interval_of_each_metric() -> None:
-    rows: list[Row] = [{name: place + episode for place, name in enumerate(METRICS)} for episode in (0.0, 1.0, 2.0)]
-    summary = summarise(rows)
-    assert list(summary) == list(METRICS)
-    for place, name in enumerate(METRICS):
-        assert summary[name]["mean"] == place + 1
-        assert summary[name]["interval"] == pytest.approx(1.96 / math.sqrt(3))
-
-
 def test_our_numbers_are_means_in_percent_with_intervals(write_run: WriteRun, page: Page) -> None:
-    rows = write_run("recipe/mine", [0.2, 0.4, 0.9], **MINE)
+    write_run("recipe/mine", [0.2, 0.4, 0.9], **MINE)
     write_run("recipe/mine", [0.1, 0.1, 0.1], phase="mixed", **MINE)
     # macro-AP has standard deviation √0.13
     expected = f"50.00 ± {100 * 1.96 * math.sqrt(0.13) / math.sqrt(3):.2f}"
@@ -75,7 +65,7 @@ def test_our_numbers_are_means_in_percent_with_intervals(write_run: WriteRun, pa
         "training": "none",
         "test": f"{expected} / {expected}",
         "mixed": "10.00 ± 0.00 / 10.00 ± 0.00",
-        "seconds": f"{rows[0]['seconds']}",
+        "seconds": "1.5",
     }
 
 
@@ -277,7 +267,9 @@ def test_a_data_set_of_ones_own_shows_no_table_of_the_paper(write_run: WriteRun,
     write_run("recipe/longer", [0.4, 0.5, 0.6], **MINE, note="Drawn by hand.")
     lines = page()
     assert not any("published*" in line or "paper's tables" in line for line in lines)
-    assert [line["system"] for line in table(section(lines, "mine: 1 shot, 4 queries, 2 episodes"))] == ["b", "a", "c"]
+    without_note = section(lines, "mine: 1 shot, 4 queries, 2 episodes")
+    assert without_note[1].startswith("| system |")
+    assert [line["system"] for line in table(without_note)] == ["b", "a", "c"]
     assert "Drawn by hand." in section(lines, "mine: 1 shot, 4 queries, 3 episodes")
 
 
@@ -338,13 +330,30 @@ def test_the_report_does_not_depend_on_when_it_is_written(write_run: WriteRun, p
     assert page() == page()
 
 
-@pytest.mark.parametrize("content", [None, ""])
-def test_a_folder_without_rows_is_refused(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "empty.jsonl").write_text(content)
-    with pytest.raises(InputError, match=r"no rows \(\*\.jsonl\) under .*; measure some with fewtag bench"):
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_folder_without_rows_is_refused(write_run: WriteRun, tmp_path: Path, empty: bool) -> None:
+    if empty:
+        write_run("coco/a", [])
+    with pytest.raises(InputError, match=r"no rows \(\*\.parquet\) under .*; measure some with fewtag bench"):
         write_report(tmp_path, tmp_path / "RESULTS.md")
     assert not (tmp_path / "RESULTS.md").exists()
+
+
+def test_rows_of_before_parquet_are_refused_not_left_out(write_run: WriteRun, tmp_path: Path) -> None:
+    write_run("coco/a", [0.4, 0.5])
+    (tmp_path / "coco" / "b.test.jsonl").write_text("{}")
+    with pytest.raises(
+        InputError, match=r"b\.test\.jsonl is of before .*; convert it with scripts/convert_results\.py"
+    ):
+        write_report(tmp_path, tmp_path / "RESULTS.md")
+
+
+def test_a_name_that_belies_its_shots_is_of_no_curve(write_run: WriteRun, page: Page) -> None:
+    write_run("beyond/knn", [0.3, 0.3])
+    write_run("shots/knn-2-shots", [0.4, 0.4], shots=5, method="knn")
+    lines = page()
+    assert "### coco: more examples a label" not in lines
+    assert [line["system"] for line in table(section(lines, "coco: 5 shots"))] == ["knn-2-shots"]
 
 
 def test_machines_get_the_numbers_and_the_comparisons(write_run: WriteRun, page: Page, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fewtag.errors import InputError
-from fewtag.research.data.archives import index_images
+from fewtag.research.data.readers import index_images
 
 
 def pack(path, members):
@@ -21,10 +21,10 @@ def test_members_of_an_archive_are_found_by_name_and_stem(tmp_path, make):
     data = make("red.webp").read_bytes()
     path = pack(tmp_path / "some.tar", {"notes.txt": b"x", "in/a.webp": data, "b.webp": data})
     index = index_images(path)
-    assert index["a"] == index["a.webp"] == index["in/a.webp"]
-    assert index["b"].read() == data
-    assert str(index["b"]) == "some.tar:b.webp"
-    assert "notes" not in index
+    assert index.find("a") == index.find("a.webp") == index.find("in/a.webp")
+    assert index.find("b").read() == data
+    assert str(index.find("b")) == "some.tar:b.webp"
+    assert "notes" not in index.pictures
 
 
 def test_a_folder_offers_its_files_and_its_archives(tmp_path, make):
@@ -37,7 +37,7 @@ def test_threads_read_an_archive_together(tmp_path, make):
     members = {f"{colour}.png": make(f"{colour}.png", colour).read_bytes() for colour in ("red", "lime", "blue")}
     index = index_images(pack(tmp_path / "x.tar", members))
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(lambda name: index[name].read() == members[name], list(members) * 50))
+        assert all(pool.map(lambda name: index.find(name).read() == members[name], list(members) * 50))
 
 
 def test_a_stem_of_two_pictures_is_refused_when_asked_for(tmp_path, make):
@@ -70,7 +70,7 @@ def test_a_compressed_archive_is_refused(tmp_path):
 
 def test_a_shortened_archive_is_named(tmp_path, make):
     path = pack(tmp_path / "x.tar", {"a.jpg": make("a.jpg").read_bytes()})
-    picture = index_images(path)["a"]
+    picture = index_images(path).find("a")
     path.write_bytes(path.read_bytes()[:600])
     with pytest.raises(InputError, match=r"x\.tar:a\.jpg ends after"):
         picture.read()

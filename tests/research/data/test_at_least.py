@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fewtag.errors import InputError
-from fewtag.research.data.at_least import AtLeastSampler
+from fewtag.research.data.sampling import AtLeastSampler
 
 tiny = st.tuples(st.integers(2, 16), st.integers(1, 4)).flatmap(lambda shape: arrays(bool, shape))
 

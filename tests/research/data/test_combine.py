@@ -8,8 +8,7 @@ from PIL import Image
 
 from fewtag.errors import InputError
 from fewtag.pictures.files import Picture
-from fewtag.research.data.combine import concatenate, readable, refuse_unreadable
-from fewtag.research.data.images import LabelledImages, from_shown
+from fewtag.research.data.images import LabelledImages, concatenate, from_shown, readable, refuse_unreadable
 
 Make = Callable[..., Path]
 

@@ -6,9 +6,8 @@ import pytest
 
 from fewtag.errors import InputError
 from fewtag.pictures.files import Picture
-from fewtag.research.data.draws import load_draws, save_draws
-from fewtag.research.data.episodes import Draw, EpisodeSampler
 from fewtag.research.data.images import LabelledImages
+from fewtag.research.data.sampling import Draw, EpisodeSampler, load_draws, save_draws
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from fewtag.errors import InputError
-from fewtag.research.data.draws import load_draws
-from fewtag.research.data.episodes import EpisodeSampler
 from fewtag.research.data.readers import read_table
+from fewtag.research.data.sampling import EpisodeSampler, load_draws
 from fewtag.research.data.splits import Split
 
 pytestmark = pytest.mark.shared

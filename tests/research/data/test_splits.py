@@ -126,19 +126,28 @@ def test_an_unknown_name_is_refused_with_the_nearest(load):
     ("changes", "message"),
     [
         ({"aliasses": {}}, "unknown key, 'aliasses'; did you mean 'aliases'"),
-        ({"name": ""}, 'has no "name"'),
-        ({"groups": {"base": []}}, "group 'base' .* or empty"),
-        ({"groups": {"base": ["car"], "novel": ["car"]}}, "'car' in group 'base' and again in 'novel'"),
-        ({"phases": {}}, 'has no "phases"'),
-        ({"phases": {"train": {"labels": []}}}, "'labels' of phase 'train' .* or empty"),
-        ({"phases": {"train": {"labels": ["bsae"]}}}, "unknown group, 'bsae'; did you mean 'base'"),
-        ({"phases": {"train": {"labels": ["base"], "must_show": "novel"}}}, "no list of groups"),
-        ({"phases": {"train": {"label": ["base"]}}}, 'has no "labels"'),
-        ({"phases": {"train": {"labels": ["base"], "must_not": ["novel"]}}}, "unknown key, 'must_not'"),
+        ({"name": ""}, "wrong at 'name'"),
+        ({"groups": {"base": []}}, "wrong at 'groups → base' .*at least 1 item"),
+        ({"groups": {"base": ["car"], "novel": ["car"]}}, "'car' is in group 'base' and again in 'novel'"),
+        ({"phases": {}}, "wrong at 'phases' .*at least 1 item"),
+        ({"phases": {"train": {"labels": []}}}, "wrong at 'phases → train → labels' .*at least 1 item"),
+        (
+            {"phases": {"train": {"labels": ["bsae"]}}},
+            "phase 'train': 'labels' has an unknown group, 'bsae'; did you mean 'base'",
+        ),
+        (
+            {"phases": {"train": {"labels": ["base"], "must_show": "novel"}}},
+            "phases → train → must_show' .*valid array",
+        ),
+        ({"phases": {"train": {"label": ["base"]}}}, "wrong at 'phases → train → labels' .*required"),
+        (
+            {"phases": {"train": {"labels": ["base"], "must_not": ["novel"]}}},
+            "unknown key, 'phases → train → must_not'; did you mean 'must_not_show'",
+        ),
         ({"phases": {"train": {"labels": ["base"], "must_not_show": ["base"]}}}, "forbids and wants group 'base'"),
         ({"words": {"tv": "tv"}}, "unknown label, 'tv'"),
         ({"aliases": {"tv": "television"}}, "leads to an unknown label, 'television'"),
-        ({"aliases": {"car": "bus"}}, "'car' both as a label and as an alias"),
+        ({"aliases": {"car": "bus"}}, "'car' is both a label and an alias"),
     ],
 )
 def test_a_bad_split_is_refused(load, changes, message):

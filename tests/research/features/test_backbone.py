@@ -7,6 +7,7 @@ import torch
 
 from fewtag.errors import InputError
 from fewtag.research.features.backbone import Backbone, create_backbone
+from fewtag.research.features.weights import Preprocessing
 
 KINDS = [
     ("resnet50", 64, 2),
@@ -135,3 +136,14 @@ def test_a_zoomed_backbone_shares_the_weights_and_gives_finer_maps() -> None:
     assert next(larger.parameters()) is next(backbone.parameters())
     small, large = (net(torch.zeros(1, 3, net.size, net.size, dtype=torch.uint8)).shape for net in (backbone, larger))
     assert (large[2], large[3]) == (2 * small[2], 2 * small[3])
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [Preprocessing((0.0, 0.0, 0.0), (255.0, 255.0, 255.0)), Preprocessing((1.0, 2.0, 3.0), (9.0, 9.0, 9.0), "BGR")],
+)
+def test_the_same_weights_fed_other_pixels_have_another_fingerprint(pixels: Preprocessing) -> None:
+    torch.manual_seed(0)
+    backbone = small()
+    before, backbone.preprocessing = backbone.fingerprint, pixels
+    assert backbone.fingerprint != before

@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
+from fewtag.cache import Cache
 from fewtag.errors import InputError
 from fewtag.pictures.files import Picture
 from fewtag.research.features.backbone import create_backbone
-from fewtag.research.features.extract import precision_of, start
-from fewtag.research.features.store import About, Space
-from fewtag.research.features.stored_rows import Source, fill
+from fewtag.research.features.inference import precision_of, start
+from fewtag.research.features.rows import Extractor, extract
 
 SIZE = 32
 
@@ -55,13 +55,13 @@ def pictures(tmp_path: Path) -> list[Picture]:
     return [Picture(path) for path in paths]
 
 
-def make_source(slow: Slow, cache: Path) -> Source:
-    return Source(Space(cache, About("pixels", "pixels", "test", (3, SIZE, SIZE), "uint8")), SIZE, slow.start)
+def make_extractor(slow: Slow, cache: Path) -> Extractor:
+    return Extractor(Cache(cache).space("pixels", "pixels", "test", (3, SIZE, SIZE), "uint8"), SIZE, slow.start)
 
 
 def test_a_batch_is_under_way_while_the_last_ones_rows_are_kept(pictures: list[Picture], tmp_path: Path) -> None:
     slow, advanced = Slow(), []
-    (rows,) = fill(pictures, [make_source(slow, tmp_path / "cache")], batch=2, advance=advanced.append)
+    (rows,) = extract(pictures, [make_extractor(slow, tmp_path / "cache")], batch=2, advance=advanced.append)
     assert slow.events == ["start 0", "start 1", "finish 0", "start 2", "finish 1", "finish 2"]
     assert sum(advanced) == 6
     assert np.array_equal(rows.take(range(6)).numpy(), np.stack([picture.pixels(SIZE) for picture in pictures]))
@@ -69,7 +69,7 @@ def test_a_batch_is_under_way_while_the_last_ones_rows_are_kept(pictures: list[P
 
 def test_what_was_made_is_kept_where_a_later_picture_cannot_be_read(pictures: list[Picture], tmp_path: Path) -> None:
     pictures[5].path.write_bytes(b"no picture")
-    source = make_source(Slow(), tmp_path / "cache")
+    extractor = make_extractor(Slow(), tmp_path / "cache")
     with pytest.raises(InputError, match=r"5\.png cannot be decoded"):
-        fill(pictures, [source], batch=2, advance=lambda _: None)
-    assert len(source.space) == 4
+        extract(pictures, [extractor], batch=2)
+    assert len(extractor.space) == 4

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from fewtag.cache import FILE, Cache, content_digest
 from fewtag.errors import InputError
 from fewtag.pictures.files import Picture
 from fewtag.research.data.images import LabelledImages
-from fewtag.research.features import stored_rows
-from fewtag.research.features.backbone import Backbone
-from fewtag.research.features.joined import JoinedBackbone
-from fewtag.research.features.rows import MemoryRows, feature_rows, pixel_rows
+from fewtag.research.features import rows as rows_module
+from fewtag.research.features.backbone import Backbone, JoinedBackbone
+from fewtag.research.features.rows import MemoryRows, drop_features, feature_rows, pixel_rows
 from fewtag.research.features.weights import Preprocessing
 
 COUNT, SIZE = 10, 8
@@ -71,14 +72,14 @@ def images(tmp_path: Path) -> LabelledImages:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the pictures that were decoded, a name for each time."""
     names: list[str] = []
-    squash = stored_rows.squash_bytes
+    squash = rows_module.squash_bytes
 
     def spy(data: bytes, name: str, size: int) -> np.ndarray:
         names.append(Path(name).name)
         return squash(data, name, size)
 
-    stored_rows.reading_key(SIZE)
-    monkeypatch.setattr(stored_rows, "squash_bytes", spy)
+    rows_module.reading_key(SIZE)
+    monkeypatch.setattr(rows_module, "squash_bytes", spy)
     return names
 
 
@@ -216,7 +217,7 @@ def test_a_picture_given_twice_is_kept_once(images: LabelledImages, tmp_path: Pa
     for picture in images.pictures[1:]:
         shutil.copyfile(images.pictures[0].path, picture.path)
     rows = pixel_rows(images, SIZE, tmp_path / "cache")
-    assert len(rows.source.space) == 1
+    assert len(rows.extractor.space) == 1
     assert np.array_equal(rows.take([8])[0].numpy(), images.pictures[0].pixels(SIZE))
 
 
@@ -259,20 +260,23 @@ def test_other_weights_sizes_or_ways_of_reading_are_other_rows(
     torch.testing.assert_close(changed[:, 0], expected_features(images)[:, 0] + 1, rtol=3e-3, atol=3e-3)
     assert pixel_rows(images, 9, cache).take([0]).shape == (1, 3, 9, 9)
     pixel_rows(images, SIZE, cache)
-    squash = stored_rows.squash_bytes
-    monkeypatch.setattr(stored_rows, "squash_bytes", lambda *given: 255 - squash(*given))
-    stored_rows.reading_key.cache_clear()
+    squash = rows_module.squash_bytes
+    monkeypatch.setattr(rows_module, "squash_bytes", lambda *given: 255 - squash(*given))
+    rows_module.reading_key.cache_clear()
     inverted = pixel_rows(images, SIZE, cache).take([3])[0].numpy()
-    stored_rows.reading_key.cache_clear()
+    rows_module.reading_key.cache_clear()
     assert np.array_equal(inverted, 255 - images.pictures[3].pixels(SIZE))
 
 
-def damage(cache: Path) -> None:
-    """Turns a bit in the third row of the only segment."""
-    (path,) = cache.glob("*/*.rows")
-    content = bytearray(path.read_bytes())
-    content[len(content) * 2 // COUNT + 5] ^= 4
-    path.write_bytes(content)
+def damage(cache: Path, picture: Picture) -> None:
+    """Overwrites the picture's row."""
+    connection = sqlite3.connect(cache / FILE)
+    with connection:
+        connection.execute(
+            "UPDATE contents SET content = zeroblob(length(content)) WHERE id = (SELECT id FROM rows WHERE digest = ?)",
+            (content_digest(picture.read()),),
+        )
+    connection.close()
 
 
 def test_a_damaged_row_is_made_of_its_picture_again(
@@ -280,7 +284,7 @@ def test_a_damaged_row_is_made_of_its_picture_again(
 ) -> None:
     cache = tmp_path / "cache"
     pixel_rows(images, SIZE, cache)
-    damage(cache)
+    damage(cache, images.pictures[2])
     decoded.clear()
     rows = pixel_rows(images, SIZE, cache)
     for _ in range(2):
@@ -295,27 +299,58 @@ def test_a_damaged_row_is_made_of_its_picture_again(
 def test_a_picture_that_changed_since_does_not_replace_a_damaged_row(images: LabelledImages, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     rows = pixel_rows(images, SIZE, cache)
-    damage(cache)
+    damage(cache, images.pictures[2])
     Image.new("RGB", (12, 9), "red").save(images.pictures[2].path)
     with pytest.raises(InputError, match=r"image .*2\.jpg changed while it was in use; start again"):
         rows.take([2])
 
 
-def test_rows_outlive_the_limit_while_they_are_in_use(
-    images: LabelledImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoded: list[str]
+def test_rows_that_do_not_fit_are_made_again_and_it_is_said(
+    images: LabelledImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("FEWTAG_CACHE_LIMIT", "1KB")
     rows = pixel_rows(images, SIZE, tmp_path / "cache")
-    kept = sum(path.stat().st_size for path in (tmp_path / "cache").glob("*/*.rows"))
-    assert 0 < kept < 1000 < 10 * 3 * SIZE * SIZE
+    (record,) = caplog.records
+    assert record.getMessage().startswith("10 rows (8 × 8 pixels) take 1.9 KB, but the cache at most 1.0 KB: ")
+    assert len(rows.extractor.space) == 0
     assert np.array_equal(rows.take(range(COUNT)).numpy(), np.stack([image.pixels(SIZE) for image in images.pictures]))
-    assert sorted(decoded) == sorted(images.ids), "none is decoded twice"
+
+
+def test_a_row_evicted_while_it_is_in_use_is_made_again(
+    images: LabelledImages, tmp_path: Path, decoded: list[str]
+) -> None:
+    rows = feature_rows(images, make_backbone(), tmp_path / "cache")
+    with Cache(tmp_path / "cache") as cache:
+        cache.prune(0)
+    decoded.clear()
+    for _ in range(2):
+        assert_features(rows, images)
+    assert sorted(decoded) == sorted(images.ids), "once, and kept again"
+
+
+def test_features_of_one_network_are_dropped_alone(images: LabelledImages, tmp_path: Path) -> None:
+    other = make_backbone()
+    with torch.no_grad():
+        other.network.convolution.bias[0] += 1
+    feature_rows(images, make_backbone(), tmp_path)
+    feature_rows(images, other, tmp_path)
+    drop_features(other, tmp_path)
+    assert len(Cache(tmp_path)) == COUNT
+
+
+def test_without_a_place_for_a_cache_rows_are_made_when_they_are_taken(
+    images: LabelledImages, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = feature_rows(images, make_backbone(), images.pictures[0].path / "cache")
+    assert_features(rows, images)
+    assert ["Not a directory" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_a_cleared_cache_is_filled_again(images: LabelledImages, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     rows = pixel_rows(images, SIZE, cache)
-    shutil.rmtree(cache)
+    rows.extractor.space.cache.close()
+    Cache(cache).clear()
     assert len(rows.take(range(COUNT))) == COUNT
     again = pixel_rows(images, SIZE, cache)
     assert np.array_equal(again.take([4])[0].numpy(), images.pictures[4].pixels(SIZE))

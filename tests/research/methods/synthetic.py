@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fewtag.research.bench.evaluate import Pool
 from fewtag.research.bench.metrics import episode_metrics
-from fewtag.research.data.episodes import EpisodeSampler
+from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.rows import MemoryRows
-from fewtag.research.methods import Base, BaseLabels, Episode, Method, Solved, Staged
+from fewtag.research.methods import Base, Episode, Method
 from fewtag.research.methods.base import pool as global_features
 
 CHANNELS, DIMENSIONS, SIDE = 32, 10, 3
@@ -73,10 +73,8 @@ def draw_episodes(pool: Pool, count: int, *, shots: int = 1, queries: int = 4, s
 
 def introduce(method: Method, base: Pool) -> Method:
     """Shows the base labels to a method that solves on them or makes parts for them."""
-    if isinstance(method, Solved):
-        method.fit(Base(base.labels, base.words, global_features(base.rows.take(range(len(base.rows)))), base.targets))
-    if isinstance(method, Staged):
-        method.prepare(BaseLabels(base.labels, base.words, base.targets))
+    features = global_features(base.rows.take(range(len(base.rows))))
+    method.prepare(Base(base.labels, base.words, base.targets, features))
     return method
 
 

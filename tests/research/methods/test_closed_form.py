@@ -22,12 +22,14 @@ def make_base(labels: int = 6, images: int = 80) -> Base:
     targets = random(images, labels, seed=1) > 0.7
     features = targets.float() @ random(labels, CHANNELS, seed=2) + 0.3 * random(images, CHANNELS, seed=3) + 1
     return Base(
-        tuple(f"label {number}" for number in range(labels)), random(labels, DIMENSIONS, seed=4), features, targets
+        tuple(f"label {number}" for number in range(labels)), random(labels, DIMENSIONS, seed=4), targets, features
     )
 
 
 def fitted(**strengths: float) -> ClosedForm:
-    return ClosedForm(CHANNELS, DIMENSIONS, space=SPACE, **strengths).fit(make_base()).eval()  # type: ignore[arg-type]
+    method = ClosedForm(CHANNELS, DIMENSIONS, space=SPACE, **strengths).eval()  # type: ignore[arg-type]
+    method.prepare(make_base())
+    return method
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -56,11 +58,12 @@ def test_words_are_mapped_by_scikit_learns_ridge_regression() -> None:
 def test_base_prototypes_tell_apart_labels_that_occur_together() -> None:
     targets = torch.tensor([[1, 1], [1, 1], [1, 1], [0, 1]] * 5, dtype=torch.bool)
     features = targets.float() @ torch.eye(2, CHANNELS)
-    method = ClosedForm(CHANNELS, DIMENSIONS, space=2, separation=0.01).fit_space(features)
+    method = ClosedForm(CHANNELS, DIMENSIONS, space=2, separation=0.01)
+    method.fit_space(features)
     means = torch.stack(
         [method.project(features[targets[:, label]][:, :, None, None]).mean(dim=(0, 1)) for label in (0, 1)]
     )
-    solved = method.base_prototypes(Base(("a", "b"), random(2, DIMENSIONS, seed=0), features, targets))
+    solved = method.base_prototypes(Base(("a", "b"), random(2, DIMENSIONS, seed=0), targets, features))
     assert torch.cosine_similarity(*solved, dim=0) < torch.cosine_similarity(*means, dim=0)
 
 
@@ -120,10 +123,12 @@ def test_relevance_peaks_where_the_label_is() -> None:
 
 def test_joined_networks_are_whitened_each_for_itself() -> None:
     features = random(60, CHANNELS, seed=11) * torch.linspace(1, 9, CHANNELS)
-    joined = ClosedForm(CHANNELS, DIMENSIONS, space=3, parts=[8, CHANNELS - 8]).fit_space(features)
+    joined = ClosedForm(CHANNELS, DIMENSIONS, space=3, parts=[8, CHANNELS - 8])
+    joined.fit_space(features)
     assert joined.basis.shape == (CHANNELS, 6)
     for columns, part in ((slice(0, 3), slice(0, 8)), (slice(3, 6), slice(8, CHANNELS))):
-        alone = ClosedForm(features[:, part].shape[1], DIMENSIONS, space=3).fit_space(features[:, part])
+        alone = ClosedForm(features[:, part].shape[1], DIMENSIONS, space=3)
+        alone.fit_space(features[:, part])
         torch.testing.assert_close(joined.basis[part, columns], alone.basis)
         outside = [row for row in range(CHANNELS) if row not in range(*part.indices(CHANNELS))]
         assert not joined.basis[outside, columns].any()

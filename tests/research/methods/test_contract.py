@@ -1,13 +1,15 @@
 """One contract, tested once, for every member of METHODS: a new method is found here by its line in the dictionary."""
 
 import inspect
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import Tensor
 
 from fewtag.errors import InputError
-from fewtag.research.methods import METHODS, Base, BaseLabels, Episode, Method, Solved, Staged, Support, create_method
+from fewtag.research.methods import METHODS, Base, Episode, Method, Support, create_method
 
 CHANNELS, DIMENSIONS = 6, 5
 LABELS = ("dog", "cat", "sofa", "zebra")
@@ -22,12 +24,8 @@ def build(name: str, seed: int = 0) -> Method:
     torch.manual_seed(seed)
     options: dict[str, object] = {"joint": 16} if "joint" in inspect.signature(METHODS[name]).parameters else {}
     method = create_method(name, channels=CHANNELS, dimensions=DIMENSIONS, options=options).eval()
-    if isinstance(method, Solved):
-        features, targets = random(30, CHANNELS, seed=20), random(30, 3, seed=21) > 0
-        method.fit(Base(("a", "b", "c"), random(3, DIMENSIONS, seed=22), features, targets))
-    if isinstance(method, Staged):
-        words = random(len(LABELS), DIMENSIONS, seed=23)
-        method.prepare(BaseLabels(LABELS, words, random(30, len(LABELS), seed=24) > 0))
+    words, shown = random(len(LABELS), DIMENSIONS, seed=23), random(30, len(LABELS), seed=24) > 0
+    method.prepare(Base(LABELS, words, shown, random(30, CHANNELS, seed=20)))
     return method
 
 
@@ -199,3 +197,23 @@ def test_a_label_without_image_does_not_spoil_the_gradients(name: str) -> None:
     targets = torch.arange(7)[:, None] % 4 == torch.arange(4)
     method.loss(Episode(make_support(shown), query(), targets)).backward()
     assert all(parameter.grad.isfinite().all() for parameter in method.parameters() if parameter.grad is not None)
+
+
+@every_method
+def test_a_base_stage_is_declared_where_there_is_one(name: str) -> None:
+    kind = METHODS[name]
+    assert (kind.base_stage is None) == (kind.prepare is Method.prepare)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.base_stage == "labels"])
+def test_a_base_stage_of_labels_looks_at_no_feature(name: str) -> None:
+    method = create_method(name, channels=CHANNELS, dimensions=DIMENSIONS)
+    shown = random(30, len(LABELS), seed=24) > 0
+    method.prepare(Base(LABELS, random(len(LABELS), DIMENSIONS, seed=23), shown))
+    assert method.state_dict()
+
+
+def test_importing_the_methods_does_not_import_scipy() -> None:
+    code = "import sys, fewtag.research.methods; print('scipy' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"

@@ -7,12 +7,9 @@ from torch import Tensor, nn
 from fewtag.research.methods import (
     METHODS,
     Base,
-    BaseLabels,
     EndToEnd,
     Episode,
     Method,
-    Solved,
-    Staged,
     Support,
     create_method,
 )
@@ -37,10 +34,7 @@ class TinyBackbone(nn.Module):
 def build(name: str) -> tuple[TinyBackbone, Method, EndToEnd]:
     torch.manual_seed(0)
     backbone, method = TinyBackbone(), create_method(name, channels=5, dimensions=4)
-    if isinstance(method, Staged):
-        method.prepare(BaseLabels(("a", "b", "c"), torch.zeros(3, 4), SHOWN))
-    if isinstance(method, Solved):
-        method.fit(Base(("a", "b", "c"), torch.randn(3, 4), torch.randn(4, 5), SHOWN))
+    method.prepare(Base(("a", "b", "c"), torch.randn(3, 4), SHOWN, torch.randn(4, 5)))
     return backbone, method, EndToEnd(backbone, method).eval()
 
 

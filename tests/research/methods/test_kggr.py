@@ -9,9 +9,8 @@ from synthetic import CHANNELS, DIMENSIONS, draw_episodes, introduce, macro_ap, 
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
-from fewtag.research.methods import BaseLabels, Episode, Support, bilinear
-from fewtag.research.methods.bilinear import LowRankScores
-from fewtag.research.methods.kggr import KGGR, GatedGraph, LabelNetwork, co_occurrence, similarity
+from fewtag.research.methods import Base, Episode, Support, kggr
+from fewtag.research.methods.kggr import KGGR, GatedGraph, LabelNetwork, LowRankScores, co_occurrence, similarity
 
 JOINT = 6
 LABELS = ("a", "b", "c")
@@ -32,7 +31,7 @@ def scatter(module: nn.Module, seed: int = 0) -> nn.Module:
 
 def build(**options: object) -> KGGR:
     method = KGGR(5, 4, joint=JOINT, **options)
-    method.prepare(BaseLabels(LABELS, random(3, 4, seed=7), random(20, 3, seed=8) > 0.3))
+    method.prepare(Base(LABELS, random(3, 4, seed=7), random(20, 3, seed=8) > 0.3))
     scatter(method)
     return method.eval()
 
@@ -96,7 +95,7 @@ def expected_bce(logits: np.ndarray, targets: np.ndarray) -> float:
 def test_low_rank_scores_equal_a_loop_over_images_labels_and_places(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bilinear, "AT_ONCE", at_once)
+    monkeypatch.setattr(kggr, "AT_ONCE", at_once)
     scores = scatter(LowRankScores(5, 4, JOINT))
     local, words = random(4, 6, 5, seed=1), random(3, 4, seed=2)
     found = scores(local, words)
@@ -111,7 +110,7 @@ def test_the_gradients_of_low_rank_scores_do_not_depend_on_how_many_images_are_t
 ) -> None:
     gradients = []
     for at_once in (1, 2**26):
-        monkeypatch.setattr(bilinear, "AT_ONCE", at_once)
+        monkeypatch.setattr(kggr, "AT_ONCE", at_once)
         scores = scatter(LowRankScores(5, 4, JOINT))
         scores(random(4, 6, 5, seed=1), random(3, 4, seed=2)).square().sum().backward()
         gradients.append([parameter.grad for parameter in scores.parameters()])

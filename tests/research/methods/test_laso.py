@@ -11,8 +11,8 @@ from synthetic import CHANNELS, DIMENSIONS, draw_episodes, introduce, macro_ap, 
 from torch import Tensor
 
 from fewtag.errors import InputError
-from fewtag.research.methods import BaseLabels, Episode, Support
-from fewtag.research.methods.head import fit_head
+from fewtag.research.methods import Base, Episode, Support
+from fewtag.research.methods.heads import fit_head
 from fewtag.research.methods.laso import LaSO, operate
 
 LABELS = ("a", "b", "c", "d")
@@ -31,7 +31,7 @@ def make_episode() -> Episode:
 def make_method(**options: float) -> LaSO:
     torch.manual_seed(0)
     method = LaSO(5, 3, hidden=8, **options).eval()  # type: ignore[arg-type]
-    method.prepare(BaseLabels(LABELS, torch.zeros(4, 3), random(9, 4, seed=5) > 0))
+    method.prepare(Base(LABELS, torch.zeros(4, 3), random(9, 4, seed=5) > 0))
     torch.nn.init.normal_(method.head.weight)
     return method
 
@@ -90,7 +90,7 @@ def test_the_judge_learns_from_real_images_alone() -> None:
 
 def test_before_training_the_judge_knows_the_labels_frequencies_and_nothing_else() -> None:
     method, targets = LaSO(5, 3, hidden=8), torch.tensor([[1, 0], [1, 1], [1, 0], [0, 0]], dtype=torch.bool)
-    method.prepare(BaseLabels(("a", "b"), torch.zeros(2, 3), targets))
+    method.prepare(Base(("a", "b"), torch.zeros(2, 3), targets))
     torch.testing.assert_close(method.head(random(7, 5, seed=0)).sigmoid(), torch.tensor([0.75, 0.25]).expand(7, 2))
 
 
@@ -137,7 +137,7 @@ def test_networks_learn_the_set_operations_of_a_toy_world() -> None:
     torch.manual_seed(0)
     names, words = tuple("abcdef"), torch.zeros(6, 3)
     method = LaSO(6, 3, hidden=64, dropout=0.0)
-    method.prepare(BaseLabels(names, words, toy(300, seed=0)[1]))
+    method.prepare(Base(names, words, toy(300, seed=0)[1]))
 
     def episode(number: int) -> Episode:
         maps, shown = toy(100, seed=number)

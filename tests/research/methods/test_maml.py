@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fewtag.errors import InputError
 from fewtag.research.methods import Episode, Support
-from fewtag.research.methods.maml import MAML, Learner, balanced_bce, descend
+from fewtag.research.methods.maml import MAML, FastWeights, balanced_bce, inner_loop
 
 SHOWN = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 1], [0, 1, 1]], dtype=torch.bool)
 RATES = torch.tensor([0.3, 0.2, 0.5, 0.7], dtype=torch.float64)
@@ -21,8 +21,8 @@ def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def make_start(labels: int = 3) -> Learner:
-    return Learner(random(6, 5, seed=1), random(6, seed=2), random(labels, 6, seed=3), random(labels, seed=4))
+def make_start(labels: int = 3) -> FastWeights:
+    return FastWeights(random(6, 5, seed=1), random(6, seed=2), random(labels, 6, seed=3), random(labels, seed=4))
 
 
 def make_episode() -> Episode:
@@ -32,7 +32,7 @@ def make_episode() -> Episode:
     )
 
 
-def step_by_hand(learner: Learner, features: Tensor, targets: Tensor, rates: Tensor) -> list[np.ndarray]:
+def step_by_hand(learner: FastWeights, features: Tensor, targets: Tensor, rates: Tensor) -> list[np.ndarray]:
     """One step, backpropagated on paper: a label's images count for half of its loss, all others for the other half."""
     first, first_bias, second, second_bias = (part.numpy() for part in learner)
     inputs, shown = features.numpy(), targets.numpy().astype(float)
@@ -48,22 +48,22 @@ def step_by_hand(learner: Learner, features: Tensor, targets: Tensor, rates: Ten
 
 def test_a_step_is_the_gradient_step_of_paper_and_pencil() -> None:
     start, features = make_start(), random(4, 5, seed=7)
-    found = descend(start, features, SHOWN, RATES, steps=1, order=2)
+    found = inner_loop(start, features, SHOWN, RATES, steps=1, order=2)
     for part, expected in zip(found, step_by_hand(start, features, SHOWN, RATES), strict=True):
         np.testing.assert_allclose(part.numpy(), expected, atol=1e-12)
 
 
 def test_several_steps_are_one_step_after_another() -> None:
     features, learner = random(4, 5, seed=7), make_start()
-    found = descend(learner, features, SHOWN, RATES, steps=3, order=2)
+    found = inner_loop(learner, features, SHOWN, RATES, steps=3, order=2)
     for _ in range(3):
-        learner = Learner(*(torch.from_numpy(part) for part in step_by_hand(learner, features, SHOWN, RATES)))
+        learner = FastWeights(*(torch.from_numpy(part) for part in step_by_hand(learner, features, SHOWN, RATES)))
     for part, expected in zip(found, learner, strict=True):
         torch.testing.assert_close(part, expected)
 
 
 def query_loss(order: Literal[1, 2], rates: Tensor, *start: Tensor) -> Tensor:
-    learner = descend(Learner(*start), random(4, 5, seed=7), SHOWN, rates, steps=2, order=order)
+    learner = inner_loop(FastWeights(*start), random(4, 5, seed=7), SHOWN, rates, steps=2, order=order)
     return balanced_bce(learner(random(4, 5, seed=8)), SHOWN.roll(1, dims=1))
 
 
@@ -75,9 +75,9 @@ def test_second_order_gradients_are_those_of_finite_differences() -> None:
 def test_first_order_gradients_are_the_query_gradients_where_the_steps_ended() -> None:
     start = [part.requires_grad_() for part in make_start()]
     found = torch.autograd.grad(query_loss(1, RATES, *start), start)
-    ended = descend(make_start(), random(4, 5, seed=7), SHOWN, RATES, steps=2, order=2)
+    ended = inner_loop(make_start(), random(4, 5, seed=7), SHOWN, RATES, steps=2, order=2)
     there = [part.detach().requires_grad_() for part in ended]
-    loss = balanced_bce(Learner(*there)(random(4, 5, seed=8)), SHOWN.roll(1, dims=1))
+    loss = balanced_bce(FastWeights(*there)(random(4, 5, seed=8)), SHOWN.roll(1, dims=1))
     for gradient, expected in zip(found, torch.autograd.grad(loss, there), strict=True):
         torch.testing.assert_close(gradient, expected)
     second = torch.autograd.grad(query_loss(2, RATES, *start), start)
@@ -88,8 +88,8 @@ def test_the_number_of_labels_does_not_change_the_steps_of_one() -> None:
     features, twice = random(4, 5, seed=7), [0, 1, 2, 0, 1, 2]
     start = make_start()
     doubled = start._replace(weight=start.weight[twice], bias=start.bias[twice])
-    few = descend(start, features, SHOWN, RATES, steps=3, order=2)
-    many = descend(doubled, features, SHOWN[:, twice], RATES, steps=3, order=2)
+    few = inner_loop(start, features, SHOWN, RATES, steps=3, order=2)
+    many = inner_loop(doubled, features, SHOWN[:, twice], RATES, steps=3, order=2)
     torch.testing.assert_close(many(features)[:, :3], few(features))
 
 
@@ -98,9 +98,9 @@ def scores_by_hand(method: MAML, episode: Episode, steps: int) -> Tensor:
         pooled = maps.mean(dim=(2, 3))
         return 2 * pooled / pooled.norm(dim=1, keepdim=True)
 
-    start = Learner(method.hidden.weight, method.hidden.bias, torch.zeros(3, 8), torch.zeros(3))
+    start = FastWeights(method.hidden.weight, method.hidden.bias, torch.zeros(3, 8), torch.zeros(3))
     rates = torch.full((4,), 0.3)
-    return descend(start, features(episode.support.maps), SHOWN, rates, steps=steps, order=2)(features(episode.maps))
+    return inner_loop(start, features(episode.support.maps), SHOWN, rates, steps=steps, order=2)(features(episode.maps))
 
 
 def test_adapt_takes_the_test_steps_and_the_loss_those_of_training() -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,12 +10,10 @@ from synthetic import CHANNELS, DIMENSIONS, draw_episodes, introduce, macro_ap, 
 from torch import Tensor
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import BaseLabels, Episode, Support
-from fewtag.research.methods.head import Head
-from fewtag.research.methods.pla import PLA, WordPLA, take_turns
+from fewtag.research.methods.base import Base, Episode, Support
+from fewtag.research.methods.heads import Head
+from fewtag.research.methods.pla import PLA, Decoder, View, WordPLA, sort_by_length
 from fewtag.research.methods.pla_alignment import NONE, align, alignment_loss, best_logits
-from fewtag.research.methods.pla_decoder import Decoder, View, Weights, decode
-from fewtag.research.methods.pla_gradients import SharedMatrix, attend
 
 both = pytest.mark.parametrize("kind", [PLA, WordPLA])
 
@@ -94,7 +91,7 @@ def test_the_decoder_is_an_lstm_with_additive_attention_that_hears_itself() -> N
     torch.nn.init.normal_(decoder.stop)
     local, keys = (torch.randn(1, 5, 4, generator=generator) for _ in range(2))
     embeddings, weight, bias = (torch.randn(*size, generator=generator) for size in ((2, 3), (3, 4), (3,)))
-    found = decode(decoder.weights(embeddings, Head(weight, bias)), View(local, keys), [1] * 4)[0]
+    found = decoder(View(local, keys), embeddings, Head(weight, bias), [1] * 4)[0]
 
     at = {name: value.detach().double().numpy() for name, value in decoder.named_parameters()}
     places, key = local[0].double().numpy(), keys[0].double().numpy()
@@ -120,40 +117,18 @@ def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.double).requires_grad_()
 
 
-def test_a_shared_matrix_has_the_gradients_of_a_product_at_each_step() -> None:
-    matrix, rows, later = random(3, 4, seed=0), random(5, 4, seed=1), random(2, 3, seed=2)
-
-    def losses(apply: Callable[[Tensor], Tensor]) -> Tensor:
-        once = apply(rows)
-        again = apply(torch.cat([once[:2], later[:, :1]], dim=1).tanh())
-        return once.square().sum() + again.exp().sum()
-
-    expected = torch.autograd.grad(losses(lambda given: given @ matrix.T), [matrix, rows, later])
-    shared = SharedMatrix(matrix)
-    loss = losses(shared)
-    for _ in range(2):  # what the first time noted down must not count again
-        found = torch.autograd.grad(loss, [matrix, rows, later], retain_graph=True)
-        torch.testing.assert_close(found, expected)
-
-
-def test_the_gradients_of_attention_are_those_of_finite_differences() -> None:
-    query, relevance = random(2, 4, seed=0), random(4, seed=1)
-    keys, local = random(2, 3, 4, seed=2), random(2, 3, 4, seed=3)
-    assert torch.autograd.gradcheck(attend, (query, relevance, keys, local))
-
-
 def test_steps_after_the_stop_teach_nothing_so_images_need_not_take_them() -> None:
     torch.manual_seed(0)
     targets = torch.tensor([[1, 0, 0], [1, 1, 1], [0, 0, 0], [0, 1, 1], [0, 0, 1]], dtype=torch.bool)
-    weights = Decoder(4, 3).double().weights(random(3, 3, seed=1), Head(random(4, 4, seed=2), random(4, seed=3)))
+    decoder, labels = Decoder(4, 3).double(), (random(3, 3, seed=1), Head(random(4, 4, seed=2), random(4, seed=3)))
     view = View(random(5, 6, 4, seed=4), random(5, 6, 4, seed=5))
-    order, running = take_turns(targets, 10)
+    order, running = sort_by_length(targets, 10)
     assert order.tolist() == [1, 3, 0, 4, 2]
     assert running == [5, 4, 2, 1]
-    assert take_turns(targets, 3)[1] == [5, 4, 2]
-    all_steps = alignment_loss(decode(weights, view, [5] * 4), targets)
-    fewer = alignment_loss(decode(weights, View(*(part[order] for part in view)), running), targets[order])
-    learnt = [*weights, *view]
+    assert sort_by_length(targets, 3)[1] == [5, 4, 2]
+    all_steps = alignment_loss(decoder(view, *labels, [5] * 4), targets)
+    fewer = alignment_loss(decoder(view.take(order), *labels, running), targets[order])
+    learnt = [*decoder.parameters(), labels[0], *labels[1], *view]
     torch.testing.assert_close(torch.autograd.grad(fewer, learnt), torch.autograd.grad(all_steps, learnt))
 
 
@@ -175,7 +150,7 @@ def an_episode(labels: int = 4) -> Episode:
 
 def told(kind: type[PLA], episode: Episode, **options: float) -> PLA:
     method, support = small(kind, **options), episode.support
-    method.prepare(BaseLabels(support.labels, support.words, support.targets))
+    method.prepare(Base(support.labels, support.words, support.targets))
     return method.eval()
 
 
@@ -191,14 +166,11 @@ def test_tuning_changes_a_copy_of_the_decoder_or_nothing_of_it(tune_decoder: boo
     episode = an_episode()
     method, support = told(PLA, episode, tune_decoder=tune_decoder), episode.support
     method.loss(episode).backward()  # gradients that are there must not leak into the tuning
-    fresh = Head(torch.zeros(5, 32), torch.zeros(5))
-    as_it_was = method.decoder.weights(torch.zeros(4, 16), fresh)
     before = [parameter.grad.clone() for parameter in method.parameters() if parameter.grad is not None]
-    tuned = method.tune(method.look(method.encode(support.maps)), support.words, support.targets)
-    same = [torch.equal(old, new) for old, new in zip(as_it_was, tuned, strict=True)]
-    changed = {name for name, kept in zip(Weights._fields, same, strict=True) if not kept}
-    # the embeddings of tokens that are never emitted stay as they are
-    assert changed - {"embeddings"} == set(Weights._fields if tune_decoder else Weights._fields[-2:]) - {"embeddings"}
+    tuned = method.tune(method.view(method.encode(support.maps)), support.words, support.targets)
+    pairs = zip(method.decoder.parameters(), tuned.decoder.parameters(), strict=True)
+    assert [torch.equal(old, new) for old, new in pairs] == [not tune_decoder] * len(list(method.decoder.parameters()))
+    assert all(part.any() for part in tuned.output), "the fresh output layer learns either way"
     after = [parameter.grad for parameter in method.parameters() if parameter.grad is not None]
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 

@@ -156,9 +156,9 @@ def test_more_channels_than_the_space_holds_are_cut_to_the_strongest_directions(
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(40, 600, generator=generator)
     method = create_method("word-only", channels=600, dimensions=2)
-    method.fit(Base(("a", "b"), torch.randn(2, 2, generator=generator), features, torch.rand(40, 2) < 0.5))
+    method.prepare(Base(("a", "b"), torch.randn(2, 2, generator=generator), torch.rand(40, 2) < 0.5, features))
     strongest = np.linalg.svd((features - features.mean(dim=0)).numpy(), full_matrices=False)[2][:39]
-    kept = np.linalg.qr(method.word_map.basis.double().numpy())[0]
+    kept = np.linalg.qr(method.basis.double().numpy())[0]
     assert kept.shape == (600, 512)
     np.testing.assert_allclose(np.linalg.norm(strongest @ kept, axis=1), 1, atol=1e-3)
 
@@ -168,7 +168,7 @@ def test_the_word_map_survives_a_base_label_without_image() -> None:
     targets = base.targets.clone()
     targets[:, 0] = False
     method = create_method("word-only", channels=CHANNELS, dimensions=DIMENSIONS)
-    method.fit(Base(base.labels, base.words, torch.from_numpy(BASE_FEATURES).float(), targets))
+    method.prepare(Base(base.labels, base.words, targets, torch.from_numpy(BASE_FEATURES).float()))
     assert method.adapt(EPISODE.support)(EPISODE.maps).isfinite().all()
 
 

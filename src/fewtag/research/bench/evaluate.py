@@ -1,20 +1,17 @@
 """Episodes in, numbers out."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewtag.research.bench.metrics import metrics_of_each
-from fewtag.research.data.episodes import Draw
+from fewtag.research.bench.metrics import episode_metrics
 from fewtag.research.data.images import LabelledImages
-from fewtag.research.features.rows import Rows
-from fewtag.research.methods.base import ByProducts, Episode, Method, Precoded, Products, Support, refuse_unshown
-from fewtag.research.types import Encoded, Targets, Words
+from fewtag.research.data.sampling import Draw
+from fewtag.research.features.rows import MemoryRows, Rows
+from fewtag.research.methods.base import Episode, Method, Precoded, Support
+from fewtag.research.types import Logits, Targets, Words
 
 
 class Pool(NamedTuple):
@@ -31,9 +28,9 @@ class Pool(NamedTuple):
 
     def episode(self, draw: Draw) -> Episode:
         """The tensors of a draw, on the pool's device."""
-        support, query = list(draw.support), list(draw.query)
-        adapting = Support(self.labels, self.words, self.maps(support), self.targets[support])
-        return Episode(adapting, self.maps(query), self.targets[query])
+        rows, shots = [*draw.support, *draw.query], len(draw.support)
+        maps, targets = self.maps(rows), self.targets[rows]
+        return Episode(Support(self.labels, self.words, maps[:shots], targets[:shots]), maps[shots:], targets[shots:])
 
     def maps(self, rows: list[int]) -> Tensor:
         taken = self.rows.take(rows).to(self.words.device, non_blocking=True)
@@ -41,32 +38,15 @@ class Pool(NamedTuple):
 
 
 MOST_ENCODED = 2**29
+"""Bytes of encoded pictures that are kept for the episodes to come."""
 ENCODED_AT_ONCE = 64
-STACKED_AT_ONCE = 2**23
-"""Bytes of encoded pictures in a batch of episodes."""
-
-Scored = tuple[Float[Tensor, "episodes images labels"], Bool[Tensor, "episodes images labels"]]
 
 
-class EncodedRows:
-    """Encoded pictures, by the numbers that they have in their data set: `used`, which is sorted."""
+def encode_once(method: Precoded, pool: Pool, draws: Sequence[Draw]) -> tuple[Pool, Sequence[Draw]] | None:
+    """A pool of the draws' pictures alone, encoded, and the draws by its row numbers.
 
-    def __init__(self, tensor: Encoded, used: Sequence[int]) -> None:
-        self.tensor, self.used = tensor, torch.tensor(used, device=tensor.device)
-
-    def __len__(self) -> int:
-        return len(self.used)
-
-    def take(self, rows: Sequence[int]) -> Encoded:
-        return self.tensor[self.places(torch.tensor(rows, dtype=torch.long, device=self.used.device))]
-
-    def places(self, rows: Int[Tensor, "*several"]) -> Int[Tensor, "*several"]:
-        """Where the rows are in the tensor."""
-        return torch.searchsorted(self.used, rows)
-
-
-def encode_once(method: Precoded, pool: Pool, draws: Sequence[Draw]) -> EncodedRows | None:
-    """All pictures of the draws, encoded; None where that would take too much memory, or save nothing."""
+    None where that would take too much memory, or no picture is used twice.
+    """
     used = sorted({row for draw in draws for row in (*draw.support, *draw.query)})
     if not used or len(used) == sum(len(draw.support) + len(draw.query) for draw in draws):
         return None
@@ -76,55 +56,34 @@ def encode_once(method: Precoded, pool: Pool, draws: Sequence[Draw]) -> EncodedR
     encoded = first.new_empty(len(used), *first.shape[1:])
     for start in range(0, len(used), ENCODED_AT_ONCE):
         encoded[start : start + ENCODED_AT_ONCE] = method.encode(pool.maps(used[start : start + ENCODED_AT_ONCE]))
-    return EncodedRows(encoded, used)
+    number = {row: new for new, row in enumerate(used)}
+    renumbered = [
+        Draw(tuple(number[row] for row in draw.support), tuple(number[row] for row in draw.query)) for draw in draws
+    ]
+    return pool._replace(rows=MemoryRows(encoded), targets=pool.targets[used]), renumbered
 
 
-def score_draws(method: Method, pool: Pool, draws: Sequence[Draw]) -> Iterator[Scored]:
-    """Logits and targets of the query images in the order of the draws, one episode at a time or several."""
+def score_draws(method: Method, pool: Pool, draws: Sequence[Draw]) -> Iterator[tuple[Logits, Targets]]:
+    """Logits and targets of the query images of each draw."""
     adapt = method.adapt
     if isinstance(method, Precoded) and (encoded := encode_once(method, pool, draws)):
-        if isinstance(method, ByProducts):
-            yield from score_batches(method, pool, encoded, draws)
-            return
-        pool, adapt = pool._replace(rows=encoded), method.meet
+        (pool, draws), adapt = encoded, method.adapt_encoded
     for draw in draws:
         episode = pool.episode(draw)
-        yield adapt(episode.support)(episode.maps)[None], episode.targets[None]
-
-
-def score_batches(method: ByProducts, pool: Pool, encoded: EncodedRows, draws: Sequence[Draw]) -> Iterator[Scored]:
-    """The same of encoded pictures, consecutive episodes of equal size together."""
-    features = encoded.tensor.flatten(1).float()
-    lengths = features.norm(dim=1)
-    for (shots, queries), alike in groupby(draws, lambda draw: (len(draw.support), len(draw.query))):
-        numbers = np.array([(*draw.support, *draw.query) for draw in alike])  # which torch would read more slowly
-        rows = torch.from_numpy(numbers).to(encoded.used.device)
-        at_once = max(1, STACKED_AT_ONCE // ((shots + queries) * features[0].nbytes))
-        # one room for all batches: to be given fresh memory each time takes longer than the scores
-        room = features.new_empty(min(at_once, len(rows)) * (shots + queries), features.shape[1])
-        for some in rows.split(at_once):  # type: ignore[no-untyped-call]
-            places, targets = encoded.places(some), pool.targets[some]
-            refuse_unshown(pool.labels, targets[:, :shots])
-            taken = torch.index_select(features, 0, places.flatten(), out=room[: places.numel()])
-            stacked = taken.view(*places.shape, -1)
-            with torch.autocast(features.device.type, enabled=False):
-                products = stacked @ stacked[:, :shots].mT
-                found = Products(products[:, :shots], products[:, shots:], lengths[places[:, shots:]])
-                logits = method.score(found, targets[:, :shots])
-            yield logits, targets[:, shots:]
+        yield adapt(episode.support)(episode.maps), episode.targets
 
 
 def evaluate(
     method: Method, pool: Pool, draws: Sequence[Draw], *, advance: Callable[[int], None] = lambda _: None
 ) -> list[dict[str, float]]:
-    """The eight metrics of each episode. Memory is bounded by one episode, `MOST_ENCODED` and `STACKED_AT_ONCE`."""
+    """The eight metrics of each episode. Memory is bounded by one episode and `MOST_ENCODED`."""
     was_training = method.training
     method.eval()
     metrics = []
     with torch.no_grad():  # not inference mode: a method may train something small on the support
         for logits, targets in score_draws(method, pool, draws):
             # double: in single precision all logits over 17 are probability 1, a tie that would spoil the ranking
-            metrics += metrics_of_each(logits.cpu().double().sigmoid(), targets.cpu())
-            advance(len(targets))
+            metrics.append(episode_metrics(logits.cpu().double().sigmoid(), targets.cpu()))
+            advance(1)
     method.train(was_training)
     return metrics

@@ -1,14 +1,13 @@
-"""A recipe's whole way: train if it must be, then measure every phase and write the rows."""
+"""Measuring a recipe: train where needed, evaluate every phase, write the result rows."""
 
 import hashlib
 import json
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -17,58 +16,65 @@ from torch import Tensor
 
 from fewtag.errors import InputError
 from fewtag.files import make_folder, write_atomically
+from fewtag.research.bench.distributed import (
+    Reporter,
+    Silent,
+    all_gather,
+    collective_refusal,
+    interleave,
+    on_rank_zero,
+    rank_share,
+    rows_by_all_ranks,
+)
 from fewtag.research.bench.evaluate import Pool, evaluate
-from fewtag.research.bench.materials import Materials
-from fewtag.research.bench.progress import Reporter, Silent
-from fewtag.research.bench.results import Row, commit, read_rows, result_rows, write_rows
-from fewtag.research.bench.runs import Run
-from fewtag.research.bench.together import as_one, by_first, gather, in_order, read_rows_together, share
+from fewtag.research.bench.experiment import Experiment
+from fewtag.research.bench.results import ResultRow, commit, read_rows, result_rows, write_rows
+from fewtag.research.bench.run_folder import RunFolder
 from fewtag.research.bench.train import train
-from fewtag.research.data.combine import refuse_unreadable
-from fewtag.research.data.episodes import Draw
-from fewtag.research.data.images import LabelledImages
-from fewtag.research.features.backbone import Backbone
-from fewtag.research.features.joined import JoinedBackbone
-from fewtag.research.features.rows import Rows, feature_rows
-from fewtag.research.methods import Base, EndToEnd, Method, Solved
+from fewtag.research.data.images import LabelledImages, refuse_unreadable
+from fewtag.research.data.sampling import Draw
+from fewtag.research.features.backbone import Backbone, JoinedBackbone
+from fewtag.research.features.rows import Rows, drop_features, feature_rows
+from fewtag.research.methods import Base, EndToEnd, Method
 from fewtag.research.methods.base import pool
 
 Network = Backbone | JoinedBackbone
 
 
 def measure(
-    materials: Materials,
-    run: Run,
+    experiment: Experiment,
     fabric: Fabric,
     *,
+    runs: Path,
     out: Path,
     cache: Path,
     command: str,
     force: bool = False,
     report: Reporter | None = None,
-) -> dict[str, list[Row]]:
+) -> dict[str, list[ResultRow]]:
     """The rows of each phase; a phase already measured by the same recipe is read back, not run again."""
     report = report or Silent()
-    recipe = materials.recipe
-    files = {phase: out / f"{recipe.name}.{phase}.jsonl" for phase in recipe.evaluation.phases}
-    rows = {} if force else by_first(fabric, lambda: _measured(files, materials))
+    recipe = experiment.recipe
+    files = {phase: out / f"{recipe.name}.{phase}.parquet" for phase in recipe.evaluation.phases}
+    rows = {} if force else on_rank_zero(fabric, lambda: _measured(files, experiment))
     if len(rows) == len(files):
         return rows
 
     # whatever is wrong with them is said now, not hours later
-    with as_one(fabric):
-        draws = {phase: materials.test_draws(phase) for phase in files if phase not in rows}
-        words = {phase: materials.words(materials.phase(phase).labels) for phase in draws}
+    with collective_refusal():
+        draws = {phase: experiment.test_draws(phase) for phase in files if phase not in rows}
+        words = {phase: experiment.words(experiment.phase(phase).labels) for phase in draws}
+        run = None if recipe.training is None else RunFolder.of(experiment, runs)
     with _results_folder(fabric, out):
-        facts = {} if recipe.training is None else _train(materials, run, fabric, out, cache, report)
-        with _ready(materials, run, fabric, cache) as (backbone, method, feature_cache):
-            if isinstance(method, Solved):
-                solve(method, materials, backbone, feature_cache, fabric, report)
+        facts = {} if run is None else _train(experiment, run, fabric, out, cache, report)
+        with _ready(experiment, run, fabric, cache) as (backbone, method):
+            if method.base_stage == "features":
+                solve(method, experiment, backbone, cache, fabric, report)
             for phase, phase_draws in draws.items():
-                images = materials.phase(phase)
+                images = experiment.phase(phase)
                 pictures = Pool.of(
                     images,
-                    _features(images, backbone, feature_cache, fabric, report, phase),
+                    _features(images, backbone, cache, fabric, report, phase),
                     words[phase],
                     fabric.device,
                 )
@@ -78,34 +84,37 @@ def measure(
                 )
                 facts["seconds"] = round(time.perf_counter() - since, 2)
                 facts |= {"data_digest": images.digest, "draws_digest": draws_digest(phase_draws, images)}
-                rows[phase] = found = result_rows(recipe, phase, metrics, command=command, facts=facts)
-                by_first(fabric, partial(write_rows, files[phase], found))
+                device = device_name(fabric.device)
+                rows[phase] = found = result_rows(recipe, phase, metrics, command=command, device=device, facts=facts)
+                on_rank_zero(fabric, partial(write_rows, files[phase], found))
     return rows
 
 
-def _train(materials: Materials, run: Run, fabric: Fabric, out: Path, cache: Path, report: Reporter) -> Row:
+def _train(
+    experiment: Experiment, run: RunFolder, fabric: Fabric, out: Path, cache: Path, report: Reporter
+) -> dict[str, Any]:
     """Trains the run, unless it is trained already; returns what its rows tell of that."""
-    recipe = materials.recipe
+    recipe = experiment.recipe
     assert recipe.training is not None
-    if by_first(fabric, run.finished) is None:
-        with as_one(fabric):
+    if on_rank_zero(fabric, lambda: run.summary) is None:
+        with collective_refusal():
             for phase in recipe.evaluation.phases:
-                images = materials.phase(phase)
-                refuse_unreadable(images.select(share(fabric, range(len(images)))))
-    summary = train(materials, run, fabric, cache=cache, report=report)
+                images = experiment.phase(phase)
+                refuse_unreadable(images.select(rank_share(fabric, range(len(images)))))
+    summary = train(experiment, run, fabric, cache=cache, report=report)
 
     def write_curve() -> None:
         curve = json.dumps({"recipe": recipe.digest, "commit": commit(), "curve": run.curve})
         write_atomically(out / f"{recipe.name}.training.json", curve.encode())
 
-    by_first(fabric, write_curve)
-    facts = {
-        "trained_episodes": summary["best_episode"],
+    on_rank_zero(fabric, write_curve)
+    facts: dict[str, Any] = {
+        "trained_episodes": summary.best_episode,
         "planned_episodes": recipe.training.episodes,
-        "episodes_a_step": recipe.training.episodes_per_step * summary.get("processes", 1),
+        "episodes_a_step": recipe.training.episodes_per_step * summary.processes,
     }
-    if summary["best"] is not None:  # None where nothing was validated
-        facts["validation_macro_ap"] = summary["best"]
+    if summary.best is not None:
+        facts["validation_macro_ap"] = summary.best
     return facts
 
 
@@ -113,31 +122,31 @@ def _evaluate(
     method: Method, pictures: Pool, draws: Sequence[Draw], fabric: Fabric, report: Reporter, task: str
 ) -> list[dict[str, float]]:
     """The metrics of all draws in their order, of which each process measures a part."""
-    mine = share(fabric, draws)
+    mine = rank_share(fabric, draws)
     report.start(task, len(mine))
-    with as_one(fabric):
+    with collective_refusal():
         found = evaluate(method, pictures, mine, advance=report.advance)
-    return in_order(gather(fabric, found))
+    return interleave(all_gather(fabric, found))
 
 
 def _features(
     images: LabelledImages, backbone: Network, cache: Path, fabric: Fabric, report: Reporter, what: str
 ) -> Rows:
-    return read_rows_together(
+    return rows_by_all_ranks(
         fabric, images, lambda part: feature_rows(part, backbone, cache, advance=report.advance), report, what
     )
 
 
 def solve(
-    method: Solved, materials: Materials, backbone: Network, cache: Path, fabric: Fabric, report: Reporter
+    method: Method, experiment: Experiment, backbone: Network, cache: Path, fabric: Fabric, report: Reporter
 ) -> None:
     """Fits a method that solves on the global features of all base pictures."""
-    with as_one(fabric):
-        images = materials.phase("train")
-        words = materials.words(images.labels)
+    with collective_refusal():
+        images = experiment.phase("train")
+        words = experiment.words(images.labels)
     rows = _features(images, backbone, cache, fabric, report, "train")
     targets = torch.from_numpy(images.targets).to(fabric.device)
-    method.fit(Base(images.labels, words.to(fabric.device), global_features(rows).to(fabric.device), targets))
+    method.prepare(Base(images.labels, words.to(fabric.device), targets, global_features(rows).to(fabric.device)))
 
 
 def global_features(rows: Rows, batch: int = 256) -> Float[Tensor, "images channels"]:
@@ -146,43 +155,37 @@ def global_features(rows: Rows, batch: int = 256) -> Float[Tensor, "images chann
     return torch.cat([pool(rows.take(chunk).float()) for chunk in chunks])
 
 
-def load_trained(materials: Materials, run: Run) -> tuple[Network, Method]:
-    """The recipe's backbone and method as training left them; as built where the recipe trains nothing."""
-    backbone, method = materials.build()
-    if materials.recipe.training is not None:
-        run.load_best(method if materials.recipe.backbone.frozen else EndToEnd(backbone, method))
+def load_trained(experiment: Experiment, run: RunFolder | None) -> tuple[Network, Method]:
+    """The recipe's backbone and method with the best weights of the run; as built where the recipe trains nothing."""
+    backbone, method = experiment.build()
+    if run is not None:
+        run.load_best(method if experiment.recipe.backbone.frozen else EndToEnd(backbone, method))
     return backbone, method
 
 
 @contextmanager
-def _ready(materials: Materials, run: Run, fabric: Fabric, cache: Path) -> Iterator[tuple[Network, Method, Path]]:
-    """Network and method on the device, and where to keep features: those of a fine-tuned network are used once."""
-    with as_one(fabric):
-        backbone, method = load_trained(materials, run) if fabric.is_global_zero else materials.build()
-    whole = method if materials.recipe.backbone.frozen else EndToEnd(backbone, method)
+def _ready(
+    experiment: Experiment, run: RunFolder | None, fabric: Fabric, cache: Path
+) -> Iterator[tuple[Network, Method]]:
+    """Network and method on the device; features of a fine-tuned network are used once, and dropped afterwards."""
+    with collective_refusal():
+        backbone, method = load_trained(experiment, run) if fabric.is_global_zero else experiment.build()
+    whole = method if experiment.recipe.backbone.frozen else EndToEnd(backbone, method)
     whole.load_state_dict(fabric.broadcast(whole.state_dict()))
     backbone.to(fabric.device).eval()
     method.to(fabric.device).eval()
-    if materials.recipe.backbone.frozen:
-        yield backbone, method, cache
-        return
-    once = cache / by_first(fabric, lambda: _new_folder(cache))
     try:
-        yield backbone, method, once
+        yield backbone, method
     finally:
-        shutil.rmtree(once, ignore_errors=True)
-
-
-def _new_folder(cache: Path) -> str:
-    make_folder(cache)
-    return Path(tempfile.mkdtemp(dir=cache)).name
+        if not experiment.recipe.backbone.frozen and fabric.is_global_zero:
+            drop_features(backbone, cache)
 
 
 @contextmanager
 def _results_folder(fabric: Fabric, folder: Path) -> Iterator[None]:
     """Makes it now, not after hours of work, and takes it away again if nothing came of it."""
-    made = by_first(fabric, lambda: [place for place in (folder, *folder.parents) if not place.exists()])
-    by_first(fabric, lambda: make_folder(folder))
+    made = on_rank_zero(fabric, lambda: [place for place in (folder, *folder.parents) if not place.exists()])
+    on_rank_zero(fabric, lambda: make_folder(folder))
     try:
         yield
     finally:
@@ -192,12 +195,12 @@ def _results_folder(fabric: Fabric, folder: Path) -> Iterator[None]:
                     place.rmdir()
 
 
-def _measured(files: Mapping[str, Path], materials: Materials) -> dict[str, list[Row]]:
+def _measured(files: Mapping[str, Path], experiment: Experiment) -> dict[str, list[ResultRow]]:
     """The phases measured already; rows of another recipe or of other pictures are refused, lest they be lost."""
     found = {phase: rows for phase, path in files.items() if path.exists() and (rows := read_rows(path))}
     for phase, rows in found.items():
-        wanted = (materials.recipe.digest, materials.phase(phase).digest)
-        if (rows[0]["recipe"], rows[0].get("data_digest")) != wanted:
+        same_recipe = rows[0].recipe_digest in experiment.recipe.digests
+        if not same_recipe or rows[0].data_digest != experiment.phase(phase).digest:
             raise InputError(
                 f"{files[phase]} holds rows of another recipe or of other data; name another --out, or --force to "
                 "replace them"
@@ -209,3 +212,8 @@ def draws_digest(draws: Sequence[Draw], images: LabelledImages) -> str:
     """A fingerprint of the draws: which pictures, on which side, in which order."""
     named = [[[images.ids[row] for row in side] for side in (draw.support, draw.query)] for draw in draws]
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]
+
+
+def device_name(device: torch.device) -> str:
+    """`NVIDIA H200`, or `cpu`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

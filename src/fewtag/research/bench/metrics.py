@@ -21,31 +21,22 @@ def episode_metrics(
     Macro-F1 is the harmonic mean of macro-precision and macro-recall, as in the paper, not the mean of the labels' F1.
     AP is not interpolated. A label that nothing is tagged with has precision 0.
     """
-    return metrics_of_each(probabilities[None], targets[None], threshold)[0]
-
-
-def metrics_of_each(
-    probabilities: Float[Tensor, "episodes images labels"],
-    targets: Bool[Tensor, "episodes images labels"],
-    threshold: float = 0.5,
-) -> list[dict[str, float]]:
-    """`episode_metrics` of several episodes with as many images each, at once."""
     predicted = probabilities > threshold
-    right = (predicted & targets).sum(dim=1).double()
-    tagged, shown = predicted.sum(dim=1).double(), targets.sum(dim=1).double()
-    found = {
-        "micro_precision": _ratio(right.sum(dim=1), tagged.sum(dim=1)),
-        "micro_recall": _ratio(right.sum(dim=1), shown.sum(dim=1)),
-        "micro_ap": average_precision(probabilities.flatten(1), targets.flatten(1)),
-        "macro_precision": _ratio(right, tagged).mean(dim=1),
-        "macro_recall": _ratio(right, shown).mean(dim=1),
-        "macro_ap": average_precision(probabilities.mT, targets.mT).mean(dim=1),
+    right = (predicted & targets).sum(dim=0).double()
+    tagged, shown = predicted.sum(dim=0).double(), targets.sum(dim=0).double()
+    values = {
+        "micro_precision": _ratio(right.sum(), tagged.sum()).item(),
+        "micro_recall": _ratio(right.sum(), shown.sum()).item(),
+        "micro_ap": average_precision(probabilities.flatten(), targets.flatten()).item(),
+        "macro_precision": _ratio(right, tagged).mean().item(),
+        "macro_recall": _ratio(right, shown).mean().item(),
+        "macro_ap": average_precision(probabilities.T, targets.T).mean().item(),
     }
     for scope in ("micro", "macro"):
-        precision, recall = found[f"{scope}_precision"], found[f"{scope}_recall"]
-        found[f"{scope}_f1"] = torch.where(precision + recall > 0, 2 * precision * recall / (precision + recall), 0.0)
-    columns = [found[name].tolist() for name in METRICS]
-    return [dict(zip(METRICS, row, strict=True)) for row in zip(*columns, strict=True)]
+        precision, recall = values[f"{scope}_precision"], values[f"{scope}_recall"]
+        both = precision + recall
+        values[f"{scope}_f1"] = 2 * precision * recall / both if both else 0.0
+    return {name: values[name] for name in METRICS}
 
 
 def average_precision(
@@ -58,13 +49,8 @@ def average_precision(
     last_of_equals = pad(descending[..., 1:] != descending[..., :-1], (0, 1), value=True)
     # what was right down to the equals before
     before = pad((right * last_of_equals).cummax(dim=-1).values[..., :-1], (1, 0))
-    shown = right[..., -1:].clamp_min(1)
-    steps = (right / shown - before / shown) * (right / ranks) * last_of_equals
-    # from the last, and of equals one alone, is how torchmetrics adds them up: published rows keep their last digit
-    found = steps.flip(-1).sum(dim=-1)
-    for tied in (~last_of_equals).any(dim=-1).nonzero():
-        found[*tied] = steps[*tied][last_of_equals[*tied]].flip(0).sum()
-    return found
+    steps = (right - before) * (right / ranks.double()) * last_of_equals
+    return steps.sum(dim=-1) / right[..., -1].clamp_min(1)
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:

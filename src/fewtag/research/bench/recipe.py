@@ -1,12 +1,16 @@
-"""What to run, as data: a run's settings, checked."""
+"""The schema of a recipe: a run's settings, checked, and the digests that name them."""
 
 import hashlib
+import inspect
 import json
-from typing import Literal
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fewtag.errors import InputError
+from fewtag.research.methods import METHODS
 
 
 class Settings(BaseModel):
@@ -99,7 +103,14 @@ class MethodSettings(BaseModel):
 
     @property
     def options(self) -> dict[str, object]:
+        """The options that the recipe gives."""
         return dict(self.model_extra or {})
+
+    @property
+    def effective_options(self) -> dict[str, object]:
+        """All options of the method: the recipe's, over the defaults of the method's constructor."""
+        parameters = inspect.signature(METHODS[self.name]).parameters.values()
+        return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY} | self.options
 
 
 class Training(Settings):
@@ -160,7 +171,46 @@ class Recipe(Settings):
         return self
 
     @property
+    def effective(self) -> "Recipe":
+        """The same recipe with every option of the method written out, so that no default in code can change it."""
+        method = MethodSettings.model_validate({"name": self.method.name, **self.method.effective_options})
+        return self.model_copy(update={"method": method})
+
+    @property
     def digest(self) -> str:
-        """Names the recipe by what it says; settings left at their defaults and the note do not count."""
-        said = self.model_dump(exclude_defaults=True, exclude={"data": {"note"}})
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+        """Names the recipe by all its settings, defaults included; the note does not count."""
+        return digest_of(self.effective.model_dump(mode="json", exclude={"data": {"note"}}))
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """The digests of rows that this recipe has measured: its own, and the one of before if it had one."""
+        return frozenset(filter(None, (self.digest, _former_digests().get(self.digest))))
+
+    @property
+    def training_settings(self) -> dict[str, Any]:
+        """The settings that trained weights depend on: not how they are measured, nor what things are called."""
+        kept = self.effective.model_dump(mode="json", include={"backbone", "words", "method", "training", "seed"})
+        kept["training"].pop("checkpoint_every")
+        sources = [
+            source.model_dump(mode="json", exclude={"role"})
+            for source in self.data.sources
+            if source.phases is None or {"train", "val"} & set(source.phases)
+        ]
+        return {**kept, "split": self.data.split, "other_labels": self.data.other_labels, "sources": sources}
+
+
+def digest_of(settings: object) -> str:
+    """The first 12 digits of the SHA-256 of the settings as JSON."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@cache
+def _former_digests() -> dict[str, str]:
+    """The digest that a recipe had while settings at their defaults did not count, by its digest of now.
+
+    The published rows carry those. A digest of before cannot be worked out again: it stays the same when a default
+    changes. So they are listed, for the runs that were published, beside the digest of all settings as they were
+    then: once a default in code differs, the recipe's digest of now is no longer in the list, and the old rows count
+    as another recipe's.
+    """
+    return json.loads(Path(__file__).with_name("former_digests.json").read_text())

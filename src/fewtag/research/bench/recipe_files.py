@@ -1,8 +1,10 @@
-"""Recipes as files: TOML with common settings and runs that change some of them; one may extend or include others."""
+"""Recipe files: TOML with common settings, runs and grids of runs; a file may extend or include others."""
 
 import json
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,15 @@ from fewtag.errors import InputError, nearest
 from fewtag.research.bench.recipe import BackboneSettings, Data, Evaluation, Recipe, Source, Training, WordSettings
 from fewtag.research.methods import check_method
 
+FILE_KEYS = ("runs", "grid", "extends", "include")
+"""What a file says about its runs, beside the settings of a recipe."""
+
 
 def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str] = ()) -> list[tuple[Path, Recipe]]:
     """The runs of a recipe file, or of all files it includes, each with its file.
 
-    `[[runs]]` each override the file's common settings, `changes` override all runs that are chosen.
+    `[[runs]]` each override the file's common settings, a `grid` makes several runs of one, and `changes` override all
+    runs that are chosen.
     """
     settings = [(file, run) for file in _files(path) for run in _runs(file)]
     known = [str(run["name"]) for _, run in settings]
@@ -31,7 +37,9 @@ def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str]
     names = [(file, recipe.name) for file, recipe in recipes]
     for file, name in names:
         if names.count((file, name)) > 1:
-            raise InputError(f"recipe {file} has two runs of the name {name!r}; give each its own")
+            raise InputError(
+                f'recipe {file} has two runs of the name {name!r}; give each its own (of a grid: "NAME-{{shots}}")'
+            )
     return recipes
 
 
@@ -52,7 +60,56 @@ def _runs(path: Path) -> list[dict[str, Any]]:
     runs = common.pop("runs", [{}])
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise InputError(f"recipe {path}: `runs` is no list of tables; write [[runs]] before each, or leave it out")
-    return [_merge({"name": path.stem, **common}, run) for run in runs]
+    merged = [_merge({"name": path.stem, **common}, run) for run in runs]
+    return [each for run in merged for each in _expand(run, path)]
+
+
+def _expand(run: dict[str, Any], path: Path) -> Iterator[dict[str, Any]]:
+    """The run, or the cartesian product of its grid: a run for each choice of values, the last key varying fastest."""
+    axes = dict(_axes(run.pop("grid", {}), path))
+    for values in product(*axes.values()):
+        chosen: dict[str, Any] = {}
+        for key, value in zip(axes, values, strict=True):
+            for part in reversed(key.split(".")):
+                value = {part: value}
+            chosen = _merge(chosen, value)
+        yield {**_merge(run, chosen), "name": _fill(str(run["name"]), dict(_leaves(chosen)), path)}
+
+
+def _axes(grid: object, path: Path, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """The grid's lists of values by dotted key, `evaluation.shots`."""
+    if isinstance(grid, dict):
+        for key, value in grid.items():
+            yield from _axes(value, path, f"{prefix}.{key}" if prefix else key)
+    elif isinstance(grid, list) and grid and prefix:
+        yield prefix, grid
+    else:
+        key = f"grid.{prefix}" if prefix else "grid"
+        raise InputError(
+            f"recipe {path}: `{key}` is {grid!r}; give it a list of values, such as grid.evaluation.shots = [1, 5]"
+        )
+
+
+def _leaves(settings: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a table by dotted key; a value of a grid may itself be a table."""
+    if isinstance(settings, dict):
+        for key, value in settings.items():
+            yield from _leaves(value, f"{prefix}.{key}" if prefix else key)
+    else:
+        yield prefix, settings
+
+
+def _fill(name: str, settings: dict[str, Any], path: Path) -> str:
+    """A run's name with each `{shots}` or `{evaluation.shots}` replaced by the grid's value of that setting."""
+
+    def value(field: re.Match[str]) -> str:
+        named = [key for key in settings if f".{key}".endswith(f".{field[1]}")]
+        if len(named) != 1:
+            found = nearest(field[1], settings) if settings else "the run has no grid"
+            raise InputError(f"recipe {path}: the name {name!r} names {len(named)} settings {field[0]}; {found}")
+        return str(settings[named[0]])
+
+    return re.sub(r"\{([^{}]*)\}", value, name)
 
 
 def _common(path: Path) -> dict[str, Any]:

@@ -1,29 +1,102 @@
-"""Result rows: one an episode, with all that is needed to measure it again."""
+"""Result rows: one an episode, with all that is needed to measure it again, in Parquet files."""
 
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, Json, TypeAdapter, ValidationError
 
 import fewtag
 from fewtag.errors import InputError
 from fewtag.files import write_atomically
-from fewtag.research.bench.metrics import METRICS
+from fewtag.research.bench.metrics import METRICS, mean_and_interval
 from fewtag.research.bench.recipe import Recipe
 
-Row = dict[str, Any]
+Summary = dict[str, dict[str, float]]
+
+
+class ResultRow(BaseModel):
+    """One episode of one run on one phase. What a row does not tell is None, and null in the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str
+    method: str
+    options: Json[dict[str, Any]]
+    """What the recipe says of the method, given and stored as JSON."""
+    data: str
+    split: str
+    phase: str
+    note: str
+    backbone: str
+    frozen: bool
+    size: int
+    words: str
+    shots: int
+    queries: int
+    seed: int
+    recipe_digest: str
+    command: str
+    commit: str
+    device: str | None = None
+    torch: str | None = None
+    timm: str | None = None
+    seconds: float | None = None
+    """How long all episodes of the phase took."""
+    data_digest: str | None = None
+    draws_digest: str | None = None
+    trained_episodes: int | None = None
+    """None for a run without training; the best on the validation labels, if there were any."""
+    planned_episodes: int | None = None
+    episodes_a_step: int | None = None
+    validation_macro_ap: float | None = None
+    episode: int
+    micro_precision: float
+    micro_recall: float
+    micro_f1: float
+    micro_ap: float
+    macro_precision: float
+    macro_recall: float
+    macro_f1: float
+    macro_ap: float
+
+
+_ROWS = TypeAdapter(list[ResultRow])
+_ARROW_TYPES = {str: pa.string(), dict: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+
+
+def _arrow_type(annotation: Any) -> pa.DataType:
+    optional = isinstance(annotation, UnionType)
+    return _ARROW_TYPES[get_args(annotation)[0] if optional else get_origin(annotation) or annotation]
+
+
+SCHEMA = pa.schema([(name, _arrow_type(field.annotation)) for name, field in ResultRow.model_fields.items()])
+"""The columns of a file of rows, the same in every file."""
 
 
 def result_rows(
-    recipe: Recipe, phase: str, metrics: Sequence[dict[str, float]], *, command: str, facts: Row | None = None
-) -> list[Row]:
-    """A row for each episode's metrics; `facts` (of training, say) are repeated in each."""
-    about = {
+    recipe: Recipe,
+    phase: str,
+    metrics: Sequence[Mapping[str, float]],
+    *,
+    command: str,
+    device: str,
+    facts: Mapping[str, Any] | None = None,
+) -> list[ResultRow]:
+    """A row for each episode's metrics; `facts` (of training, say) are columns that the recipe does not know."""
+    shared: dict[str, Any] = {
         "run": recipe.name,
         "method": recipe.method.name,
-        "options": recipe.method.options,
+        "options": json.dumps(recipe.method.options),
         "data": recipe.data.name,
         "split": recipe.data.split,
         "phase": phase,
@@ -35,19 +108,39 @@ def result_rows(
         "shots": recipe.evaluation.shots,
         "queries": recipe.evaluation.queries,
         "seed": recipe.seed,
-        "recipe": recipe.digest,
+        "recipe_digest": recipe.digest,
         "command": command,
         "commit": commit(),
+        "device": device,
+        "torch": version("torch"),
+        "timm": version("timm"),
         **(facts or {}),
     }
     return [
-        {**about, "episode": episode, **{name: round(value, 6) for name, value in found.items()}}
-        for episode, found in enumerate(metrics)
+        ResultRow.model_validate({**shared, "episode": episode} | {name: round(numbers[name], 6) for name in METRICS})
+        for episode, numbers in enumerate(metrics)
     ]
 
 
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+def write_rows(path: Path, rows: Sequence[ResultRow]) -> None:
+    """All rows or nothing."""
+    table = pa.Table.from_pylist([row.model_dump(round_trip=True) for row in rows], schema=SCHEMA)
+    content = BytesIO()
+    # statistics and a second schema would be half of a file of a few hundred rows
+    pq.write_table(table, content, compression="zstd", write_statistics=False, store_schema=False)
+    write_atomically(path, content.getvalue())
+
+
+def read_rows(path: Path) -> list[ResultRow]:
+    """The rows of one file; columns that came later than the file are None."""
+    try:
+        return _ROWS.validate_python(pq.read_table(BytesIO(path.read_bytes())).to_pylist())
+    except pa.ArrowException as error:
+        raise InputError(f"{path} is no Parquet file, or a part of one; measure it again: bench --force") from error
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        column = f"column {wrong['loc'][1]}: {wrong['msg']}"
+        raise InputError(f"{path} holds no result rows ({column}); move it elsewhere, or bench --force") from error
 
 
 def write_reason(folder: Path, recipe: Recipe) -> None:
@@ -56,24 +149,19 @@ def write_reason(folder: Path, recipe: Recipe) -> None:
     write_atomically(folder / f"{recipe.name}.not-measured.json", json.dumps(facts, indent=2).encode())
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of one file."""
-    rows = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}, line {number} is not JSON; measure it again: bench --force") from error
-        if not isinstance(row, dict) or not {"recipe", "data", "phase", *METRICS} <= row.keys():
-            raise InputError(f"{path}, line {number} is no result row; move the file elsewhere, or bench --force")
-        rows.append(row)
-    return rows
+def summarise(rows: Sequence[ResultRow]) -> Summary:
+    """The mean of each metric over the episodes, with the half width of its 95 % interval."""
+    found = {name: mean_and_interval([getattr(row, name) for row in rows]) for name in METRICS}
+    return {name: {"mean": mean, "interval": interval} for name, (mean, interval) in found.items()}
 
 
 def commit() -> str:
     """The commit this code is of; FEWTAG_COMMIT says it where the code runs outside its repository."""
-    if named := os.environ.get("FEWTAG_COMMIT"):
-        return named
+    return os.environ.get("FEWTAG_COMMIT") or _commit_of_repository()
+
+
+@cache
+def _commit_of_repository() -> str:
     folder = Path(__file__).parent
     try:
         described = subprocess.run(

@@ -1,118 +1,245 @@
-"""Training on episodes of base labels, stopped early by the validation labels; goes on after a kill."""
+"""Episodic training on base labels with early stopping on the validation labels; resumes after a kill."""
 
+import math
 import time
-from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import torch
 from lightning_fabric import Fabric
+from torch import Tensor
+from torch.optim import Adam
 
 from fewtag.errors import InputError
+from fewtag.research.bench.distributed import (
+    Reporter,
+    Silent,
+    all_gather,
+    broadcast_buffers,
+    collective_refusal,
+    interleave,
+    on_rank_zero,
+    rank_share,
+    rows_by_all_ranks,
+)
 from fewtag.research.bench.evaluate import Pool, evaluate
-from fewtag.research.bench.learner import Learner, Phase
-from fewtag.research.bench.materials import Materials
+from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.metrics import METRICS
-from fewtag.research.bench.progress import Reporter, Silent
 from fewtag.research.bench.recipe import Training
-from fewtag.research.bench.runs import Run, State
-from fewtag.research.bench.together import as_one, by_first, gather, in_order, read_rows_together, share
-from fewtag.research.data.episodes import EpisodeSampler
+from fewtag.research.bench.run_folder import Checkpoint, RunFolder, TrainingState, TrainingSummary
 from fewtag.research.data.images import LabelledImages
+from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.rows import MemoryRows, Rows, feature_rows, pixel_rows
 from fewtag.research.methods import EndToEnd, Method
 
 
-def train(materials: Materials, run: Run, fabric: Fabric, *, cache: Path, report: Reporter | None = None) -> State:
-    """Trains the recipe's method, or goes on training it; returns the summary. `run.best` holds the weights."""
+class Phase(NamedTuple):
+    """Where training draws its episodes, or validation its."""
+
+    pool: Pool
+    sampler: EpisodeSampler
+
+
+def train(
+    experiment: Experiment, run: RunFolder, fabric: Fabric, *, cache: Path, report: Reporter | None = None
+) -> TrainingSummary:
+    """Trains the recipe's method, or goes on training it; `run.best` then holds the best weights."""
     report = report or Silent()
-    recipe, training = materials.recipe, materials.recipe.training
+    recipe, training = experiment.recipe, experiment.recipe.training
     if training is None:
         raise InputError(f"recipe {recipe.name!r} has no [training] table, so there is nothing to train")
-    summary = by_first(fabric, run.finished)
-    if summary is not None:
-        return summary
+    done = on_rank_zero(fabric, lambda: run.summary)
+    if done is not None:
+        return done
 
-    method, base, validation = prepare(materials, fabric, cache, report)
+    method, base, validation = prepare(experiment, fabric, cache, report)
     if not any(parameter.requires_grad for parameter in method.parameters()):
         raise InputError(
             f"method {recipe.method.name!r} has nothing to learn on a frozen backbone; remove [training] from recipe "
             f"{recipe.name!r}, or set backbone.frozen = false"
         )
-    by_first(fabric, run.claim)
     learner = Learner(method, training, recipe.seed, fabric)
-    if saved := by_first(fabric, lambda: run.load_state(torch.device("cpu"), processes=fabric.world_size)):
-        learner.load(saved)
-
-    state = learner.state
-    report.start(f"training {recipe.name}", training.episodes)
-    report.advance(state["episode"])
-    saved_at, since = state["episode"], time.perf_counter()
-    while state["episode"] < training.episodes and not _is_stale(state, training):
-        loss = learner.learn(base, report)
-        scores = {} if validation is None else validate(fabric, method, validation, training.validation_episodes)
-        # without validation the latest weights are the ones to keep
-        better = validation is None or scores["macro_ap"] > state["best"]
-        state["stale"] = 0 if better else state["stale"] + 1
-        if better:
-            state |= {"best": scores.get("macro_ap"), "best_episode": state["episode"]}
-        state["seconds"] += time.perf_counter() - since
-        since = time.perf_counter()
-        report.advance(0, loss=loss, **({"val": scores["macro_ap"]} if scores else {}))
-        checkpoint = state["episode"] - saved_at >= training.checkpoint_every
-        with as_one(fabric):
+    with ExitStack() as held:
+        with collective_refusal():
             if fabric.is_global_zero:
-                if better:
-                    run.save_best(method, dict(state))
-                run.log({"episode": state["episode"], "loss": loss, "seconds": round(state["seconds"], 2), **scores})
-                if checkpoint:
-                    run.save_state(learner.saved())
-        saved_at = state["episode"] if checkpoint else saved_at
-    summary = {**state, "stopped_early": _is_stale(state, training), "episodes_planned": training.episodes}
-    by_first(fabric, lambda: run.finish(summary))
+                held.enter_context(run.lock())
+        return _train(learner, run, base, validation, report)
+
+
+def _train(
+    learner: "Learner", run: RunFolder, base: Phase, validation: Phase | None, report: Reporter
+) -> TrainingSummary:
+    fabric, training = learner.fabric, learner.training
+    on_rank_zero(fabric, run.claim)
+    if checkpoint := on_rank_zero(fabric, lambda: run.load_checkpoint(processes=fabric.world_size)):
+        learner.load(checkpoint)
+    state = learner.state
+    report.start(f"training {run.recipe.name}", training.episodes)
+    report.advance(state.episode)
+    if validation is not None and state.episode == 0:
+        learner.judge(run, validation, None, report)  # the untrained weights are the ones to beat
+    saved_at = state.episode
+    while state.episode < training.episodes and not _is_stale(state, training):
+        loss = learner.learn(base, report)
+        learner.judge(run, validation, loss, report)
+        if state.episode - saved_at >= training.checkpoint_every:
+            on_rank_zero(fabric, lambda: run.save_checkpoint(learner.checkpoint()))
+            saved_at = state.episode
+    summary = TrainingSummary(
+        **vars(state), stopped_early=_is_stale(state, training), episodes_planned=training.episodes
+    )
+    on_rank_zero(fabric, lambda: run.finish(summary))
     return summary
 
 
-def _is_stale(state: State, training: Training) -> bool:
-    return 0 < training.patience <= state["stale"]
+def _is_stale(state: TrainingState, training: Training) -> bool:
+    return 0 < training.patience <= state.stale
+
+
+class Learner:
+    """A method in training: its optimiser, its ranks, and how far it has come."""
+
+    def __init__(self, method: Method, training: Training, seed: int, fabric: Fabric) -> None:
+        self.method, self.training, self.seed, self.fabric = method, training, seed, fabric
+        optimizer = Adam(method.parameters(), lr=training.learning_rate, fused=fabric.device.type == "cuda")
+        self.model, self.optimizer = fabric.setup(method, optimizer)
+        self.model.mark_forward_method("loss")
+        self.state = TrainingState(processes=fabric.world_size)
+        self._begun = time.perf_counter()
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Goes on from a checkpoint."""
+        self.method.load_state_dict(checkpoint.method)
+        self.optimizer.load_state_dict(checkpoint.optimizer)
+        self.state = checkpoint.state
+        self._begun = time.perf_counter() - self.state.seconds
+
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.state, self.method.state_dict(), self.optimizer.state_dict())
+
+    def learn(self, base: Phase, report: Reporter) -> float:
+        """Takes steps until the next validation; returns the mean loss, the same on every rank."""
+        a_step = self.training.episodes_per_step * self.fabric.world_size
+        validate_every = max(1, round(self.training.validate_every / a_step)) * a_step
+        losses: list[Tensor] = []
+        self.model.train()
+        while not losses or (self.state.episode % validate_every and self.state.episode < self.training.episodes):
+            losses.append(self.take_step(base))
+            self.state.episode += a_step
+            # reading the loss waits for the device, so not at every step
+            report.advance(a_step, **({"loss": losses[-1].item()} if len(losses) % 10 == 0 else {}))
+        # every rank sees the mean of all, so that all of them stop, or none
+        mean = self.fabric.all_reduce(torch.stack(losses).mean(), reduce_op="mean")
+        assert isinstance(mean, Tensor)
+        loss = mean.item()
+        if not math.isfinite(loss):
+            raise InputError(f"the loss is {loss} at episode {self.state.episode}; lower training.learning_rate")
+        return loss
+
+    def take_step(self, base: Phase) -> Tensor:
+        """One gradient step over some episodes; all its randomness comes from the seed and the episodes' numbers."""
+        training, turns = self.training, self.training.episodes_per_step
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(training, self.state.episode)
+        total = torch.zeros((), device=self.fabric.device)
+        first = self.state.episode + turns * self.fabric.global_rank
+        for index in range(first, first + turns):
+            torch.manual_seed(self.seed * 1_000_003 + index)  # dropout
+            with collective_refusal():
+                episode = base.pool.episode(base.sampler.draw(index))
+            last = index == first + turns - 1
+            with nullcontext() if last else self.fabric.no_backward_sync(self.model):
+                # on one device Fabric calls `loss` directly, without its precision
+                with self.fabric.autocast():
+                    loss = self.model.loss(episode) / turns
+                self.fabric.backward(loss + self._touch_all_parameters())
+            total += loss.detach()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return total
+
+    def _touch_all_parameters(self) -> Tensor | float:
+        """Zero, by way of every parameter: DDP waits for the gradient of each, and a loss may use only some."""
+        if self.fabric.world_size == 1:
+            return 0.0
+        return 0.0 * torch.stack([each.sum() for each in self.method.parameters() if each.requires_grad]).sum()
+
+    def judge(self, run: RunFolder, validation: Phase | None, loss: float | None, report: Reporter) -> None:
+        """Validates the weights, saves them if they are the best so far, and logs what they came to.
+
+        Without validation the latest weights are the ones to keep.
+        """
+        state, scores = self.state, dict[str, float]()
+        if validation is not None:
+            scores = validate(self.fabric, self.method, validation, self.training.validation_episodes)
+        score = scores.get("macro_ap")
+        better = score is None or state.best is None or score > state.best
+        if better:
+            state.best, state.best_episode, state.stale = score, state.episode, 0
+        else:
+            state.stale += 1
+        state.seconds = time.perf_counter() - self._begun
+        told = {} if loss is None else {"loss": loss}
+        report.advance(0, **told, **({} if score is None else {"val": score}))
+        with collective_refusal():
+            if self.fabric.is_global_zero:
+                if better:
+                    run.save_best(self.method, state)
+                run.log({"episode": state.episode, **told, "seconds": round(state.seconds, 2), **scores})
+
+
+def learning_rate(training: Training, episode: int) -> float:
+    """Climbs in a line during the warm-up, then stays."""
+    if episode >= training.warmup:
+        return training.learning_rate
+    climbed = (episode + 1) / training.warmup
+    return training.warmup_from + climbed * (training.learning_rate - training.warmup_from)
 
 
 def validate(fabric: Fabric, method: Method, phase: Phase, episodes: int) -> dict[str, float]:
-    """Mean metrics over the validation episodes, which the processes share among them."""
-    draws = [phase.sampler.draw(index) for index in share(fabric, range(episodes))]
-    with as_one(fabric), fabric.autocast():
+    """Mean metrics over the validation episodes, which the ranks share among them."""
+    broadcast_buffers(fabric, method)
+    draws = [phase.sampler.draw(index) for index in rank_share(fabric, range(episodes))]
+    with collective_refusal(), fabric.autocast():
         mine = evaluate(method, phase.pool, draws)
-    found = in_order(gather(fabric, mine))
-    return {name: round(fmean(row[name] for row in found), 6) for name in METRICS}
+    metrics = interleave(all_gather(fabric, mine))
+    return {name: round(fmean(episode[name] for episode in metrics), 6) for name in METRICS}
 
 
-def prepare(materials: Materials, fabric: Fabric, cache: Path, report: Reporter) -> tuple[Method, Phase, Phase | None]:
+def prepare(
+    experiment: Experiment, fabric: Fabric, cache: Path, report: Reporter
+) -> tuple[Method, Phase, Phase | None]:
     """The method, and the base and validation phases as the rows it works on: features, or pixels if end to end.
 
     Without patience nothing is validated, and the split needs no validation labels.
     """
-    recipe, training = materials.recipe, materials.recipe.training
+    recipe, training = experiment.recipe, experiment.recipe.training
     assert training is not None
-    with as_one(fabric):
-        backbone, method = materials.build()
-    make_rows: Callable[[LabelledImages], Rows]
+    with collective_refusal():
+        backbone, method = experiment.build()
     if recipe.backbone.frozen:
         backbone.to(fabric.device)
-        make_rows = lambda images: feature_rows(images, backbone, cache, advance=report.advance)  # noqa: E731
+
+        def read(images: LabelledImages) -> Rows:
+            return feature_rows(images, backbone, cache, advance=report.advance)
     else:
         method = EndToEnd(backbone, method)
-        if materials.compiled:
+        if experiment.compiled:
             backbone.compile()  # in place: weights keep their names
-        make_rows = lambda images: pixel_rows(images, backbone.size, cache, advance=report.advance)  # noqa: E731
+
+        def read(images: LabelledImages) -> Rows:
+            return pixel_rows(images, backbone.size, cache, advance=report.advance)
 
     def phase(name: str) -> Phase:
-        with as_one(fabric):
-            images = materials.phase(name)
+        with collective_refusal():
+            images = experiment.phase(name)
             sampler = EpisodeSampler(
                 images.targets, images.labels, shots=training.shots, queries=training.queries, seed=recipe.seed
             )
-            words = materials.words(images.labels)
-        rows = read_rows_together(fabric, images, make_rows, report, name)
+            words = experiment.words(images.labels)
+        rows = rows_by_all_ranks(fabric, images, read, report, name)
         return Phase(Pool.of(images, on_device(rows, fabric.device), words, fabric.device), sampler)
 
     return method, phase("train"), phase("val") if training.patience else None

@@ -1,8 +1,9 @@
-"""Data sets: pictures, and the labels they show."""
+"""Labelled data sets: pictures and the labels they show, joined and filtered."""
 
 import hashlib
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +12,7 @@ from jaxtyping import Bool
 
 from fewtag.errors import InputError
 from fewtag.pictures.files import Picture
+from fewtag.pictures.prefetch import usable_cores
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,15 +82,48 @@ class LabelledImages:
             )
 
 
-def from_shown(found: Sequence[tuple[str, Picture, set[str]]], labels: Sequence[str]) -> LabelledImages:
+def from_shown(images: Sequence[tuple[str, Picture, set[str]]], labels: Sequence[str]) -> LabelledImages:
     """A data set from (id, picture, labels shown) triples: what every reader ends with."""
     column = {label: number for number, label in enumerate(labels)}
-    targets = np.zeros((len(found), len(column)), dtype=bool)
-    for row, (_, _, shown) in enumerate(found):
+    targets = np.zeros((len(images), len(column)), dtype=bool)
+    for row, (_, _, shown) in enumerate(images):
         targets[row, [column[label] for label in shown]] = True
     return LabelledImages(
-        ids=tuple(name for name, _, _ in found),
-        pictures=tuple(picture for _, picture, _ in found),
+        ids=tuple(name for name, _, _ in images),
+        pictures=tuple(picture for _, picture, _ in images),
         labels=tuple(labels),
         targets=targets,
     )
+
+
+def concatenate(parts: Sequence[LabelledImages]) -> LabelledImages:
+    """The images of all parts, over the labels of all parts."""
+    if len(parts) == 1:
+        return parts[0]
+    labels = list(dict.fromkeys(label for part in parts for label in part.labels))
+    images = [(part.ids[row], part.pictures[row], set(part.shown(row))) for part in parts for row in range(len(part))]
+    return from_shown(images, labels)
+
+
+def readable(images: LabelledImages) -> tuple[LabelledImages, list[str]]:
+    """The images that can be decoded, and the reasons why the others cannot. Decodes every one."""
+
+    def reason(row: int) -> str | None:
+        try:
+            images.pictures[row].open()
+        except InputError as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        reasons = list(pool.map(reason, range(len(images))))
+    good = [row for row, why in enumerate(reasons) if why is None]
+    return images.select(good), [why for why in reasons if why is not None]
+
+
+def refuse_unreadable(images: LabelledImages) -> None:
+    """Refuses pictures that cannot be decoded, before hours of training find out."""
+    _, reasons = readable(images)
+    if reasons:
+        more = f" ({len(reasons)} such pictures; --skip-bad leaves them out)"
+        raise InputError(reasons[0] + more)

@@ -1,15 +1,20 @@
-"""Which labels belong to which phase, and which images serve it: rules kept as data, in splits/*.json."""
+"""Splits: which labels belong to which phase, and which images serve it; rules kept as data, in splits/*.json."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Bool
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from fewtag.errors import InputError, nearest
 from fewtag.research.data.images import LabelledImages
-from fewtag.research.data.split_files import Content, load_content
+
+Name = Annotated[str, StringConstraints(pattern=r"\S")]
+Names = Annotated[list[Name], Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +40,13 @@ class Split:
     @classmethod
     def load(cls, name_or_path: str) -> "Split":
         """A split that comes with the package ("coco", "voc", "laso"), or a JSON file of one's own."""
-        content = load_content(name_or_path)
+        file = _read(name_or_path)
         return cls(
-            name=content.name,
-            phases={name: _phase(name, rule, content) for name, rule in content.phases.items()},
-            labels=tuple(label for group in content.groups.values() for label in group),
-            spelt=content.words,
-            aliases=content.aliases,
+            name=file.name,
+            phases={name: rule.phase(name, file.groups) for name, rule in file.phases.items()},
+            labels=tuple(label for group in file.groups.values() for label in group),
+            spelt=file.words,
+            aliases=file.aliases,
         )
 
     def words(self, label: str) -> str:
@@ -95,15 +100,114 @@ class Split:
         return columns
 
 
-def _phase(name: str, rule: Mapping[str, list[str]], content: Content) -> Phase:
-    def members(key: str) -> tuple[str, ...]:
-        return tuple(label for group in rule.get(key, []) for label in content.groups[group])
-
-    return Phase(name, members("labels"), frozenset(members("must_not_show")), frozenset(members("must_show")))
-
-
 def _any(
     columns: Mapping[str, np.ndarray], labels: frozenset[str], none: Bool[np.ndarray, "images"]
 ) -> Bool[np.ndarray, "images"]:
     """Which images show at least one of the labels."""
     return np.logical_or.reduce([none, *(columns[label] for label in labels if label in columns)])
+
+
+class PhaseRule(BaseModel):
+    """A phase in a split's JSON: the groups of its labels, and those its images must not, or must also, show."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    labels: Names
+    must_not_show: list[Name] = []
+    must_show: list[Name] = []
+
+    def phase(self, name: str, groups: Mapping[str, list[str]]) -> Phase:
+        """The rule with its groups' labels filled in."""
+        labels, hidden, shown = (
+            [label for group in chosen for label in groups[group]]
+            for chosen in (self.labels, self.must_not_show, self.must_show)
+        )
+        return Phase(name, tuple(labels), frozenset(hidden), frozenset(shown))
+
+    def check(self, groups: Iterable[str]) -> None:
+        """Refuses groups that are unknown, named twice, or wanted and forbidden at once."""
+        for key in ("labels", "must_not_show", "must_show"):
+            _refuse_unknown(getattr(self, key), groups, f"{key!r} has an unknown group")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError("names a group of its labels twice; name it once")
+        both = set(self.must_not_show) & {*self.labels, *self.must_show}
+        if both:
+            raise ValueError(f"forbids and wants group {min(both)!r} at once; remove one")
+
+
+class SplitFile(BaseModel):
+    """A split's JSON: groups are disjoint and not empty, and every name in it refers to something."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: Name
+    groups: Annotated[dict[str, Names], Field(min_length=1)]
+    phases: Annotated[dict[str, PhaseRule], Field(min_length=1)]
+    words: dict[str, Name] = {}
+    aliases: dict[str, Name] = {}
+
+    @model_validator(mode="after")
+    def _check(self) -> "SplitFile":
+        home: dict[str, str] = {}
+        for group, labels in self.groups.items():
+            for label in labels:
+                if label in home:
+                    raise ValueError(
+                        f"label {label!r} is in group {home[label]!r} and again in {group!r}; list it once"
+                    )
+                home[label] = group
+        for name, rule in self.phases.items():
+            try:
+                rule.check(self.groups)
+            except ValueError as error:
+                raise ValueError(f"phase {name!r}: {error}") from error
+        _refuse_unknown(self.words, home, '"words" has an unknown label')
+        _refuse_unknown(self.aliases.values(), home, '"aliases" leads to an unknown label')
+        clash = sorted(self.aliases.keys() & home.keys())
+        if clash:
+            raise ValueError(f"{clash[0]!r} is both a label and an alias; remove one")
+        return self
+
+
+def _read(name_or_path: str) -> SplitFile:
+    """A packaged split by name, or a file by path (something with a folder or an ending in it)."""
+    folder = resources.files("fewtag.research.data") / "splits"
+    packaged = {Path(file.name).stem: file for file in folder.iterdir() if file.name.endswith(".json")}
+    if name_or_path in packaged:
+        return _parse(packaged[name_or_path].read_text(encoding="utf-8"), name_or_path)
+    path = Path(name_or_path)
+    if path.suffix != ".json" and not path.is_file():
+        raise InputError(
+            f"there is no split {name_or_path!r}, and no such file; {nearest(name_or_path, packaged)} "
+            "or give the path of a .json file"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the split {path} ({error}); check the path") from error
+    return _parse(text, str(path))
+
+
+def _parse(text: str, source: str) -> SplitFile:
+    """A valid split; otherwise the first thing that is wrong with it, in one sentence."""
+    try:
+        return SplitFile.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            raise InputError(f"the split {source} is not valid JSON ({first['msg']}); mend it there") from error
+        if first["type"] == "value_error":  # of the checks above
+            raise InputError(f"the split {source}: {first['msg'].removeprefix('Value error, ')}") from error
+        where = " → ".join(str(part) for part in first["loc"]) or "the whole"
+        if first["type"] == "extra_forbidden":
+            model = SplitFile if len(first["loc"]) == 1 else PhaseRule
+            close = nearest(str(first["loc"][-1]), model.model_fields)
+            raise InputError(f"the split {source} has an unknown key, {where!r}; {close}") from error
+        raise InputError(f"the split {source} is wrong at {where!r} ({first['msg']}); mend it there") from error
+
+
+def _refuse_unknown(names: Iterable[str], known: Iterable[str], what: str) -> None:
+    known = list(known)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{what}, {name!r}; {nearest(name, known)}")

@@ -1,23 +1,21 @@
-"""From pixels to local maps: any timm network, fed the way its weights were trained."""
+"""Backbones: any timm network from pixels to local feature maps, fed the way its weights were trained; or several."""
 
 import copy
 import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
 
+import timm
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from fewtag.errors import InputError
-from fewtag.research.features.networks import (
-    Layout,
-    Network,
-    build_network,
-    check_name,
-    find_layout,
-    fold,
-    resize_network,
-)
-from fewtag.research.features.weights import Preprocessing, load_weights, split_source
+from fewtag.errors import InputError, nearest
+from fewtag.research.features.weights import Network, Preprocessing, load_weights, split_source
+
+Layout = Literal["NCHW", "NHWC", "tokens"]
 
 
 class Backbone(nn.Module):
@@ -63,7 +61,7 @@ class Backbone(nn.Module):
         # channels last: convolutions run twice as fast on a CPU, and on tensor cores
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         features = self.network.forward_features((pixels.to(self.mean.dtype) - self.mean) / self.std)
-        return fold(features, self.layout, getattr(self.network, "num_prefix_tokens", 0))
+        return to_maps(features, self.layout, getattr(self.network, "num_prefix_tokens", 0))
 
     def zoomed(self, factor: int = 2) -> "Backbone":
         """The same network on larger images, for finer maps; itself where the network is bound to one size."""
@@ -76,7 +74,7 @@ class Backbone(nn.Module):
     @property
     def fingerprint(self) -> str:
         """A digest of all that decides the maps: name, size, preprocessing, layer variant and every tensor."""
-        if self.known_as is not None:  # the same network, made faster
+        if self.known_as is not None:
             return self.known_as
         digest = hashlib.sha256(repr((self.name, self.size, self.preprocessing, self.variant)).encode())
         for key, tensor in sorted(self.state_dict().items()):
@@ -106,3 +104,132 @@ def create_backbone(name: str = "tf_efficientnet_lite2", *, weights: str | None 
         variant="keras" if kind == "keras" else "timm",
     )
     return backbone.eval()
+
+
+class JoinedBackbone(nn.Module):
+    """Maps of several backbones, channels joined; finer maps are pooled to the coarsest grid."""
+
+    def __init__(self, parts: Sequence[Backbone]) -> None:
+        super().__init__()
+        self.parts = tuple(parts)
+        self.networks = nn.ModuleList(parts)  # for torch, which moves and saves what it finds in one
+        self.name = "+".join(part.name for part in parts)
+        self.size = parts[0].size
+        self.channels = sum(part.channels for part in parts)
+
+    def forward(self, pixels: UInt8[Tensor, "images 3 height width"]) -> Float[Tensor, "images channels rows columns"]:
+        return join_maps([part(pixels) for part in self.parts])
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of all that decides the maps."""
+        return hashlib.sha256(" ".join(part.fingerprint for part in self.parts).encode()).hexdigest()
+
+
+def join_maps(maps: Sequence[Float[Tensor, "images _ _ _"]]) -> Float[Tensor, "images channels rows columns"]:
+    """Channels side by side, on the coarsest of the grids."""
+    grid = min(single.shape[2] for single in maps), min(single.shape[3] for single in maps)
+    return torch.cat([F.adaptive_avg_pool2d(single.float(), grid).to(single.dtype) for single in maps], dim=1)
+
+
+def open_backbone(name: str, *, weights: str | None = None, size: int = 224) -> Backbone | JoinedBackbone:
+    """A backbone by name, or several joined by `+`, with as many weights sources joined by `+`, or none."""
+    names = [part.strip() for part in name.split("+")]
+    if len(names) == 1:
+        return create_backbone(name, weights=weights, size=size)
+    sources = [None] * len(names) if weights is None else [part.strip() for part in weights.split("+")]
+    if len(sources) != len(names):
+        raise InputError(
+            f"backbone {name!r} joins {len(names)} networks, and its weights {weights!r} are {len(sources)}; "
+            "name one source for each, joined by +"
+        )
+    parts = [create_backbone(part, weights=source, size=size) for part, source in zip(names, sources, strict=True)]
+    return JoinedBackbone(parts)
+
+
+def check_name(name: str) -> None:
+    """Refuse a network that timm does not have."""
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
+        raise InputError(f"there is no backbone {name!r} in timm; {nearest(architecture, timm.list_models())}")
+    if tag and name not in (tagged := timm.list_pretrained(f"{architecture}.*")):
+        raise InputError(f"backbone {architecture!r} has no weights tagged {tag!r} in timm; {nearest(name, tagged)}")
+
+
+def build_network(name: str, size: int, *, pretrained: bool) -> Network:
+    """The network without its classifier, at the size its weights were made for where it can be resized later."""
+    network = _create(name, pretrained=pretrained)
+    if network.pretrained_cfg["input_size"][0] != 3:
+        raise InputError(f"backbone {name!r} does not take colour images; choose another")
+    if network.pretrained_cfg.get("fixed_input_size") and not hasattr(network, "set_input_size"):
+        return _create(name, pretrained=pretrained, size=size)
+    return network
+
+
+def _create(name: str, *, pretrained: bool, size: int | None = None) -> Network:
+    """timm's network, with a refusal in one sentence where timm has many kinds of traceback."""
+    image_size: dict[str, Any] = {} if size is None else {"img_size": size}
+    try:
+        return timm.create_model(name, pretrained=pretrained, num_classes=0, **image_size)
+    # what a failed download raises depends on the versions of timm, the hub's client and its transport
+    except Exception as error:
+        if pretrained:
+            raise InputError(
+                f"timm's weights of {name!r} could not be had ({first_line(error)}); "
+                "go on line once, or give the path of a state dict"
+            ) from error
+        raise size_error(name, size, error) from error
+
+
+def resize_network(network: Network, name: str, size: int) -> None:
+    """Let a network of fixed size take another, resampling its position embeddings."""
+    if hasattr(network, "set_input_size") and size != network.pretrained_cfg["input_size"][-1]:
+        try:
+            network.set_input_size(img_size=(size, size))
+        except (AssertionError, RuntimeError, ValueError, TypeError, ZeroDivisionError) as error:
+            raise size_error(name, size, error) from error
+
+
+@torch.no_grad()
+def find_layout(network: Network, name: str, size: int) -> tuple[Layout, int]:
+    """How one image's features come out, and with how many channels; nets without maps are refused."""
+    network.eval()
+    try:
+        features = network.forward_features(torch.zeros(1, 3, size, size))
+    except (AssertionError, RuntimeError, ValueError, ZeroDivisionError) as error:
+        raise size_error(name, size, error) from error
+    channels = network.num_features
+    if isinstance(features, Tensor) and features.ndim == 4:
+        layout: Layout = "NHWC" if getattr(network, "output_fmt", "NCHW") == "NHWC" else "NCHW"
+        if features.shape[1 if layout == "NCHW" else 3] == channels:
+            return layout, channels
+    elif isinstance(features, Tensor) and features.ndim == 3 and features.shape[2] == channels:
+        places = features.shape[1] - getattr(network, "num_prefix_tokens", 0)
+        if places > 0 and math.isqrt(places) ** 2 == places:
+            return "tokens", channels
+    raise InputError(f"backbone {name!r} yields no feature map of one grid; choose another, such as 'resnet50'")
+
+
+def to_maps(features: Tensor, layout: Layout, prefix_tokens: int) -> Tensor:
+    """Features of any layout as maps, images × channels × rows × columns."""
+    if layout == "NCHW":
+        return features
+    if layout == "NHWC":
+        return features.permute(0, 3, 1, 2)
+    places = features[:, prefix_tokens:]
+    side = math.isqrt(places.shape[1])
+    # not len(places): that is a plain number, to which an exported graph would be bound
+    return places.transpose(1, 2).reshape(places.shape[0], -1, side, side)
+
+
+def size_error(name: str, size: int | None, error: Exception) -> InputError:
+    """The refusal of an image size that a network cannot take."""
+    return InputError(
+        f"backbone {name!r} cannot take images of {size} pixels ({first_line(error)}); "
+        "choose another size, such as 224 or the one in its name"
+    )
+
+
+def first_line(error: Exception) -> str:
+    """An error in a few words."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")

@@ -1,21 +1,34 @@
-"""A data set's rows by number: in memory, or in the cache, where features are extracted once."""
+"""A data set's rows by number: in memory, in the feature cache, or joined; features are extracted once."""
 
-from collections.abc import Sequence
+import functools
+import hashlib
+import io
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Num
+from jaxtyping import Num, UInt8
+from PIL import Image
 from torch import Tensor
 
+from fewtag.cache import LIMIT_VARIABLE, Cache, Space, content_digest, format_size
+from fewtag.errors import InputError
+from fewtag.pictures.decode import squash_bytes, stack
+from fewtag.pictures.files import Picture
+from fewtag.pictures.prefetch import prefetch
 from fewtag.research.data.images import LabelledImages
-from fewtag.research.features.backbone import Backbone
-from fewtag.research.features.extract import precision_of, start
-from fewtag.research.features.folding import folded
-from fewtag.research.features.joined import JoinedBackbone, join_maps
-from fewtag.research.features.store import About, Space
-from fewtag.research.features.stored_rows import Advance, Source, StoredRows, fill, reading_key
+from fewtag.research.features.backbone import Backbone, JoinedBackbone, join_maps
+from fewtag.research.features.inference import fuse_batch_norms, precision_of, start
+
+Advance = Callable[[int], None]
+"""Told how many more rows are done, for a progress bar."""
+Square = UInt8[np.ndarray, "3 size size"]
+Pixels = UInt8[np.ndarray, "images 3 size size"]
+_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -37,7 +50,7 @@ class MemoryRows:
         return len(self.tensor)
 
     def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]:
-        return self.tensor[torch.as_tensor(rows, dtype=torch.long, device=self.tensor.device)]
+        return self.tensor.index_select(0, torch.as_tensor(rows, dtype=torch.long, device=self.tensor.device))
 
 
 class JoinedRows:
@@ -53,11 +66,134 @@ class JoinedRows:
         return join_maps([part.take(rows) for part in self.parts])
 
 
-def pixel_rows(images: LabelledImages, size: int, cache: Path, advance: Advance = lambda _: None) -> StoredRows:
+class Extractor(NamedTuple):
+    """What makes a space's rows of pictures of one size.
+
+    `begin` starts on a batch, and calling what it returns waits for the rows: a GPU works in between.
+    """
+
+    space: Space
+    size: int
+    begin: Callable[[Pixels], Callable[[], np.ndarray]]
+
+
+class CachedRows:
+    """Rows in the cache. One that is not there, or was evicted or damaged since, is made of its picture when taken."""
+
+    def __init__(self, pictures: Sequence[Picture], digests: Sequence[bytes], extractor: Extractor) -> None:
+        self.pictures, self.digests, self.extractor = pictures, digests, extractor
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]:
+        assert all(0 <= row < len(self) for row in rows), "a row of this data set"
+        space = self.extractor.space
+        values = np.empty((len(rows), *space.shape), space.dtype)
+        missing: dict[int, list[int]] = {}
+        for number, (row, found) in enumerate(
+            zip(rows, space.get_many([self.digests[row] for row in rows]), strict=True)
+        ):
+            if found is None:
+                missing.setdefault(int(row), []).append(number)
+            else:
+                values[number] = found
+        if missing:
+            for numbers, fresh in zip(missing.values(), self._make(list(missing)), strict=True):
+                values[numbers] = fresh
+        return torch.from_numpy(values)
+
+    def _make(self, rows: Sequence[int]) -> np.ndarray:
+        pixels = []
+        for row in rows:
+            data = self.pictures[row].read()
+            if content_digest(data) != self.digests[row]:
+                raise InputError(f"image {self.pictures[row]} changed while it was in use; start again")
+            pixels.append(squash_bytes(data, str(self.pictures[row]), self.extractor.size))
+        made = self.extractor.begin(stack(pixels))()
+        self.extractor.space.put_many([self.digests[row] for row in rows], made)
+        return made
+
+
+def extract(
+    pictures: Sequence[Picture], extractors: Sequence[Extractor], *, batch: int, advance: Advance = lambda _: None
+) -> list[CachedRows]:
+    """The pictures' rows in several spaces: each picture is read once, and decoded only if a row is not there yet.
+
+    Prefetched in threads; a batch is under way in the network while the rows of the one before are kept.
+    """
+    size = extractors[0].size
+    assert all(extractor.size == size for extractor in extractors), "one decoding serves all"
+    for extractor in extractors:
+        _warn_if_too_many(len(pictures), extractor.space)
+
+    def read(picture: Picture) -> tuple[bytes, Square | None]:
+        data = picture.read()
+        digest = content_digest(data)
+        known = all(digest in extractor.space for extractor in extractors)
+        return digest, None if known else squash_bytes(data, str(picture), size)
+
+    digests: list[bytes] = []
+    waiting: dict[bytes, Square] = {}
+    under_way: deque[Callable[[], None]] = deque()
+    pending = 0
+    try:
+        for digest, pixels in prefetch(read, pictures, most=2 * batch):
+            digests.append(digest)
+            pending += 1
+            if pixels is not None:
+                waiting[digest] = pixels
+            if len(waiting) == batch:
+                under_way.append(_begin(extractors, waiting))
+                waiting = {}
+                if len(under_way) > 1:
+                    under_way.popleft()()
+            if pending == batch:
+                advance(pending)
+                pending = 0
+        if waiting:
+            under_way.append(_begin(extractors, waiting))
+    finally:
+        while under_way:  # also where a picture cannot be read: what was made of the others is kept
+            under_way.popleft()()
+    advance(pending)
+    return [CachedRows(pictures, digests, extractor) for extractor in extractors]
+
+
+def _begin(extractors: Sequence[Extractor], pictures: Mapping[bytes, Square]) -> Callable[[], None]:
+    """Starts on the rows of these pictures that are not there; calling what it returns keeps them."""
+    started = []
+    for space, _, begin in extractors:
+        lacking = [digest for digest in pictures if digest not in space]
+        if lacking:
+            started.append((space, lacking, begin(stack([pictures[digest] for digest in lacking]))))
+
+    def keep() -> None:
+        for space, digests, wait in started:
+            space.put_many(digests, wait())
+
+    return keep
+
+
+def _warn_if_too_many(pictures: int, space: Space) -> None:
+    needed = pictures * space.row_bytes
+    if needed > space.cache.limit:
+        _log.warning(
+            "%d rows (%s) take %s, but the cache at most %s: those that do not fit are made again each time they are "
+            "needed; raise %s",
+            pictures,
+            space.what,
+            format_size(needed),
+            format_size(space.cache.limit),
+            LIMIT_VARIABLE,
+        )
+
+
+def pixel_rows(images: LabelledImages, size: int, cache: Path, advance: Advance = lambda _: None) -> CachedRows:
     """The pictures, decoded and squashed once."""
-    about = About("pixels", f"{size} × {size} pixels", reading_key(size), (3, size, size), "uint8")
-    source = Source(Space(cache, about), size, lambda pixels: lambda: pixels)
-    return fill(images.pictures, [source], batch=64, advance=advance)[0]
+    space = Cache(cache).space("pixels", f"{size} × {size} pixels", reading_key(size), (3, size, size), "uint8")
+    extractor = Extractor(space, size, lambda pixels: lambda: pixels)
+    return extract(images.pictures, [extractor], batch=64, advance=advance)[0]
 
 
 def feature_rows(
@@ -69,20 +205,41 @@ def feature_rows(
     advance: Advance = lambda _: None,
 ) -> Rows:
     """The pictures' local maps in half precision, extracted once, on the device where the backbone is."""
+    rows = extract(images.pictures, _feature_extractors(backbone, cache), batch=batch, advance=advance)
+    return JoinedRows(rows) if isinstance(backbone, JoinedBackbone) else rows[0]
+
+
+def drop_features(backbone: Backbone | JoinedBackbone, cache: Path) -> None:
+    """Removes a network's maps from the cache: those of a fine-tuned one are of no use after its run."""
+    for extractor in _feature_extractors(backbone, cache):
+        extractor.space.clear()
+
+
+def _feature_extractors(backbone: Backbone | JoinedBackbone, cache: Path) -> list[Extractor]:
     parts = backbone.parts if isinstance(backbone, JoinedBackbone) else (backbone,)
-    found = fill(images.pictures, [feature_source(part, cache) for part in parts], batch=batch, advance=advance)
-    return JoinedRows(found) if isinstance(backbone, JoinedBackbone) else found[0]
+    opened = Cache(cache)
+    return [_feature_extractor(part, opened) for part in parts]
 
 
-def feature_source(backbone: Backbone, cache: Path) -> Source:
-    """The maps of one network."""
+def _feature_extractor(backbone: Backbone, cache: Cache) -> Extractor:
     if backbone.mean.device.type == "cpu":
-        backbone = folded(backbone)
+        backbone = fuse_batch_norms(backbone)
     size = backbone.size
     shape = start(backbone, np.zeros((1, 3, size, size), np.uint8))().shape[1:]
     # networks that run on tensor cores round otherwise, so their maps are kept apart
     precision = precision_of(backbone)
     what = f"{backbone.name}, {size} × {size} pixels, {precision}".replace("torch.", "")
-    key = f"{backbone.fingerprint} {precision} {reading_key(size)}"
-    space = Space(cache, About("features", what, key, shape, "float16"))
-    return Source(space, size, lambda pixels: start(backbone, pixels))
+    space = cache.space("features", what, f"{backbone.fingerprint} {precision} {reading_key(size)}", shape, "float16")
+    return Extractor(space, size, lambda pixels: start(backbone, pixels))
+
+
+@functools.cache
+def reading_key(size: int) -> str:
+    """A digest of what decoding makes of a sample: where pictures are read in another way, rows are other rows."""
+    # large enough for what only large JPEGs go through
+    sides = 5 * size, 4 * size + 1
+    ramps = [Image.linear_gradient("L").rotate(turn).resize(sides) for turn in (0, 90)]
+    sample = Image.merge("RGB", [*ramps, Image.radial_gradient("L").resize(sides)])
+    encoded = io.BytesIO()
+    sample.save(encoded, "JPEG", quality=90)
+    return hashlib.sha256(squash_bytes(encoded.getvalue(), "sample", size).tobytes()).hexdigest()[:20]

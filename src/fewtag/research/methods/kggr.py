@@ -13,28 +13,37 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fewtag.errors import InputError
 from fewtag.research.methods.base import (
-    BaseLabels,
+    Base,
     Classifier,
     Episode,
-    Staged,
+    Method,
     Support,
     bce,
+    full_precision,
     places,
     refuse_labels_without_image,
 )
-from fewtag.research.methods.bilinear import LowRankScores
-from fewtag.research.methods.tuning import descend
+from fewtag.research.methods.heads import descend
 from fewtag.research.types import Logits, Maps, Targets, Words
 
 Edges = Float[Tensor, "labels labels"]
 Nodes = Float[Tensor, "images labels joint"]
 
+AT_ONCE = 2**26
+"""How many products are held at a time: a quarter of a gigabyte in full precision."""
 
-class KGGR(Staged):
+AT_ONCE_ON_CPU = 2**20
+"""The same where they can stay in a core's cache, in place of passing through memory three times."""
+
+
+class KGGR(Method):
     """The base stage trains network and base classifiers; at test only the classifiers, unless `tune_network`."""
+
+    base_stage = "labels"
 
     base_edges: Tensor
     edge_scale: Tensor
@@ -59,7 +68,7 @@ class KGGR(Staged):
         self.joint = joint
         self.network = LabelNetwork(channels, dimensions, joint, steps)
 
-    def prepare(self, base: BaseLabels) -> None:
+    def prepare(self, base: Base) -> None:
         """The base labels' graph and classifiers."""
         self.base_labels = base.labels
         self.register_buffer("base_edges", co_occurrence(base.targets))
@@ -92,8 +101,8 @@ class KGGR(Staged):
         nodes = None if self.tune_network else network(maps, words, edges, mutual=True).detach().float()
 
         def loss() -> Float[Tensor, ""]:
-            found = network(maps, words, edges, mutual=True) if nodes is None else nodes
-            return bce(judge(found, weight, bias), support.targets)
+            states = network(maps, words, edges, mutual=True) if nodes is None else nodes
+            return bce(judge(states, weight, bias), support.targets)
 
         descend(loss, tuned, epochs=self.finetune_epochs, rate=self.finetune_rate, weight_decay=self.weight_decay)
         return lambda maps: judge(network(maps, words, edges, mutual=True), weight.detach(), bias.detach())
@@ -114,6 +123,45 @@ class LabelNetwork(nn.Module):
         attention = self.relevance(local, words).float().softmax(dim=-1)
         first = self.reduce(attention.to(local.dtype) @ local)
         return self.output(torch.cat([self.graph(first, edges, mutual=mutual), first], dim=-1)).tanh()
+
+
+class LowRankScores(nn.Module):
+    """Low-rank bilinear pooling (Kim et al., 2017) of places and words: attention scores before the softmax.
+
+    Both are projected, multiplied entry by entry, squashed by tanh, and mapped to one number. The products exist for
+    every image, label and place, so they are made for a few images at a time. Constants are left out, since a softmax
+    does not see them.
+    """
+
+    def __init__(self, channels: int, dimensions: int, joint: int) -> None:
+        super().__init__()
+        self.place = nn.Linear(channels, joint, bias=False)
+        self.word = nn.Linear(dimensions, joint, bias=False)
+        self.mix = nn.Linear(joint, joint, bias=False)
+        self.score = nn.Linear(joint, 1, bias=False)
+
+    def forward(
+        self, local: Float[Tensor, "images places channels"], words: Words
+    ) -> Float[Tensor, "images labels places"]:
+        place, word = self.place(local), self.word(words)
+        # the source's two layers after tanh have nothing between them: applied one after the other they are one vector
+        weight = (self.score.weight @ self.mix.weight).flatten().to(place.dtype)
+        at_once = AT_ONCE if place.is_cuda else min(AT_ONCE, AT_ONCE_ON_CPU)
+        chunks = place.split(max(1, at_once // (len(word) * place[0].numel())))
+        return torch.cat([weigh(chunk, word, weight) for chunk in chunks])
+
+
+def weigh(
+    place: Float[Tensor, "images places joint"], word: Float[Tensor, "labels joint"], weight: Float[Tensor, "joint"]
+) -> Float[Tensor, "images labels places"]:
+    """Forgets the products once they are weighed, and makes them anew for the gradients."""
+    return checkpoint(products, place, word, weight, use_reentrant=False, preserve_rng_state=False)
+
+
+def products(
+    place: Float[Tensor, "images places joint"], word: Float[Tensor, "labels joint"], weight: Float[Tensor, "joint"]
+) -> Float[Tensor, "images labels places"]:
+    return (place[:, None] * word[:, None]).tanh_() @ weight
 
 
 class GatedGraph(nn.Module):
@@ -141,7 +189,7 @@ class GatedGraph(nn.Module):
 
 def judge(nodes: Nodes, weight: Float[Tensor, "labels joint"], bias: Float[Tensor, "labels"]) -> Logits:
     """Each label's node by its own classifier, in full precision."""
-    with torch.autocast(nodes.device.type, enabled=False):
+    with full_precision(nodes):
         return torch.einsum("ilj,lj->il", nodes.float(), weight) + bias
 
 
@@ -154,6 +202,6 @@ def co_occurrence(targets: Targets) -> Edges:
 
 def similarity(words: Words) -> Edges:
     """Cosine of the words, where it is positive; a label hears itself by its state already, so not by an edge."""
-    with torch.autocast(words.device.type, enabled=False):
+    with full_precision(words):
         unit = F.normalize(words.float(), dim=-1)
         return (unit @ unit.T).clamp_min(0).fill_diagonal_(0)

@@ -1,4 +1,4 @@
-"""Nearest neighbours: the support images most like a picture vote for what they show, the more alike the more.
+"""k nearest neighbours: the support images most like a picture vote for what they show, the more alike the more.
 
 Votes are shared out: a picture's neighbours have one vote between them, so a label's score is already a probability.
 """
@@ -7,7 +7,7 @@ from fewtag.errors import InputError
 from fewtag.research.methods.base import Classifier, Method, Support, cosine, pool, refuse_labels_without_image
 from fewtag.research.types import Logits, Maps
 
-SURE = 1e-6  # no neighbour, or every one: a probability that still has a finite logit
+EPSILON = 1e-6  # no neighbour, or every one: a probability that still has a finite logit
 
 
 class NearestNeighbours(Method):
@@ -28,6 +28,6 @@ class NearestNeighbours(Method):
             alike, nearest = cosine(pool(maps.float()), examples).topk(k, dim=1)
             weights = (alike / self.temperature).softmax(dim=1)
             votes = (weights[:, :, None] * shows[nearest]).sum(dim=1)
-            return votes.clamp(SURE, 1 - SURE).logit()
+            return votes.clamp(EPSILON, 1 - EPSILON).logit()
 
         return classify

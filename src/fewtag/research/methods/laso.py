@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from fewtag.errors import InputError
 from fewtag.research.methods.base import (
-    BaseLabels,
+    Base,
     Classifier,
     Episode,
-    Staged,
+    Method,
     Support,
     bce,
     pool,
     refuse_labels_without_image,
 )
-from fewtag.research.methods.head import fit_head
+from fewtag.research.methods.heads import fit_head
 from fewtag.research.types import Logits, Maps, Targets
 
 Features = Float[Tensor, "images channels"]
@@ -70,8 +70,10 @@ class Operation(nn.Module):
         return self.plain(left, right) + self.correction(torch.cat([left, right], dim=1))
 
 
-class LaSO(Staged):
+class LaSO(Method):
     """Augments the support with the unions of its pairs of images, then trains a linear classifier."""
+
+    base_stage = "labels"
 
     def __init__(
         self,
@@ -100,7 +102,8 @@ class LaSO(Staged):
         self.union, self.intersection = network(torch.add), network(torch.minimum)
         self.subtraction = network(subtract)
 
-    def prepare(self, base: BaseLabels) -> None:
+    def prepare(self, base: Base) -> None:
+        """Makes the classifier of the base labels that judges real and made features."""
         self.head = nn.Linear(self.channels, len(base.labels))
         # knows the labels' frequencies and nothing else: a random judge would first teach the networks to please it
         nn.init.zeros_(self.head.weight)
@@ -118,7 +121,7 @@ class LaSO(Staged):
 
         wanted = operate(targets, targets[order])
         made = (union, intersection, subtraction)
-        judged = sum(bce(self._judge(found), labels) for found, labels in zip(made, wanted, strict=True))
+        judged = sum(bce(self._judge(features), labels) for features, labels in zip(made, wanted, strict=True))
         swapped = F.mse_loss(union, self.union(others, features))
         swapped = swapped + F.mse_loss(intersection, self.intersection(others, features))
         # what only this image shows and what both show make up the image; against networks that forget the image

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fewtag.research.methods.base import Classifier, Method, Support, pool, refuse_labels_without_image
-from fewtag.research.methods.head import Head
+from fewtag.research.methods.heads import Head
 from fewtag.research.types import Targets
 
 STEPS = 100  # a bound against endless loops; a dozen steps are usual
@@ -64,8 +64,8 @@ def fit_logistic(features: Float[Tensor, "images size"], targets: Targets, *, pe
     importance = 0.5 / shares if balanced else torch.ones_like(shares)
     ridge = inputs.new_full((len(shown), inputs.shape[1]), penalty)
     ridge[:, -1] = penalty * targets.all(dim=0)
-    found = newton(inputs, shown, importance, ridge)
-    return Head((found[:, :-1] @ basis.T).to(features.dtype), found[:, -1].to(features.dtype))
+    optimum = newton(inputs, shown, importance, ridge)
+    return Head((optimum[:, :-1] @ basis.T).to(features.dtype), optimum[:, -1].to(features.dtype))
 
 
 def newton(

@@ -15,14 +15,23 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Classifier, Episode, Method, Support, bce, pool, refuse_labels_without_image
+from fewtag.research.methods.base import (
+    Classifier,
+    Episode,
+    Method,
+    Support,
+    bce,
+    full_precision,
+    pool,
+    refuse_labels_without_image,
+)
 from fewtag.research.types import Logits, Maps, Targets
 
 Features = Float[Tensor, "images channels"]
 
 
-class Learner(NamedTuple):
-    """What the steps change: a hidden layer that all labels share, and a linear score for each label."""
+class FastWeights(NamedTuple):
+    """What the inner loop changes: a hidden layer that all labels share, and a linear score for each label."""
 
     hidden_weight: Float[Tensor, "hidden channels"]
     hidden_bias: Float[Tensor, "hidden"]
@@ -35,7 +44,7 @@ class Learner(NamedTuple):
 
 
 Rates = Float[Tensor, "4"]
-"""The step sizes of a learner's four parts."""
+"""The step sizes of the four parts."""
 
 
 class MAML(Method):
@@ -80,43 +89,45 @@ class MAML(Method):
         return balanced_bce(logits, episode.targets)
 
     def _learn(self, support: Support, steps: int) -> Classifier:
-        with torch.autocast(support.maps.device.type, enabled=False):
+        with full_precision(support.maps):
             start = self._start(support.targets.shape[1])
             rates = self.log_rates.exp()
-            learner = descend(
+            weights = inner_loop(
                 start, self._features(support.maps), support.targets, rates, steps=steps, order=self.order
             )
 
         def classify(maps: Maps) -> Logits:
-            with torch.autocast(maps.device.type, enabled=False):
-                return learner(self._features(maps))
+            with full_precision(maps):
+                return weights(self._features(maps))
 
         return classify
 
-    def _start(self, labels: int) -> Learner:
-        return Learner(self.hidden.weight, self.hidden.bias, self.weight.expand(labels, -1), self.bias.expand(labels))
+    def _start(self, labels: int) -> FastWeights:
+        return FastWeights(
+            self.hidden.weight, self.hidden.bias, self.weight.expand(labels, -1), self.bias.expand(labels)
+        )
 
     def _features(self, maps: Maps) -> Features:
         return self.scale * F.normalize(pool(maps.float()), dim=-1)
 
 
-def descend(
-    start: Learner, features: Features, targets: Targets, rates: Rates, *, steps: int, order: Literal[1, 2]
-) -> Learner:
-    """Gradient steps on the support; of order 1, the outer gradient takes the inner ones for constants."""
+def inner_loop(
+    start: FastWeights, features: Features, targets: Targets, rates: Rates, *, steps: int, order: Literal[1, 2]
+) -> FastWeights:
+    """Gradient descent on the support; of order 1, the outer gradient takes the inner ones for constants."""
 
-    def wrong(learner: Learner) -> Float[Tensor, ""]:
-        return balanced_bce(learner(features), targets)
+    def wrong(weights: FastWeights) -> Float[Tensor, ""]:
+        return balanced_bce(weights(features), targets)
 
-    learner = start
+    weights = start
     # the mean over labels divides the slopes of what is a label's own by their number, which varies: undone
     sizes = rates[0], rates[1], rates[2] * targets.shape[1], rates[3] * targets.shape[1]
     for _ in range(steps):
-        slopes = grad(wrong)(learner)
+        slopes = grad(wrong)(weights)
         if order == 1:
-            slopes = Learner(*(slope.detach() for slope in slopes))
-        learner = Learner(*(part - size * slope for part, size, slope in zip(learner, sizes, slopes, strict=True)))
-    return learner
+            slopes = FastWeights(*(slope.detach() for slope in slopes))
+        weights = FastWeights(*(part - size * slope for part, size, slope in zip(weights, sizes, slopes, strict=True)))
+    return weights
 
 
 def balanced_bce(logits: Logits, targets: Targets) -> Float[Tensor, ""]:

@@ -5,32 +5,47 @@ aligns the true labels with those it emits. New labels get a fresh output layer 
 support, as in the few-shot comparison of Yan et al. (AAAI 2022).
 """
 
-from typing import ClassVar
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
 from fewtag.research.methods.base import (
-    BaseLabels,
+    Base,
     Classifier,
     Episode,
     Precoded,
-    Staged,
     Support,
+    full_precision,
     places,
     refuse_labels_without_image,
 )
-from fewtag.research.methods.head import Head
-from fewtag.research.methods.pla_alignment import alignment_loss, best_logits
-from fewtag.research.methods.pla_decoder import Decoder, Embeddings, View, Weights, decode
-from fewtag.research.methods.tuning import descend
+from fewtag.research.methods.heads import Head, descend
+from fewtag.research.methods.pla_alignment import StepLogits, alignment_loss, best_logits
 from fewtag.research.types import Encoded, Logits, Maps, Targets, Words
 
+Embeddings = Float[Tensor, "labels embedding"]
 
-class PLA(Precoded, Staged):
+
+class View(NamedTuple):
+    """Images as the decoder sees them: their places, and the keys that its attention compares."""
+
+    places: Float[Tensor, "images places joint"]
+    keys: Float[Tensor, "images places joint"]
+
+    def take(self, images: slice | Int[Tensor, "some"]) -> "View":
+        return View(self.places[images], self.keys[images])
+
+
+class PLA(Precoded):
     """The labels' embeddings are learnt: on the base labels, and from zero on a support."""
+
+    base_stage = "labels"
 
     embeds_words: ClassVar[bool] = False
     output: nn.Linear
@@ -60,7 +75,8 @@ class PLA(Precoded, Staged):
         self.key = nn.Linear(joint, joint)
         self.decoder = Decoder(joint, embedding)
 
-    def prepare(self, base: BaseLabels) -> None:
+    def prepare(self, base: Base) -> None:
+        """Makes the output layer and the embeddings of the base labels."""
         self.base_labels = base.labels
         self.output = nn.Linear(self.joint, len(base.labels) + 1)
         self.embed = (
@@ -89,65 +105,118 @@ class PLA(Precoded, Staged):
         local = self.dropout(self.visual(places(torch.cat([support.maps, episode.maps]))))
         view = View(local.float(), self.key(local).float())
         # the recurrent part is small, and the alignment compares probabilities: in full precision
-        with torch.autocast(local.device.type, enabled=False):
+        with full_precision(local):
+            order, running = sort_by_length(targets, self.steps)
             output = Head(self.output.weight, self.output.bias)
-            weights = self.decoder.weights(self.embed_base(support.words), output)
-            order, running = take_turns(targets, self.steps)
-            view = View(*(part[order] for part in view))
-            return alignment_loss(decode(weights, view, running), targets[order])
+            logits = self.decoder(view.take(order), self.embed_base(support.words), output, running)
+            return alignment_loss(logits, targets[order])
 
     @torch.no_grad()
     def encode(self, maps: Maps) -> Encoded:
         """The places as the decoder attends to them at test time."""
-        with torch.autocast(maps.device.type, enabled=False):
+        with full_precision(maps):
             local = self.visual(places(maps.float()))
             return local.transpose(1, 2).reshape(len(maps), self.joint, *maps.shape[2:])
 
-    def meet(self, support: Support) -> Classifier:
+    def adapt_encoded(self, support: Support) -> Classifier:
         refuse_labels_without_image(support)
         # of labels that score the same the first is emitted: so by name, lest the order of the labels decide
         order = sorted(range(len(support.labels)), key=support.labels.__getitem__)
         back = sorted(range(len(order)), key=order.__getitem__)
-        weights = self.tune(self.look(support.maps), support.words[order], support.targets[:, order])
+        tuned = self.tune(self.view(support.maps), support.words[order], support.targets[:, order])
         steps = min(self.steps, int(support.targets.sum(dim=1).max()) + 1)
 
         def classify(maps: Encoded) -> Logits:
-            with torch.autocast(maps.device.type, enabled=False):
-                return best_logits(decode(weights, self.look(maps), [len(maps)] * steps))[:, back]
+            with full_precision(maps):
+                return best_logits(tuned.decode(self.view(maps), [len(maps)] * steps))[:, back]
 
         return classify
 
     @torch.no_grad()
-    def look(self, maps: Encoded) -> View:
+    def view(self, maps: Encoded) -> View:
         """Encoded images, with their keys."""
-        with torch.autocast(maps.device.type, enabled=False):
+        with full_precision(maps):
             local = places(maps).contiguous()
             return View(local, self.key(local))
 
-    def tune(self, view: View, words: Words, targets: Targets) -> Weights:
+    def tune(self, view: View, words: Words, targets: Targets) -> "TunedDecoder":
         """Trains a fresh output layer and fresh embeddings, and a copy of the decoder, on all images at once."""
         tokens, like = targets.shape[1] + 1, view.places
+        with full_precision(like), torch.no_grad():
+            embeddings = self.embed_new(words.float()).clone()
         output = Head(like.new_zeros(tokens, self.joint), like.new_zeros(tokens))
-        with torch.autocast(like.device.type, enabled=False), torch.no_grad():
-            joined = self.decoder.weights(self.embed_new(words.float()), output)
-            weights = Weights(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in joined))
-        trained = weights if self.tune_decoder else (weights.embeddings, weights.output_weight, weights.output_bias)
+        tuned = TunedDecoder(deepcopy(self.decoder).requires_grad_(False), embeddings, output)
+        trained = [embeddings, *output, *(tuned.decoder.parameters() if self.tune_decoder else ())]
         for tensor in trained:
             tensor.requires_grad_()
-        order, running = take_turns(targets, self.steps)
-        view, targets = View(*(part[order] for part in view)), targets[order]
+        order, running = sort_by_length(targets, self.steps)
+        view, targets = view.take(order), targets[order]
         descend(
-            lambda: alignment_loss(decode(weights, view, running), targets),
+            lambda: alignment_loss(tuned.decode(view, running), targets),
             trained,
             epochs=self.finetune_epochs,
             rate=self.finetune_rate,
         )
         for tensor in trained:
             tensor.requires_grad_(False)
-        return weights
+        return tuned
 
 
-def take_turns(targets: Targets, most: int) -> tuple[Int[Tensor, "images"], list[int]]:
+class WordPLA(PLA):
+    """PLA (GloVe): the labels' embeddings are their word vectors, projected; for new labels they begin there."""
+
+    embeds_words = True
+
+
+class Decoder(nn.Module):
+    """An LSTM with additive attention over an image's places; it is told which token it emitted before."""
+
+    def __init__(self, joint: int, embedding: int) -> None:
+        super().__init__()
+        self.first_hidden = nn.Linear(joint, joint)
+        self.first_cell = nn.Linear(joint, joint)
+        self.query = nn.Linear(joint, joint, bias=False)  # the keys have one
+        self.relevance = nn.Linear(joint, 1, bias=False)  # the softmax would not see one
+        self.gate = nn.Linear(joint, joint)
+        self.lstm = nn.LSTMCell(embedding + joint, joint)
+        self.start = nn.Parameter(torch.zeros(embedding))
+        self.stop = nn.Parameter(torch.zeros(embedding))
+
+    def forward(self, view: View, embeddings: Embeddings, output: Head, running: Sequence[int]) -> StepLogits:
+        """The scores of all tokens at each step; a step is told of the likeliest token of the step before it.
+
+        Only the first `running[step]` images take a step, so those that take most come first; the others score 0 there.
+        """
+        summary = view.places.mean(dim=1)
+        hidden, cell = self.first_hidden(summary), self.first_cell(summary)
+        tokens = torch.cat([embeddings, self.stop[None]])
+        emitted, logits = self.start.expand(len(summary), -1), []
+        for images in running:
+            hidden, cell, emitted = hidden[:images], cell[:images], emitted[:images]
+            seen = self.gate(hidden).sigmoid() * self.attend(hidden, view.take(slice(images)))
+            hidden, cell = self.lstm(torch.cat([emitted, seen], dim=1), (hidden, cell))
+            logits.append(F.linear(hidden, output.weight, output.bias))
+            emitted = F.embedding(logits[-1].argmax(dim=1), tokens)
+        return torch.stack([F.pad(step, (0, 0, 0, len(summary) - len(step))) for step in logits], dim=1)
+
+    def attend(self, hidden: Float[Tensor, "images joint"], view: View) -> Float[Tensor, "images joint"]:
+        """Additive attention: each image's places, weighted by how well their keys suit the state's query."""
+        scores = self.relevance(F.relu(view.keys + self.query(hidden)[:, None]))[:, :, 0]
+        return torch.einsum("ip,ipj->ij", scores.softmax(dim=1), view.places)
+
+
+class TunedDecoder(NamedTuple):
+    """A decoder with the embeddings and the output layer of some labels."""
+
+    decoder: Decoder
+    embeddings: Embeddings
+    output: Head
+
+    def decode(self, view: View, running: Sequence[int]) -> StepLogits:
+        return self.decoder(view, self.embeddings, self.output, running)
+
+
+def sort_by_length(targets: Targets, most: int) -> tuple[Int[Tensor, "images"], list[int]]:
     """Images by falling number of labels, and how many have a token to emit at each step: their labels, then the stop.
 
     A later step has no target and teaches nothing, so it need not be taken.
@@ -155,9 +224,3 @@ def take_turns(targets: Targets, most: int) -> tuple[Int[Tensor, "images"], list
     counts, order = targets.sum(dim=1).sort(descending=True, stable=True)
     running = (counts >= torch.arange(most, device=counts.device)[:, None]).sum(dim=1)
     return order, [images for images in running.tolist() if images]
-
-
-class WordPLA(PLA):
-    """PLA (GloVe): the labels' embeddings are their word vectors, projected; for new labels they begin there."""
-
-    embeds_words = True

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fewtag.research.types import Logits, Targets
@@ -35,7 +34,7 @@ def align(logits: StepLogits, targets: Targets) -> Sequences:
     steps, stop = torch.arange(logits.shape[1], device=logits.device), logits.shape[2] - 1
     counts = targets.sum(dim=1, keepdim=True)
     predicted = logits.argmax(dim=-1)
-    kept = right_the_first_time(predicted, targets) & (steps < counts)
+    kept = first_correct_emission(predicted, targets) & (steps < counts)
     placed = (F.one_hot(predicted, stop + 1).bool() & kept[:, :, None]).any(dim=1)[:, :stop]
     open_pairs = ((steps < counts) & ~kept)[:, :, None] & (targets & ~placed)[:, None, :]
     costs = -logits.float().log_softmax(dim=-1)[:, :, :stop]
@@ -45,7 +44,7 @@ def align(logits: StepLogits, targets: Targets) -> Sequences:
     return sequences.masked_fill(steps == counts, stop)
 
 
-def right_the_first_time(predicted: Sequences, targets: Targets) -> Bool[Tensor, "images steps"]:
+def first_correct_emission(predicted: Sequences, targets: Targets) -> Bool[Tensor, "images steps"]:
     """Where a step emits a true label that no earlier step emitted."""
     shown = F.pad(targets, (0, 1))  # the stop token is no label
     repeated = (predicted[:, :, None] == predicted[:, None, :]).tril(diagonal=-1).any(dim=-1)
@@ -53,7 +52,9 @@ def right_the_first_time(predicted: Sequences, targets: Targets) -> Bool[Tensor,
 
 
 def match(costs: Float[np.ndarray, "images steps labels"]) -> Int[np.ndarray, "images steps"]:
-    """Labels to steps at the least total cost, image by image, among the pairs of finite cost."""
+    """Hungarian matching of labels to steps, image by image, among the pairs of finite cost."""
+    from scipy.optimize import linear_sum_assignment  # not above: it takes longer to import than all methods
+
     matched = np.full(costs.shape[:2], NONE)
     finite = np.isfinite(costs)
     step_is_open, label_is_open = finite.any(axis=2), finite.any(axis=1)

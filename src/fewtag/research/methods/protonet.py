@@ -1,29 +1,60 @@
-"""ProtoNet (Snell et al., 2017) for several labels an image: a label is the mean of its images' global features."""
+"""Prototypical networks (Snell et al., 2017) for several labels an image, on raw and on centred features.
 
-from jaxtyping import Bool, Float
+A label's prototype is the mean of its images' global features, with which images are compared by cosine.
+"""
+
+import torch
 from torch import Tensor
 
-from fewtag.research.methods.base import ByProducts, Products, pool
+from fewtag.research.methods.base import (
+    Base,
+    Classifier,
+    Precoded,
+    Support,
+    cosine,
+    full_precision,
+    pool,
+    refuse_labels_without_image,
+)
 from fewtag.research.types import Encoded, Maps
 
-SHORT = 1e-12  # vectors so short have no direction
 
-
-class ProtoNet(ByProducts):
-    """Compares images with the labels' mean features by cosine. Nothing to learn but, end to end, the backbone."""
+class ProtoNet(Precoded):
+    """Mean features as prototypes. Nothing to learn but, end to end, the backbone."""
 
     def __init__(self, channels: int, dimensions: int, *, scale: float = 20.0) -> None:
         super().__init__(channels, dimensions)
         self.scale = scale
 
     def encode(self, maps: Maps) -> Encoded:
+        """Global features, as maps of one place."""
         return pool(maps.float())[:, :, None, None]
 
-    def score(
-        self, products: Products, targets: Bool[Tensor, "*episodes support labels"]
-    ) -> Float[Tensor, "*episodes images labels"]:
-        # products with a mean are means of products; a sum serves as well, since a cosine has no length
-        shows = targets.to(products.across.dtype)
-        sums = (shows * (products.among @ shows)).sum(dim=-2).clamp_min(SHORT**2).sqrt()
-        lengths = products.lengths.clamp_min(SHORT)[..., :, None] * sums[..., None, :]
-        return self.scale * (products.across @ shows) / lengths
+    def adapt_encoded(self, support: Support) -> Classifier:
+        refuse_labels_without_image(support)
+        shows = support.targets.T.float()
+        with full_precision(shows):
+            prototypes = shows @ support.maps.flatten(1)  # sums serve as means: a cosine does not see their length
+        return lambda maps: self.scale * cosine(maps.flatten(1), prototypes)
+
+
+class CentredProtoNet(ProtoNet):
+    """ProtoNet on features from the mean of all base images, after SimpleShot (Wang et al., 2019).
+
+    What all pictures have in common tells no label from another, yet fills most of the cosine of two raw features.
+    """
+
+    base_stage = "features"
+
+    mean: Tensor
+
+    def __init__(self, channels: int, dimensions: int, *, scale: float = 20.0) -> None:
+        super().__init__(channels, dimensions, scale=scale)
+        self.register_buffer("mean", torch.zeros(channels))
+
+    def prepare(self, base: Base) -> None:
+        """Takes the mean of all base images."""
+        self.mean.copy_(base.features.double().mean(dim=0))
+
+    def encode(self, maps: Maps) -> Encoded:
+        return super().encode(maps) - self.mean[:, None, None]

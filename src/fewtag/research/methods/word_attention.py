@@ -28,8 +28,7 @@ from fewtag.research.methods.base import (
     pool,
     refuse_labels_without_image,
 )
-from fewtag.research.methods.residual_block import ResidualBlock
-from fewtag.research.methods.tuning import descend
+from fewtag.research.methods.heads import descend
 from fewtag.research.types import Logits, Words
 
 Joint = Float[Tensor, "labels joint"]
@@ -186,3 +185,23 @@ class ReferenceWordAttention(WordAttention):
         weights = match.masked_fill(~shows, torch.finfo(match.dtype).min).softmax(dim=-1)
         means = torch.einsum("li,lij->lj", weights.to(encoded.dtype), encoded)
         return torch.where(shows.any(dim=1, keepdim=True), means, words.to(means.dtype))
+
+
+class ResidualBlock(nn.Module):
+    """The authors' code, from the joined heads to a prototype: projection, layer norm, residual MLP, layer norm."""
+
+    def __init__(self, inner: int, joint: int, dropout: float) -> None:
+        super().__init__()
+        self.project = nn.Sequential(nn.Linear(inner, joint), nn.Dropout(dropout), nn.LayerNorm(joint))
+        self.mlp = nn.Sequential(
+            nn.Linear(joint, 2 * joint),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(2 * joint, joint),
+            nn.Dropout(dropout),
+        )
+        self.norm = nn.LayerNorm(joint)
+
+    def forward(self, heads: Float[Tensor, "pairs inner"]) -> Float[Tensor, "pairs joint"]:
+        projected = self.project(heads)
+        return self.norm(projected + self.mlp(projected))

@@ -1,0 +1,322 @@
+"""Studies the posterior on one network: strengths, modes, unnamed labels, correction sessions.
+
+    python scripts/study_posterior.py strengths --network dinov2 --weights tuned.safetensors --pretrained dinov2.onnx \
+        --data DIR --names names.npz --classifier efficientnet-lite2.safetensors --out strengths.json
+
+`strengths` climbs coordinate by coordinate, once on the validation labels and once on cross-fitted base labels
+(empirical Bayes by predictive likelihood and precision): four folds, the network of each tuned without its labels'
+pictures. `grid` measures chosen values of chosen strengths; `sessions` simulates corrections. The novel labels are
+looked at only with `--phases test mixed`.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fewtag.research.data.split_files import load_content
+from measure_posterior import Base, Draws, Names, Pool, Strengths, fit, measure, sessions
+from torch import Tensor
+from tune_network import (
+    Pictures,
+    Tuning,
+    average,
+    build,
+    copy_state,
+    draw,
+    encode,
+    read_names,
+    read_pictures,
+    read_weights,
+    soft_labels,
+    tune,
+)
+
+FOLDS = 4
+COORDINATES: dict[str, tuple[float, ...]] = {
+    "kappa": (4, 6, 8, 12, 16, 24),
+    "penalty": (0.1, 0.2, 0.4, 0.7, 1, 2, 4),
+    "word_weight": (1, 1.5, 2, 3),
+    "word_decay": (0.25, 0.5, 0.75, 1),
+    "query_local": (0.4, 0.5, 0.6, 0.7, 0.8),
+    "query_focus": (12, 24, 48, 96),
+    "support_focus": (4, 8, 16, 32),
+    "offset": (0.2, 0.3, 0.4),
+    "bias": (0.3, 1, 3, 10),
+    "ridge": (0.1, 0.25, 0.5, 1, 2),
+    "class_weight": (0.1, 0.3, 1),
+    "shrinkage": (1, 2, 5, 10),
+    "separation": (20, 200),
+    "unnamed": (0.0, 0.1, 0.25, 0.5, 1),
+    "modes": (0.0, 0.3, 1, 2),
+    "sharpness": (2, 4, 8),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Labels that the fit does not see, with their pictures' maps, and the base that it does see."""
+
+    base: Base
+    names: Names
+    labels: tuple[str, ...]
+    maps: Tensor
+    targets: Tensor
+    draws: dict[int, Draws]
+
+    def pool(self, strengths: Strengths) -> Pool:
+        solved = fit(self.base, self.names, strengths)
+        words = solved.word_prototypes(self.names.of(self.labels))
+        return Pool(self.labels, solved.project(self.maps), self.targets, words)
+
+
+class World:
+    """Pictures, names and the network under study, read once."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.arguments = arguments
+        groups = load_content("coco").groups
+        self.groups = {
+            "train": groups["base"],
+            "val": groups["validation"],
+            "test": groups["novel"],
+            "mixed": groups["novel"],
+        }
+        self.names = read_names(arguments.names, arguments.variant, self.device)
+        self.train = self.pictures("train")
+        if arguments.base_pictures:
+            rows = slice(None, None, max(1, len(self.train.pixels) // arguments.base_pictures))
+            self.train = Pictures(self.train.labels, self.train.pixels[rows], self.train.targets[rows])
+        self.soft = soft_labels(arguments.classifier, self.train.pixels)
+        state = {
+            name: tensor.to(self.device) for name, tensor in read_weights(arguments.network, arguments.weights).items()
+        }
+        self.network = build(arguments.network, state, size=arguments.size).to(self.device)
+        features = encode(self.network, self.train.pixels).float().mean(dim=1)
+        self.base = Base(self.train.labels, features, self.train.targets, self.soft)
+
+    def pictures(self, phase: str) -> Pictures:
+        return read_pictures(self.arguments.data / "coco", (phase,), self.groups[phase], self.device)
+
+    def held(self, phase: str, shots: Sequence[int], episodes: int) -> Held:
+        """A phase of the split."""
+        pictures = self.pictures(phase)
+        draws = {number: draw(pictures, number, self.arguments.queries, episodes, 0) for number in shots}
+        return Held(
+            self.base, self.names, pictures.labels, encode(self.network, pictures.pixels), pictures.targets, draws
+        )
+
+    def folds(self, shots: Sequence[int], episodes: int) -> list[Held]:
+        """Base labels in four folds, each unseen by its space, its word map and its network."""
+        arguments = self.arguments
+        state = {
+            name: tensor.to(self.device)
+            for name, tensor in read_weights(arguments.network, arguments.pretrained).items()
+        }
+        order = np.random.default_rng(0).permutation(len(self.train.labels))
+        found = []
+        for mine in np.array_split(order, FOLDS):
+            columns = sorted(int(column) for column in mine)
+            others = [column for column in range(len(order)) if column not in columns]
+            shows = self.train.targets[:, columns].any(dim=1)
+            labels = [tuple(self.train.labels[column] for column in part) for part in (others, columns)]
+            rest = Pictures(labels[0], self.train.pixels[~shows], self.train.targets[~shows][:, others])
+            unseen = Pictures(labels[1], self.train.pixels[shows], self.train.targets[shows][:, columns])
+            network = build(arguments.network, state, size=arguments.size).to(self.device)
+            before = copy_state(network)
+            tune(network, rest, Tuning(rate=arguments.rate, epochs=arguments.epochs))
+            network.body.load_state_dict(
+                average([copy_state(network), before], [arguments.average, 1 - arguments.average])
+            )
+            features = encode(network, rest.pixels).float().mean(dim=1)
+            enough = [label for label, count in zip(unseen.labels, unseen.targets.sum(dim=0).tolist(), strict=True)
+                      if count >= 2 * (max(shots) + arguments.queries)]  # fmt: skip
+            kept = [unseen.labels.index(label) for label in enough]
+            unseen = Pictures(tuple(enough), unseen.pixels, unseen.targets[:, kept])
+            draws = {number: draw(unseen, number, arguments.queries, episodes, 0) for number in shots}
+            base = Base(rest.labels, features, rest.targets, self.soft[~shows])
+            maps = encode(network, unseen.pixels)
+            found.append(Held(base, self.names, unseen.labels, maps, unseen.targets, draws))
+        return found
+
+
+def judge(helds: Sequence[Held], strengths: Strengths) -> dict[str, float]:
+    """Mean precision and log-loss over what is held out: complete supports, and one label a picture."""
+    found: dict[str, list[float]] = {}
+    for held in helds:
+        pool = held.pool(strengths)
+        for shots, single in itertools.product(held.draws, (False, True)):
+            scores = measure(pool, held.draws[shots], strengths, single=single)
+            precision = scores.precision()
+            kind = f"{shots} examples" + (", one label a picture" if single else "")
+            for name, values in precision.items():
+                found.setdefault(f"{kind}, {name}", []).append(values.mean().item())
+            found.setdefault(f"{kind}, log-loss", []).append(scores.log_loss())
+    means = {name: round(float(np.mean(values)), 4) for name, values in found.items()}
+    precisions = [value for name, value in means.items() if not name.endswith("log-loss")]
+    losses = [value for name, value in means.items() if name.endswith("log-loss")]
+    return {"precision": round(float(np.mean(precisions)), 4), "log-loss": round(float(np.mean(losses)), 5), **means}
+
+
+def climb(
+    helds: Sequence[Held], start: Strengths, better: Callable[[dict[str, float]], float], *, seconds: float
+) -> dict[str, Any]:
+    """Coordinate ascent until a pass changes nothing or the time is up; every try is recorded."""
+    best, figures = start, judge(helds, start)
+    tries: list[dict[str, Any]] = [
+        {"changed": "start", "precision": figures["precision"], "log-loss": figures["log-loss"]}
+    ]
+    ends = time.perf_counter() + seconds
+    for _ in range(2):
+        before = best
+        for name, values in COORDINATES.items():
+            if time.perf_counter() > ends:
+                break
+            if name == "sharpness" and best.modes == 0:
+                continue
+            for value in values:
+                if value == getattr(best, name):
+                    continue
+                tried = judge(helds, replace(best, **{name: value}))
+                tries.append(
+                    {"changed": f"{name}={value}", "precision": tried["precision"], "log-loss": tried["log-loss"]}
+                )
+                if better(tried) > better(figures) + 0.02:
+                    best, figures = replace(best, **{name: value}), tried
+        if best == before:
+            break
+    return {"strengths": vars(best), "figures": figures, "tries": tries}
+
+
+def strengths_study(world: World) -> dict[str, Any]:
+    """Strengths by validation labels and by cross-fitted base labels, each judged on the validation labels."""
+    arguments = world.arguments
+    start = replace(Strengths(), **json.loads(arguments.strengths))
+    val = [world.held("val", (1, 5), arguments.episodes)]
+    found: dict[str, Any] = {"start": judge(val, start)}
+    folds = world.folds((1, 5, 10), arguments.episodes // 4)
+    found["start on folds"] = judge(folds, start)
+    print("start", found, flush=True)
+    for name, helds, better in (
+        ("validation labels", val, lambda figures: figures["precision"]),
+        ("cross-fitted base labels", folds, lambda figures: figures["precision"]),
+        ("cross-fitted base labels, log-loss", folds, lambda figures: -100 * figures["log-loss"]),
+    ):
+        found[name] = climb(helds, start, better, seconds=arguments.seconds)
+        chosen = replace(start, **found[name]["strengths"])
+        found[name]["on validation labels"] = judge(val, chosen)
+        found[name]["on folds"] = judge(folds, chosen)
+        print(
+            name,
+            found[name]["strengths"],
+            "\n  val",
+            found[name]["on validation labels"],
+            "\n  folds",
+            found[name]["on folds"],
+            flush=True,
+        )
+        arguments.out.write_text(json.dumps(found, indent=1))
+    return found
+
+
+def grid_study(world: World) -> dict[str, Any]:
+    """Chosen values of chosen strengths, on phases or on the folds."""
+    arguments = world.arguments
+    start = replace(Strengths(), **json.loads(arguments.strengths))
+    vary = json.loads(arguments.vary)
+    rows = []
+    helds = {phase: [world.held(phase, arguments.shots, arguments.episodes)] for phase in arguments.phases}
+    if arguments.cross_fit:
+        helds["folds"] = world.folds(arguments.shots, arguments.episodes // 4)
+    for values in itertools.product(*vary.values()):
+        strengths = replace(start, **dict(zip(vary, values, strict=True)))
+        for phase, held in helds.items():
+            figures = judge(held, strengths)
+            rows.append({"phase": phase, **dict(zip(vary, values, strict=True)), "figures": figures})
+            print(json.dumps(rows[-1]), flush=True)
+    return {"start": vars(start), "rows": rows}
+
+
+def sessions_study(world: World) -> dict[str, Any]:
+    """Correction sessions from one example and from the name alone, each method in each order."""
+    arguments = world.arguments
+    start = replace(Strengths(), **json.loads(arguments.strengths))
+    seeds = range(arguments.seeds)
+    rows = []
+    for phase in arguments.phases:
+        held = world.held(phase, (), 0)
+        pool = held.pool(start)
+        methods: list[tuple[str, dict[str, float]]] = [("positives", {})]
+        methods += [("rejection", {"rejection": value}) for value in arguments.rejections]
+        methods += [("posterior", change) for change in json.loads(arguments.posteriors)]
+        for examples, order in itertools.product(arguments.examples, ("likeliest", "unsure", "mixed")):
+            reference: dict[int, Tensor] = {}
+            for method, change in methods:
+                strengths = replace(start, **change)
+                found = sessions(pool, strengths, method=method, order=order, seeds=seeds, examples=examples)
+                reference = reference or found
+                gains = {answers: (values - reference[answers]).flatten() for answers, values in found.items()}
+                rows.append({
+                    "phase": phase, "examples": examples, "order": order, "method": method, **change,
+                    "ap": {answers: round(values.mean().item(), 2) for answers, values in found.items()},
+                    "gain": {answers: [round(g.mean().item(), 2), round(1.96 * g.std().item() / len(g) ** 0.5, 2)]
+                             for answers, g in gains.items()},
+                })  # fmt: skip
+                print(json.dumps(rows[-1]), flush=True)
+    return {"start": vars(start), "seeds": len(seeds), "rows": rows}
+
+
+STUDIES = {"strengths": strengths_study, "grid": grid_study, "sessions": sessions_study}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("--network", choices=("tinyvit", "dinov2"), required=True)
+    parser.add_argument("--weights", type=Path, required=True, help="the network under study")
+    parser.add_argument("--pretrained", type=Path, help="what the folds' networks are tuned from")
+    parser.add_argument("--rate", type=float, default=2e-5)
+    parser.add_argument("--tuning-epochs", dest="epochs", type=int, default=4)
+    parser.add_argument("--average", type=float, default=0.7)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--names", type=Path, required=True)
+    parser.add_argument("--variant", choices=("all", "clean", "none"), default="all")
+    parser.add_argument("--classifier", type=Path, required=True)
+    parser.add_argument("--phases", nargs="*", default=["val"])
+    parser.add_argument("--cross-fit", action="store_true")
+    parser.add_argument("--shots", type=int, nargs="+", default=[1, 5])
+    parser.add_argument("--queries", type=int, default=4)
+    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=60, help="the longest climb")
+    parser.add_argument("--strengths", default="{}", help="JSON: where to start from")
+    parser.add_argument("--vary", default='{"modes": [0, 1]}', help="JSON: strengths and their values")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--examples", type=int, nargs="+", default=[1, 0])
+    parser.add_argument("--rejections", type=float, nargs="*", default=[0.4])
+    parser.add_argument("--posteriors", default="[{}]", help="JSON: a list of changes to the strengths")
+    parser.add_argument("--base-pictures", type=int, help="about so many, evenly taken: for machines without a GPU")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    world = World(arguments)
+    found = STUDIES[arguments.study](world)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    facts = {
+        "command": " ".join(sys.argv),
+        "device": device,
+        "network": arguments.network,
+        "variant": arguments.variant,
+    }
+    arguments.out.write_text(json.dumps({**facts, **found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

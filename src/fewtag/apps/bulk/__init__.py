@@ -1,1 +1,0 @@
-"""Tagging an archive on a Ray cluster: what to tag, the workers, and the folder of Parquet shards."""

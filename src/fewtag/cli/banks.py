@@ -1,0 +1,278 @@
+"""Commands that teach a bank, and tell what it knows."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fewtag.cli.terminal import AsJson, Bank, Label, ModelName, SkipBad, WordSource, plural
+from fewtag.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fewtag.tagger.tagger import Tagger
+
+
+def learn(
+    bank: Bank,
+    examples: Annotated[
+        list[Path],
+        typer.Argument(metavar="EXAMPLES", help="A CSV with columns image,labels; a folder per label; or pictures."),
+    ],
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="NAME", help="What all the pictures show; repeatable.")
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")
+    ] = None,
+    no_words: Annotated[
+        bool, typer.Option("--no-words", help="New labels mean nothing by their name: pictures only.")
+    ] = False,
+    no_pictures: Annotated[
+        bool, typer.Option("--no-pictures", help="Keep no small copies of the examples in the bank.")
+    ] = False,
+    model: ModelName = None,
+    words: WordSource = None,
+    skip_bad: SkipBad = False,
+    as_json: AsJson = False,
+) -> None:
+    """Learn labels from example pictures, into a new or an existing bank; what is known already stays.
+
+    In a table several labels of a picture are joined by ";", and paths are relative to the table. The bank keeps a
+    small copy of each example, so that it can show them and move to a newer model: share it like the pictures.
+
+    Example: fewtag learn pets.fewtag examples.csv
+
+    Example: fewtag learn pets.fewtag rex.jpg max.jpg --label dog
+    """
+    from fewtag.cli.terminal import Bars
+    from fewtag.tagger.tagger import Tagger
+    from fewtag.tagging.examples import read_examples
+
+    shown = read_examples(examples, label or (), root)
+    tagger = Tagger.open(bank, model=model, words=words, keep_pictures=not no_pictures)
+    check_writable(bank)
+    known = set(tagger.definitions_)
+    names = {name for each in shown for name in each.labels}
+    warn_of_case(names | known)
+    if no_words:
+        for name in sorted(names - known):
+            tagger.define(name, words=False)
+    skipped: list[InputError] = []
+    with Bars() as bars:
+        bars.start("learning", len(shown))
+        try:
+            tagger.partial_fit(
+                [each.picture for each in shown],
+                [each.labels for each in shown],
+                on_error=skipped.append if skip_bad else None,
+                progress=bars.advance,
+            )
+        except InputError as error:
+            raise InputError(f"{error} (--skip-bad leaves out what cannot be read)") from error
+    tagger.save(bank)
+    for reason in skipped:
+        print(f"skipped: {reason}", file=sys.stderr)
+    learnt, new = len(shown) - len(skipped), sorted(set(tagger.definitions_) - known)
+    if as_json:
+        facts = {"bank": str(bank), "pictures": learnt, "skipped": len(skipped), "new": new}
+        print(json.dumps(facts | {"labels": len(tagger.classes_)}))
+    else:
+        left_out = f", {len(skipped)} skipped" if skipped else ""
+        total = plural(len(tagger.classes_), "label")
+        typer.echo(f"{bank}: {plural(learnt, 'picture')} learnt{left_out}; {total}, {len(new)} of them new")
+
+
+def define(
+    bank: Bank,
+    label: Label,
+    like: Annotated[
+        str | None, typer.Option(metavar="WORDS", help='Known words that it is like: "lens, eye" (their mean).')
+    ] = None,
+    vector: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Its word vector: .npy, or a text file of numbers.")
+    ] = None,
+    no_words: Annotated[bool, typer.Option("--no-words", help="No word at all: its pictures alone.")] = False,
+    model: ModelName = None,
+    words: WordSource = None,
+) -> None:
+    """Say what a label's name means, before or after its examples; the name alone makes a label without a picture.
+
+    Example: fewtag define pets.fewtag "ectopia lentis" --like "lens, eye"
+    """
+    from fewtag.errors import UnknownWordError
+    from fewtag.tagger.tagger import Tagger
+    from fewtag.tagging.examples import clean_label
+
+    if sum((like is not None, vector is not None, no_words)) > 1:
+        raise InputError("--like, --vector and --no-words exclude each other; give one of them")
+    name = clean_label(label)
+    if like is not None and not any(word.strip() for word in like.split(",")):
+        raise InputError(f'--like {like!r} names no word; give some, as in --like "lens, eye"')
+    numbers = None if vector is None else read_vector(vector)
+    tagger = Tagger.open(bank, model=model, words=words)
+    try:
+        tagger.define(name, like=like, vector=numbers, words=not no_words)
+    except UnknownWordError as error:
+        raise InputError(f'{error}: --like "lens, eye", --vector FILE or --no-words') from error
+    tagger.save(bank)
+    typer.echo(f"{bank}: label {name!r} is defined: {tagger.definitions_[name]}")
+
+
+def forget(
+    bank: Bank,
+    label: Label,
+    image: Annotated[Path | None, typer.Option(metavar="FILE", help="Only this example of the label.")] = None,
+    example: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Only the example of this name or number, as `fewtag examples` lists it."),
+    ] = None,
+) -> None:
+    """Forget a label, or one example of it.
+
+    Example: fewtag forget pets.fewtag sofa --example 2
+    """
+    tagger = open_bank(bank)
+    tagger.forget(label, image, example=example)
+    tagger.save(bank)
+    gone = image or example
+    typer.echo(f"{bank}: {label!r} is forgotten" if gone is None else f"{bank}: {gone} is no example of {label!r} now")
+
+
+def rename(
+    bank: Bank,
+    label: Label,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What it shall be called.")],
+    merge: Annotated[bool, typer.Option("--merge", help="NAME may be a label already: the two become one.")] = False,
+) -> None:
+    """Call a label something else, or merge it into another.
+
+    Example: fewtag rename pets.fewtag couch sofa --merge
+    """
+    from fewtag.tagging.examples import clean_label
+
+    tagger = open_bank(bank)
+    if clean_label(name) in tagger.definitions_ and not merge:
+        raise InputError(f"{bank} has a label {name!r} already; give --merge to make the two one")
+    tagger.rename(label, clean_label(name), merge=merge)
+    tagger.save(bank)
+    typer.echo(f"{bank}: {label!r} is called {name!r} now, with {plural(tagger.counts_[clean_label(name)], 'example')}")
+
+
+def labels(bank: Bank, as_json: AsJson = False) -> None:
+    """List what a bank knows: each label, from how many examples, its threshold, and what its word is.
+
+    Example: fewtag labels pets.fewtag
+    """
+    from fewtag.cli.terminal import show
+    from fewtag.tagger.bank import Definition
+    from fewtag.tagger.bank_file import read_header
+
+    rows: dict[str, dict[str, Any]] = {
+        label["name"]: {
+            "examples": label["examples"],
+            # a label without word or picture cannot be given yet
+            "threshold": None if label["threshold"] is None else round(label["threshold"], 6),
+            "word": str(Definition(label["kind"], tuple(label["words"]))),
+        }
+        for label in read_header(bank)["labels"]
+    }
+    show(rows, as_json=as_json, title=plural(len(rows), "label"))
+
+
+def examples(
+    bank: Bank,
+    label: Label,
+    page: Annotated[
+        Path | None, typer.Option(metavar="HTML", help="Also a page that shows the small copies kept of them.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the examples of a label, by the numbers and names that `fewtag forget --example` takes.
+
+    Example: fewtag examples pets.fewtag dog --page dogs.html
+    """
+    from fewtag.cli.terminal import show
+    from fewtag.tagger.bank_file import read_bank
+    from fewtag.tagging.page import Card, embed_bytes, write_page
+
+    contents = read_bank(bank)[1]
+    name = contents.find(label)
+    members = [contents.examples[key] for key in contents.members[name]]
+    rows: dict[str, dict[str, Any]] = {
+        str(number): {"name": example.name, "shows": ", ".join(sorted(example.labels))}
+        for number, example in enumerate(members, 1)
+    }
+    if page is not None:
+        cards = [
+            Card(
+                f"{number}  {each.name}", embed_bytes(each.picture), [(each_label, "tag") for each_label in each.labels]
+            )
+            for number, each in enumerate(members, 1)
+        ]
+        write_page(page, f"{name}: {plural(len(members), 'example')}", str(bank), cards)
+    show(rows, as_json=as_json, title=f"{name}: {plural(len(members), 'example')}")
+
+
+def upgrade(
+    bank: Bank,
+    model: ModelName = None,
+    words: WordSource = None,
+) -> None:
+    """Move a bank to the newest version of its model, or to another: its examples are learnt again from their copies.
+
+    Example: fewtag upgrade pets.fewtag --model accurate
+    """
+    from fewtag.tagger.tagger import Tagger
+
+    tagger = Tagger.load(bank, model=model, words=words, upgrade=True)
+    tagger.save(bank)
+    typer.echo(f"{bank}: {plural(len(tagger.classes_), 'label')}, model {tagger.model.name!r}")
+
+
+def open_bank(path: Path, model: str | None = None, words: str | None = None, device: str = "auto") -> "Tagger":
+    """Refuses a bank that is not there, and says how one is made."""
+    if not path.exists():
+        raise InputError(
+            f"there is no bank {path}; make one with: {shlex.join(['fewtag', 'learn', str(path)])} EXAMPLES"
+        )
+    from fewtag.tagger.tagger import Tagger
+
+    return Tagger.load(path, model=model, words=words, device=device)
+
+
+def check_writable(bank: Path) -> None:
+    """Finds out before the work, rather than after it, that a bank cannot be saved."""
+    from fewtag.files import locked
+
+    with locked(bank):
+        pass
+
+
+def warn_of_case(names: set[str]) -> None:
+    """Two labels that differ in nothing but their case are most likely meant as one."""
+    by_case: dict[str, str] = {}
+    for name in sorted(names):
+        other = by_case.setdefault(name.casefold(), name)
+        if other != name:
+            print(f"fewtag: {other!r} and {name!r} are two labels, which differ in case alone", file=sys.stderr)
+
+
+def read_vector(path: Path) -> "np.ndarray":
+    """A label's vector: .npy, or text of numbers between blanks or commas."""
+    import numpy as np
+
+    try:
+        if path.suffix.lower() == ".npy":
+            vector = np.load(path, allow_pickle=False)
+        else:
+            vector = np.array([float(number) for number in path.read_text(encoding="utf-8").replace(",", " ").split()])
+    except OSError as error:
+        raise InputError(f"cannot read the vector {path}: {error.strerror}; check the path") from error
+    except (ValueError, EOFError) as error:
+        raise InputError(f"{path} holds no vector of numbers; give .npy, or numbers in a text file") from error
+    return np.squeeze(vector)

@@ -1,0 +1,78 @@
+"""The command line. Heavy imports wait inside the commands, so that `fewtag --help` answers at once."""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Annotated
+
+# before numpy is loaded: on a busy machine the threads of small products wait for one another longer than they work
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import typer
+
+import fewtag
+from fewtag.cli import banks, cache, pictures, research
+from fewtag.cli.terminal import printable
+from fewtag.errors import InputError
+
+COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Teach": (banks.learn, banks.define, banks.forget, banks.rename, banks.labels, banks.examples, banks.upgrade),
+    "Tag": (pictures.tag, pictures.check, pictures.explain, pictures.export),
+    "Research": (research.train, research.bench, research.draws, research.report),
+    "Upkeep": (cache.cache,),
+}
+INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Teach an image tagger new labels from one example each, without training.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+
+
+def _version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"fewtag {fewtag.__version__}")
+        raise typer.Exit
+    return wanted
+
+
+Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")]
+
+
+@app.callback()
+def _common(version: Version = False) -> None: ...
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_where: object, **_also: object) -> None:
+    """Our own warnings as a sentence; those of libraries are not a person's matter."""
+    if category is UserWarning:
+        print(f"fewtag: {printable(str(message))}", file=sys.stderr)
+
+
+def main() -> None:
+    """Bad input is one sentence and exit code 2, never a traceback; `tag` exits with 1 if some pictures failed."""
+    warnings.showwarning = _show_warning
+    try:
+        app()
+    except InputError as error:
+        _say(f"fewtag: {printable(str(error))}")
+        raise SystemExit(2) from None
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:  # by typer, which takes Ctrl-C for itself
+            _say("fewtag: stopped; run the same command again, and it goes on from here")
+        raise
+
+
+def _say(sentence: str) -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # one of several processes that torchrun started
+        from fewtag.research.bench.distributed import print_once
+
+        print_once(sentence)
+    else:
+        print(sentence, file=sys.stderr)

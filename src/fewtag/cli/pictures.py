@@ -1,0 +1,282 @@
+"""Commands that look at pictures with a bank: tag, check, explain, export."""
+
+import itertools
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fewtag.cli.terminal import AsJson, Bank, Cache, DataFolder, Device, SkipBad, cache_folder, plural, printable
+from fewtag.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from fewtag.tagging.run import Cluster, Options
+
+ENGINES = ("local", "ray")
+
+
+def tag(
+    bank: Bank,
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PICTURES",
+            help="Pictures, folders (sub-folders too), a .txt list, a .tar, a Parquet table, or s3://, gs://, https://.",
+        ),
+    ],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="The table: .csv, .jsonl or .parquet; or a folder of Parquet parts. Else: the terminal.",
+        ),
+    ] = None,
+    scores: Annotated[bool, typer.Option("--scores", help="Every label's probability too.")] = False,
+    threshold: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Give a label from this probability on.", show_default="each label's own"),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(metavar="HTML", help="Also a page to look at: pictures with their tags.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a table that this command did not write.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures in the network at once.")] = 32,
+    device: Device = "auto",
+    engine: Annotated[str, typer.Option(help="local: this process. ray: the workers of a Ray cluster.")] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Ray: an existing cluster; auto finds it.", show_default="one of its own"
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Ray: how many.", show_default="one a GPU, or else a core")
+    ] = None,
+    shard: Annotated[
+        int | None, typer.Option(min=1, help="Pictures finished at a time.", show_default="256; ray: at most 1024")
+    ] = None,
+    cache: Cache = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Tag pictures: a row for each. Run again after a kill, it goes on where it stopped.
+
+    Pictures that cannot be read are listed in FILE.failures.csv, and the exit code is 1. A picture that was seen
+    before, wherever it lay and whatever it is called, does not go through the network again.
+
+    Example: fewtag tag pets.fewtag photos/ --out tags.csv
+
+    Example: fewtag tag pets.fewtag garden.jpg kitchen.jpg
+
+    Example: fewtag tag pets.fewtag s3://bucket/photos --out s3://bucket/tags --engine ray --address auto
+    """
+    from fewtag.tagging.run import Cluster, Options
+
+    if cache is not None and no_cache:
+        raise InputError("--cache and --no-cache exclude each other; give one of them")
+    if engine not in ENGINES:
+        raise InputError(f"there is no engine {engine!r}; {nearest(engine, ENGINES)}")
+    if engine == "local" and (
+        given := [name for name, value in (("--address", address), ("--workers", workers)) if value]
+    ):
+        raise InputError(f"{given[0]} is for --engine ray; add that, or leave it out")
+    kept = None if no_cache else str(cache_folder(cache).resolve())
+    options = Options(scores, threshold, batch, device, kept, shard)
+    if out is None:
+        if engine == "ray":
+            raise InputError("--engine ray needs --out: a table, or a folder for Parquet parts")
+        failed = _to_terminal(bank, sources, options, as_json=as_json)
+    else:
+        ray = Cluster(address, workers) if engine == "ray" else None
+        failed = _to_table(bank, sources, out, options, ray, force=force, as_json=as_json)
+    if page is not None:
+        _to_page(bank, sources, page, options)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _to_table(
+    bank: Path,
+    sources: list[str],
+    out: str,
+    options: "Options",
+    ray: "Cluster | None",
+    *,
+    force: bool,
+    as_json: bool,
+) -> int:
+    from fewtag.cli.terminal import Bars
+    from fewtag.tagging.run import tag as tag_all
+    from fewtag.tagging.tables import failures_of
+
+    with Bars() as bars:
+        done = tag_all(bank, sources, out, options, ray=ray, force=force, begin=bars.begin)
+    if as_json:
+        print(json.dumps(asdict(done)))
+    else:
+        typer.echo(f"{out}: {done.tagged} of {plural(done.pictures, 'picture')} tagged in {done.seconds:.1f} s")
+    if done.failed:
+        print(f"{plural(done.failed, 'picture')} could not be read: see {failures_of(out)}", file=sys.stderr)
+    return done.failed
+
+
+def _to_terminal(bank: Path, sources: list[str], options: "Options", *, as_json: bool) -> int:
+    """A line for each picture as soon as it is known; JSON has a line for each, too."""
+    from fewtag.tagging.run import tag_rows
+    from fewtag.tagging.tables import json_line, record
+
+    failed = 0
+    for _, row in tag_rows(bank, sources, options):
+        failed += bool(row.failure)
+        if as_json:
+            facts = {"image": row.image, "failure": row.failure} if row.failure else record(row, list(row.scores))
+            print(json_line(facts), end="", flush=True)
+        elif row.failure:
+            print(f"fewtag: {printable(row.failure)}", file=sys.stderr)
+        else:
+            shown = [name for name in row.scores if name in row.tags] if not options.scores else list(row.scores)
+            ranked = sorted(shown, key=lambda name: -row.scores[name])
+            tags = ", ".join(f"{name} {row.scores[name]:.2f}" for name in ranked) or "–"
+            typer.echo(f"{printable(row.image)}: {printable(tags)}")
+    return failed
+
+
+def _to_page(bank: Path, sources: list[str], page: Path, options: "Options") -> None:
+    from fewtag.tagging.page import MOST, tagged_card, write_page
+    from fewtag.tagging.run import tag_rows
+
+    cards = [tagged_card(item, row) for item, row in itertools.islice(tag_rows(bank, sources, options), MOST)]
+    facts = f"{plural(len(cards), 'picture')}, tagged by {bank.name}"
+    write_page(page, bank.stem, facts + (f"; only the first {MOST} are shown" if len(cards) == MOST else ""), cards)
+    print(f"the page: {page}", file=sys.stderr)
+
+
+def check(
+    bank: Bank,
+    truth: Annotated[
+        Path, typer.Argument(metavar="TRUTH", help="Pictures with all they show: a CSV, or a folder per label.")
+    ],
+    root: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")
+    ] = None,
+    set_thresholds: Annotated[
+        bool, typer.Option("--set-thresholds", help="Keep, in the bank, the threshold with the best F1 for each label.")
+    ] = False,
+    skip_bad: SkipBad = False,
+    cache: Cache = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a bank on labelled pictures of one's own: precision, recall, average precision, and reliability.
+
+    A picture counts as not showing whatever label it does not name. Take pictures that the bank was not taught with.
+
+    Example: fewtag check pets.fewtag truth.csv
+    """
+    from fewtag.cli.banks import open_bank
+    from fewtag.cli.terminal import Bars, show
+    from fewtag.tagging.check import check_bank
+    from fewtag.tagging.examples import read_examples
+
+    shown = read_examples([truth], root=root)
+    tagger = open_bank(bank)
+    with Bars() as bars:
+        bars.start("checking", len(shown))
+        found = check_bank(
+            tagger, shown, cache=None if no_cache else cache_folder(cache), skip_bad=skip_bad, progress=bars.advance
+        )
+    if set_thresholds:
+        tagger.set_thresholds(found.best_thresholds)
+        tagger.save(bank)
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2, allow_nan=False))
+        return
+    show(found.table(), as_json=False, title=f"{plural(found.pictures, 'picture')}, {bank}")
+    for line in found.sentences():
+        typer.echo(line)
+
+
+def explain(
+    model: Annotated[Path, typer.Argument(metavar="BANK", help="A bank; or a trained run's folder.")],
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="The picture.")],
+    labels: Annotated[list[str], typer.Option("--label", help="The label to look for; repeat it for a grid.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The heat-map over the picture: .png, .jpg or .webp.")],
+    data: DataFolder = None,
+) -> None:
+    """Show where a label is seen in a picture, as a heat-map: bright where it is, dark where nothing speaks for it.
+
+    Example: fewtag explain pets.fewtag garden.jpg --label dog --out heat.png
+    """
+    if out.suffix.lower() not in {".png", ".jpg", ".jpeg", ".webp"}:
+        raise InputError(f"--out {out} ends in none of .png, .jpg and .webp; name it heat.png, for example")
+    if not model.exists():
+        raise InputError(f"there is no bank or trained run {model}; make one with fewtag learn, or with fewtag train")
+    if model.is_dir():
+        from fewtag.cli.heat import explain_run
+
+        explain_run(model, image, labels, out, data)
+        typer.echo(out)
+        return
+    from fewtag.cli.banks import open_bank
+    from fewtag.pictures.files import Picture
+    from fewtag.tagger.explain import save_heat
+
+    tagger, picture = open_bank(model), Picture(image).open()
+    heats, chances = tagger.explain_all(picture, labels)
+    save_heat(out, picture, heats, chances)
+    said = ", ".join(f"{label} {chance:.0%}" for label, chance in chances.items())
+    typer.echo(f"{out}: {said}")
+
+
+def export(
+    bank: Bank,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where graph and labels go; other files stay.")],
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Also a graph of a quarter the size, slightly less exact.")
+    ] = False,
+    check: Annotated[
+        Path | None,
+        typer.Option(metavar="PICTURES", help="A folder or a picture to compare on, beside random pixels."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a bank as an ONNX graph and its labels, to tag without fewtag: tagger.onnx and labels.npz.
+
+    The graph is checked against the tagger, and refused if a probability differs by more than 0.001.
+
+    Labels are data: after learning more of them, export again, and only labels.npz changes.
+
+    Example: fewtag export pets.fewtag pets-onnx/ --check photos/
+    """
+    from fewtag.cli.banks import open_bank
+    from fewtag.cli.terminal import Bars
+    from fewtag.tagger.export import GRAPH, INT8, LABELS
+    from fewtag.tagger.export import export as export_tagger
+    from fewtag.tagging.sources import open_source
+
+    if folder.is_file():
+        raise InputError(f"{folder} is a file; name a folder to export to")
+    tagger = open_bank(bank)
+    compared = [] if check is None else [entry.item().image for entry in open_source([str(check)]).entries]
+    with Bars() as bars:
+        if compared:
+            bars.start("comparing", len(compared))
+        done = export_tagger(tagger, folder, int8=int8, pictures=compared, advance=bars.advance)
+    if as_json:
+        print(json.dumps({"bank": str(bank), "folder": str(folder), **asdict(done)}))
+        return
+    fate = "of the same model, kept as it is" if done.kept else "written"
+    seen = f"random pixels and {done.pictures} pictures" if done.pictures else "random pixels"
+    typer.echo(f"{folder / LABELS}: {done.labels} labels, {done.sizes[LABELS] / 1e3:.1f} KB, written")
+    typer.echo(
+        f"{folder / GRAPH}: {done.sizes[GRAPH] / 1e6:.1f} MB, {fate}; "
+        f"greatest difference {done.difference:.1g} on {seen}"
+    )
+    if done.int8_difference is not None:
+        typer.echo(
+            f"{folder / INT8}: {done.sizes[INT8] / 1e6:.1f} MB, written; "
+            f"greatest difference {done.int8_difference:.1g}, which int8 is expected to make"
+        )

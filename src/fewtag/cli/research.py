@@ -1,0 +1,218 @@
+"""The researcher's commands: train, measure, draw protocols, report."""
+
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fewtag.cli.terminal import AsJson, Cache, DataFolder, SkipBad, cache_folder
+from fewtag.errors import InputError
+
+if TYPE_CHECKING:
+    from fewtag.research.bench.experiment import Experiment
+    from fewtag.research.bench.recipe import Recipe
+
+RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe file (TOML), see recipes/.")]
+Only = Annotated[list[str] | None, typer.Option("--only", metavar="RUN", help="Only this run; repeatable.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: method.heads=4; repeatable.")
+]
+Results = Annotated[Path, typer.Option(metavar="DIR", help="Rows go to DIR/<recipe>/<run>.<phase>.parquet.")]
+Runs = Annotated[Path, typer.Option(metavar="DIR", help="Checkpoints are in DIR/<method>-<digest of what is trained>.")]
+Precision = Annotated[str, typer.Option(help="32-true or bf16-mixed; auto is bf16-mixed on a GPU.")]
+Compiled = Annotated[
+    bool, typer.Option("--compile", help="End to end: compile the network first, a minute that long training pays.")
+]
+Accelerator = Annotated[str, typer.Option(help="auto, cpu or gpu.")]
+
+
+def train(
+    recipe: RecipePath,
+    data: DataFolder = None,
+    only: Only = None,
+    changes: Changes = None,
+    runs: Runs = Path("runs"),
+    cache: Cache = None,
+    accelerator: Accelerator = "auto",
+    precision: Precision = "auto",
+    compiled: Compiled = False,
+    skip_bad: SkipBad = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a recipe's method on the base labels, stopped early by the validation labels. Resumes."""
+    from fewtag.cli.terminal import Bars, show
+    from fewtag.research.bench.distributed import collective_refusal, open_fabric
+    from fewtag.research.bench.run_folder import RunFolder
+    from fewtag.research.bench.train import train as train_run
+
+    fabric = open_fabric(accelerator, precision)
+    with collective_refusal():
+        recipes = [(file, found) for file, found in _recipes(recipe, changes, only) if found.training is not None]
+        if not recipes:
+            raise InputError(f"no run of recipe {recipe} has a [training] table, so there is nothing to train")
+        _check_folder(data)
+    summaries: dict[str, Any] = {}
+    for file, settings in recipes:
+        experiment = _experiment(settings, file, data, skip_bad=skip_bad, compiled=compiled)
+        with collective_refusal():
+            run = RunFolder.of(experiment, runs)
+        with Bars(shown=fabric.is_global_zero) as bars:
+            summary = train_run(experiment, run, fabric, cache=cache_folder(cache), report=bars)
+        if fabric.is_global_zero:
+            _tell_skipped(experiment)
+        summaries[settings.name] = asdict(summary) | {"checkpoint": str(run.best)}
+    if fabric.is_global_zero:
+        show(summaries, as_json=as_json, title="Training")
+
+
+def bench(
+    recipe: RecipePath,
+    data: DataFolder = None,
+    only: Only = None,
+    changes: Changes = None,
+    out: Results = Path("results"),
+    runs: Runs = Path("runs"),
+    cache: Cache = None,
+    accelerator: Accelerator = "auto",
+    precision: Precision = "auto",
+    compiled: Compiled = False,
+    force: Annotated[bool, typer.Option("--force", help="Measure again what is measured already.")] = False,
+    skip_bad: SkipBad = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a recipe's runs on their test episodes, training first where needed; writes a row an episode."""
+    from fewtag.cli.terminal import Bars, show
+    from fewtag.research.bench.distributed import collective_refusal, open_fabric
+    from fewtag.research.bench.measure import measure
+    from fewtag.research.bench.results import summarise, write_reason
+
+    fabric = open_fabric(accelerator, precision)
+    with collective_refusal():
+        recipes = _recipes(recipe, changes, only)
+        _check_folder(data)
+    found: dict[str, Any] = {}
+    for file, settings in recipes:
+        if settings.not_measured:
+            if fabric.is_global_zero:
+                write_reason(out / file.stem, settings)
+                typer.echo(f"{settings.name} is not measured: {settings.not_measured}", err=True)
+            continue
+        experiment = _experiment(settings, file, data, skip_bad=skip_bad, compiled=compiled)
+        with Bars(shown=fabric.is_global_zero) as bars:
+            rows = measure(
+                experiment,
+                fabric,
+                runs=runs,
+                out=out / file.stem,
+                cache=cache_folder(cache),
+                command=shlex.join(["fewtag", *sys.argv[1:]]),
+                force=force,
+                report=bars,
+            )
+        if fabric.is_global_zero:
+            _tell_skipped(experiment)
+        for phase, phase_rows in rows.items():
+            found[f"{settings.name} on {phase}"] = summarise(phase_rows)
+    if fabric.is_global_zero:
+        show(found, as_json=as_json, title="Measured, in percent (± 95 % interval over episodes)")
+
+
+def draws(
+    recipe: RecipePath,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR", help="Protocol files go to DIR/<data>-<phase>.json, named after the shots if several."
+        ),
+    ],
+    data: DataFolder = None,
+    only: Only = None,
+    changes: Changes = None,
+) -> None:
+    """Draw the test episodes of a recipe's runs from the seed and save them as protocol files, pictures by id."""
+    from fewtag.research.data.sampling import save_draws
+
+    _check_folder(data)
+    for path, (file, settings, phase) in _draws_files(_recipes(recipe, changes, only), out).items():
+        experiment, evaluation = _experiment(settings, file, data), settings.evaluation
+        save_draws(
+            path,
+            experiment.sample_draws(phase),
+            experiment.phase(phase),
+            split=settings.data.split,
+            phase=phase,
+            sampling=evaluation.sampling,
+            shots=evaluation.shots,
+            queries=evaluation.queries,
+            seed=settings.seed,
+        )
+        typer.echo(path)
+
+
+def _draws_files(recipes: "list[tuple[Path, Recipe]]", out: Path) -> "dict[Path, tuple[Path, Recipe, str]]":
+    """The files to write, each with a run and a phase to draw it for; runs that ask for the same draws share one."""
+    files: dict[Path, tuple[Path, Recipe, str]] = {}
+    for file, settings in recipes:
+        for phase in settings.evaluation.phases:
+            shots = settings.evaluation.shots
+            path = out / f"{settings.data.name}-{phase}{'' if shots == 1 else f'-{shots}-shots'}.json"
+            _, first, _ = files.setdefault(path, (file, settings, phase))
+            if _asked(first) != _asked(settings):
+                raise InputError(
+                    f"the runs {first.name!r} and {settings.name!r} ask for different draws of one name, {path}; "
+                    f"choose one with --only {first.name}"
+                )
+    return files
+
+
+def _asked(settings: "Recipe") -> tuple[object, ...]:
+    """What draws depend on."""
+    evaluation = settings.evaluation
+    return settings.data, settings.seed, evaluation.sampling, evaluation.episodes, evaluation.queries
+
+
+def report(
+    results: Annotated[Path, typer.Argument(help="The folder of rows that bench wrote.")] = Path("results"),
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The page (<results>/RESULTS.md).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the paper's tables beside all measured rows, with plots and paired tests."""
+    from fewtag.cli.terminal import show
+    from fewtag.research.bench.report.page import write_report
+
+    written = write_report(results, out or results / "RESULTS.md")
+    if not as_json:
+        typer.echo(written.page)
+        return
+    files = {"page": str(written.page), "plots": [str(plot) for plot in written.plots]}
+    show({"files": files, "measured": written.measured, "comparisons": written.comparisons}, as_json=True, title="")
+
+
+def _recipes(path: Path, changes: list[str] | None, only: list[str] | None) -> "list[tuple[Path, Recipe]]":
+    from fewtag.research.bench.recipe_files import load_recipes
+
+    return load_recipes(path, changes=changes or (), only=only or ())
+
+
+def _check_folder(data: Path | None) -> None:
+    if data is not None and not data.is_dir():
+        raise InputError(f"--data {data} is not a folder; name the one that the recipe's paths are relative to")
+
+
+def _experiment(
+    settings: "Recipe", file: Path, data: Path | None, *, skip_bad: bool = False, compiled: bool = False
+) -> "Experiment":
+    from fewtag.research.bench.experiment import Experiment
+
+    return Experiment(settings, data or file.parent, file.parent, skip_bad=skip_bad, compiled=compiled)
+
+
+def _tell_skipped(experiment: "Experiment") -> None:
+    reasons = dict.fromkeys(experiment.skipped)  # a picture may serve several phases
+    for reason in reasons:
+        print(f"skipped: {reason}", file=sys.stderr)
+    if reasons:
+        print(f"skipped {len(reasons)} unreadable pictures", file=sys.stderr)

@@ -1,0 +1,171 @@
+"""Options that several commands share, progress bars and tables in the terminal."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column, Table
+from rich.text import Text
+
+Bank = Annotated[Path, typer.Argument(metavar="BANK", help="The file of learnt labels, such as pets.fewtag.")]
+Label = Annotated[str, typer.Argument(metavar="LABEL", help="A label's name.")]
+ModelName = Annotated[
+    str | None,
+    typer.Option("--model", help="For a new bank: default, coco52 or the path of a model.", show_default=False),
+]
+WordSource = Annotated[
+    str | None, typer.Option("--words", metavar="FILE", help="Word vectors of your own: GloVe, fastText, word2vec.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+DataFolder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder that the recipe's paths are relative to (the recipe's own).")
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read, and count them.")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto: a GPU where there is one.")]
+
+
+def plural(count: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> plural(1, "picture"), plural(3, "picture")
+    ('1 picture', '3 pictures')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def printable(text: str) -> str:
+    """Without what would steer the terminal.
+
+    >>> printable("red \\x1b[31mdog")
+    'red �[31mdog'
+    """
+    return "".join(letter if letter.isprintable() else "�" for letter in text)
+
+
+Cache = Annotated[
+    Path | None,
+    typer.Option("--cache", metavar="DIR", help="Where features and decoded pictures are kept.", show_default=False),
+]
+
+
+def cache_folder(named: Path | None) -> Path:
+    """The one named, or the user's own."""
+    from fewtag.cache import user_cache_folder
+
+    return named or user_cache_folder()
+
+
+HEADLINES = ("macro_ap", "micro_ap", "macro_f1", "micro_f1")
+
+
+class Rate(ProgressColumn):
+    """How many episodes or pictures a second."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:.1f}/s" if speed else "", style="progress.data.speed")
+
+
+class Bars:
+    """A bar for each piece of work, on standard error; shows the rate, the loss and the validation score."""
+
+    def __init__(self, *, shown: bool = True) -> None:
+        self._progress = Progress(
+            # in a narrow window the bar and the description give way, never the numbers
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+            BarColumn(bar_width=12),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            Rate(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True)),
+            console=Console(stderr=True),
+            disable=not shown,
+            expand=True,
+        )
+        self._task: TaskID | None = None
+        self._facts: dict[str, float] = {}
+
+    def __enter__(self) -> "Bars":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:  # else rich would print an empty line
+            self._progress.stop()
+
+    def begin(self, task: str, total: int) -> Callable[[int], None]:
+        """A bar for this work; what it answers is to be told of each step."""
+        self.start(task, total)
+        return self.advance
+
+    def start(self, task: str, total: int) -> None:
+        self._facts = {}
+        self._progress.start()
+        self._task = self._progress.add_task(task, total=total, facts="")
+
+    def advance(self, count: int = 1, **facts: float) -> None:
+        assert self._task is not None, "start() comes first"
+        self._facts |= facts
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in self._facts.items())
+        self._progress.update(self._task, advance=count, facts=shown)
+
+
+def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None:
+    """Results by name on standard output: JSON for machines, a table for people."""
+    if as_json:
+        print(json.dumps(_without_nan(found), indent=2, allow_nan=False))
+        return
+    console = Console()
+    console.print(Text(printable(title)))  # not the table's own: that is wrapped to the table's width
+    if not found:
+        return
+    columns = list(next(iter(found.values())))
+    if "checkpoint" in columns:  # of training: few rows, long paths
+        for name, row in found.items():
+            facts = ", ".join(f"{key.replace('_', ' ')} {_cell(value)}" for key, value in row.items())
+            console.print(Text(f"{name}: {facts}"), soft_wrap=True)
+        return
+    if set(HEADLINES) <= set(columns):
+        columns = list(HEADLINES)  # the other metrics are in the rows and in --json
+    table = Table()
+    for column in ("", *columns):
+        table.add_column(column.replace("_", "-").replace("ap", "AP").replace("f1", "F1"))
+    for name, row in found.items():
+        # as text: a label may contain what rich takes for markup
+        table.add_row(*(Text(printable(cell)) for cell in (name, *(_cell(row[column]) for column in columns))))
+    console.print(table)
+
+
+def _without_nan(value: Any) -> Any:
+    """The interval over a single episode is not a number, and JSON has no word for that but null."""
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case {"mean": mean, "interval": interval}:
+            return f"{100 * mean:.1f} ± {100 * interval:.1f}"
+        case float():
+            return f"{value:.4g}"
+        case None:
+            return "–"
+        case _:
+            return str(value)

@@ -1,1 +1,0 @@
-"""The shipped fits, made by scripts/fit_models.py."""

@@ -1,0 +1,211 @@
+"""Distributed training and evaluation: one process, or several that torchrun started, through Lightning Fabric."""
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.strategies.ddp import DDPStrategy
+from torch import nn
+
+from fewtag.errors import InputError
+from fewtag.pictures.prefetch import usable_cores
+from fewtag.research.data.images import LabelledImages
+from fewtag.research.features.rows import Rows
+
+Item = TypeVar("Item")
+
+ACCELERATORS = ("auto", "cpu", "gpu")
+PRECISIONS = ("auto", "32-true", "bf16-mixed")
+TIMEOUT = timedelta(days=30)
+"""How long a rank waits for the others: one may read pictures for hours."""
+FAREWELL = timedelta(seconds=10)
+"""How long a rank that refuses waits for the others to have refused as well."""
+
+
+@runtime_checkable
+class Reporter(Protocol):
+    """Told of the work as it goes on; the command line draws bars of it."""
+
+    def start(self, task: str, total: int) -> None: ...
+
+    def advance(self, count: int = 1, **facts: float) -> None: ...
+
+
+class Silent:
+    """Progress that nobody watches."""
+
+    def start(self, task: str, total: int) -> None: ...
+
+    def advance(self, count: int = 1, **facts: float) -> None: ...
+
+
+def open_fabric(accelerator: str, precision: str) -> Fabric:
+    """Joins the ranks that torchrun started, or makes this process the only one."""
+    launched = torch.distributed.is_torchelastic_launched()
+    if launched:
+        _join_ranks()
+    with collective_refusal():
+        fabric = _fabric(accelerator, precision, launched=launched)
+    fabric.launch()
+    return fabric
+
+
+def _join_ranks() -> None:
+    """Makes the process group before anything can be refused, so that all ranks refuse together."""
+    # Fabric goes by this group. Objects and flags travel by gloo on any device; tensors of a GPU by NCCL
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    torch.distributed.init_process_group(backend, timeout=TIMEOUT)
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+    if torch.distributed.get_rank() != 0:
+        warnings.simplefilter("ignore")
+
+
+def _fabric(accelerator: str, precision: str, *, launched: bool) -> Fabric:
+    for option, value, known in (("--accelerator", accelerator, ACCELERATORS), ("--precision", precision, PRECISIONS)):
+        if value not in known:
+            raise InputError(f"{option} {value} is not offered; choose one of {', '.join(known)}")
+    gpu = accelerator != "cpu" and torch.cuda.is_available()
+    if accelerator == "gpu" and not gpu:
+        raise InputError("--accelerator gpu, but torch sees no GPU here; use --accelerator cpu")
+    here, machines = _world() if launched else (1, 1)
+    if gpu and here > torch.cuda.device_count():
+        raise InputError(
+            f"{here} processes need a GPU each, but torch sees {torch.cuda.device_count()} here; "
+            "start fewer (torchrun --nproc-per-node), or use --accelerator cpu"
+        )
+    if gpu:
+        torch.set_float32_matmul_precision("high")
+    elif here > 1:
+        # torchrun says OMP_NUM_THREADS=1 to each, whatever the cores
+        torch.set_num_threads(max(1, usable_cores() // here))
+    chosen: Any = ("bf16-mixed" if gpu else "32-true") if precision == "auto" else precision
+    return Fabric(
+        accelerator="cuda" if gpu else "cpu",
+        devices=here,
+        num_nodes=machines,
+        strategy=DDPStrategy(timeout=TIMEOUT) if launched else "auto",
+        precision=chosen,
+    )
+
+
+def _world() -> tuple[int, int]:
+    """How many processes torchrun started on this machine, and on how many machines."""
+    here, everywhere = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+    if everywhere % here:
+        raise InputError(
+            f"torchrun started {here} of {everywhere} processes on this machine; "
+            "start as many on each: the same --nproc-per-node"
+        )
+    return here, everywhere // here
+
+
+def rank_share(fabric: Fabric, items: Sequence[Item]) -> Sequence[Item]:
+    """This rank's part of the items: dealt out in turn, so that the parts differ by one at most."""
+    return items[fabric.global_rank :: fabric.world_size]
+
+
+def all_gather(fabric: Fabric, mine: Item) -> list[Item]:
+    """What each rank has, in the order of the ranks."""
+    if fabric.world_size == 1:
+        return [mine]
+    gathered: list[Item] = [mine] * fabric.world_size
+    torch.distributed.all_gather_object(gathered, mine)
+    return gathered
+
+
+def interleave(shares: Sequence[Sequence[Item]]) -> list[Item]:
+    """What `rank_share` dealt out, in its first order.
+
+    >>> interleave([[0, 2, 4], [1, 3]])
+    [0, 1, 2, 3, 4]
+    """
+    return [shares[number % len(shares)][number // len(shares)] for number in range(sum(map(len, shares)))]
+
+
+@contextmanager
+def collective_refusal() -> Iterator[None]:
+    """What one rank refuses all ranks refuse, in its words; so none waits for one that is gone.
+
+    Within, the ranks must not wait for each other.
+    """
+    refusal: InputError | None = None
+    try:
+        yield
+    except InputError as error:
+        if not torch.distributed.is_initialized():
+            raise
+        refusal = error
+    if not torch.distributed.is_initialized():
+        return
+    # a flag first, which costs a fraction of gathering sentences: this is asked at every training step
+    refused = torch.tensor([refusal is not None], dtype=torch.int32)
+    torch.distributed.all_reduce(refused)
+    if not refused.item():
+        return
+    sentences = [""] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(sentences, "" if refusal is None else str(refusal))
+    raise refusal or InputError(next(filter(None, sentences)))
+
+
+def on_rank_zero(fabric: Fabric, work: Callable[[], Item]) -> Item:
+    """What rank zero makes of it, broadcast to all: it alone reads and writes the folders of runs and results."""
+    made: list[Item] = []
+    with collective_refusal():
+        if fabric.is_global_zero:
+            made.append(work())
+    return fabric.broadcast(made)[0]
+
+
+def broadcast_buffers(fabric: Fabric, module: nn.Module) -> None:
+    """Gives every rank the buffers of rank zero, batch-norm's running statistics above all.
+
+    DDP does so before each forward pass of training; this is for what looks at them after it.
+    """
+    if fabric.world_size > 1:
+        for buffer in module.buffers():
+            torch.distributed.broadcast(buffer, src=0)
+
+
+def rows_by_all_ranks(
+    fabric: Fabric, images: LabelledImages, read: Callable[[LabelledImages], Rows], report: Reporter, what: str
+) -> Rows:
+    """The rows of all images, which `read` keeps in the cache: each rank reads its part, then finds all there.
+
+    Ranks that do not see each other's cache read the rest as well.
+    """
+    if fabric.world_size > 1:
+        mine = images.select(rank_share(fabric, range(len(images))))
+        report.start(f"reading a part of the {what} pictures", len(mine))
+        with collective_refusal():
+            if len(mine):
+                read(mine)
+    report.start(f"reading the {what} pictures", len(images))
+    with collective_refusal():
+        return read(images)
+
+
+def print_once(sentence: str) -> None:
+    """Prints a refusal on standard error: by rank zero, where the ranks have refused together.
+
+    torchrun ends all ranks once one has left, so none leaves before rank zero has spoken.
+    """
+    if not torch.distributed.is_initialized():
+        print(sentence, file=sys.stderr)
+        return
+    is_zero = torch.distributed.get_rank() == 0
+    if is_zero:
+        print(sentence, file=sys.stderr, flush=True)
+    try:
+        meeting = torch.distributed.all_reduce(torch.zeros(1), async_op=True)
+        assert meeting is not None
+        meeting.wait(FAREWELL)
+    except RuntimeError:  # the others did not come: this rank refuses alone, and speaks for itself
+        if not is_zero:
+            print(sentence, file=sys.stderr, flush=True)

@@ -1,0 +1,121 @@
+"""Paired t-tests with Holm's correction: whether two runs on the same episodes differ."""
+
+import math
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from fewtag.research.bench.report.results import MeasuredRun, Systems, best_reading, closed_form
+from fewtag.research.bench.results import ResultRow
+
+LEVEL = 0.05
+PHASES = ("test", "mixed")
+"""Those that systems are compared on."""
+_EPISODE = ("data", "split", "phase", "shots", "queries", "data_digest", "episode")
+
+
+class Difference(NamedTuple):
+    """One run less another: the mean over episodes, half the width of its 95 % interval, and the test's p-value."""
+
+    mean: float
+    interval: float
+    p: float
+
+    @property
+    def real(self) -> bool:
+        """Whether a difference of nothing would seldom look like this."""
+        return self.p < LEVEL
+
+
+def paired(one: Sequence[ResultRow], other: Sequence[ResultRow]) -> bool:
+    """Whether two runs were measured on the same episodes: pictures, draws and their order.
+
+    Where both tell the digest of their draws it decides; else the seed does, since draws follow from the pictures, the
+    shots, the queries and the seed. Rows that do not tell their pictures are of no pair.
+    """
+    if min(len(one), len(other)) < 2 or one[0].data_digest is None:
+        return False
+    draws = "seed" if None in (one[0].draws_digest, other[0].draws_digest) else "draws_digest"
+    episode = attrgetter(*_EPISODE, draws)
+    return list(map(episode, one)) == list(map(episode, other))
+
+
+def difference(one: Sequence[ResultRow], other: Sequence[ResultRow], metric: str = "macro_ap") -> Difference | None:
+    """`one` less `other` by the episodes' differences; None for runs on different episodes."""
+    if not paired(one, other):
+        return None
+    ours, theirs = ([getattr(row, metric) for row in rows] for rows in (one, other))
+    apart = np.subtract(ours, theirs)
+    mean = float(apart.mean())
+    if np.ptp(apart) == 0:  # the test divides by the spread, which a run compared with itself has none of
+        return Difference(mean, 0.0, 1.0 if mean == 0 else 0.0)
+    test = stats.ttest_rel(ours, theirs)
+    low, high = test.confidence_interval(0.95)
+    return Difference(mean, float(high - low) / 2, float(test.pvalue))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction: the chance of even one false difference among all stays below the level.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    corrected, worst = [math.nan] * len(p_values), 0.0
+    for rank, index in enumerate(np.argsort(p_values, kind="stable")):
+        worst = max(worst, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = worst
+    return corrected
+
+
+class Pair(NamedTuple):
+    """A run and what it is compared with, on a phase."""
+
+    run: MeasuredRun
+    baseline: MeasuredRun
+    phase: str = "test"
+
+
+Differences = dict[Pair, Difference]
+
+
+def compare(pairs: Iterable[Pair]) -> Differences:
+    """The differences of macro-AP with p-values corrected for their number; pairs on other episodes are left out."""
+    found: Differences = {}
+    for pair in pairs:
+        if pair.phase in pair.run.phases and pair.phase in pair.baseline.phases:
+            apart = difference(pair.run.phases[pair.phase], pair.baseline.phases[pair.phase])
+            if apart is not None:
+                found[pair] = apart
+    corrected = holm([each.p for each in found.values()])
+    return {pair: each._replace(p=p) for (pair, each), p in zip(found.items(), corrected, strict=True)}
+
+
+class SystemComparison(NamedTuple):
+    """All comparisons of a data set's systems, corrected for their number."""
+
+    systems: Systems
+    baselines: Sequence[MeasuredRun]
+    differences: Differences
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            f"{run.reference} less {baseline.reference} on {run.shared.data} {phase}": difference._asdict()
+            for (run, baseline, phase), difference in self.differences.items()
+        }
+
+
+def compare_systems(systems: Systems) -> SystemComparison:
+    """Every run less the paper's best reading, and less the closed form."""
+    reading = best_reading(systems.runs, systems.table)
+    baselines = [run for run in (reading, closed_form(systems.runs, reading)) if run is not None]
+    pairs = [
+        Pair(run, baseline, phase)
+        for number, baseline in enumerate(baselines, start=1)
+        for run in systems.runs
+        for phase in PHASES
+        if run not in baselines[:number]
+    ]
+    return SystemComparison(systems, baselines, compare(pairs))

@@ -1,0 +1,232 @@
+"""The report's plots: scores with their intervals, the paper's numbers as hollow marks beside them."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from PIL import Image
+
+from fewtag.files import replacing
+from fewtag.research.bench.metrics import mean_and_interval
+from fewtag.research.bench.report.results import (
+    DataSet,
+    MeasuredRun,
+    Published,
+    PublishedTable,
+    Results,
+    shot_curves,
+    systems,
+    tested,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+OURS, PAPER, INK, FAINT = "#1f5fa8", "#c8641b", "#333333", "#d9d9d9"
+_COLUMNS = (1.08, 1.25)
+"""Where the numbers stand, right of the axes by parts of their width."""
+_SERIES = (OURS, "#2a8a5f", "#8a4fa3", "#b0324f", "#6b6b6b", "#a07a12", "#1d8ea3")
+
+
+class Mark(NamedTuple):
+    """A line of a plot, in percent: what was measured, what was published, or both."""
+
+    label: str
+    mean: float | None
+    interval: float
+    published: float | None
+
+
+class Point(NamedTuple):
+    """A place on a curve, in percent."""
+
+    at: float
+    mean: float
+    interval: float
+
+
+def draw_figures(results: Results, paper: Published, folder: Path) -> dict[str, Path]:
+    """The plots by the name of what they show: a data set's systems, a published table, or curves of shots.
+
+    A plot is drawn where there are at least two points to see.
+    """
+    drawn: dict[str, Path] = {}
+    for data_set, table, runs in systems(results, paper):
+        if len(runs) > 1:
+            title = f"{_title(paper, data_set)}, one example a label"
+            drawn[data_set.data] = draw_marks(folder / f"{data_set.data}.png", title, _system_marks(runs, table))
+    for table in paper.tables:
+        path, variants, numbers = folder / f"{table.name}.png", _variants(results, table), _numbers(table)
+        if sum(run is not None for run in variants.values()) < 2:
+            continue
+        if table.figure == "marks":
+            marks = [_mark(name, run, numbers[name]) for name, run in variants.items()]
+            drawn[table.name] = draw_marks(path, table.title, marks)
+        elif table.figure == "curve":
+            measured = [_point(float(name), run) for name, run in variants.items() if run]
+            printed = [Point(float(name), number, 0.0) for name, number in numbers.items() if number]
+            drawn[table.name] = draw_curves(path, table.title, table.along, {"measured": measured}, printed)
+    for data_set, curves in shot_curves(results).items():
+        points = {
+            name: [_point(float(shots), run) for shots, run in curve.items() if "test" in run.phases]
+            for name, curve in curves.items()
+        }
+        points = {name: curve for name, curve in points.items() if len(curve) > 1}
+        if sum(map(len, points.values())) > 2:  # two points alone are better read in the table
+            name = shots_figure(data_set)
+            title = f"{_title(paper, data_set)}, more examples a label"
+            drawn[name] = draw_curves(folder / f"{name}.png", title, "examples a label", points, logarithmic=True)
+    return drawn
+
+
+def shots_figure(data_set: DataSet) -> str:
+    """What the plot of a data set's curves is called."""
+    return f"{data_set.data}-shots"
+
+
+def _title(paper: Published, data_set: DataSet) -> str:
+    """`PASCAL VOC`, where the paper has a title for the data set; else its own name."""
+    table = paper.comparison(data_set.split)
+    return table.title.partition(":")[0] if table and table.data == data_set.data else data_set.data
+
+
+def _system_marks(runs: Iterable[MeasuredRun], table: PublishedTable) -> list[Mark]:
+    """Measured runs from the best down, then the published systems that none of them stands beside."""
+    marks, seen = [], set()
+    for run in runs:
+        system = table.system_of(run)
+        seen.add(system.system if system else "")
+        marks.append(_mark(run.label, run, table.number(system, "macro_ap") if system else None))
+    alone = [
+        Mark(name, None, 0.0, number)
+        for name, number in _numbers(table).items()
+        if name not in seen and number is not None
+    ]
+    return marks + sorted(alone, key=lambda mark: -(mark.published or 0.0))
+
+
+def _variants(results: Results, table: PublishedTable) -> dict[str, MeasuredRun | None]:
+    """Each system of a table with its first run on test; systems with neither a run nor a number are left out."""
+    first = {row.system: next(iter(tested(results.beside(row, table))), None) for row in table.rows}
+    return {row.system: first[row.system] for row in table.rows if first[row.system] or row.numbers}
+
+
+def _numbers(table: PublishedTable) -> dict[str, float | None]:
+    """The published macro-AP of each system."""
+    return {row.system: table.number(row, "macro_ap") for row in table.rows}
+
+
+def _mark(name: str, run: MeasuredRun | None, published: float | None) -> Mark:
+    if run is None:
+        return Mark(name, None, 0.0, published)
+    point = _point(0.0, run)
+    return Mark(name, point.mean, point.interval, published)
+
+
+def _point(at: float, run: MeasuredRun) -> Point:
+    mean, interval = mean_and_interval(run.values())
+    return Point(at, 100 * mean, 0.0 if math.isnan(interval) else 100 * interval)
+
+
+def draw_marks(path: Path, title: str, marks: Sequence[Mark]) -> Path:
+    """A line for each mark from the top, its numbers written at the right."""
+    with _axes(path, title, height=0.95 + 0.27 * len(marks)) as axes:
+        heights = [float(height) for height in range(len(marks))][::-1]
+        for height, mark in zip(heights, marks, strict=True):
+            if mark.mean is not None:
+                axes.errorbar(mark.mean, height, xerr=mark.interval, fmt="o", color=OURS, markersize=5, linewidth=1.6)
+                _write(axes, _COLUMNS[0], height, mark.mean, OURS)
+            if mark.published is not None:
+                axes.plot(mark.published, height, "o", markerfacecolor="none", color=PAPER, markersize=6.5, zorder=3)
+                _write(axes, _COLUMNS[1], height, mark.published, PAPER)
+        axes.set_yticks(heights, [mark.label for mark in marks])
+        axes.set_ylim(-0.7, len(marks) - 0.3)
+        axes.margins(x=0.08)
+        axes.locator_params(axis="x", steps=[1, 2, 5, 10])
+        axes.grid(axis="x", color=FAINT, linewidth=0.7)
+        for across, word, colour in zip(_COLUMNS, ("● measured", "○ published"), (OURS, PAPER), strict=True):
+            _write(axes, across, len(marks) - 0.1, word, colour)
+        axes.set_xlabel("macro-AP in percent, with 95 % intervals over episodes")
+    return path
+
+
+def draw_curves(
+    path: Path,
+    title: str,
+    along: str,
+    curves: Mapping[str, Sequence[Point]],
+    published: Sequence[Point] = (),
+    *,
+    logarithmic: bool = False,
+) -> Path:
+    """A curve for each name, named at its end; dotted once the colours are used up; the paper's dashed and hollow."""
+    with _axes(path, title, height=max(3.6, 0.3 * len(curves))) as axes:
+        ends: list[tuple[float, str, str]] = []
+        for number, (name, points) in enumerate(curves.items()):
+            at, means, intervals = zip(*points, strict=True)
+            colour, dotted = _SERIES[number % len(_SERIES)], number >= len(_SERIES)
+            style = "s:" if dotted else "o-"
+            axes.errorbar(at, means, yerr=intervals, fmt=style, color=colour, markersize=4.5, linewidth=1.6)
+            ends.append((means[-1], f"{name} (dotted)" if dotted else name, colour))
+        if published:
+            at, means, _ = zip(*published, strict=True)
+            axes.plot(at, means, "o--", color=PAPER, markerfacecolor="white", markersize=5.5, linewidth=1.2)
+            ends.append((means[-1], "published", PAPER))
+        ticks = sorted({point.at for points in (*curves.values(), published) for point in points})
+        if logarithmic:
+            axes.set_xscale("log")
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.grid(axis="y", color=FAINT, linewidth=0.7)
+        _name_ends(axes, ends)
+        axes.set_xlabel(along)
+        axes.set_ylabel("macro-AP in percent")
+    return path
+
+
+def _name_ends(axes: "Axes", ends: Sequence[tuple[float, str, str]]) -> None:
+    """Names right of the curves' ends, pushed apart where they would lie on each other."""
+    low, high = axes.get_ylim()
+    ordered = sorted(ends)
+    heights = [end[0] for end in ordered]
+    gap = 0.065 * (high - low)
+    for below, above in pairwise(range(len(heights))):
+        heights[above] = max(heights[above], heights[below] + gap)
+    for height, (_, name, colour) in zip(heights, ordered, strict=True):
+        axes.text(1.02, (height - low) / (high - low), name, color=colour, va="center", transform=axes.transAxes)
+
+
+def _write(axes: "Axes", across: float, height: float, number: float | str, colour: str) -> None:
+    transform = axes.get_yaxis_transform()  # across as a part of the axes, upwards in lines
+    text = number if isinstance(number, str) else f"{number:.1f}"
+    axes.text(across, height, text, color=colour, ha="center", va="center_baseline", transform=transform)
+
+
+@contextmanager
+def _axes(path: Path, title: str, *, height: float) -> Iterator["Axes"]:
+    """Axes without frills, saved when done."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with rc_context(
+        {"font.size": 9, "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}
+    ):
+        figure = Figure(figsize=(7.5, height), layout=None)
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.spines["bottom"].set_color(FAINT)
+        axes.tick_params(length=0)
+        axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=14)
+        axes.set_axisbelow(True)
+        yield axes
+        drawn = BytesIO()
+        figure.savefig(drawn, format="png", dpi=150, bbox_inches="tight", facecolor="white")
+    with replacing(path) as part, Image.open(drawn) as picture:
+        # so few colours need no more than a palette, and a third of the bytes
+        picture.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(part, format="png", optimize=True)

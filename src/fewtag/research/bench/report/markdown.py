@@ -1,0 +1,198 @@
+"""The page's tables in Markdown. A cell of scores is macro-AP / micro-AP in percent, each with its interval."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+from fewtag.research.bench.metrics import mean_and_interval
+from fewtag.research.bench.report.comparison import PHASES, Difference, Differences, Pair, SystemComparison, compare
+from fewtag.research.bench.report.results import (
+    Curves,
+    MeasuredRun,
+    PublishedSystem,
+    PublishedTable,
+    Results,
+    Systems,
+    phases_of,
+)
+from fewtag.research.bench.results import ResultRow
+
+NONE = "–"
+_DETAILS = tuple(f"{scope}_{name}" for scope in ("macro", "micro") for name in ("precision", "recall", "f1"))
+
+
+def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A table; a bar in a cell does not end it."""
+    for number, cells in enumerate((head, *lines)):
+        assert len(cells) == len(head), cells
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        if number == 0:
+            yield "|" + "---|" * len(head)
+    yield ""
+
+
+def score_cell(run: MeasuredRun, phase: str) -> str:
+    """`43.17 ± 0.48 / 33.33 ± 0.53`, if the run was measured on the phase."""
+    if phase not in run.phases:
+        return NONE
+    return " / ".join(_percent(run, phase, metric) for metric in ("macro_ap", "micro_ap"))
+
+
+def difference_cell(difference: Difference | None) -> str:
+    """`+4.55 ± 0.40`, or `≈ +0.13 ± 0.52` where the test does not tell it from nothing."""
+    if difference is None:
+        return NONE
+    mean = f"{100 * difference.mean:+z.2f}".replace("-", "−")
+    return f"{'' if difference.real else '≈ '}{mean} ± {100 * difference.interval:.2f}"
+
+
+def overview_table(systems: Systems) -> Iterator[str]:
+    """The runs by their macro-AP, each with its lead on the next one; the paper's own number among them."""
+    _, table, runs = systems
+    phases = [phase for phase in phases_of(runs) if phase in PHASES]
+    neighbours = {run: Pair(run, next_) for run, next_ in pairwise(runs)}
+    leads = compare(neighbours.values())
+    lines = []
+    for run in runs:
+        lead = difference_cell(leads.get(neighbours[run]) if run in neighbours else None)
+        cells = [run.label, _made_of(run), *(score_cell(run, phase) for phase in phases), lead]
+        lines.append((run.mean() * 100, cells))
+    printed = table.number(table.model, "macro_ap") or 0.0
+    blank = [NONE] * (len(phases) - 1)
+    cells = [f"*{table.model.system}, as published*", "", f"*{_published_cell(table, table.model)}*", *blank, ""]
+    lines.append((printed, cells))
+    lines.sort(key=lambda line: -line[0])
+    yield from markdown_table(
+        ["system", "backbone, words", *phases, "ahead of the next"], [cells for _, cells in lines]
+    )
+
+
+def comparison_section(comparison: SystemComparison) -> Iterator[str]:
+    """A sentence on all comparisons, and a table of them."""
+    differences = comparison.differences
+    if not differences:
+        return
+    yield f"### {comparison.systems.data_set.data}\n"
+    yield f"{_real_differences(differences)}\n"
+    phases = [phase for phase in PHASES if any(pair.phase == phase for pair in differences)]
+    columns = [(baseline, phase) for baseline in comparison.baselines for phase in phases]
+    shown = {pair.run for pair in differences}
+    yield from markdown_table(
+        ["system", *(f"less {baseline.label}, {phase}" for baseline, phase in columns)],
+        [
+            [run.label, *(_tested_cell(differences.get(Pair(run, *column))) for column in columns)]
+            for run in comparison.systems.runs
+            if run in shown
+        ],
+    )
+
+
+def published_table(table: PublishedTable, results: Results) -> Iterator[str]:
+    """The paper's table, with a line for each run that stands beside a system, or the reason why there is none."""
+    runs = [run for system in table.rows for run in results.beside(system, table)]
+    phases = phases_of(runs) or ["test"]
+    full = next((run for run in runs if run.reference == table.against and "test" in run.phases), None)
+    against = compare(Pair(run, full) for run in runs if run != full) if full else {}
+    head = ["system", "published", "run", *phases, *(["less the full model"] if full else []), "seconds", "how"]
+    lines: list[list[str]] = []
+    for system in table.rows:
+        beside: list[list[str]] = []
+        for run in results.beside(system, table):
+            less = [difference_cell(against.get(Pair(run, full)))] if full else []
+            how = f"{_made_of(run)}; training: {_training(run.shared)}"
+            beside.append([run.label, *(score_cell(run, phase) for phase in phases), *less, _seconds(run), how])
+        reasons = results.why_not(system)
+        if not beside and not reasons and system.numbers:
+            reasons = {NONE: "no run yet"}
+        blank = [NONE] * (len(head) - 4)
+        beside += [[run, *blank, f"not measured here: {reason}"] for run, reason in reasons.items()]
+        for number, cells in enumerate(beside):
+            lines.append([*((system.system, _published_cell(table, system)) if number == 0 else ("", "")), *cells])
+    yield from markdown_table(head, lines)
+
+
+def precision_and_recall_table(runs: Sequence[MeasuredRun], table: PublishedTable | None = None) -> Iterator[str]:
+    """Precision, recall and F1 on test, the paper's first."""
+    lines = []
+    for system in table.rows if table else ():
+        numbers = [table.number(system, metric) for metric in _DETAILS] if table else []
+        lines.append([f"*published:* {system.system}", *(NONE if n is None else f"{n:.2f}" for n in numbers)])
+    lines += [[run.label, *(_percent(run, "test", metric) for metric in _DETAILS)] for run in runs]
+    yield from markdown_table(["system", *(name.replace("_", " ").replace("f1", "F1") for name in _DETAILS)], lines)
+
+
+def setting_table(runs: Sequence[MeasuredRun]) -> Iterator[str]:
+    """Runs of one setting that no published system stands beside, by their macro-AP."""
+    phases = phases_of(runs)
+    ranked = sorted(runs, key=lambda run: (phases[0] not in run.phases, -run.mean(next(iter(run.phases)))))
+    yield from markdown_table(
+        ["system", "backbone, words", "training", *phases, "seconds"],
+        [
+            [run.label, _made_of(run), _training(run.shared), *(score_cell(run, p) for p in phases), _seconds(run)]
+            for run in ranked
+        ],
+    )
+
+
+def shots_table(curves: Curves, phase: str) -> Iterator[str]:
+    """A line a method, a column a number of examples."""
+    shots = sorted({number for curve in curves.values() for number in curve})
+    lines = [
+        [name, *(score_cell(curve[number], phase) if number in curve else NONE for number in shots)]
+        for name, curve in curves.items()
+    ]
+    yield from markdown_table([f"system, on `{phase}`", *map(shots_title, shots)], lines)
+
+
+def shots_title(number: int) -> str:
+    """`1 shot`, `5 shots`."""
+    return f"{number} shot{'s' if number > 1 else ''}"
+
+
+def _percent(run: MeasuredRun, phase: str, metric: str) -> str:
+    mean, interval = mean_and_interval(run.values(phase, metric))
+    return f"{100 * mean:.2f}" + ("" if math.isnan(interval) else f" ± {100 * interval:.2f}")
+
+
+def _published_cell(table: PublishedTable, system: PublishedSystem) -> str:
+    numbers = [table.number(system, metric) for metric in ("macro_ap", "micro_ap")]
+    return " / ".join(f"{number:.2f}" for number in numbers if number is not None) or NONE
+
+
+def _made_of(run: MeasuredRun) -> str:
+    """The backbone and the words, as short as they can be told."""
+    words = [part.rpartition("#")[2].rpartition("/")[2] for part in run.shared.words.split("+")]
+    short = " + ".join(word.removeprefix(f"{run.shared.split}_") for word in words)
+    return f"{run.shared.backbone.replace('+', ' + ')}, {short}"
+
+
+def _training(row: ResultRow) -> str:
+    """What the row's model had learnt from, in a few words."""
+    if row.trained_episodes is None:
+        return "none"
+    how = "frozen backbone" if row.frozen else "end to end"
+    if row.validation_macro_ap is None:
+        return f"{how}, {row.trained_episodes} episodes, not validated"
+    best = f"best on validation ({100 * row.validation_macro_ap:.1f})"
+    return f"{how}, {best} at episode {row.trained_episodes} of at most {row.planned_episodes}"
+
+
+def _seconds(run: MeasuredRun) -> str:
+    """How long its first phase took to measure."""
+    return NONE if run.shared.seconds is None else str(run.shared.seconds)
+
+
+def _real_differences(differences: Differences) -> str:
+    alike = [pair for pair, difference in differences.items() if not difference.real]
+    number = len(differences)
+    if not alike:
+        return f"In each of {number} comparisons the difference is real."
+    named = "; ".join(f"{pair.run.label} and {pair.baseline.label} on `{pair.phase}`" for pair in alike)
+    return f"In {number - len(alike)} of {number} comparisons the difference is real. Not told apart: {named}."
+
+
+def _tested_cell(difference: Difference | None) -> str:
+    if difference is None:
+        return NONE
+    p = "< 0.001" if difference.p < 0.001 else f"= {difference.p:.3f}"
+    return f"{difference_cell(difference)}, p {p}"

@@ -1,0 +1,304 @@
+"""Measured runs, published systems, and which of them stand together on the page."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from fewtag.errors import InputError
+from fewtag.research.bench.metrics import METRICS, mean_and_interval
+from fewtag.research.bench.results import ResultRow, read_rows
+
+
+class PublishedSystem(BaseModel):
+    """A line of a table; one without numbers is a run of ours that the table is the place for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    system: str
+    numbers: list[float]
+    runs: list[str]
+    """`recipe/run` of what stands beside it."""
+    own: bool = False
+    """Whether it is the paper's own model, in one of its readings."""
+
+
+class PublishedTable(BaseModel):
+    """A table of the paper, in percent."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    title: str
+    data: str
+    """The split that it is about."""
+    shots: int = 1
+    note: str = ""
+    against: str = ""
+    """The run whose variants the table is about; a table without one compares systems."""
+    figure: Literal["marks", "curve"] | None = None
+    """How the systems are drawn: a mark each, or as a curve over the numbers that name them."""
+    along: str = ""
+    """What those numbers count."""
+    metrics: list[str]
+    rows: list[PublishedSystem]
+
+    @model_validator(mode="after")
+    def have_a_number_for_each_metric(self) -> "PublishedTable":
+        assert set(self.metrics) <= set(METRICS), self.name
+        assert all(len(row.numbers) in (0, len(self.metrics)) for row in self.rows), self.name
+        return self
+
+    @property
+    def model(self) -> PublishedSystem:
+        """The line of the paper's own model; the last, where it has several."""
+        return [row for row in self.rows if row.own][-1]
+
+    def system_of(self, run: "MeasuredRun") -> PublishedSystem | None:
+        """The system that the run stands beside."""
+        return next((row for row in self.rows if run.reference in row.runs), None)
+
+    def number(self, system: PublishedSystem, metric: str) -> float | None:
+        """The paper's number in percent, if it has one."""
+        return dict(zip(self.metrics, system.numbers, strict=False)).get(metric)
+
+
+class Published(BaseModel):
+    """All tables of the paper, in its order."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str
+    originals: dict[str, str]
+    """Recipes on the original downloads, each with the one whose place in the tables its runs take."""
+    tables: list[PublishedTable]
+
+    def comparison(self, split: str) -> PublishedTable | None:
+        """The table that compares systems on a data set from one support image a label, if the paper has one."""
+        tables = [table for table in self.tables if (table.data, table.shots, table.against) == (split, 1, "")]
+        return tables[0] if tables else None
+
+
+@cache
+def published() -> Published:
+    """The numbers that come with the package."""
+    return Published.model_validate_json(files("fewtag.research.bench.report").joinpath("published.json").read_text())
+
+
+class DataSet(NamedTuple):
+    """Pictures and a split of their labels."""
+
+    data: str
+    split: str
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """One run of one recipe, with its rows by phase. Equal are runs of one folder, name and recipe."""
+
+    folder: Path
+    """Where its rows lie; the folder has the name of the recipe file."""
+    run: str
+    recipe_digest: str
+    experiment: str = field(compare=False)
+    """The recipe that published tables know it by: its own, or that of which it is on the original downloads."""
+    phases: Mapping[str, Sequence[ResultRow]] = field(compare=False, repr=False)
+
+    @property
+    def recipe(self) -> str:
+        return self.folder.name
+
+    @property
+    def shared(self) -> ResultRow:
+        """A row, for the columns in which all rows of the run are alike."""
+        return next(iter(self.phases.values()))[0]
+
+    @property
+    def data_set(self) -> DataSet:
+        return DataSet(self.shared.data, self.shared.split)
+
+    @property
+    def reference(self) -> str:
+        """What published tables call it."""
+        return f"{self.experiment}/{self.run}"
+
+    @property
+    def label(self) -> str:
+        """What the page calls it."""
+        return self.run if self.recipe == self.experiment else f"{self.run} ({self.recipe})"
+
+    @property
+    def family(self) -> str:
+        """The run's name, less the number of shots where that is its end: `knn` of `knn-5-shots`."""
+        return re.sub(f"-{self.shared.shots}-shots?$", "", self.run)
+
+    def values(self, phase: str = "test", metric: str = "macro_ap") -> list[float]:
+        """The metric of each episode."""
+        return [getattr(row, metric) for row in self.phases[phase]]
+
+    def mean(self, phase: str = "test", metric: str = "macro_ap") -> float:
+        return mean_and_interval(self.values(phase, metric))[0]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything under a folder of results."""
+
+    runs: Sequence[MeasuredRun]
+    reasons: Mapping[str, str]
+    """Why a `recipe/run` has no rows."""
+
+    def beside(self, system: PublishedSystem, table: PublishedTable) -> list[MeasuredRun]:
+        """The runs that stand beside a published system: those it names, if of its split and shots."""
+        return [
+            run
+            for name in system.runs
+            for run in self.runs
+            if (run.reference, run.shared.split, run.shared.shots) == (name, table.data, table.shots)
+        ]
+
+    def why_not(self, system: PublishedSystem) -> dict[str, str]:
+        """The reasons for the system's runs that were not measured, by run."""
+        return {run.rpartition("/")[2]: self.reasons[run] for run in system.runs if run in self.reasons}
+
+
+def read_results(folder: Path, paper: Published) -> Results:
+    """All rows and reasons under the folder; a reason for a run that has rows by now is out of date."""
+    for path in folder.glob("**/*.jsonl"):
+        raise InputError(f"{path} is of before rows were Parquet; convert it with scripts/convert_results.py {folder}")
+    phases: dict[tuple[Path, str, str], dict[str, list[ResultRow]]] = {}
+    for path in sorted(folder.glob("**/*.parquet")):
+        if rows := read_rows(path):
+            key = (path.parent, rows[0].run, rows[0].recipe_digest)
+            phases.setdefault(key, {})[rows[0].phase] = rows
+    if not phases:
+        raise InputError(f"there are no rows (*.parquet) under {folder}; measure some with fewtag bench RECIPE")
+    runs = [
+        MeasuredRun(
+            *key,
+            experiment=paper.originals.get(key[0].name, key[0].name),
+            phases={phase: rows[phase] for phase in sorted(rows, key=_test_first)},
+        )
+        for key, rows in phases.items()
+    ]
+    measured = {run.reference for run in runs}
+    reasons = dict(_reason(path, paper) for path in sorted(folder.glob("**/*.not-measured.json")))
+    return Results(runs, {run: reason for run, reason in reasons.items() if run not in measured})
+
+
+def phases_of(runs: Iterable[MeasuredRun]) -> list[str]:
+    """The phases that some of the runs were measured on, the paper's first."""
+    return sorted({phase for run in runs for phase in run.phases}, key=_test_first)
+
+
+def _test_first(phase: str) -> tuple[bool, bool, str]:
+    return phase != "test", phase != "mixed", phase
+
+
+def _reason(path: Path, paper: Published) -> tuple[str, str]:
+    try:
+        facts = json.loads(path.read_text())
+        return f"{paper.originals.get(path.parent.name, path.parent.name)}/{facts['run']}", str(facts["reason"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path} gives no reason for a run without rows; bench its recipe again") from error
+
+
+class Systems(NamedTuple):
+    """The runs that a table of the paper is the measure of, on one data set."""
+
+    data_set: DataSet
+    table: PublishedTable
+    runs: Sequence[MeasuredRun]
+
+
+def systems(results: Results, paper: Published) -> list[Systems]:
+    """The runs measured as the paper compares systems, best first; variants of its model have tables of their own."""
+    variants = {run for table in paper.tables if table.against for row in table.rows for run in row.runs}
+    ranked = sorted(tested(results.runs), key=lambda run: -run.mean())
+    groups = []
+    for table in paper.tables:
+        if table != paper.comparison(table.data):
+            continue
+        runs = [
+            run
+            for run in ranked
+            if (run.shared.split, run.shared.shots) == (table.data, table.shots)
+            and (run.reference not in variants or table.system_of(run))
+        ]
+        for data_set in sorted({run.data_set for run in runs}):
+            groups.append(Systems(data_set, table, [run for run in runs if run.data_set == data_set]))
+    return groups
+
+
+def tested(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
+    """Those that were measured on the phase `test`."""
+    return [run for run in runs if "test" in run.phases]
+
+
+def best_reading(runs: Sequence[MeasuredRun], table: PublishedTable) -> MeasuredRun | None:
+    """Of the runs of the paper's model the best on the validation labels, the first named where none were validated.
+
+    The test has no part in the choice.
+    """
+    named = table.model.runs
+    return max(
+        (run for run in runs if run.reference in named),
+        key=lambda run: (run.shared.validation_macro_ap or 0.0, -named.index(run.reference)),
+        default=None,
+    )
+
+
+def closed_form(runs: Sequence[MeasuredRun], like: MeasuredRun | None) -> MeasuredRun | None:
+    """The closed form on the backbone and words of the run that it is seen beside; else the first there is."""
+
+    def unlike(run: MeasuredRun) -> tuple[bool, bool, str]:
+        one, other = run.shared, like.shared if like else None
+        return one.backbone != (other and other.backbone), one.words != (other and other.words), run.reference
+
+    return min((run for run in runs if run.shared.method == "closed-form"), key=unlike, default=None)
+
+
+Curves = dict[str, dict[int, MeasuredRun]]
+"""Runs by their family and number of shots."""
+
+
+def shot_curves(results: Results) -> dict[DataSet, Curves]:
+    """Runs that differ in their number of shots alone: `name-5-shots` beside `name`, of one method and backbone."""
+    groups: dict[tuple[DataSet, str, str, str], dict[int, MeasuredRun]] = {}
+    for run in results.runs:
+        key = (run.data_set, run.family, run.shared.method, run.shared.backbone)
+        groups.setdefault(key, {})[run.shared.shots] = run
+    curves: dict[DataSet, Curves] = {}
+    for (data_set, family, _, _), by_shots in sorted(groups.items(), key=lambda item: item[0]):
+        if len(by_shots) > 1:
+            curves.setdefault(data_set, {})[family] = dict(sorted(by_shots.items()))
+    return curves
+
+
+class Setting(NamedTuple):
+    """What runs of one table have in common."""
+
+    data: str
+    split: str
+    shots: int
+    queries: int
+    episodes: int
+
+
+def beyond(results: Results, paper: Published) -> dict[Setting, list[MeasuredRun]]:
+    """The runs that no published table shows, by setting; those named after their shots are in the curves."""
+    shown = {run for table in paper.tables for row in table.rows for run in results.beside(row, table)}
+    for curves in shot_curves(results).values():
+        shown |= {run for curve in curves.values() for run in curve.values() if run.family != run.run}
+    groups: dict[Setting, list[MeasuredRun]] = {}
+    for run in results.runs:
+        if run not in shown:
+            row, episodes = run.shared, len(next(iter(run.phases.values())))
+            groups.setdefault(Setting(row.data, row.split, row.shots, row.queries, episodes), []).append(run)
+    return dict(sorted(groups.items()))

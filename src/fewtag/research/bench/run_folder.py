@@ -1,0 +1,162 @@
+"""The folder of a training run: settings, checkpoints, log and summary, named by a digest of what is trained."""
+
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fewtag.errors import InputError
+from fewtag.files import locked, replacing, write_atomically
+from fewtag.research.bench.experiment import Experiment
+from fewtag.research.bench.recipe import Recipe
+from fewtag.research.methods.base import Method
+
+Facts = dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class TrainingState:
+    """How far training has come."""
+
+    episode: int = 0
+    best: float | None = None
+    """The best macro-AP on the validation labels; None where nothing was validated."""
+    best_episode: int = 0
+    """The episode after which the best weights were saved; 0 if training gained nothing over the untrained ones."""
+    stale: int = 0
+    """Validations since then."""
+    seconds: float = 0.0
+    processes: int = 1
+
+
+@dataclass(kw_only=True)
+class TrainingSummary(TrainingState):
+    """What training came to."""
+
+    stopped_early: bool
+    episodes_planned: int
+
+
+class Checkpoint(NamedTuple):
+    """All that training needs to go on to the very same weights."""
+
+    state: TrainingState
+    method: dict[str, Tensor]
+    optimizer: dict[str, Any]
+
+
+class RunFolder:
+    """`recipe.json`, `best.safetensors`, `log.jsonl`; `last.pt` while it trains, `summary.json` once done."""
+
+    def __init__(self, folder: Path, recipe: Recipe) -> None:
+        self.folder, self.recipe = folder, recipe
+        self.best, self._last = folder / "best.safetensors", folder / "last.pt"
+        self._recipe, self._log, self._summary = folder / "recipe.json", folder / "log.jsonl", folder / "summary.json"
+
+    @classmethod
+    def of(cls, experiment: Experiment, runs: Path) -> "RunFolder":
+        """`runs/<method>-<digest>`: experiments that train the same find each other's weights there."""
+        recipe = experiment.recipe
+        return cls(runs / f"{recipe.method.name}-{experiment.training_digest}", recipe)
+
+    def lock(self) -> AbstractContextManager[None]:
+        """To be held while training: another command that would train the same is refused meanwhile."""
+        return locked(self.folder, seconds=0.0)
+
+    def claim(self) -> None:
+        """Makes the folder, with the settings for people to read; once nothing else can be wrong with them."""
+        write_atomically(self._recipe, json.dumps(self.recipe.effective.model_dump(mode="json"), indent=2).encode())
+
+    @property
+    def summary(self) -> TrainingSummary | None:
+        """What training came to, once it is done."""
+        return TrainingSummary(**json.loads(self._summary.read_text())) if self._summary.exists() else None
+
+    def finish(self, summary: TrainingSummary) -> None:
+        write_atomically(self._summary, json.dumps(asdict(summary), indent=2).encode())
+        self._last.unlink(missing_ok=True)
+
+    def save_best(self, method: Method, state: TrainingState) -> None:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in method.state_dict().items()}
+        text = json.dumps({**asdict(state), "recipe": self.recipe.effective.model_dump(mode="json")})
+        with replacing(self.best) as part, _saving(self.best):
+            save_file(tensors, part, metadata={"fewtag": text})
+
+    def load_best(self, method: Method) -> None:
+        """Fills the method with the best weights."""
+        if not self.best.exists():
+            raise InputError(f"the run {self.folder} has no best.safetensors; train it first: fewtag train RECIPE")
+        read_facts(self.best)
+        method.load_state_dict(load_file(self.best))
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        content = {**checkpoint._asdict(), "state": asdict(checkpoint.state)}
+        with replacing(self._last) as part, _saving(self._last):
+            torch.save(content, part)
+
+    def load_checkpoint(self, *, processes: int = 1) -> Checkpoint | None:
+        """Where training stood; the log's later lines are dropped, since they will be written anew.
+
+        Another number of processes would make every step one over more or fewer episodes, and is refused.
+        """
+        if not self._last.exists():
+            self._log.unlink(missing_ok=True)
+            return None
+        try:
+            content = torch.load(self._last, map_location="cpu", weights_only=True)
+            checkpoint = Checkpoint(TrainingState(**content["state"]), content["method"], content["optimizer"])
+        except Exception as error:
+            raise InputError(f"checkpoint {self._last} cannot be read ({type(error).__name__}); remove it") from error
+        begun = checkpoint.state.processes
+        if begun != processes:
+            raise InputError(
+                f"the run {self.folder} was begun by {begun} process{'es' * (begun > 1)}, here are {processes}: go on "
+                f"with torchrun --nproc-per-node {begun}, name other --runs, or remove that folder"
+            )
+        # a kill may have cut the last line short
+        whole = self._log.read_text().splitlines(keepends=True) if self._log.exists() else []
+        kept = [line for line in whole if line.endswith("\n") and _episode(line) <= checkpoint.state.episode]
+        write_atomically(self._log, "".join(kept).encode())
+        return checkpoint
+
+    @property
+    def curve(self) -> list[Facts]:
+        """Loss and validation scores, as training went."""
+        return [json.loads(line) for line in self._log.read_text().splitlines()] if self._log.exists() else []
+
+    def log(self, facts: Facts) -> None:
+        with self._log.open("a") as file:
+            file.write(json.dumps(facts) + "\n")
+
+
+def _episode(line: str) -> int:
+    return int(json.loads(line)["episode"])
+
+
+def read_facts(path: Path) -> Facts:
+    """What the best weights say of themselves: the training state, and the recipe with all its settings."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"checkpoint {path} cannot be read: {error}") from error
+    if "fewtag" not in metadata:
+        raise InputError(f"{path} was not written by fewtag train; name a run's best.safetensors")
+    return json.loads(metadata["fewtag"])
+
+
+@contextmanager
+def _saving(path: Path) -> Iterator[None]:
+    """The libraries' own errors on a full disk, in a sentence."""
+    try:
+        yield
+    except (SafetensorError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"cannot write {path}: {reason}; free some room, then go on with the same command") from error

@@ -1,0 +1,197 @@
+"""Readers of a CSV or TSV table, of a folder per label, and of pictures in folders and tar archives."""
+
+import csv
+import gzip
+import io
+import re
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from fewtag.errors import InputError, nearest
+from fewtag.pictures.files import Picture, is_image_name
+from fewtag.research.data.images import LabelledImages, from_shown
+
+# TSV takes both separators; in CSV a comma would end the cell, so only the semicolon is one
+_FORMATS = {".csv": (",", ";"), ".tsv": ("\t", "[,;]")}
+
+Line = tuple[int, dict[str, str]]
+
+
+class ImageIndex:
+    """Pictures by path, name and stem; `find` refuses what is missing or means several pictures."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.pictures: dict[str, list[Picture]] = {}
+
+    def add(self, member: str, picture: Picture) -> None:
+        """List a picture under everything a person may call it."""
+        path = PurePosixPath(member)
+        for key in dict.fromkeys((member, path.name, path.stem)):
+            self.pictures.setdefault(key, []).append(picture)
+
+    def find(self, name: str) -> Picture:
+        """The one picture of this name; copies with the same bytes are one picture."""
+        if name not in self.pictures:
+            raise InputError(f"image {name!r} is not in {self.place}; check the name and the folder of the images")
+        picture, *others = self.pictures[name]
+        for other in others:
+            if other.size != picture.size or other.read() != picture.read():
+                raise InputError(f"image {name!r} could be {picture} or {other}; add its ending, or rename one")
+        return picture
+
+
+def index_images(folder_or_tar: Path) -> ImageIndex:
+    """Every image of a folder (its files and its *.tar archives; sub-folders are not descended) or of one archive."""
+    index = ImageIndex(folder_or_tar)
+    if folder_or_tar.is_file():
+        archives = [folder_or_tar]
+    elif folder_or_tar.is_dir():
+        files = sorted(path for path in folder_or_tar.iterdir() if path.is_file())
+        for path in files:
+            if is_image_name(path.name):
+                index.add(path.name, Picture(path, size=path.stat().st_size, name=str(path)))
+        archives = [path for path in files if path.suffix == ".tar" and not path.name.startswith(".")]
+    else:
+        raise InputError(f"the images' folder {folder_or_tar} does not exist; give a folder, or a .tar archive")
+    for archive in archives:
+        for member, picture in _members(archive):
+            index.add(member, picture)
+    return index
+
+
+def _members(archive: Path) -> Iterator[tuple[str, Picture]]:
+    """The archive's images as stretches of its file, to be read later by a plain seek."""
+    try:
+        # "r:" refuses compressed archives, in which a seek would land nowhere
+        with tarfile.open(archive, "r:") as file:
+            for member in file:
+                if member.isreg() and not member.issparse() and is_image_name(member.name):
+                    name = f"{archive.name}:{member.name}"
+                    yield member.name.removeprefix("./"), Picture(archive, member.offset_data, member.size, name)
+    except (tarfile.TarError, OSError) as error:
+        raise InputError(f"cannot read {archive} as an uncompressed tar archive ({error}); pack it again") from error
+
+
+def read_table(
+    path: Path, images: Path | None = None, where: Mapping[str, Sequence[str]] | None = None
+) -> LabelledImages:
+    """Images and labels of a table (.csv, .tsv, also .gz); `where` keeps the rows whose columns hold these values.
+
+    An image is a path relative to `images` (or else to the table's folder), or a bare id found there among the files
+    and the *.tar archives. A path that leads nowhere is refused by `check()` or when read, so that callers may skip it.
+    """
+    ending = path.name.lower().removesuffix(".gz")[-4:]
+    if ending not in _FORMATS:
+        raise InputError(f"the table {path} ends neither in .csv nor in .tsv (or these with .gz); rename it")
+    delimiter, separator = _FORMATS[ending]
+    place = path.parent if images is None else images
+    index: ImageIndex | None = None
+    first_line: dict[str, int] = {}
+    pictures = []
+    for line, row in _filtered(path, _rows(path, delimiter), where or {}):
+        name = _name(path, line, row["image"])
+        if name in first_line:
+            raise InputError(f"{path} lists image {name!r} twice, in lines {first_line[name]} and {line}; join the two")
+        first_line[name] = line
+        shown = _labels(path, line, row["labels"], separator)
+        picture = _file(place, name)
+        if picture is None:
+            index = index_images(place) if index is None else index
+            picture = _indexed(path, line, name, index)
+        pictures.append((name, picture, shown))
+    return from_shown(pictures, sorted(set().union(*(shown for _, _, shown in pictures))))
+
+
+def _rows(path: Path, delimiter: str) -> Iterator[Line]:
+    """Every row with its line number; its cells by column."""
+    try:
+        data = path.read_bytes()
+        # Excel begins its CSV with a byte-order mark
+        text = (gzip.decompress(data) if path.suffix.lower() == ".gz" else data).decode("utf-8-sig")
+    except (OSError, EOFError) as error:
+        raise InputError(f"cannot read the table {path}: {getattr(error, 'strerror', None) or error}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"the table {path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+    columns = list(reader.fieldnames or [])
+    missing = [column for column in ("image", "labels") if column not in columns]
+    if missing:
+        raise InputError(
+            f"the table {path} lacks the column {' and '.join(map(repr, missing))}: its header has "
+            f"{', '.join(map(repr, columns)) or 'nothing'}; it needs `image` and `labels`"
+        )
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise InputError(
+                    f"{path} line {reader.line_num} does not have the header's {len(columns)} cells; "
+                    'several labels are joined by ";", as in "dog;sofa"'
+                )
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise InputError(f"{path} line {reader.line_num} cannot be read ({error}); save the table again") from error
+
+
+def _filtered(path: Path, rows: Iterator[Line], where: Mapping[str, Sequence[str]]) -> list[Line]:
+    everything = list(rows)
+    if not everything:
+        raise InputError(f"the table {path} has a header and no row; add a row for each image")
+    for column, values in where.items():
+        if column not in everything[0][1]:
+            raise InputError(f"the table {path} has no column {column!r}; {nearest(column, everything[0][1])}")
+        present = {row[column] for _, row in everything}
+        for value in values:
+            if value not in present:
+                raise InputError(f"no row of {path} has {value!r} in column {column!r}; {nearest(value, present)}")
+    return [(line, row) for line, row in everything if all(row[column] in where[column] for column in where)]
+
+
+def _name(path: Path, line: int, cell: str) -> str:
+    if not cell.strip():
+        raise InputError(f"{path} line {line} names no image; fill in the column `image` or remove the line")
+    return PurePosixPath(cell.strip()).as_posix()
+
+
+def _labels(path: Path, line: int, cell: str, separator: str) -> set[str]:
+    labels = [label.strip() for label in re.split(separator, cell)]
+    if "" in labels:
+        raise InputError(f"{path} line {line} has an empty label in {cell!r}; name it, or remove the spare separator")
+    return set(labels)
+
+
+def _file(place: Path, name: str) -> Picture | None:
+    """The picture as a file of its own, if it is one."""
+    file = place / name
+    return Picture(file, name=str(file)) if is_image_name(name) and file.is_file() else None
+
+
+def _indexed(path: Path, line: int, name: str, index: ImageIndex) -> Picture:
+    if name in index.pictures:
+        return index.find(name)
+    if is_image_name(name):
+        return Picture(index.place / name, name=str(index.place / name))
+    raise InputError(f"{path} line {line}: image {name!r} is not in {index.place}; check it, or add its ending")
+
+
+def read_folders(path: Path) -> LabelledImages:
+    """Image "dog/1.jpg" shows "dog"; sub-folders are not descended, hidden files and other endings are skipped."""
+    if not path.is_dir():
+        raise InputError(f"{path} is no folder; give the folder that holds one folder for each label")
+    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    loose = [entry.name for entry in entries if entry.is_file() and is_image_name(entry.name)]
+    if loose:
+        raise InputError(
+            f"{len(loose)} images lie in {path} itself, the first is {loose[0]!r}; move them into a label's folder"
+        )
+    labels = [entry.name for entry in entries if entry.is_dir()]
+    if not labels:
+        raise InputError(f"{path} holds no label's folder; make one folder for each label and put its images there")
+    pictures = []
+    for label in labels:
+        images = sorted(file for file in (path / label).iterdir() if file.is_file() and is_image_name(file.name))
+        if not images:
+            raise InputError(f"label {label!r} has no image: {path / label} holds none; add one or remove the folder")
+        pictures += [(f"{label}/{file.name}", Picture(file, name=str(file)), {label}) for file in images]
+    return from_shown(pictures, labels)

@@ -1,0 +1,105 @@
+"""The paper's ablations: its model (`word_attention.py`) with one piece replaced."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fewtag.errors import InputError
+from fewtag.research.methods.base import Episode, Support, bce, pool
+from fewtag.research.methods.kggr import LowRankScores
+from fewtag.research.methods.word_attention import Joint, Local, Scores, WordAttention
+from fewtag.research.types import Logits
+
+
+class NoCmwLoss(WordAttention):
+    """Ablation "without CMW-loss": words and images meet in the attention alone, and learn from that."""
+
+    def __init__(
+        self,
+        channels: int,
+        dimensions: int,
+        *,
+        joint: int = 512,
+        heads: int = 8,
+        scale: float = 20.0,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__(channels, dimensions, joint=joint, heads=heads, scale=scale, dropout=dropout)
+
+    def loss(self, episode: Episode) -> Float[Tensor, ""]:
+        """The query loss, with the support images as further query images."""
+        maps = torch.cat([episode.support.maps, episode.maps])
+        targets = torch.cat([episode.support.targets, episode.targets])
+        return bce(self.infer(episode.support)(maps), targets)
+
+
+class GlobalAttention(WordAttention):
+    """Ablation "attention with global features": each support image is one place, its global feature."""
+
+    def prototypes(self, support: Support, words: Joint) -> Joint:
+        return super().prototypes(support._replace(maps=pool(support.maps)[:, :, None, None]), words)
+
+
+class SimpleLocalAttention(WordAttention):
+    """Ablation "simple attention with local features": a mean of places, weighted by their cosine with the word.
+
+    Softmax of λ·cos(word, place) over all places of a label's images; no heads and no MLP.
+    """
+
+    def __init__(
+        self, channels: int, dimensions: int, *, joint: int = 512, scale: float = 20.0, gamma: float = 1.0
+    ) -> None:
+        super().__init__(channels, dimensions, joint=joint, heads=1, scale=scale, gamma=gamma)
+
+    def build_attention(self, inner: int) -> None:
+        """Nothing beside the joint space."""
+
+    def scores(self, words: Joint, local: Local) -> Scores:
+        return self.similarity(local.flatten(0, 1), words).T.reshape(1, len(words), *local.shape[:2])
+
+    def gather(self, attention: Scores, local: Local) -> Joint:
+        return torch.einsum("lip,ipj->lj", attention[0].to(local.dtype), local)
+
+
+class SimpleAttention(SimpleLocalAttention):
+    """Ablation "simple attention": a mean of images' global features, weighted by their cosine with the word."""
+
+    def prototypes(self, support: Support, words: Joint) -> Joint:
+        return super().prototypes(support._replace(maps=pool(support.maps)[:, :, None, None]), words)
+
+
+class BilinearPooling(SimpleLocalAttention):
+    """Ablation "low-rank bilinear pooling": places weighted as KGGR weights them, in place of multi-head attention."""
+
+    def build_attention(self, inner: int) -> None:
+        self.bilinear = LowRankScores(self.joint, self.joint, inner)
+
+    def scores(self, words: Joint, local: Local) -> Scores:
+        return self.bilinear(local, words).transpose(0, 1)[None]
+
+
+class LocalQuery(WordAttention):
+    """Ablation "local features for query images": a label's score is the sum of its `top` best places in the image."""
+
+    def __init__(
+        self,
+        channels: int,
+        dimensions: int,
+        *,
+        joint: int = 512,
+        heads: int = 8,
+        scale: float = 20.0,
+        gamma: float = 1.0,
+        dropout: float = 0.1,
+        top: int = 3,
+    ) -> None:
+        super().__init__(channels, dimensions, joint=joint, heads=heads, scale=scale, gamma=gamma, dropout=dropout)
+        if top < 1:
+            raise InputError(f"top = {top}: a label's score needs at least one place; write 1 or more")
+        self.top = top
+
+    def compare(self, maps: Float[Tensor, "images channels height width"], prototypes: Joint) -> Logits:
+        local = self.local(maps)
+        similarity = self.similarity(local.flatten(0, 1), prototypes)
+        by_place = similarity.reshape(*local.shape[:2], len(prototypes))
+        return by_place.topk(min(self.top, local.shape[1]), dim=1).values.sum(dim=1)

@@ -1,0 +1,108 @@
+"""Inference by ONNX Runtime: pixels to places in a model's space."""
+
+import hashlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtag.core.closed_form import Places, Space
+from fewtag.errors import InputError, nearest
+from fewtag.pictures.decode import Pixels
+from fewtag.pictures.prefetch import usable_cores
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+DEVICES = ("auto", "cpu", "cuda")
+AT_ONCE = 4
+"""Pictures that a core works on: so few that what a layer makes of them stays in its cache."""
+INPUTS = ("pixels", "mean", "basis")
+"""Of a model's graph: uint8 pixels of any number of squares, and the space that its features are projected to."""
+
+
+class Network:
+    """A model's graph, loaded at its first use; any number of threads may call it.
+
+    On a CPU each core has a few pictures for itself: cores that share a layer wait for the slowest one at each of
+    them, which costs most where other programs are busy.
+    """
+
+    def __init__(self, graph: Path, device: str = "auto", threads: int | None = None, sha256: str = "") -> None:
+        if device not in DEVICES:
+            raise InputError(f"there is no device {device!r}; {nearest(device, DEVICES)}")
+        self.graph, self.wanted, self.sha256 = graph, device, sha256
+        self.limit = threads
+        self._lock = threading.Lock()
+
+    def __call__(self, pixels: Pixels, space: Space) -> Places:
+        """One pass; images × places × space, rounded to half precision, as a cache keeps them."""
+        if self.device == "cuda" or len(pixels) <= 1 or self.threads == 1:
+            return self._run(pixels, space)
+        size = max(1, min(AT_ONCE, -(-len(pixels) // self.threads)))
+        chunks = [pixels[first : first + size] for first in range(0, len(pixels), size)]
+        return np.concatenate(list(self._pool.map(lambda chunk: self._run(chunk, space), chunks)))
+
+    @cached_property
+    def threads(self) -> int:
+        """As many as there are cores to use, unless a limit was set."""
+        return self.limit or usable_cores()
+
+    @property
+    def device(self) -> str:
+        """Where it works: cpu or cuda."""
+        return "cuda" if self._session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
+
+    def _run(self, pixels: Pixels, space: Space) -> Places:
+        inputs: dict[str, NDArray[np.generic]] = dict(
+            zip(INPUTS, (np.ascontiguousarray(pixels), space.mean, space.basis), strict=True)
+        )
+        places: NDArray[np.float32] = self._session.run(None, inputs)[0]
+        return places.astype(np.float16).astype(np.float32)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.threads, thread_name_prefix="fewtag-network")
+
+    @property
+    def _session(self) -> "InferenceSession":
+        with self._lock:
+            return self._opened
+
+    @cached_property
+    def _opened(self) -> "InferenceSession":
+        import onnxruntime
+
+        providers = self._providers(onnxruntime.get_available_providers())
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 4  # fatal: what matters is said in one sentence
+        try:
+            content = self.graph.read_bytes()
+            if self.sha256 and hashlib.sha256(content).hexdigest() != self.sha256:
+                raise ValueError("it is not the one that the model was fitted with, or damaged")
+            return onnxruntime.InferenceSession(content, options, providers=providers)
+        except Exception as error:  # onnxruntime has many kinds, without a base of their own
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise InputError(
+                f"the network {self.graph.name} cannot be loaded ({said}); install fewtag again"
+            ) from error
+
+    def _providers(self, available: list[str]) -> list[str]:
+        if self.wanted == "cuda" and "CUDAExecutionProvider" not in available:
+            raise InputError(
+                "device 'cuda' needs the package onnxruntime-gpu in place of onnxruntime, and a GPU; use cpu or auto"
+            )
+        use_gpu = self.wanted != "cpu" and "CUDAExecutionProvider" in available
+        return ["CUDAExecutionProvider", "CPUExecutionProvider"] if use_gpu else ["CPUExecutionProvider"]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"graph": self.graph, "wanted": self.wanted, "limit": self.limit, "sha256": self.sha256}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__ |= state
+        self._lock = threading.Lock()

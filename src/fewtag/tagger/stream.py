@@ -1,0 +1,321 @@
+"""From pictures to rows and to examples: read ahead in threads, encoded a batch at a time, through the cache."""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import __version__ as pillow_version
+
+from fewtag.cache import Cache, Space, content_digest
+from fewtag.core.calibration import Calibration
+from fewtag.core.closed_form import Places, Strengths, score
+from fewtag.errors import InputError
+from fewtag.files import digest
+from fewtag.pictures.decode import Square, decode, squash, squash_bytes, stack
+from fewtag.pictures.files import encoded_bytes, file_name, open_image, pixel_digest, thumbnail
+from fewtag.pictures.prefetch import batches, prefetch
+from fewtag.tagger.bank import Bank, Example
+from fewtag.tagger.model import Model
+
+BATCH = 32
+GROUP = 4
+"""Pictures that a reading thread takes at once: its cost is shared, and their encoded bytes need little memory."""
+DIGITS = 6
+"""Of a probability in a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """A picture's row: the names over their threshold, likeliest first, and every label's probability.
+
+    Where the picture could not be read, `failure` says why and there is nothing else.
+    """
+
+    image: str
+    tags: tuple[str, ...] = ()
+    scores: Mapping[str, float] = field(default_factory=dict)
+    failure: str = ""
+    cached: bool = field(default=False, compare=False)
+
+
+class Item(NamedTuple):
+    """A picture to be tagged: its name in the row, and what a person may hand over, or why it cannot be had."""
+
+    name: str
+    image: object
+
+
+class Scorer:
+    """A bank's labels as they are now, ready to score: teaching meanwhile does not change them."""
+
+    def __init__(self, bank: Bank, calibration: Calibration, strengths: Strengths, threshold: float | None = None):
+        if not bank.classes:
+            raise InputError("no label is known yet; learn one from a picture, or define one by its name")
+        self.labels = bank.classes
+        self._matrix, self._strengths = bank.matrix, strengths
+        self.slopes, self.offsets = calibration.curves(bank.counts)
+        own = (bank.definitions[label].threshold for label in bank.classes)
+        usual = calibration.threshold(bank.counts).tolist()
+        chosen = [common if each is None else each for each, common in zip(own, usual, strict=True)]
+        self.thresholds = np.array(chosen if threshold is None else [threshold] * len(chosen), np.float32)
+        self._calibrated = calibration, bank.counts
+
+    def probabilities(self, places: Places) -> NDArray[np.float32]:
+        """images × labels"""
+        calibration, counts = self._calibrated
+        return calibration.probabilities(score(places, self._matrix, self._strengths), counts)
+
+    def tags(self, probabilities: NDArray[np.float32]) -> tuple[str, ...]:
+        """The names over their threshold, likeliest first; equally likely ones by name."""
+        given = np.flatnonzero(probabilities >= self.thresholds)
+        return tuple(self.labels[column] for column in given[np.argsort(-probabilities[given], kind="stable")])
+
+    def row(self, name: str, probabilities: NDArray[np.float32], *, scores: bool, cached: bool) -> Tagged:
+        values = [round(value, DIGITS) for value in probabilities.tolist()] if scores else []
+        every = dict(zip(self.labels, values, strict=True)) if scores else {}
+        return Tagged(name, self.tags(probabilities), every, cached=cached)
+
+
+def place_space(model: Model, cache: Cache) -> Space:
+    """The cache's rows of this model: places depend on no label, so that a bank may learn and pictures stay known."""
+    network = model.header["network"]
+    what = f"model {model.name}: {network.get('name', 'network')}, {model.size} × {model.size} pixels"
+    key = digest(model.space_key, model.network.wanted, pillow_version)
+    return cache.space("places", what, key, (model.places, *model.space.basis.shape[1:]), "float16")
+
+
+class _Read(NamedTuple):
+    """A picture as far as a reading thread takes it: its square of pixels, or its places from the cache."""
+
+    name: str
+    digest: bytes | None = None
+    pixels: Square | None = None
+    places: NDArray[np.float32] | None = None
+    failure: str = ""
+
+
+def tag_stream(
+    model: Model,
+    scorer: Scorer,
+    items: Iterable[Item],
+    *,
+    batch: int = BATCH,
+    scores: bool = True,
+    space: Space | None = None,
+    loaders: int | None = None,
+) -> Iterator[list[Tagged]]:
+    """Rows in the order of the items, a batch at a time; the next ones are read while the network works on this one.
+
+    Each picture is read once, by so many `loaders` where it comes from far away, and decoded only if the cache does not
+    know it. Memory is that of a few batches.
+    """
+
+    def encode(reads: Sequence[_Read]) -> tuple[Sequence[_Read], Places | None]:
+        good = [read for read in reads if not read.failure]
+        return reads, _places(model, good, space) if good else None
+
+    # two batches at once: a core that is done with the one goes on with the next, and none waits for scores and cache
+    encoded = prefetch(encode, _read_ahead(model, items, batch, space, loaders), 1, threads=2, give_way=False)
+    for reads, places in encoded:
+        values = iter(() if places is None else scorer.probabilities(places))
+        yield [
+            Tagged(read.name, failure=read.failure)
+            if read.failure
+            else scorer.row(read.name, next(values), scores=scores, cached=read.places is not None)
+            for read in reads
+        ]
+
+
+def encode_stream(model: Model, items: Iterable[Item], *, batch: int = BATCH) -> Iterator[Places]:
+    """The pictures' places, a batch at a time; a picture that cannot be read is refused."""
+    for reads in _read_ahead(model, items, batch):
+        for read in reads:
+            if read.failure:
+                raise InputError(read.failure)
+        yield _places(model, reads, None)
+
+
+def _read_ahead(
+    model: Model, items: Iterable[Item], batch: int, space: Space | None = None, loaders: int | None = None
+) -> Iterator[Sequence[_Read]]:
+    """Batches of what reading threads made of the pictures; encoded ones are looked up in the cache first."""
+    group = min(GROUP, batch)
+    ahead = 2 * batch // group
+    if loaders is None:
+        groups = prefetch(lambda some: _read(map(_load, some), model.size, space), batches(iter(items), group), ahead)
+    else:
+        loaded = prefetch(_load, items, 2 * loaders, loaders)
+        groups = prefetch(lambda some: _read(some, model.size, space), batches(loaded, group), ahead)
+    return batches((read for some in groups for read in some), batch)
+
+
+class _Loaded(NamedTuple):
+    item: Item
+    data: bytes | None = None
+    failure: str = ""
+
+
+def _load(item: Item) -> _Loaded:
+    try:
+        _check_name(item.name)
+        if isinstance(item.image, InputError):
+            raise item.image
+        return _Loaded(item, encoded_bytes(item.image, item.name))
+    except InputError as error:
+        return _Loaded(item, failure=str(error))
+
+
+def _read(some: Iterable[_Loaded], size: int, space: Space | None) -> list[_Read]:
+    """A group of pictures, looked up in the cache at once: it answers several questions in the time of one."""
+    loaded = deque(some)
+    keys = [None if space is None or each.data is None else content_digest(each.data) for each in loaded]
+    known = {} if space is None else _known(space, [key for key in keys if key is not None])
+    reads = []
+    for key in keys:
+        each = loaded.popleft()  # so that the encoded bytes of one that is decoded are let go
+        places = None if key is None else known[key]
+        reads.append(_decode(each, key, size) if places is None else _Read(each.item.name, key, places=places))
+    return reads
+
+
+def _known(space: Space, keys: list[bytes]) -> dict[bytes, NDArray[np.float32] | None]:
+    rows = space.get_many(keys) if keys else []
+    return {key: None if row is None else row.astype(np.float32) for key, row in zip(keys, rows, strict=True)}
+
+
+def _decode(loaded: _Loaded, key: bytes | None, size: int) -> _Read:
+    name = loaded.item.name
+    if loaded.failure:
+        return _Read(name, failure=loaded.failure)
+    try:
+        if loaded.data is None:
+            return _Read(name, pixels=squash(open_image(loaded.item.image, name), size))
+        return _Read(name, key, squash_bytes(loaded.data, name, size))
+    except InputError as error:
+        return _Read(name, failure=str(error))
+
+
+def _check_name(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InputError("the file's name is no UTF-8 text; rename it") from error
+
+
+def _places(model: Model, reads: Sequence[_Read], space: Space | None) -> Places:
+    """From the cache or through the network and into the cache; the same numbers either way."""
+    fresh = [read for read in reads if read.pixels is not None]
+    encoded = model.encode(stack([read.pixels for read in fresh if read.pixels is not None])) if fresh else None
+    if space is not None and encoded is not None:
+        kept = [number for number, read in enumerate(fresh) if read.digest is not None]
+        if kept:
+            keys = [key for read in fresh if (key := read.digest) is not None]
+            space.put_many(keys, encoded[kept].astype(np.float16))
+    if encoded is not None and len(fresh) == len(reads):
+        return encoded
+    rows = iter(() if encoded is None else encoded)
+    return np.stack([next(rows) if read.places is None else read.places for read in reads])
+
+
+def items_of(images: Iterable[object]) -> Iterator[Item]:
+    """Pictures by the name that a person gave them, or by their number."""
+    return (Item(file_name(image) or f"number {number}", image) for number, image in enumerate(images, 1))
+
+
+READ_AT_ONCE = 8
+
+
+class _ReadExample(NamedTuple):
+    """Of a whole photograph only what is kept, so that none waits in memory for the network."""
+
+    key: str
+    pixels: Square
+    name: str
+    picture: bytes
+
+
+def encode_examples(
+    model: Model,
+    images: Iterable[object],
+    shown: Sequence[frozenset[str]],
+    known: Mapping[str, Example],
+    keep_pictures: bool,
+    on_error: Callable[[InputError], None] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Example]:
+    """Examples by the digest of their pixels; a picture that is known already is not encoded again."""
+
+    def read(item: tuple[int, object]) -> _ReadExample | InputError:
+        number, image = item
+        try:
+            picture = open_image(image, f"number {number}")
+            small = thumbnail(picture) if keep_pictures else b""
+            name = PurePath(file_name(image)).name
+            return _ReadExample(pixel_digest(picture), squash(picture, model.size), name, small)
+        except InputError as error:
+            if on_error is None:
+                raise
+            return error
+
+    learnt: dict[str, Example] = {}
+    # one more than there are labels for is enough to know
+    numbered = itertools.islice(enumerate(images, 1), len(shown) + 1)
+    sets = iter(shown)
+    good = count = 0
+    for group in batches(prefetch(read, numbered, READ_AT_ONCE), READ_AT_ONCE):
+        count += len(group)
+        same_length(max(count, len(shown)), len(shown))
+        fresh: dict[str, _ReadExample] = {}
+        labels: dict[str, frozenset[str]] = {}
+        for each, names in zip(group, sets, strict=False):
+            if isinstance(each, InputError):
+                assert on_error is not None
+                on_error(each)
+                continue
+            good += 1
+            # twice in one call, as in two labels' folders: it shows what both say
+            labels[each.key] = labels.get(each.key, frozenset()) | names
+            if each.key not in known and each.key not in learnt:
+                fresh[each.key] = each
+        learnt |= _encode_examples(model, fresh)
+        for key, names in labels.items():
+            before = learnt.get(key)
+            learnt[key] = replace(known[key], labels=names) if before is None else _gain(before, names)
+        if progress is not None:
+            progress(len(group))
+    same_length(count, len(shown))
+    if not good:
+        raise InputError("there is no picture to learn from; give at least one that can be read, with its labels")
+    return learnt
+
+
+def encode_again(model: Model, examples: Mapping[str, Example]) -> dict[str, Example]:
+    """The same examples in another model's space, by the small copies that are kept of them."""
+    again: dict[str, Example] = {}
+    for group in batches(iter(examples.items()), READ_AT_ONCE):
+        pixels = [squash(decode(example.picture, example.name), model.size) for _, example in group]
+        for (key, each), places in zip(group, model.encode(stack(pixels)), strict=True):
+            again[key] = Example.of(each.labels, places, each.name, each.picture)
+    return again
+
+
+def _encode_examples(model: Model, fresh: Mapping[str, _ReadExample]) -> Iterator[tuple[str, Example]]:
+    if fresh:
+        places = model.encode(stack([read.pixels for read in fresh.values()]))
+        for (key, read), each in zip(fresh.items(), places, strict=True):
+            yield key, Example.of(frozenset(), each, read.name, read.picture)
+
+
+def _gain(example: Example, names: frozenset[str]) -> Example:
+    return replace(example, labels=example.labels | names)
+
+
+def same_length(images: int, labels: int) -> None:
+    """Refuses pictures without labels and labels without pictures."""
+    if images != labels:
+        raise InputError(f"each picture needs its labels: found {images} pictures and labels for {labels}")

@@ -1,0 +1,1 @@
+"""Tagging folders, lists and archives: sources are cut into shards, shards become parts, parts one table."""

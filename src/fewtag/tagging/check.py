@@ -1,0 +1,147 @@
+"""How good a bank is on labelled pictures of one's own."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtag.core.calibration import best_threshold, calibration_error
+from fewtag.core.metrics import average_precision, precision_recall_f1
+from fewtag.errors import InputError
+from fewtag.tagger.tagger import Tagger
+from fewtag.tagging.examples import Shown
+
+BINS = 5
+
+
+@dataclass(frozen=True)
+class LabelCheck:
+    """Of one label; a number that cannot be had, for want of a picture, is None."""
+
+    pictures: int
+    """That show it."""
+    precision: float | None
+    recall: float | None
+    f1: float | None
+    average_precision: float | None
+    threshold: float | None = None
+    best_threshold: float | None = None
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Of all pairs of picture and label: how likely they were said to be, and how many were."""
+
+    said: float
+    true: float
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Check:
+    """All labels, and how far the probabilities can be trusted."""
+
+    pictures: int
+    skipped: list[str]
+    labels: dict[str, LabelCheck]
+    micro: LabelCheck
+    macro_average_precision: float | None
+    calibration_error: float
+    reliability: list[Bin]
+
+    @property
+    def best_thresholds(self) -> dict[str, float | None]:
+        return {label: each.best_threshold for label, each in self.labels.items() if each.best_threshold is not None}
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def table(self) -> dict[str, dict[str, Any]]:
+        every = {**self.labels, "all together": self.micro}
+        columns = {name: name for name in ("pictures", "precision", "recall", "f1")}
+        columns |= {"ap": "average_precision", "from": "threshold", "best from": "best_threshold"}  # to fit a terminal
+        return {label: {name: getattr(each, of) for name, of in columns.items()} for label, each in every.items()}
+
+    def sentences(self) -> list[str]:
+        said = ", ".join(f"{each.said:.2f} → {each.true:.2f} ({each.pairs})" for each in self.reliability)
+        return [
+            f"said → true (pairs): {said}",
+            f"expected calibration error {self.calibration_error:.3f}",
+            *(f"skipped: {reason}" for reason in self.skipped),
+        ]
+
+
+def check_bank(
+    tagger: Tagger,
+    shown: Sequence[Shown],
+    *,
+    cache: Path | None = None,
+    skip_bad: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Check:
+    """Every label of the bank against every picture."""
+    labels = tagger.classes_
+    unknown = sorted({name for each in shown for name in each.labels} - set(labels))
+    if unknown and not set(labels) & {name for each in shown for name in each.labels}:
+        raise InputError(f"none of the pictures shows a label of the bank: they show {', '.join(unknown[:5])}")
+    rows, targets, skipped = [], [], []
+    tagged = tagger.tag([each.picture for each in shown], cache=cache, progress=progress)
+    for row, each in zip(tagged, shown, strict=True):
+        if row.failure:
+            if not skip_bad:
+                raise InputError(f"{row.failure} (--skip-bad leaves out what cannot be read)")
+            skipped.append(row.failure)
+            continue
+        rows.append([row.scores[label] for label in labels])
+        targets.append([label in each.labels for label in labels])
+    if not rows:
+        raise InputError(f"none of the {len(shown)} pictures can be read; the first: {skipped[0]}")
+    return _check(np.array(rows, np.float32), np.array(targets, bool), dict(tagger.thresholds_), skipped)
+
+
+def _check(
+    probabilities: NDArray[np.float32], targets: NDArray[np.bool_], thresholds: dict[str, float], skipped: list[str]
+) -> Check:
+    found = {
+        label: _label(probabilities[:, column], targets[:, column], threshold)
+        for column, (label, threshold) in enumerate(thresholds.items())
+    }
+    given = probabilities >= np.array(list(thresholds.values()), np.float32)
+    flat, shown = probabilities.ravel(), targets.ravel()
+    micro = _measured(int(targets.any(axis=1).sum()), flat, given.ravel(), shown)
+    scored = [each.average_precision for each in found.values() if each.average_precision is not None]
+    macro = round(float(np.mean(scored)), 6) if scored else None
+    return Check(
+        len(targets), skipped, found, micro, macro, round(calibration_error(flat, shown), 6), _bins(flat, shown)
+    )
+
+
+def _label(probabilities: NDArray[np.float32], shown: NDArray[np.bool_], threshold: float) -> LabelCheck:
+    found = _measured(int(shown.sum()), probabilities, probabilities >= np.float32(threshold), shown)
+    best = round(best_threshold(probabilities, shown), 6) if shown.any() else None
+    return replace(found, threshold=round(threshold, 6), best_threshold=best)
+
+
+def _measured(
+    pictures: int, probabilities: NDArray[np.float32], given: NDArray[np.bool_], shown: NDArray[np.bool_]
+) -> LabelCheck:
+    precision, recall, f1 = map(_number, precision_recall_f1(given, shown))
+    return LabelCheck(pictures, precision, recall, f1, _number(average_precision(probabilities, shown)))
+
+
+def _bins(probabilities: NDArray[np.float32], shown: NDArray[np.bool_]) -> list[Bin]:
+    bin_of = np.minimum((probabilities * BINS).astype(np.int64), BINS - 1)
+    inside = [bin_of == number for number in range(BINS)]
+    return [
+        Bin(round(float(probabilities[some].mean()), 4), round(float(shown[some].mean()), 4), int(some.sum()))
+        for some in inside
+        if some.any()
+    ]
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 6)

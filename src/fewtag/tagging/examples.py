@@ -1,0 +1,195 @@
+"""What `learn` and `check` read: tables of pictures and labels, a folder per label, or pictures that show one label."""
+
+import csv
+import gzip
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from fewtag.errors import InputError
+from fewtag.pictures.files import Picture, is_image_name, walk
+from fewtag.tagger.bank import label_name
+from fewtag.tagging.sources import is_url
+from fewtag.tagging.tables import SEPARATOR, record_of
+
+TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+_COLUMNS = {"image": ("image", "path", "file", "filename"), "labels": ("labels", "label", "tags", "tag")}
+_MOST_BYTES = 1_000_000_000
+
+
+class Shown(NamedTuple):
+    """A picture and the labels it shows."""
+
+    picture: Picture
+    labels: frozenset[str]
+
+
+def read_examples(sources: Sequence[Path], labels: Sequence[str] = (), root: Path | None = None) -> list[Shown]:
+    """With `labels` the sources are pictures, or folders of them, that show these; else a table or label folders."""
+    for source in sources:
+        if not source.exists():
+            raise InputError(f"there are no examples {source}; give pictures with --label, a CSV or a folder per label")
+    if labels:
+        names = frozenset(clean_label(label) for label in labels)
+        return [Shown(picture, names) for source in sources for picture in _pictures(source)]
+    shown: list[Shown] = []
+    for source in sources:
+        if source.is_dir():
+            shown += read_label_folders(source)
+        elif is_image_name(source.name):
+            raise InputError(f"{source} is a picture, and nothing says what it shows; add --label NAME")
+        else:
+            shown += read_table(source, root)
+    return shown
+
+
+def clean_label(label: str) -> str:
+    """A label's name as it is kept; refuses one that a cell of several labels could not hold."""
+    name = label_name(label)
+    if SEPARATOR in name:
+        raise InputError(f'label {name!r} contains ";", which separates labels in tables; name it otherwise')
+    if re.search(r"\S,\S", name):
+        raise InputError(f'label {name!r} contains a comma; several labels are joined by ";", as in "dog;sofa"')
+    return name
+
+
+def read_label_folders(folder: Path) -> list[Shown]:
+    """A folder per label: "dog/1.jpg" and "dog/2021/2.jpg" show "dog"."""
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    if loose := [entry.name for entry in entries if entry.is_file() and is_image_name(entry.name)]:
+        raise InputError(
+            f"{len(loose)} images lie in {folder} itself, the first is {loose[0]!r}; move them into a label's folder, "
+            "or say with --label what all of them show"
+        )
+    named = [entry for entry in entries if entry.is_dir()]
+    if not named:
+        raise InputError(f"{folder} holds no label's folder; make one folder for each label and put its images there")
+    shown = []
+    for entry in named:
+        pictures = _pictures(entry)
+        if not pictures:
+            raise InputError(f"label {entry.name!r} has no image: {entry} holds none; add one or remove the folder")
+        shown += [Shown(picture, frozenset([clean_label(entry.name)])) for picture in pictures]
+    return shown
+
+
+def _pictures(source: Path) -> list[Picture]:
+    """A folder's pictures, sub-folders too, or the one."""
+    if not source.is_dir():
+        return [Picture(source, name=str(source))]
+    # one that is not read for its kind is taken too, so that it is refused by name rather than left out
+    return [Picture(found.path, name=str(found.path)) for found in walk(source)]
+
+
+def read_table(path: Path, root: Path | None = None) -> list[Shown]:
+    """A CSV or TSV with the columns image and labels; one that `tag` wrote, too, with its column tags.
+
+    Paths are relative to `root`, or else to the folder that was tagged, or else to the table. A picture without labels
+    shows none that is known, and is left out.
+    """
+    place = root or _tagged_folder(path) or path.parent
+    lines: dict[str, int] = {}
+    shown = []
+    for line, image, cell in read_rows(path):
+        name = PurePosixPath(image.strip().replace("\\", "/")).as_posix() if image.strip() else ""
+        if not name:
+            raise InputError(f"{path} line {line} names no image; fill in the column `image` or remove the line")
+        if is_url(image):
+            raise InputError(f"{path} line {line} names an address, {image.strip()!r}; download the picture first")
+        if name in lines:
+            raise InputError(f"{path} lists image {name!r} twice, in lines {lines[name]} and {line}; join the two")
+        lines[name] = line
+        if labels := _labels(path, line, cell):
+            shown.append(Shown(Picture(place / name, name=str(place / name)), labels))
+    if not shown:
+        raise InputError(f"no row of {path} has a label; fill in the column `labels`")
+    return shown
+
+
+def _labels(path: Path, line: int, cell: str) -> frozenset[str]:
+    if not cell.strip():
+        return frozenset()
+    separator = "[,;]" if path.name.lower().removesuffix(".gz").endswith(".tsv") else SEPARATOR
+    names = [name.strip() for name in re.split(separator, cell)]
+    if "" in names:
+        raise InputError(f"{path} line {line} has an empty label in {cell!r}; name it, or remove the spare separator")
+    return frozenset(clean_label(name) for name in names)
+
+
+def _tagged_folder(table: Path) -> Path | None:
+    """Of a table that `tag` wrote, the folder that it was given."""
+    try:
+        sources = json.loads(record_of(table).read_text(encoding="utf-8"))["source"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    alone = Path(sources[0]) if isinstance(sources, list) and len(sources) == 1 else None
+    return None if alone is None or is_url(str(sources[0])) else alone if alone.is_dir() else alone.parent
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Line number, image and labels of each row; the separator is found by the header."""
+    text = _text(path)
+    header = text.split("\n", 1)[0]
+    tabs = path.name.lower().removesuffix(".gz").endswith(".tsv")
+    delimiter = "\t" if tabs else max(",;\t", key=lambda mark: _fitness(header, mark))
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    try:
+        names = [name.strip().casefold() for name in next(reader, [])]
+        image, labels = (_column(path, names, wanted) for wanted in ("image", "labels"))
+        empty = True
+        for row in reader:
+            if not row:
+                continue
+            if len(row) != len(names):
+                raise InputError(
+                    f"{path} line {reader.line_num} has {len(row)} cells, the header {len(names)}; "
+                    'several labels are joined by ";", as in "dog;sofa"'
+                )
+            empty = False
+            yield reader.line_num, row[image], row[labels]
+    except csv.Error as error:
+        raise InputError(f"{path} line {reader.line_num} cannot be read ({error}); save the table again") from error
+    if empty:
+        raise InputError(f"the table {path} has a header and no row; add a row for each image")
+
+
+def _fitness(header: str, delimiter: str) -> tuple[bool, int]:
+    """How well a separator suits a header: one that yields both columns first."""
+    names = {name.strip().strip('"').casefold() for name in header.split(delimiter)}
+    return all(names & set(known) for known in _COLUMNS.values()), header.count(delimiter)
+
+
+def _column(path: Path, names: Sequence[str], wanted: str) -> int:
+    meant = [number for number, name in enumerate(names) if name in _COLUMNS[wanted]]
+    if len(meant) > 1:
+        raise InputError(f"the table {path} has {len(meant)} columns for the {wanted}; keep one of them")
+    if not meant:
+        header = ", ".join(map(repr, names)) or "nothing"
+        raise InputError(f"the table {path} lacks the column {wanted!r}: its header has {header}; add it")
+    return meant[0]
+
+
+def _text(path: Path) -> str:
+    if not path.name.lower().endswith(TABLES):
+        raise InputError(f"the table {path} ends in none of {', '.join(TABLES)}; rename it")
+    try:
+        data = path.read_bytes()
+        if path.suffix.lower() == ".gz":
+            with gzip.open(path) as file:
+                data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise InputError(f"the table {path} is larger than {_MOST_BYTES // 10**6} MB; cut it into several")
+        # Excel begins its CSV with a byte-order mark, and its "Unicode text" with another
+        encoding = "utf-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig"
+        return data.decode(encoding).replace("\0", "")
+    except (OSError, EOFError) as error:
+        raise InputError(f"cannot read the table {path}: {getattr(error, 'strerror', None) or error}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"the table {path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
+    except Exception as error:  # gzip's own errors have no common base
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"the table {path} cannot be unpacked ({error}); pack it again") from error

@@ -1,0 +1,93 @@
+"""A page to look at: pictures with their tags, as one HTML file that loads nothing from elsewhere."""
+
+import base64
+import html
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from PIL import Image
+
+from fewtag.errors import InputError
+from fewtag.files import write_atomically
+from fewtag.pictures.decode import decode
+from fewtag.pictures.files import encoded_bytes
+from fewtag.tagger.stream import Item, Tagged
+
+THUMBNAIL = 320
+MOST = 1000
+"""Pictures on one page; some 20 KB each."""
+_PAGE = Template(
+    """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>$title</title><style>
+:root { color-scheme: light dark; font: 15px/1.4 system-ui, sans-serif }
+body { margin: 1.5rem auto; max-width: 90rem; padding: 0 1rem }
+main { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: 1rem }
+article { border: 1px solid #8884; border-radius: .5rem; overflow: hidden }
+img { width: 100%; aspect-ratio: 4 / 3; object-fit: contain; background: #8882; display: block }
+h2 { font-size: .8rem; font-weight: normal; opacity: .7; margin: .5rem .6rem 0; overflow-wrap: anywhere }
+ul { list-style: none; margin: .3rem .6rem .6rem; padding: 0; display: flex; flex-wrap: wrap; gap: .3rem }
+li { border-radius: 1rem; padding: .05rem .55rem; background: #3a7d4433 }
+li.none, li.failure { background: #8883 } p.facts { opacity: .8 }
+</style></head><body><h1>$title</h1><p class="facts">$facts</p><main>
+$cards
+</main></body></html>
+"""
+)
+
+
+@dataclass(frozen=True)
+class Card:
+    """A picture of the page, its caption and what is said of it."""
+
+    caption: str
+    source: str
+    chips: Sequence[tuple[str, str]]
+    """Text and kind of each."""
+
+    def html(self) -> str:
+        chips = "".join(f'<li class="{kind}">{html.escape(text)}</li>' for text, kind in self.chips)
+        name = html.escape(self.caption)
+        picture = f'<img loading="lazy" alt="{name}" src="{self.source}">' if self.source else ""
+        return f"<article>{picture}<h2>{name}</h2><ul>{chips}</ul></article>"
+
+
+def write_page(out: Path, title: str, facts: str, cards: Iterable[Card]) -> None:
+    """The whole page or nothing."""
+    page = _PAGE.substitute(
+        title=html.escape(title), facts=html.escape(facts), cards="\n".join(card.html() for card in cards)
+    )
+    write_atomically(out, page.encode())
+
+
+def tagged_card(item: Item, row: Tagged) -> Card:
+    """Of a row of `tag`: its tags, with their probability where the row has scores."""
+    if row.failure:
+        return Card(row.image, "", [(row.failure, "failure")])
+    chips = [(f"{tag} {row.scores[tag]:.0%}" if tag in row.scores else tag, "tag") for tag in row.tags]
+    return Card(row.image, embed(item), chips or [("no tag", "none")])
+
+
+def embed(item: Item) -> str:
+    """A small copy of a picture as part of the page itself; nothing where it cannot be read."""
+    try:
+        data = encoded_bytes(item.image, item.name)
+        picture = decode(data, item.name, at_least=THUMBNAIL) if data is not None else None
+    except InputError:
+        return ""
+    return "" if picture is None else embed_image(picture)
+
+
+def embed_image(picture: Image.Image) -> str:
+    small = picture.copy()
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    buffer = io.BytesIO()
+    small.save(buffer, format="JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def embed_bytes(content: bytes, kind: str = "webp") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}" if content else ""

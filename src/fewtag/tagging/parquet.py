@@ -1,0 +1,122 @@
+"""Pictures in Parquet tables: a path or the bytes themselves in each row."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fewtag.errors import InputError
+from fewtag.tagger.stream import Item
+from fewtag.tagging.sources import Entry, file_system, is_url, join, local_path, reason
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
+_PATHS = ("path", "image")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table's address, what changes when it does, and how many rows each of its row groups has."""
+
+    url: str
+    stamp: object
+    groups: tuple[int, ...]
+
+
+def open_table(url: str, stamp: object) -> Table:
+    """Refuses a table that cannot be read or has no pictures in it."""
+    with _reading(url) as file:
+        _columns(url, file.schema_arrow)
+        found = file.metadata
+        return Table(url, stamp, tuple(found.row_group(number).num_rows for number in range(found.num_row_groups)))
+
+
+def read_rows(url: str, first: int, size: int, batch: int) -> Iterator[list[Item]]:
+    """These rows, a batch at a time; only the row groups that hold some of them are read."""
+    with _reading(url) as file:
+        columns = _columns(url, file.schema_arrow)
+        groups, start = _groups(file.metadata, first, size)
+        row = start
+        for found in file.iter_batches(batch, row_groups=groups, columns=columns):
+            skipped = max(first - row, 0)
+            kept = found.slice(skipped, max(first + size - row - skipped, 0))
+            if kept.num_rows:
+                yield _rows(url, kept.to_pydict(), row + skipped)
+            row += found.num_rows
+
+
+def _groups(metadata: Any, first: int, size: int) -> tuple[list[int], int]:
+    """Numbers of the row groups that hold these rows, and the first one's first row."""
+    groups: list[int] = []
+    start = row = 0
+    for number in range(metadata.num_row_groups):
+        after = row + metadata.row_group(number).num_rows
+        if after > first and row < first + size:
+            start = start if groups else row
+            groups.append(number)
+        row = after
+    return groups, start
+
+
+def _columns(url: str, schema: Any) -> list[str]:
+    """Those to read: bytes with a name where there is one, or a path, or both in one as Hugging Face writes them."""
+    names = [name for name in _PATHS if name in schema.names]
+    if "image" in names and str(schema.field("image").type).startswith("struct<bytes: binary"):
+        return ["image"]
+    if "bytes" in schema.names:
+        return ["bytes", *names[-1:]]
+    if names:
+        return names[:1]
+    found = ", ".join(schema.names)
+    raise InputError(f"the table {url} has neither a column path (or image) nor bytes, but {found}; rename one")
+
+
+def _rows(url: str, columns: dict[str, Sequence[Any]], first: int) -> list[Item]:
+    """`image` names a picture of bytes, `path` one of a list."""
+    folder, _, table = url.rpartition("/")
+    nameless = [f"{table}#{first + number}" for number in range(len(next(iter(columns.values()))))]
+    given: Sequence[Any] = next((columns[name] for name in _PATHS if name in columns), nameless)
+    if any(isinstance(cell, dict) for cell in given):
+        cells = [cell or {} for cell in given]
+        columns = {"bytes": [cell.get("bytes") for cell in cells]}
+        given = [cell.get("path") for cell in cells]
+    named = [nameless[number] if name is None else str(name) for number, name in enumerate(given)]
+    if "bytes" in columns:
+        return [Item(name, data or _empty(name)) for name, data in zip(named, columns["bytes"], strict=True)]
+    return [
+        Item(name, _empty(name)) if path is None else Entry(name, _resolve(folder, str(path))).item()
+        for name, path in zip(named, given, strict=True)
+    ]
+
+
+def _empty(name: str) -> InputError:
+    return InputError(f"image {name} is an empty cell of its table; fill it or leave the row out")
+
+
+def _resolve(folder: str, path: str) -> str:
+    """Paths are relative to their table."""
+    return path if is_url(path) or path.startswith("/") else join(folder, path)
+
+
+@contextmanager
+def _reading(url: str) -> Iterator["ParquetFile"]:
+    """What goes wrong in the table is told as one sentence."""
+    try:
+        from pyarrow.lib import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise InputError(f'{url} needs pyarrow; install it with: pip install "fewtag[parquet]"') from error
+    here = local_path(url)
+    try:
+        with _opened(url) if here is None else here.open("rb") as stream, ParquetFile(stream) as file:
+            yield file
+    except (ArrowException, OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"cannot read the table {url}: {reason(error)}; replace it or leave it out") from error
+
+
+def _opened(url: str) -> Any:
+    system, path = file_system(url)
+    return system.open(path, "rb")

@@ -1,0 +1,361 @@
+"""What is to be tagged: paths, folders, lists, tar archives, URLs and Parquet tables, cut into shards."""
+
+import json
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
+
+from fewtag.errors import InputError
+from fewtag.files import digest
+from fewtag.pictures.files import IMAGE_ENDINGS, OTHERS_FOLDERS, UNREADABLE_ENDINGS, Picture, is_image_name, walk
+from fewtag.tagger.stream import Item
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+# whatever a file system says of a file that changes with its content
+_STAMPS = ("size", "mtime", "LastModified", "last_modified", "ETag", "etag", "md5Hash", "generation")
+_TABLES_AT_ONCE = 16
+_TRIES = 3
+
+
+class Entry(NamedTuple):
+    """A picture to be tagged: its name in the table, where it is, and what changes when the file does."""
+
+    name: str
+    location: str
+    stamp: object = None
+    offset: int = 0
+    size: int | None = None
+    """Where it is a stretch of an archive."""
+    problem: str = ""
+    """Why it cannot be read, if that is known already."""
+
+    def item(self) -> Item:
+        if self.problem:
+            return Item(self.name, InputError(self.problem))
+        path = local_path(self.location)
+        if path is None:
+            return Item(self.name, Remote(self.location, self.name))
+        return Item(self.name, Picture(path, self.offset, self.size, self.name))
+
+
+class Remote(NamedTuple):
+    """A picture behind a URL."""
+
+    url: str
+    name: str
+
+    def read(self) -> bytes:
+        system, path = file_system(self.url)
+        for tried in range(1, _TRIES + 1):
+            try:
+                return system.cat_file(path)
+            except Exception as error:  # each file system has errors of its own
+                if tried == _TRIES or isinstance(error, FileNotFoundError | PermissionError):
+                    raise InputError(f"cannot read image {self.name}: {reason(error)}; check the path") from error
+        raise AssertionError("the last try answers or fails")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The unit of work: pictures, or rows of a table. Its digest says what is in it."""
+
+    number: int
+    digest: str
+    size: int
+    entries: tuple[Entry, ...] = ()
+    table: str = ""
+    first: int = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    @property
+    def is_remote(self) -> bool:
+        return bool(self.table) or any(is_url(entry.location) for entry in self.entries[:1])
+
+    def items(self, batch: int) -> Iterator[Item]:
+        """The pictures, in order; a table's rows are read a batch at a time."""
+        yield from (entry.item() for entry in self.entries)
+        if self.table:
+            from fewtag.tagging.parquet import read_rows
+
+            yield from (row for rows in read_rows(self.table, self.first, self.size, batch) for row in rows)
+
+    def to_json(self) -> str:
+        """Escaped, since a file's name may be no text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Shard":
+        facts = json.loads(text)
+        facts["entries"] = tuple(Entry(*entry) for entry in facts["entries"])
+        return cls(**facts)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Pictures with a place each, or Parquet tables of them."""
+
+    entries: Sequence[Entry] = ()
+    tables: Sequence[Any] = field(default_factory=list)
+    locations: Sequence[str] = ()
+    """What was given, in full."""
+
+    def __len__(self) -> int:
+        return len(self.entries) + sum(sum(table.groups) for table in self.tables)
+
+    def shards(self, size: int) -> list[Shard]:
+        cuts = [self.entries[first : first + size] for first in range(0, len(self.entries), size)]
+        shards = [Shard(number, _digest(some), len(some), tuple(some)) for number, some in enumerate(cuts)]
+        pieces = [(table, first, rows) for table in self.tables for first, rows in _cuts(table.groups, size)]
+        return shards + [
+            Shard(number, _digest([table.url, table.stamp, first, rows]), rows, table=table.url, first=first)
+            for number, (table, first, rows) in enumerate(pieces, len(shards))
+        ]
+
+
+def _cuts(groups: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
+    """First row and number of rows; whole row groups together where they fit, so that none is read twice."""
+    first = rows = 0
+    for group in groups:
+        if rows and rows + group > size:
+            yield first, rows
+            first, rows = first + rows, 0
+        rows += group
+        while rows > size:
+            yield first, size
+            first, rows = first + size, rows - size
+    if rows:
+        yield first, rows
+
+
+def open_source(sources: Sequence[str]) -> Source:
+    """One source: its pictures by their name in it. Several: by the path that was given."""
+    alone = len(sources) == 1
+    opened = [_open(source, "" if alone else source) for source in sources]
+    entries = [entry for source in opened for entry in source.entries]
+    tables = [table for source in opened for table in source.tables]
+    if not entries and not tables:
+        raise InputError(f"{', '.join(sources)}: there is no picture ({_endings()}); check the path")
+    if entries and tables:
+        raise InputError("pictures and Parquet tables cannot be tagged in one run; give them to a run each")
+    first: dict[str, str] = {}
+    for entry in entries:
+        if first.setdefault(entry.name, entry.location) != entry.location:
+            raise InputError(f"two pictures are called {entry.name!r}; tag their folders in a run each")
+    found = Source(
+        list({entry.name: entry for entry in entries}.values()), tables, [absolute(source) for source in sources]
+    )
+    if not len(found):
+        raise InputError(f"{', '.join(sources)} lists no picture: its tables have no row; check it")
+    return found
+
+
+def _open(source: str, prefix: str) -> Source:
+    """`prefix` stands before the names where several sources were given."""
+    path = local_path(source)
+    if path is None:
+        return _remote(source)
+    if path.is_dir():
+        return _folder(path, prefix)
+    if not path.exists() and not path.is_symlink():
+        raise InputError(f"there is no folder or picture {source}; check the path")
+    match path.suffix.lower():
+        case ".parquet":
+            return _open_tables({str(path.resolve()): _stamp(path)})
+        case ".tar":
+            return Source(list(_archive(path, prefix)))
+        case ".txt" | ".lst":
+            return Source(list(_list(path)))
+        case _:
+            name = PurePosixPath(path).as_posix() if prefix else path.name
+            return Source([Entry(name, str(path.absolute()), _stamp(path))])
+
+
+def _folder(folder: Path, prefix: str) -> Source:
+    """Its pictures; where there are none, its tar archives or its Parquet tables."""
+    above = f"{PurePosixPath(folder).as_posix().rstrip('/')}/" if prefix else ""
+    entries = [
+        Entry(f"{above}{found.name}", str(found.path.absolute()), _stamp(found.path), problem=found.problem)
+        for found in walk(folder)
+    ]
+    if any(not entry.problem for entry in entries):
+        return Source(entries)
+    inside = [path for path in sorted(folder.rglob("*")) if not _is_note(path.relative_to(folder).as_posix())]
+    if archives := [path for path in inside if path.suffix.lower() == ".tar"]:
+        return Source([*entries, *(entry for path in archives for entry in _archive(path, above))])
+    tables = [path for path in inside if path.suffix.lower() == ".parquet"]
+    return _open_tables({str(path.resolve()): _stamp(path) for path in tables}) if tables else Source(entries)
+
+
+def _list(path: Path) -> Iterator[Entry]:
+    """A text file with a path or URL a line, relative to it."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the list {path} ({reason(error)}); give a text file, a path a line") from error
+    for line in lines:
+        name = line.strip()
+        if name and not name.startswith("#"):
+            place = path.parent / name
+            here = not is_url(name)
+            yield Entry(name, str(place.absolute()) if here else name, _stamp(place) if here else None)
+
+
+def _archive(path: Path, prefix: str) -> Iterator[Entry]:
+    """The pictures of a tar archive as stretches of its file, to be read later by a plain seek."""
+    above = f"{PurePosixPath(path).as_posix()}:" if prefix else ""
+    stamp, location = _stamp(path), str(path.absolute())
+    try:
+        # "r:" refuses compressed archives, in which a seek would land nowhere
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                name = member.name.removeprefix("./")
+                problem = _judge(name) if member.isreg() and not member.issparse() else None
+                if problem is not None:
+                    yield Entry(f"{above}{name}", location, stamp, member.offset_data, member.size, problem)
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise InputError(f"cannot read {path} as an uncompressed tar archive ({error}); pack it again") from error
+
+
+def _remote(source: str) -> Source:
+    files = _find(source)
+    system, root = file_system(source)
+    top = root.rstrip("/")
+    # the links of a web page are escaped; the names of files are not
+    unescape: Callable[[str], str] = unquote if source.startswith("http") else str
+    entries = []
+    for path, stamp in files.items():
+        name = unescape(path.rsplit("/", 1)[1] if path.rstrip("/") == top else path.removeprefix(f"{top}/"))
+        if (problem := _judge(name)) is not None:
+            entries.append(Entry(name, system.unstrip_protocol(path), stamp, problem=problem))
+    if any(not entry.problem for entry in entries):
+        return Source(sorted(entries, key=lambda entry: entry.name))
+    tables = {
+        system.unstrip_protocol(path): stamp
+        for path, stamp in files.items()
+        if path.endswith(".parquet") and not _is_note(path.removeprefix(top))
+    }
+    if not tables and not entries:
+        raise InputError(f"{source} holds no picture ({_endings()}) and no Parquet table; check the location")
+    return _open_tables(tables) if tables else Source(entries)
+
+
+def _judge(name: str) -> str | None:
+    """None for what is no picture by its name, with slashes; else why it is not read, or nothing."""
+    *folders, last = name.split("/")
+    if any(folder.startswith(".") or folder.lower() in OTHERS_FOLDERS for folder in folders) or last.startswith("."):
+        return None
+    ending = PurePosixPath(last).suffix.lower()
+    if ending in UNREADABLE_ENDINGS:
+        return f"image {name} is of a kind that is not read ({ending}); convert it to JPEG"
+    return "" if is_image_name(last) else None
+
+
+def _find(source: str) -> dict[str, list[str]]:
+    """Every file under a location, or the one file, each with its stamp."""
+    system, root = file_system(source)
+    # one that goes from folder to folder would pass over those that it cannot read
+    strict = {"on_error": "raise"} if source.startswith("http") else {}
+    try:
+        listed: dict[str, dict[str, Any]] = system.find(root, detail=True, **strict)
+        if not listed:
+            system.info(root)  # says what is wrong, if nothing is there
+    except Exception as error:  # each file system has errors of its own
+        raise InputError(f"cannot list {source}: {reason(error)}; check the location and its permissions") from error
+    top = root.rstrip("/")
+    return {
+        path: [str(facts[key]) for key in _STAMPS if facts.get(key) is not None]
+        for path, facts in listed.items()
+        # a page may link elsewhere
+        if path.rstrip("/") == top or path.startswith(f"{top}/")
+    }
+
+
+def _open_tables(tables: dict[str, Any]) -> Source:
+    """Reads the footers alone."""
+    from fewtag.tagging.parquet import open_table
+
+    with ThreadPoolExecutor(_TABLES_AT_ONCE) as pool:
+        return Source(tables=list(pool.map(open_table, tables.keys(), tables.values())))
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except (OSError, ValueError):
+        return None
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _is_note(name: str) -> bool:
+    """Hidden files and folders, and those that Spark and Arrow keep their notes in, are none of the tables."""
+    return any(part.startswith((".", "_")) for part in name.split("/"))
+
+
+def _endings() -> str:
+    return ", ".join(sorted(IMAGE_ENDINGS))
+
+
+def _digest(content: object) -> str:
+    return digest(json.dumps(content))[:32]
+
+
+def is_url(location: str) -> bool:
+    """Whether fsspec is to be asked; a Windows drive is no protocol.
+
+    >>> is_url("s3://bucket/photos"), is_url("photos"), is_url("C:/photos")
+    (True, False, False)
+    """
+    return "://" in location
+
+
+def local_path(location: str) -> Path | None:
+    """The path behind file://, or the path that it is; None elsewhere."""
+    if location.startswith("file://"):
+        return Path(location.removeprefix("file://"))
+    return None if is_url(location) else Path(location)
+
+
+def absolute(location: str) -> str:
+    """The same place wherever it is named from: paths in full, URLs without a last slash."""
+    path = local_path(location)
+    return location.rstrip("/") if path is None else str(path.resolve())
+
+
+def join(folder: str, name: str) -> str:
+    """A name in a folder, be it a path or a URL.
+
+    >>> join("s3://bucket/lists/", "a.jpg"), join("/lists", "../a.jpg")
+    ('s3://bucket/lists/a.jpg', '/lists/../a.jpg')
+    """
+    return f"{folder.rstrip('/')}/{name}"
+
+
+def file_system(url: str) -> tuple["AbstractFileSystem", str]:
+    """Who serves this URL or path, and its name there."""
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise InputError(f'{url} needs fsspec; install it with: pip install "fewtag[urls]"') from error
+    try:
+        return url_to_fs(url)
+    except ImportError as error:
+        # fsspec says which package it is: "Install s3fs to access S3"
+        raise InputError(f"{url} cannot be opened here: {error}, here and on every machine of the cluster") from error
+    except ValueError as error:
+        raise InputError(f"{url} cannot be opened: {error}; use a path, s3://, gs:// or https://") from error
+
+
+def reason(error: Exception) -> str:
+    """Why reading failed, in a few words."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(str(text).split())

@@ -1,0 +1,479 @@
+"""Tables of tags, and the parts that they are made of: each written whole or not at all, one a finished shard."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fewtag.errors import InputError
+from fewtag.files import digest, locked, replacing, write_atomically
+from fewtag.tagger.stream import Tagged
+from fewtag.tagging.sources import Shard, absolute, file_system, join, local_path, reason
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# Arrow and Spark take what begins with "_" for notes, not for a part of the table
+MANIFEST = "_fewtag.json"
+_NOTE = b"fewtag"
+_AT_ONCE = 16
+_SHOWN = {
+    "fewtag": "another version of fewtag",
+    "bank": "another bank",
+    "source": "another SOURCE",
+    "scores": "another --scores",
+    "threshold": "another --threshold",
+    "shard": "another --shard",
+}
+Ending = Literal["jsonl", "parquet"]
+SEPARATOR = ";"
+# JSON leaves these as they are, but str.splitlines() takes them for ends of lines
+_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+_ROWS_AT_ONCE = 1024
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What spreadsheets take a cell for a formula by."""
+Labels = Sequence[str] | None
+"""The labels whose scores are written; None without --scores."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of a finished shard."""
+
+    tagged: int
+    failed: int
+    cached: int = 0
+
+
+class Parts:
+    """A folder of parts, one a shard: JSON lines, to be joined to a table, or Parquet, which is the table."""
+
+    def __init__(self, folder: str, ending: Ending) -> None:
+        self.folder, self.ending = Folder(folder), ending
+
+    def name(self, number: int) -> str:
+        return f"part-{number:05d}.{self.ending}"
+
+    def manifest(self) -> dict[str, Any] | None:
+        """What the run in this folder is about; None where nothing was begun."""
+        names = self.folder.names()
+        if MANIFEST not in names:
+            if others := {name for name in names if not name.endswith(".part")}:
+                raise InputError(f"{self.folder.location} holds other files, such as {min(others)}; name a new folder")
+            return None
+        try:
+            manifest = json.loads(self.folder.read(MANIFEST))
+            int(manifest["shard"])
+        except (ValueError, OSError, LookupError, TypeError) as error:
+            where = f"{self.folder.location}/{MANIFEST}"
+            raise InputError(f"{where} is damaged; delete {self.folder.location} to begin anew") from error
+        return manifest
+
+    def begun(self, about: Mapping[str, Any], shard: int | None) -> dict[str, Any] | None:
+        """The manifest, if this run was begun here; an unfinished table of another run is begun anew."""
+        before = self.manifest()
+        if before is None:
+            return None
+        now = {**about, "shard": shard or before["shard"]}
+        if self.ending == "jsonl" and any(before.get(key) != now[key] for key in now):
+            self.remove()
+            return None
+        check_same(before, now, self.folder.location)
+        return before
+
+    def begin(self, about: Mapping[str, Any]) -> None:
+        self.folder.write(MANIFEST, json.dumps(about, indent=2).encode())
+
+    def finished(self, shards: Sequence[Shard]) -> dict[int, Counts]:
+        """Those whose part is there, of the same pictures; what else lies there is out of date and removed."""
+        names = self.folder.names()
+        there = [shard for shard in shards if self.name(shard.number) in names]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = dict(zip([shard.number for shard in there], pool.map(self._counts, there), strict=True))
+        done = {number: counts for number, counts in found.items() if counts is not None}
+        for stale in names - {self.name(number) for number in done} - {MANIFEST}:
+            self.folder.remove(stale)
+        return done
+
+    def write(self, shard: Shard, rows: Sequence[Tagged], labels: Labels) -> Counts:
+        """A shard is finished once its part is there."""
+        good = [row for row in rows if not row.failure]
+        counts = Counts(len(good), len(rows) - len(good), sum(row.cached for row in good))
+        note = {"digest": shard.digest, "tagged": counts.tagged, "failed": counts.failed}
+        content = _jsonl(rows, note, labels) if self.ending == "jsonl" else _parquet(rows, good, note, labels)
+        self.folder.write(self.name(shard.number), content)
+        return counts
+
+    def rows(self, numbers: Sequence[int]) -> Iterator[Tagged]:
+        """Of these parts, in their order, failures too; a part at a time in memory."""
+        for number in numbers:
+            yield from self._rows(self.folder.read(self.name(number)))
+
+    def failures(self, numbers: Sequence[int]) -> Iterator[Tagged]:
+        """Of these parts alone."""
+        if self.ending == "jsonl":
+            yield from (row for row in self.rows(numbers) if row.failure)
+            return
+        for number in numbers:
+            for image, why in self._note(number)["failures"]:
+                yield Tagged(image, failure=why)
+
+    def remove(self) -> None:
+        """Parts and manifest, and the folder if nothing else is in it; the manifest last, by which they are ours."""
+        ours = {name for name in self.folder.names() if name.startswith("part-") or name.endswith(".part")}
+        for name in (*sorted(ours), MANIFEST):
+            self.folder.remove(name)
+        self.folder.remove_if_empty()
+
+    def _counts(self, shard: Shard) -> Counts | None:
+        """None where the part is of other pictures, or damaged."""
+        try:
+            note = self._note(shard.number)
+            same = note["digest"] == shard.digest and note["tagged"] + note["failed"] == len(shard)
+            return Counts(int(note["tagged"]), int(note["failed"])) if same else None
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+
+    def _note(self, number: int) -> dict[str, Any]:
+        """What a part says of itself."""
+        content = self.folder.read(self.name(number))
+        if self.ending == "jsonl":
+            first, _, rows = content.partition(b"\n")
+            note: dict[str, Any] = json.loads(first)
+            if note["sum"] != digest(rows):
+                raise ValueError("rows are missing or damaged")
+            return note
+        import pyarrow.lib
+        import pyarrow.parquet
+
+        try:
+            note = json.loads(pyarrow.parquet.read_metadata(io.BytesIO(content)).metadata[_NOTE])
+        except pyarrow.lib.ArrowException as error:
+            raise ValueError(str(error)) from error
+        if len(note["failures"]) != note["failed"]:
+            raise ValueError("failures are missing")
+        return note
+
+    def _rows(self, content: bytes) -> Iterator[Tagged]:
+        if self.ending == "jsonl":
+            facts = [json.loads(line) for line in content.decode().split("\n")[1:] if line]
+        else:
+            import pyarrow.parquet
+
+            facts = pyarrow.parquet.read_table(io.BytesIO(content)).to_pylist()
+        for row in facts:
+            tags, scores = tuple(row.get("tags", ())), row.get("scores") or {}
+            yield Tagged(row["image"], tags, scores, row.get("failure", ""))
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the rows of a run go: a table that parts are joined to, or a folder of parts that is the table."""
+
+    out: str
+    parts: Parts
+    table: Path | None
+
+    def finish(self, counts: Mapping[int, Counts], labels: Labels, about: Mapping[str, Any]) -> None:
+        """The failures' list, then the table with a record by which it is known as ours; then the parts go."""
+        numbers = sorted(counts)
+        failing = [number for number in numbers if counts[number].failed]
+        _write_failures(failures_of(self.out), list(self.parts.failures(failing)))
+        if self.table is None:
+            return
+        out = self.table
+
+        def note(part: Path) -> None:
+            # before it takes its place, and with the one that is there: a kill in between makes neither a stranger's
+            ours = [_sum(path) for path in (part, out) if path.exists()]
+            write_atomically(record_of(out), json.dumps({**about, "tables": ours}, indent=2).encode())
+
+        write_table(out, (row for row in self.parts.rows(numbers) if not row.failure), labels, note)
+        self.parts.remove()
+
+
+@contextmanager
+def open_output(out: str, labels: Sequence[str], *, scores: bool, force: bool) -> Iterator[Output]:
+    """Checked before hours of work, locked against another run, and not somebody else's."""
+    here = local_path(out)
+    if here is None or here.suffix.lower() not in WRITERS:
+        _check_folder(out)
+        with nullcontext() if here is None else locked(here, seconds=0.5):
+            yield Output(out, Parts(absolute(out), "parquet"), None)
+        return
+    check_table(here)
+    check_labels(here, labels, scores=scores)
+    with locked(here, seconds=0.5):
+        if not force:
+            _refuse_other_table(here)
+        yield Output(str(here), Parts(f"{absolute(out)}.parts", "jsonl"), here)
+
+
+def failures_of(out: str) -> str:
+    """Where the pictures that could not be read are listed."""
+    return f"{out.rstrip('/')}.failures.csv"
+
+
+def record_of(out: Path) -> Path:
+    """What a finished table says of its run: from which bank and folder it came, and what it looked like."""
+    return out.with_name(f"{out.name}.run.json")
+
+
+def _refuse_other_table(out: Path) -> None:
+    """A table that somebody mended, or that no run of ours wrote, is not replaced without a word."""
+    if not out.exists():
+        return
+    try:
+        ours = json.loads(record_of(out).read_text(encoding="utf-8"))["tables"]
+    except (OSError, ValueError, LookupError, TypeError):
+        ours = []
+    if not isinstance(ours, list) or _sum(out) not in ours:
+        raise InputError(f"--out {out} exists and is not what fewtag wrote there; name another, or give --force")
+
+
+def _check_folder(out: str) -> None:
+    if out.lower().endswith((".csv", ".jsonl")):
+        raise InputError(f"--out {out} is a table behind a URL; name a folder there, for Parquet parts")
+    import_pyarrow(f"--out {out}, a folder of Parquet parts,")
+
+
+def _write_failures(where: str, failed: Sequence[Tagged]) -> None:
+    folder, _, name = where.rpartition("/") if "/" in where else (".", "", where)
+    if failed:
+        Folder(folder or "/").write(name, failures_csv(failed))
+    elif (path := local_path(where)) is not None:
+        path.unlink(missing_ok=True)
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_same(before: Mapping[str, Any], now: Mapping[str, Any], out: str) -> None:
+    """Refuses to go on with what another command began, and says what differs."""
+    differs = [key for key in _SHOWN if before.get(key) != now.get(key)]
+    if differs:
+        was = ", ".join(f"{_SHOWN[key]}{_values(before.get(key), now.get(key), key)}" for key in differs)
+        raise InputError(f"--out {out} was begun with {was}; name another --out, or delete this one to begin anew")
+
+
+def _values(before: object, now: object, key: str) -> str:
+    """A digest tells a person nothing."""
+    return "" if key == "bank" else f" ({_value(before)}, now {_value(now)})"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _jsonl(rows: Sequence[Tagged], note: dict[str, Any], labels: Labels) -> bytes:
+    lines = []
+    for row in rows:
+        # a name that is no text is written as Python would
+        name = row.image.encode(errors="backslashreplace").decode()
+        lines.append(json_line({"image": name, "failure": row.failure} if row.failure else record(row, labels)))
+    content = "".join(lines).encode()
+    return json.dumps(note | {"sum": digest(content)}).encode() + b"\n" + content
+
+
+def _parquet(rows: Sequence[Tagged], good: Sequence[Tagged], note: dict[str, Any], labels: Labels) -> bytes:
+    import pyarrow.parquet
+
+    failures = [(row.image.encode(errors="backslashreplace").decode(), row.failure) for row in rows if row.failure]
+    table = arrow_table(good, labels).replace_schema_metadata({_NOTE: json.dumps(note | {"failures": failures})})
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(table, buffer)
+    return buffer.getvalue()
+
+
+class Folder:
+    """A folder that files are read from and written to whole, here or behind a URL."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location.rstrip("/") or location
+        self.path = local_path(self.location)
+
+    def names(self) -> set[str]:
+        """Of the files in it; none where there is no folder."""
+        try:
+            if self.path is not None:
+                if self.path.is_file():
+                    raise InputError(f"{self.location} is a file; name a folder")
+                return {entry.name for entry in os.scandir(self.path)} if self.path.is_dir() else set()
+            system, path = file_system(self.location)
+            system.invalidate_cache()
+            if system.isfile(path):
+                raise InputError(f"{self.location} is a file; name a folder")
+            return {str(name).rstrip("/").rsplit("/", 1)[1] for name in system.ls(path, detail=False)}
+        except FileNotFoundError:
+            return set()
+        except (OSError, NotImplementedError) as error:
+            raise InputError(f"cannot read the folder {self.location}: {reason(error)}; check it") from error
+
+    def read(self, name: str) -> bytes:
+        if self.path is not None:
+            return (self.path / name).read_bytes()
+        system, path = file_system(join(self.location, name))
+        return system.cat_file(path)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Whole or not at all: under another name first, since a store may take a file that broke off."""
+        if self.path is not None:
+            write_atomically(self.path / name, content)
+            return
+        system, path = file_system(join(self.location, name))
+        part = f"{path}.{uuid.uuid4().hex[:8]}.part"
+        try:
+            system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+            system.pipe_file(part, content)
+            system.mv(part, path)
+        except Exception as error:  # each file system has errors of its own
+            raise InputError(f"cannot write {join(self.location, name)}: {reason(error)}; check --out") from error
+
+    def remove(self, name: str) -> None:
+        if self.path is not None:
+            (self.path / name).unlink(missing_ok=True)
+        else:
+            system, path = file_system(join(self.location, name))
+            system.rm_file(path)
+
+    def remove_if_empty(self) -> None:
+        """A store behind a URL has no empty folders."""
+        if self.path is not None:
+            with suppress(OSError):
+                self.path.rmdir()
+
+
+def check_table(out: Path) -> None:
+    """Refuses an output that could not be written, before hours of work."""
+    if out.suffix.lower() not in WRITERS:
+        raise InputError(f"--out {out} ends in none of {', '.join(WRITERS)}; name it tags.csv, for example")
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder; name a file in it, such as {out / 'tags.csv'}")
+    if out.suffix.lower() == ".parquet":
+        import_pyarrow(str(out))
+
+
+def check_labels(out: Path, labels: Sequence[str], *, scores: bool) -> None:
+    """Refuses labels that could not be told apart in this table."""
+    if out.suffix.lower() != ".csv":
+        return
+    for label in labels:
+        if SEPARATOR in label:
+            raise InputError(f'label {label!r} contains ";", which joins tags in {out}; write .jsonl instead')
+        if scores and label in ("image", "tags"):
+            raise InputError(f"label {label!r} would be a second column of that name in {out}; write .jsonl instead")
+
+
+def write_table(
+    out: Path, rows: Iterable[Tagged], labels: Labels, note: Callable[[Path], None] = lambda _: None
+) -> None:
+    """The whole table or nothing; rows are taken one by one, so that they need not all be in memory.
+
+    `note` is told of the finished file before it takes its place.
+    """
+    with replacing(out) as part:
+        WRITERS[out.suffix.lower()](part, rows, labels)
+        note(part)
+
+
+def failures_csv(failed: Iterable[Tagged]) -> bytes:
+    """Columns image and reason. A name that is no text is written as Python would."""
+    lines = [csv_line(["image", "reason"]), *(csv_line([_path_cell(row.image), row.failure]) for row in failed)]
+    return "".join(lines).encode(errors="backslashreplace")
+
+
+def csv_line(cells: Sequence[str]) -> str:
+    """Ends in a line feed, yet quotes carriage returns too: before Python 3.13 one excludes the other.
+
+    >>> csv_line(["a,b.jpg", 'say "dog"'])
+    '"a,b.jpg","say ""dog""\"\\n'
+    """
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\r\n").writerow(cells)
+    return buffer.getvalue().removesuffix("\r\n") + "\n"
+
+
+def record(row: Tagged, labels: Labels) -> dict[str, Any]:
+    """A row as JSON and Parquet have it."""
+    facts: dict[str, Any] = {"image": row.image, "tags": list(row.tags)}
+    return facts if labels is None else facts | {"scores": {label: row.scores[label] for label in labels}}
+
+
+def json_line(facts: dict[str, Any]) -> str:
+    """One line, whatever is in it."""
+    return json.dumps(facts, ensure_ascii=False).translate(_LINE_ENDS) + "\n"
+
+
+def arrow_table(rows: Sequence[Tagged], labels: Labels) -> "pyarrow.Table":
+    """Columns image, tags (a list) and with labels scores (a struct with a number for each)."""
+    import pyarrow
+
+    columns = {"image": pyarrow.string(), "tags": pyarrow.list_(pyarrow.string())}
+    if labels is not None:
+        columns["scores"] = pyarrow.struct([(label, pyarrow.float64()) for label in labels])
+    return pyarrow.Table.from_pylist([record(row, labels) for row in rows], pyarrow.schema(columns))
+
+
+def import_pyarrow(what: str) -> None:
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise InputError(f'{what} needs pyarrow; install it with: pip install "fewtag[parquet]"') from error
+
+
+def _path_cell(name: str) -> str:
+    """The same path, but no formula to a spreadsheet."""
+    return f"./{name}" if name.startswith(_FORMULA) else name
+
+
+def _text_cell(text: str) -> str:
+    """The same names, which are read without blanks around them, but no formula to a spreadsheet."""
+    return f" {text}" if text.startswith(_FORMULA) else text
+
+
+def _write_csv(path: Path, rows: Iterable[Tagged], labels: Labels) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(csv_line(["image", "tags", *map(_text_cell, labels or ())]))
+        for row in rows:
+            numbers = [f"{row.scores[label]:.6f}" for label in labels or ()]
+            file.write(csv_line([_path_cell(row.image), _text_cell(SEPARATOR.join(row.tags)), *numbers]))
+
+
+def _write_jsonl(path: Path, rows: Iterable[Tagged], labels: Labels) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(json_line(record(row, labels)) for row in rows)
+
+
+def _write_parquet(path: Path, rows: Iterable[Tagged], labels: Labels) -> None:
+    import pyarrow.parquet
+
+    empty = arrow_table([], labels)
+    with pyarrow.parquet.ParquetWriter(path, empty.schema) as writer:
+        for chunk in _chunks(rows):
+            writer.write_table(arrow_table(chunk, labels))
+
+
+def _chunks(rows: Iterable[Tagged]) -> Iterator[list[Tagged]]:
+    source = iter(rows)
+    while chunk := list(islice(source, _ROWS_AT_ONCE)):
+        yield chunk
+
+
+WRITERS: dict[str, Callable[[Path, Iterable[Tagged], Labels], None]] = {
+    ".csv": _write_csv,
+    ".jsonl": _write_jsonl,
+    ".parquet": _write_parquet,
+}

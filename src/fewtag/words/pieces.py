@@ -1,0 +1,203 @@
+"""WordPiece look-up: any English name to the mean of its words' vectors, and an odd word to those of its pieces."""
+
+import json
+import re
+import unicodedata
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from fewtag.errors import InputError, UnknownWordError
+from fewtag.words.spelling import halves, spelt_like, variants
+
+FORMAT = 1
+HEADER = "fewtag-words"
+# what is longer is no word, and the look-up's time grows with the square
+LONGEST_WORD = 100
+# entries come most frequent first; `tv` and `box` stand among these, `len` and `tis` do not
+FREQUENT = 5_000
+
+
+def split_words(text: str) -> list[str]:
+    """BERT's basic tokens: lower case without accents; punctuation and Chinese characters stand for themselves.
+
+    >>> split_words("Crème brûlée, x-ray")
+    ['creme', 'brulee', ',', 'x', '-', 'ray']
+    """
+    if text.isascii() and text.isprintable():  # the same, quickly
+        return re.findall(r"[a-z0-9]+|[^ a-z0-9]", text.lower())
+    clean = (" " if letter in "\t\n\r" else letter for letter in text if _is_visible(letter))
+    apart = "".join(f" {letter} " if _is_chinese(letter) else letter for letter in clean)
+    plain = (letter for letter in unicodedata.normalize("NFD", apart) if unicodedata.category(letter) != "Mn")
+    # letter by letter: of a whole word, Python would make the last sigma another one
+    lower = "".join(letter.lower() for letter in plain)
+    return "".join(f" {letter} " if _is_punctuation(letter) else letter for letter in lower).split()
+
+
+def _is_visible(letter: str) -> bool:
+    return letter in "\t\n\r" or (letter != "\ufffd" and not unicodedata.category(letter).startswith("C"))
+
+
+def _is_chinese(letter: str) -> bool:
+    return (
+        "\u4e00" <= letter <= "\u9fff"
+        or "\u3400" <= letter <= "\u4dbf"
+        or "\uf900" <= letter <= "\ufaff"
+        or ("\U00020000" <= letter <= "\U0002ceaf" or "\U0002f800" <= letter <= "\U0002fa1f")
+    )
+
+
+def _is_punctuation(letter: str) -> bool:
+    # ASCII's $, +, <, =, >, ^, `, | and ~ are symbols to Unicode and punctuation to BERT
+    return unicodedata.category(letter).startswith("P") or letter in "$+<=>^`|~"
+
+
+def split_pieces(word: str, known: Mapping[str, int]) -> list[str]:
+    """WordPiece: the longest known piece from the left, over and over; none at all where a rest is unknown.
+
+    >>> split_pieces("surfboards", {"surf": 0, "##board": 1, "##s": 2, "##boa": 3})
+    ['surf', '##board', '##s']
+    """
+    pieces: list[str] = []
+    start = 0
+    while start < len(word) <= LONGEST_WORD:
+        mark = "##" if start else ""
+        candidates = (mark + word[start:end] for end in range(len(word), start, -1))
+        piece = next((candidate for candidate in candidates if candidate in known), None)
+        if piece is None:
+            return []
+        pieces.append(piece)
+        start += len(piece) - len(mark)
+    return pieces
+
+
+class PieceVectors:
+    """Vectors of words and word pieces, a byte a number; a name is the mean of its words.
+
+    A word that is no entry is looked for in other spellings, then as two words run together, then taken to pieces.
+    Some word of a name must be found before that, for pieces alone ("z ##z ##q") mean nothing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pieces: Sequence[str],
+        rows: NDArray[np.int8],
+        scales: NDArray[np.float32],
+    ) -> None:
+        self.name = name
+        self.dimensions = int(rows.shape[1])
+        self._rows, self._scales = rows, scales
+        self._places = {piece: place for place, piece in enumerate(pieces)}
+
+    def __contains__(self, label: str) -> bool:
+        return self._look_up(label)[1]
+
+    def vector(self, label: str) -> NDArray[np.float32]:
+        """The mean of the name's words; a name without any known word is refused with the ways out."""
+        return self.vectors([label])[0]
+
+    def vectors(self, labels: Sequence[str]) -> NDArray[np.float32]:
+        """A row a label."""
+        found = [self._known_places(label) for label in labels]
+        if not found:
+            return np.empty((0, self.dimensions), np.float32)
+        places = np.concatenate(found)
+        counts = np.array([len(label_places) for label_places in found])
+        starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        summed = np.add.reduceat(self._rows[places] * self._scales[places, None], starts, axis=0)
+        return (summed / counts[:, None]).astype(np.float32)
+
+    def nearest(self, word: str, most: int = 3) -> list[str]:
+        """The known words spelt most like this one."""
+        return spelt_like(word, (piece for piece in self._places if is_word(piece)), most)
+
+    def _known_places(self, label: str) -> list[int]:
+        places, known = self._look_up(label)
+        if not known:
+            words = [word for word in split_words(label) if word.isalnum()]
+            if not words:
+                raise InputError(f"label {label!r} has no letters; give it a name")
+            near = [other for word in words if is_word(word) for other in self.nearest(word)]
+            raise UnknownWordError(label, label, self.name, near[:3])
+        return places
+
+    def _look_up(self, label: str) -> tuple[list[int], bool]:
+        """The rows of a name, and whether any of its words is known as a whole."""
+        places: list[int] = []
+        known = False
+        for word in split_words(label):
+            if not word.isalnum():
+                continue
+            whole = self._whole(word)
+            known = known or (bool(whole) and is_word(word))
+            places += whole or [self._places[piece] for piece in split_pieces(word, self._places)]
+        return places, known
+
+    def _whole(self, word: str) -> list[int]:
+        """The word's row, or that of another spelling, or those of the two words it is made of."""
+        if word in self._places:
+            return [self._places[word]]
+        if len(word) > LONGEST_WORD:
+            return []
+        for spelling in variants(word):
+            if spelling in self._places and is_word(spelling):
+                return [self._places[spelling]]
+        pairs = [[self._places[half] for half in pair] for pair in halves(word) if self._is_compound(*pair)]
+        return min(pairs, key=max, default=[])  # the split whose rarer half is the most frequent
+
+    def _is_compound(self, first: str, last: str) -> bool:
+        """Whether both halves are words; short ones must be everyone's (`tv`), as fragments of anything are entries."""
+        known = first in self._places and last in self._places
+        return known and len(last) > 2 and all(len(half) > 3 or self._places[half] < FREQUENT for half in (first, last))
+
+
+def is_word(piece: str) -> bool:
+    """Whether an entry says something by itself: no continuation, no single letter, no number.
+
+    >>> [is_word(piece) for piece in ("tv", "##board", "x", "747")]
+    [True, False, False, False]
+    """
+    return sum(letter.isalpha() for letter in piece) > 1 and not piece.startswith("##")
+
+
+def read_pieces(path: Path, name: str) -> PieceVectors:
+    """A table that `scripts/make_words.py` wrote; one that is damaged anywhere is refused."""
+    if not path.is_file():
+        raise InputError(f"there is no file of word vectors {str(path)!r}; check the path")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = json.loads((file.metadata() or {})[HEADER])
+            text, rows, scales = (file.get_tensor(key) for key in ("pieces", "rows", "scales"))
+        pieces = text.tobytes().decode().split("\n")
+        written = (header["format"], header["crc32"])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, MemoryError) as error:
+        raise InputError(
+            f"words {str(path)!r} cannot be read ({type(error).__name__}); get the file again"
+        ) from None  # the cause may cite the file
+    kinds = (rows.dtype, rows.ndim, scales.dtype, scales.shape)
+    fits = kinds == (np.int8, 2, np.float32, (len(pieces),)) and len(rows) == len(pieces) and rows.size
+    if written != (FORMAT, checksum((text, rows, scales))) or not fits or not np.isfinite(scales).all():
+        raise InputError(f"words {str(path)!r} are damaged or of another format than {FORMAT}; get the file again")
+    return PieceVectors(name, pieces, rows, scales)
+
+
+def checksum(arrays: Iterable[np.ndarray]) -> int:
+    """CRC-32 of the arrays' bytes, one after the other."""
+    total = 0
+    for array in arrays:
+        total = zlib.crc32(array.tobytes(), total)
+    return total
+
+
+@cache
+def shipped_pieces() -> PieceVectors:
+    """The table that comes with fewtag, read once."""
+    with as_file(files("fewtag").joinpath("models", "words.safetensors")) as path:
+        return read_pieces(path, "pieces")

@@ -1,0 +1,194 @@
+"""What a bank is told and tells: define, forget, rename, labels, examples, upgrade, explain."""
+
+import json
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny import draw, write_tiny_model
+
+from fewtag.tagger.tagger import Tagger
+
+Cli = Callable[..., Any]
+
+
+def known(cli: Cli, bank: Path | str) -> dict[str, int]:
+    """How many examples of each label a bank has."""
+    found = json.loads(cli("labels", bank, "--json").out)
+    return {label: facts["examples"] for label, facts in found.items()}
+
+
+def refused(said: Any, sentence: str) -> bool:
+    last = said.err.rstrip("\n").split("\n")[-1]
+    assert last.startswith("fewtag: "), said.err
+    assert sentence in last
+    return said.code == 2 and said.out == "" and "Traceback" not in said.err
+
+
+class Page(HTMLParser):
+    """What a page shows, and what it would load."""
+
+    def __init__(self, path: Path | str) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.text: list[str] = []
+        self.open: list[str] = []
+        self.feed(Path(path).read_text(encoding="utf-8"))
+        self.close()
+        assert self.open == [], "every element is closed"
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag not in {"meta", "img", "!doctype"}:
+            self.open.append(tag)
+        self.loaded += [value or "" for name, value in attributes if name in {"src", "href", "srcset", "data"}]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "word"),
+    [
+        ("", (), "its name"),
+        ("", ("--like", "star, heart"), "like star, heart"),
+        ("1, 2 3\n" + "4 " * 125, ("--vector", "vector.txt"), "a vector of its own"),
+        (np.ones(128), ("--vector", "vector.npy"), "a vector of its own"),
+        ("", ("--no-words",), "pictures only"),
+    ],
+)
+def test_define_in_every_way(cli: Cli, tiny_model: Path, content: Any, options: tuple[str, ...], word: str) -> None:
+    np.save("vector.npy", content) if isinstance(content, np.ndarray) else Path("vector.txt").write_text(content)
+    said = cli("define", "new.fewtag", "moon", "--model", tiny_model, *options)
+    assert (said.code, said.out) == (0, f"new.fewtag: label 'moon' is defined: {word}\n")
+    facts = json.loads(cli("labels", "new.fewtag", "--json").out)["moon"]
+    assert facts == {"examples": 0, "threshold": None if word == "pictures only" else 0.3, "word": word}
+    assert word in cli("labels", "new.fewtag").out
+
+
+@pytest.mark.parametrize(
+    ("label", "options", "sentence"),
+    [
+        ("moon", ("--like", "moon", "--no-words"), "--like, --vector and --no-words exclude each other"),
+        ("moon", ("--like", " , "), "names no word"),
+        ("zzqxv flurbish", (), '(pictures only): --like "lens, eye", --vector FILE or --no-words'),
+        ("moon", ("--like", "zzqxv"), ': --like "lens, eye", --vector FILE'),
+        ("moon", ("--vector", "gone.npy"), "cannot read the vector gone.npy: No such file"),
+        ("moon", ("--vector", "words.npy"), "words.npy holds no vector of numbers"),
+        ("moon", ("--vector", "words.txt"), "words.txt holds no vector of numbers"),
+        ("moon", ("--vector", "short.txt"), "has 2 numbers, words 'pieces' have 128"),
+        ("moon", ("--model", "defualt"), "there is no model 'defualt'; did you mean 'default'"),
+        ("moon;ring", (), "label 'moon;ring' contains \";\", which separates labels in tables; name it otherwise"),
+    ],
+)
+def test_define_refuses(cli: Cli, bank: Path, label: str, options: tuple[str, ...], sentence: str) -> None:
+    before = bank.read_bytes()
+    Path("words.txt").write_text("one two")
+    Path("words.npy").write_text("one two")
+    Path("short.txt").write_text("1 2")
+    assert refused(cli("define", bank, label, *options), sentence)
+    assert bank.read_bytes() == before
+
+
+def test_forget_a_label_or_one_example_of_it(cli: Cli, bank: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "examples" / "dog" / "0.png"
+    assert cli("forget", bank, "dog", "--image", picture).code == 0
+    assert known(cli, bank) == {"cat": 2, "dog": 1, "sofa": 2}
+    assert refused(cli("forget", bank, "dog", "--image", picture), "is no example of label 'dog', which has 1")
+    assert cli("forget", bank, "dog").out == f"{bank}: 'dog' is forgotten\n"
+    assert refused(cli("forget", bank, "dgo"), "there is no label 'dgo'")
+    assert known(cli, bank) == {"cat": 2, "sofa": 2}
+
+
+def test_an_example_is_forgotten_by_name_or_number_when_its_picture_is_gone(
+    cli: Cli, bank: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(tmp_path / "examples")
+    listed = json.loads(cli("examples", bank, "dog", "--json").out)
+    assert sorted(facts["name"] for facts in listed.values()) == ["0.png", "3.png"]
+    assert cli("forget", bank, "dog", "--example", "3.png").code == 0
+    assert [facts["name"] for facts in json.loads(cli("examples", bank, "dog", "--json").out).values()] == ["0.png"]
+    second = json.loads(cli("examples", bank, "cat", "--json").out)["2"]["name"]
+    assert cli("forget", bank, "cat", "--example", "2").code == 0
+    assert second not in cli("examples", bank, "cat").out
+    assert refused(cli("forget", bank, "cat", "--example", "2"), "has examples 1 to 1, there is no number 2")
+    assert refused(cli("forget", bank, "cat", "--example", "x.png"), "no example of label 'cat' is called 'x.png'")
+    assert refused(cli("forget", bank, "cat", "--example", "1", "--image", "x.png"), "is named twice")
+
+
+def test_a_page_of_the_examples_shows_each_of_them(cli: Cli, bank: Path) -> None:
+    assert cli("examples", bank, "dog", "--page", "dogs.html").code == 0
+    page = Page("dogs.html")
+    assert [source.startswith("data:image/webp;base64,") for source in page.loaded] == [True, True]
+    shown = " ".join(page.text)
+    assert all(name in shown for name in ("0.png", "3.png", "dog: 2 examples"))
+
+
+def test_rename_and_merge(cli: Cli, bank: Path) -> None:
+    said = cli("rename", bank, "dog", "hound")
+    assert said.out == f"{bank}: 'dog' is called 'hound' now, with 2 examples\n"
+    assert known(cli, bank) == {"cat": 2, "hound": 2, "sofa": 2}
+    before = bank.read_bytes()
+    assert refused(cli("rename", bank, "hound", "cat"), "has a label 'cat' already; give --merge")
+    assert bank.read_bytes() == before
+    assert cli("rename", bank, "hound", "cat", "--merge").code == 0
+    assert known(cli, bank) == {"cat": 4, "sofa": 2}
+    assert refused(cli("rename", bank, "gone", "lost"), "there is no label 'gone'")
+
+
+def test_labels_with_brackets_are_shown_as_they_are(cli: Cli, bank: Path) -> None:
+    assert cli("define", bank, "[red]moon[/red]", "--no-words").code == 0
+    assert "[red]moon[/red]" in cli("labels", bank).out
+
+
+@pytest.mark.parametrize("command", [("labels",), ("forget", "moon"), ("tag", "examples", "--out", "tags.csv")])
+@pytest.mark.usefixtures("bank")
+def test_what_is_no_bank_is_refused(cli: Cli, command: tuple[str, ...], tmp_path: Path) -> None:
+    name, *rest = command
+    (tmp_path / "labels.csv").write_text("image,labels\n")
+    assert refused(cli(name, "gone.fewtag", *rest), "there is no bank gone.fewtag")
+    assert refused(cli(name, "labels.csv", *rest), "labels.csv cannot be read: it is no bank")
+    assert refused(cli(name, "examples", *rest), "is a folder, not a bank")
+    assert not [path for path in Path().iterdir() if path.name.startswith("tags")]
+
+
+def test_a_bank_moves_to_another_model_by_the_copies_it_keeps(cli: Cli, bank: Path, tmp_path: Path) -> None:
+    other = write_tiny_model(tmp_path / "model", "other", seed=1)
+    assert cli("define", bank, "zebra", "--no-words").code == 0
+    assert refused(cli("learn", bank, "examples", "--model", other), "was made with another model 'tiny'")
+    said = cli("upgrade", bank, "--model", other)
+    assert (said.code, said.out) == (0, f"{bank}: 3 labels, model 'other'\n"), said.err
+    tagger = Tagger.load(bank)
+    assert (tagger.model.name, dict(tagger.counts_)) == ("other", {"cat": 2, "dog": 2, "sofa": 2, "zebra": 0})
+    assert tagger.predict(draw(300, "dog")) == [("dog",)]
+
+
+def test_without_copies_a_bank_does_not_move(cli: Cli, tiny_model: Path, tmp_path: Path) -> None:
+    draw(0, "dog").save("dog.png")
+    assert cli("learn", "b.fewtag", "dog.png", "--label", "dog", "--no-pictures", "--model", tiny_model).code == 0
+    before = Path("b.fewtag").read_bytes()
+    other = write_tiny_model(tmp_path / "model", "other", seed=1)
+    assert refused(cli("upgrade", "b.fewtag", "--model", other), "keeps no copies of 1 of its 1 examples")
+    assert Path("b.fewtag").read_bytes() == before
+
+
+def test_explain_a_bank(cli: Cli, bank: Path) -> None:
+    draw(300, "dog", size=(90, 60)).save("garden.jpg")
+    said = cli("explain", bank, "garden.jpg", "--label", "dog", "--out", "one.png")
+    assert said.out.startswith("one.png: dog ")
+    assert cli("explain", bank, "garden.jpg", "--label", "dog", "--label", "cat", "--out", "two.jpg").code == 0
+    with Image.open("one.png") as one, Image.open("two.jpg") as two:
+        assert (one.format, two.format) == ("PNG", "JPEG")
+        assert two.width > one.width
+    said = cli("explain", bank, "garden.jpg", "--label", "dgo", "--out", "three.png")
+    assert refused(said, "there is no label 'dgo'; did you mean 'dog'?")
+    assert refused(cli("explain", bank, "gone.jpg", "--label", "dog", "--out", "three.png"), "no such file")
+    assert refused(cli("explain", bank, "garden.jpg", "--label", "dog", "--out", "three.pdf"), "ends in none of")
+    assert not list(Path().glob("three*"))

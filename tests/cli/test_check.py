@@ -1,0 +1,100 @@
+"""`fewtag check`: scikit-learn's numbers, and thresholds from one's own pictures."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve, precision_recall_fscore_support
+from tiny import draw
+
+from fewtag.tagger.tagger import Tagger
+
+Cli = Callable[..., Any]
+LABELS = ["cat", "dog", "sofa"]
+
+
+@pytest.fixture
+def truth(tmp_path: Path) -> Path:
+    """Forty pictures and what they show, with some mistakes of the person who wrote it down."""
+    generator = np.random.default_rng(0)
+    lines = ["image,labels"]
+    (tmp_path / "truth").mkdir()
+    for number in range(40):
+        shown = [label for label in LABELS if generator.random() < 0.4] or ["zebra"]
+        draw(500 + number, *shown).save(tmp_path / "truth" / f"{number}.png")
+        said = [label for label in LABELS if (label in shown) != (generator.random() < 0.2)] or ["dog"]
+        lines.append(f"{number}.png,{';'.join(said)}")
+    (tmp_path / "truth" / "truth.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path / "truth" / "truth.csv"
+
+
+def measured(bank: Path, truth: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Probabilities, targets and thresholds."""
+    rows = [line.split(",") for line in truth.read_text().splitlines()[1:]]
+    tagger = Tagger.load(bank)
+    targets = np.array([[label in labels.split(";") for label in LABELS] for _, labels in rows])
+    thresholds = np.array([tagger.thresholds_[label] for label in LABELS])
+    return tagger.predict_proba([truth.parent / name for name, _ in rows]), targets, thresholds
+
+
+def test_the_numbers_are_scikit_learns(cli: Cli, bank: Path, truth: Path) -> None:
+    found = json.loads(cli("check", bank, truth, "--json").out)
+    probabilities, targets, thresholds = measured(bank, truth)
+    given = probabilities >= thresholds
+    precision, recall, f1, support = precision_recall_fscore_support(targets, given)
+    assert (found["pictures"], list(found["labels"])) == (40, LABELS)
+    for column, label in enumerate(LABELS):
+        facts = found["labels"][label]
+        expected = (precision[column], recall[column], f1[column])
+        assert (facts["precision"], facts["recall"], facts["f1"]) == pytest.approx(expected, abs=1e-6)
+        area = average_precision_score(targets[:, column], probabilities[:, column])
+        assert facts["average_precision"] == pytest.approx(area, abs=1e-4)
+        assert facts["pictures"] == support[column]
+        assert facts["threshold"] == pytest.approx(thresholds[column], abs=1e-6)
+    assert found["micro"]["f1"] == pytest.approx(f1_score(targets, given, average="micro"), abs=1e-6)
+    macro = average_precision_score(targets, probabilities, average="macro")
+    assert found["macro_average_precision"] == pytest.approx(macro, abs=1e-4)
+    assert sum(each["pairs"] for each in found["reliability"]) == targets.size
+
+
+def test_the_thresholds_that_are_kept_have_the_best_f1(cli: Cli, bank: Path, truth: Path) -> None:
+    before = cli("labels", bank, "--json").out
+    assert cli("check", bank, truth).code == 0
+    assert cli("labels", bank, "--json").out == before
+    assert cli("check", bank, truth, "--set-thresholds").code == 0
+    probabilities, targets, thresholds = measured(bank, truth)
+    for column in range(3):
+        precision, recall, _ = precision_recall_curve(targets[:, column], probabilities[:, column])
+        best = (2 * precision * recall / np.maximum(precision + recall, 1e-12)).max()
+        mine = f1_score(targets[:, column], probabilities[:, column] >= np.float32(thresholds[column]))
+        assert mine == pytest.approx(best, abs=1e-6)
+    labels = json.loads(cli("labels", bank, "--json").out)
+    assert [labels[label]["threshold"] for label in LABELS] == pytest.approx(thresholds.tolist(), abs=1e-6)
+
+
+def test_for_people_it_is_a_table_and_sentences(cli: Cli, bank: Path, truth: Path) -> None:
+    (truth.parent / "0.png").unlink()
+    said = cli("check", bank, truth)
+    assert (said.code, "0.png: there is no such file" in said.err, "--skip-bad" in said.err) == (2, True, True)
+    said = cli("check", bank, truth, "--skip-bad")
+    assert said.code == 0
+    assert "39 pictures" in said.out
+    assert "expected calibration error" in said.out
+    assert "skipped: cannot read image" in said.out
+
+
+def test_a_folder_per_label_is_truth_too_and_foreign_labels_are_refused(cli: Cli, bank: Path, tmp_path: Path) -> None:
+    assert cli("check", bank, tmp_path / "examples").code == 0
+    (tmp_path / "other" / "zebra").mkdir(parents=True)
+    draw(1, "zebra").save(tmp_path / "other" / "zebra" / "1.png")
+    said = cli("check", bank, tmp_path / "other")
+    assert (said.code, "none of the pictures shows a label of the bank: they show zebra" in said.err) == (2, True)
+
+
+def test_a_label_that_no_picture_shows_has_no_average_precision(cli: Cli, bank: Path, tmp_path: Path) -> None:
+    assert cli("define", bank, "zebra").code == 0
+    found = json.loads(cli("check", bank, tmp_path / "examples", "--json").out)["labels"]["zebra"]
+    assert (found["pictures"], found["average_precision"], found["best_threshold"]) == (0, None, None)

@@ -1,0 +1,281 @@
+"""`fewtag learn`: tables as people write them, a folder per label, pictures with --label."""
+
+import gzip
+import io
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from tiny import draw
+
+from fewtag.tagger.model import Model
+from fewtag.tagger.tagger import Tagger
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def album(tmp_path: Path) -> Path:
+    """Six pictures: dogs, cats and sofas."""
+    folder = tmp_path / "album"
+    folder.mkdir()
+    for number, label in enumerate(["dog", "cat", "sofa"] * 2):
+        draw(number, label).save(folder / f"{label}{number}.png")
+    return folder
+
+
+@pytest.fixture
+def learn(cli: Cli, tiny_model: Path) -> Cli:
+    """learn(table) makes new.fewtag."""
+    return lambda *arguments: cli("learn", "new.fewtag", *arguments, "--model", tiny_model)
+
+
+def known(bank: Path | str = "new.fewtag") -> dict[str, int]:
+    """How many examples of each label a bank has."""
+    return dict(Tagger.load(bank).counts_)
+
+
+def refused(said: Any, sentence: str) -> bool:
+    """One sentence on standard error, after bars at most."""
+    last = said.err.rstrip("\n").split("\n")[-1]
+    assert last.startswith("fewtag: "), said.err
+    assert sentence in last
+    return said.code == 2 and said.out == "" and "Traceback" not in said.err
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:60])
+
+
+ROWS = [("dog0.png", "dog"), ("cat1.png", "cat"), ("dog3.png", "dog;sofa")]
+PLAIN = "image,labels\n" + "".join(f"{image},{labels}\n" for image, labels in ROWS)
+TABLES = {
+    "plain": PLAIN.encode(),
+    "semicolons, as Excel has them": b'image;labels\r\ndog0.png;dog\r\ncat1.png;cat\r\ndog3.png;"dog;sofa"\r\n',
+    "capital letters": PLAIN.replace("image,labels", "Image,Labels").encode(),
+    "blanks in the header": PLAIN.replace("image,labels", "image, labels").encode(),
+    "one label": PLAIN.replace("image,labels", "image,label").encode(),
+    "another word for image": PLAIN.replace("image,", "filename,").encode(),
+    "more columns": PLAIN.replace("\n", ",x\n").replace("labels,x", "labels,note").encode(),
+    "a byte-order mark": b"\xef\xbb\xbf" + PLAIN.encode(),
+    "UTF-16": PLAIN.replace(",", "\t").encode("utf-16"),
+    "tabs": PLAIN.replace(",", "\t").encode(),
+    "old Mac": PLAIN.encode().replace(b"\n", b"\r\n"),
+    "backslashes": PLAIN.replace("dog0", ".\\dog0").encode(),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_table_is_read_as_it_was_meant(learn: Cli, album: Path, kind: str) -> None:
+    (album / "labels.csv").write_bytes(TABLES[kind])
+    said = learn(album / "labels.csv")
+    assert (said.code, said.out) == (0, "new.fewtag: 3 pictures learnt; 3 labels, 3 of them new\n"), said.err
+    assert known() == {"cat": 1, "dog": 2, "sofa": 1}
+
+
+def test_packed_tables_and_tabs_by_their_ending(learn: Cli, album: Path) -> None:
+    (album / "labels.csv.gz").write_bytes(gzip.compress(PLAIN.encode()))
+    (album / "more.tsv").write_text("image\tlabels\nsofa2.png\tsofa,cat\n")
+    assert learn(album / "labels.csv.gz", album / "more.tsv").code == 0
+    assert known() == {"cat": 2, "dog": 2, "sofa": 2}
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("image,labels,labels\ndog0.png,dog,cat\n", "has 2 columns for the labels; keep one of them"),
+        ("image,labels,tags\ndog0.png,dog,cat\n", "has 2 columns for the labels; keep one of them"),
+        ('image,labels\ndog0.png,"dog,cat"\n', 'several labels are joined by ";", as in "dog;sofa"'),
+        ("image,labels\ndog0.png,dog,cat\n", 'line 2 has 3 cells, the header 2; several labels are joined by ";"'),
+        ("name,labels\ndog0.png,dog\n", "lacks the column 'image': its header has 'name', 'labels'"),
+        ("image,labels\n", "has a header and no row"),
+        ("image,labels\n,dog\n", "line 2 names no image"),
+        ("image,labels\ndog0.png,\n", "no row of"),
+        ("image,labels\ndog0.png,dog;\n", "line 2 has an empty label in 'dog;'"),
+        ("image,labels\ndog0.png,dog\n./dog0.png,cat\n", "lists image 'dog0.png' twice, in lines 2 and 3"),
+        ("image,labels\nhttps://example.com/a.jpg,dog\n", "names an address, 'https://example.com/a.jpg'"),
+    ],
+)
+def test_what_a_table_cannot_mean_is_one_sentence(learn: Cli, album: Path, content: str, sentence: str) -> None:
+    (album / "labels.csv").write_text(content)
+    assert refused(learn(album / "labels.csv"), sentence)
+    assert not Path("new.fewtag").exists()
+
+
+def test_text_of_another_encoding_is_refused(learn: Cli, album: Path) -> None:
+    (album / "labels.csv").write_bytes(b"image,labels\ndog0.png,L\xf6ffel\n")
+    assert refused(learn(album / "labels.csv"), "is not UTF-8 text")
+
+
+def test_labels_that_differ_in_case_alone_are_told_of(learn: Cli, album: Path) -> None:
+    (album / "labels.csv").write_text("image,labels\ndog0.png,Dog\ndog3.png,dog\n")
+    said = learn(album / "labels.csv")
+    assert (said.code, "'Dog' and 'dog' are two labels, which differ in case alone" in said.err) == (0, True)
+
+
+def test_a_folder_per_label_with_folders_of_its_own(learn: Cli, album: Path) -> None:
+    for name in ("dog/dog0.png", "dog/2021/may/dog3.png", "cat/cat1.png", "cat/dog0.png"):
+        Path("sorted", name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(album / Path(name).name, Path("sorted", name))
+    said = learn("sorted")
+    assert said.out == "new.fewtag: 4 pictures learnt; 2 labels, 2 of them new\n"
+    assert known() == {"cat": 2, "dog": 2}, "a picture in two folders shows both"
+    Path("sorted/empty").mkdir()
+    assert refused(learn("sorted"), "label 'empty' has no image")
+    Path("sorted/empty").rmdir()
+    shutil.copy(album / "dog0.png", "sorted")
+    assert refused(learn("sorted"), "1 images lie in sorted itself, the first is 'dog0.png'")
+
+
+def test_pictures_that_are_not_read_for_their_kind_are_refused_by_name(learn: Cli, album: Path) -> None:
+    Path("sorted/dog").mkdir(parents=True)
+    shutil.copy(album / "dog0.png", "sorted/dog")
+    Path("sorted/dog/raw.CR2").write_bytes(b"raw")
+    assert refused(learn("sorted"), "raw.CR2")
+    assert learn("sorted", "--skip-bad").code == 0
+
+
+def test_pictures_by_path_with_one_label_or_several(learn: Cli, album: Path) -> None:
+    assert learn(album / "dog0.png", album / "dog3.png", "--label", "dog", "--label", "pet").code == 0
+    assert learn(album, "--label", "thing").code == 0
+    assert known() == {"dog": 2, "pet": 2, "thing": 6}
+    assert refused(learn(album / "dog0.png"), "is a picture, and nothing says what it shows; add --label NAME")
+    assert refused(learn(album / "dog0.png", "--label", "dog;cat"), 'contains ";"')
+    assert refused(learn("gone.png", "--label", "dog"), "there are no examples gone.png")
+
+
+def test_a_root_of_the_tables_paths(learn: Cli, album: Path) -> None:
+    Path("labels.csv").write_text(PLAIN)
+    assert refused(learn("labels.csv"), "dog0.png: there is no such file")
+    assert learn("labels.csv", "--root", album).code == 0
+    assert known() == {"cat": 1, "dog": 2, "sofa": 1}
+
+
+def test_a_table_that_tag_wrote_and_a_person_mended_is_learnt_as_it_is(cli: Cli, bank: Path, album: Path) -> None:
+    Path("elsewhere").mkdir()
+    assert cli("tag", bank, album, "--out", "elsewhere/tags.csv", "--scores").code == 0
+    table = Path("elsewhere/tags.csv")
+    lines = table.read_text().splitlines()
+    assert lines[1].startswith("cat1.png,cat,")
+    table.write_text("\n".join([lines[0], lines[1].replace(",cat,", ",tiger;cat,", 1), *lines[2:]]) + "\n")
+    assert cli("learn", bank, table).code == 0
+    assert known(bank)["tiger"] == 1
+    assert cli("tag", bank, album, "--out", table).code == 2, "and is not overwritten"
+
+
+def test_what_is_known_stays_and_labels_add_up(cli: Cli, album: Path, bank: Path) -> None:
+    said = cli("learn", bank, album / "dog0.png", "--label", "pet", "--json")
+    assert json.loads(said.out) == {"bank": str(bank), "pictures": 1, "skipped": 0, "new": ["pet"], "labels": 4}
+    assert known(bank) == {"cat": 2, "dog": 2, "pet": 1, "sofa": 2}
+    assert cli("learn", bank, album / "dog0.png", "--label", "animal").code == 0
+    assert Tagger.load(bank).bank_.find("pet")
+
+
+def test_learning_the_same_again_changes_no_byte(cli: Cli, bank: Path, tmp_path: Path) -> None:
+    before = bank.read_bytes()
+    for _ in range(3):
+        assert cli("learn", bank, tmp_path / "examples").code == 0
+        assert bank.read_bytes() == before
+
+
+def test_more_examples_than_a_batch_keep_their_labels(learn: Cli, tmp_path: Path) -> None:
+    rows = []
+    for number in range(75):
+        labels = [label for place, label in enumerate(["dog", "cat", "sofa"]) if (number % 7 + 1) >> place & 1]
+        draw(number, *labels).save(tmp_path / f"{number}.png")
+        rows.append((f"{number}.png", labels))
+    (tmp_path / "40.png").write_bytes(b"no picture")
+    text = "".join(f"{name},{';'.join(labels)}\n" for name, labels in rows)
+    (tmp_path / "many.csv").write_text(f"image,labels\n{text}")
+    assert learn(tmp_path / "many.csv", "--skip-bad").code == 0
+    assert known() == Counter(label for name, labels in rows if name != "40.png" for label in labels)
+
+
+@pytest.mark.parametrize("spoil", [truncate, Path.unlink])
+def test_a_bad_picture_is_refused_by_name_and_changes_nothing(
+    cli: Cli, learn: Cli, bank: Path, album: Path, spoil: Callable[[Path], object]
+) -> None:
+    (album / "labels.csv").write_text(PLAIN)
+    before = bank.read_bytes()
+    spoil(album / "cat1.png")
+    assert refused(cli("learn", bank, album / "labels.csv"), "cat1.png")
+    assert refused(learn(album / "labels.csv"), "(--skip-bad leaves out what cannot be read)")
+    assert bank.read_bytes() == before
+    assert not Path("new.fewtag").exists()
+
+
+def test_skip_bad_leaves_bad_pictures_out_and_names_and_counts_them(learn: Cli, album: Path) -> None:
+    (album / "labels.csv").write_text(PLAIN)
+    truncate(album / "dog0.png")
+    (album / "cat1.png").unlink()
+    said = learn(album / "labels.csv", "--skip-bad")
+    assert said.out == "new.fewtag: 1 picture learnt, 2 skipped; 2 labels, 2 of them new\n"
+    skipped = [line for line in said.err.splitlines() if line.startswith("skipped: ")]
+    assert ["dog0.png" in skipped[0], "cat1.png" in skipped[1]] == [True, True]
+    assert known() == {"dog": 1, "sofa": 1}
+    (album / "dog3.png").unlink()
+    Path("new.fewtag").unlink()
+    assert refused(learn(album / "labels.csv", "--skip-bad"), "there is no picture to learn from")
+    assert not Path("new.fewtag").exists()
+
+
+def test_no_words_and_unknown_ones_mean_pictures_only(learn: Cli, album: Path) -> None:
+    assert learn(album / "dog0.png", "--label", "Rex", "--no-words").code == 0
+    said = learn(album / "cat1.png", "--label", "zzqxv flurbish")
+    assert said.code == 0
+    assert "label 'zzqxv flurbish' is no known word" in said.err
+    meanings = {label: str(meaning) for label, meaning in Tagger.load("new.fewtag").definitions_.items()}
+    assert meanings == {"Rex": "pictures only", "zzqxv flurbish": "pictures only"}
+
+
+def test_no_pictures_keeps_no_copies(cli: Cli, learn: Cli, album: Path) -> None:
+    assert learn(album / "dog0.png", "--label", "dog", "--no-pictures").code == 0
+    assert [example.picture for example in Tagger.load("new.fewtag").bank_.examples.values()] == [b""]
+    assert cli("learn", "new.fewtag", album / "cat1.png", "--label", "cat").code == 0
+    assert sorted(bool(example.picture) for example in Tagger.load("new.fewtag").bank_.examples.values()) == [
+        False,
+        True,
+    ]
+
+
+def test_a_bank_that_cannot_be_written_is_found_out_before_the_work(
+    cli: Cli, album: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Model, "encode", lambda *_: pytest.fail("a picture went through the network"))
+    Path("file").touch()
+    said = cli("learn", "file/new.fewtag", album, "--label", "thing", "--model", tiny_model)
+    assert refused(said, "cannot make the folder file")
+    Path("folder.fewtag").mkdir()
+    assert refused(cli("learn", "folder.fewtag", album, "--label", "thing"), "is a folder, not a bank")
+
+
+def test_a_bank_keeps_its_model(cli: Cli, bank: Path, tiny_model: Path, tmp_path: Path) -> None:
+    before = bank.read_bytes()
+    words = tmp_path / "words.txt"
+    words.write_text("dog 1 0 0\ncat 0 1 0\nsofa 0 0 1\n")
+    said = cli("define", bank, "zebra", "--words", words)
+    assert refused(said, f"bank {bank} was made with another model 'tiny'")
+    assert bank.read_bytes() == before
+    assert cli("define", bank, "zebra", "--model", tiny_model).code == 0
+
+
+def test_the_small_copies_carry_no_metadata(learn: Cli, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x8825] = {1: "N", 2: (48.0, 8.0, 0.0)}  # where it was taken
+    draw(0, "dog", size=(400, 300)).save(tmp_path / "dog.jpg", exif=exif, icc_profile=b"a profile of colours")
+    assert learn("dog.jpg", "--label", "dog").code == 0
+    (example,) = Tagger.load("new.fewtag").bank_.examples.values()
+    with Image.open(io.BytesIO(example.picture)) as copy:
+        assert (copy.size, copy.info.keys() & {"exif", "icc_profile", "xmp"}) == ((336, 252), set())
+
+
+def test_a_pil_image_of_ones_own_is_left_as_it_was(tiny_model: Path) -> None:
+    image = draw(0, "dog")
+    image.info["mine"] = "kept"
+    Tagger(str(tiny_model)).fit([image], [["dog"]]).predict(image)
+    assert image.info == {"mine": "kept"}

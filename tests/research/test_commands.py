@@ -1,0 +1,121 @@
+"""The commands of research from end to end, in this process."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from fewtag.research.bench.results import read_rows
+
+Cli = Callable[..., Any]
+SHORT = ("--set", "training.episodes=20", "--set", "evaluation.episodes=2")
+
+
+@pytest.fixture
+def trained(cli: Cli, shapes: Path) -> Path:
+    """The folder of a trained run."""
+    assert cli("train", shapes / "recipe.toml", "--only", "attention", *SHORT).code == 0
+    (folder,) = Path("runs").glob("*/")
+    return folder.absolute()
+
+
+def test_draws_train_bench_report_explain(cli: Cli, shapes: Path) -> None:
+    recipe = shapes / "recipe.toml"
+    drawn = cli("draws", recipe, "--out", shapes / "draws")
+    assert drawn.out.split() == [str(shapes / "draws" / "shapes-test.json")]
+    saved = ("--set", "evaluation.draws.test=draws/shapes-test.json")
+    summary = json.loads(cli("train", recipe, "--only", "attention", "--json", *SHORT, *saved).out)["attention"]
+    assert Path(summary["checkpoint"]).is_file()
+    found = json.loads(cli("bench", recipe, "--only", "attention", "--json", *SHORT, *saved).out)
+    assert list(found) == ["attention on test"]
+    assert cli("bench", recipe, "--only", "protonet", *saved).code == 0
+    assert cli("report").out.strip() == "results/RESULTS.md"
+    page = Path("results/RESULTS.md").read_text()
+    assert re.search(r"\| protonet \| \S+, \S+ \| none \|", page)
+    assert re.search(r"\| attention \| \S+, \S+ \| frozen backbone, best on validation", page)
+    assert "fewtag bench" in page
+    run, picture = Path(summary["checkpoint"]).parent, shapes / "images" / "heart0.png"
+    assert cli("explain", run, picture, "--label", "heart", "--out", "heat.png", "--data", shapes).code == 0
+    assert not list(Path().glob("**/*.part"))
+
+
+def test_bench_uses_the_weights_that_train_left(cli: Cli, shapes: Path, trained: Path) -> None:
+    before = (trained / "best.safetensors").stat().st_mtime_ns
+    assert cli("bench", shapes / "recipe.toml", "--only", "attention", *SHORT).code == 0
+    assert (trained / "best.safetensors").stat().st_mtime_ns == before
+    summary = json.loads((trained / "summary.json").read_text())
+    row = read_rows(Path("results/recipe/attention.test.parquet"))[0]
+    assert (row.validation_macro_ap, row.trained_episodes) == (summary["best"], summary["best_episode"])
+
+
+def test_a_heat_map_stands_beside_the_picture_and_several_are_a_grid(cli: Cli, shapes: Path, trained: Path) -> None:
+    Image.open(shapes / "images" / "heart0.png").resize((90, 60)).save("garden.jpg")
+    explain = ("explain", trained, "garden.jpg", "--data", shapes)
+    assert cli(*explain, "--label", "heart", "--out", "one.png").code == 0
+    assert cli(*explain, "--label", "heart", "--label", "arrow", "--out", "new/several.png").code == 0
+    with Image.open("one.png") as one, Image.open("new/several.png") as several:
+        assert (one.format, one.height, several.format) == ("PNG", several.height, "PNG")
+        assert several.width == pytest.approx(1.5 * one.width, rel=0.02), "three panels, and two"
+        assert len(one.convert("RGB").getcolors(one.width * one.height)) > 50
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("garden.png", "--label", "haert"), r"label 'haert' has no vector in words 'words.txt'"),
+        (("gone.png", "--label", "heart"), "cannot read image gone.png: there is no such file"),
+    ],
+)
+def test_explain_refuses(cli: Cli, shapes: Path, trained: Path, arguments: tuple[str, ...], message: str) -> None:
+    shutil.copy(shapes / "images" / "heart0.png", "garden.png")
+    said = cli("explain", trained, *arguments, "--out", "heat.png", "--data", shapes)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("fewtag: ")
+    assert message in said.err
+    assert not Path("heat.png").exists()
+
+
+def test_explain_refuses_a_run_that_is_absent_or_has_no_attention(cli: Cli, shapes: Path) -> None:
+    explain = ("shapes/images/heart0.png", "--label", "heart", "--out", "heat.png", "--data", shapes)
+    said = cli("explain", "runs/nowhere", *explain)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "there is no bank or trained run runs/nowhere; make one with fewtag learn" in said.err
+    tuned = ("--set", "backbone.frozen=false", "--set", "training={episodes=2, queries=2, validation_episodes=2}")
+    assert cli("train", shapes / "recipe.toml", "--only", "protonet", *tuned).code == 0
+    (run,) = Path("runs").glob("*/")
+    said = cli("explain", run, *explain)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert f"the method 'protonet' of {run} has no attention to show" in said.err
+
+
+@pytest.mark.parametrize("gone", ["words.txt", "split.json"])
+def test_explain_says_data_where_a_file_of_the_recipe_is_not_found(
+    cli: Cli, shapes: Path, trained: Path, gone: str
+) -> None:
+    explain = ("explain", trained, shapes / "images" / "heart0.png", "--label", "heart", "--out", "heat.png")
+    for name in {"words.txt", "split.json"} - {gone}:
+        shutil.copy(shapes / name, name)  # what the recipe names is looked for here
+    said = cli(*explain)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert gone in said.err
+    assert said.err.endswith("of the run's recipe, or of its data, name the folder with --data\n")
+    (shapes / gone).rename(shapes / "elsewhere")
+    assert "with --data" not in cli(*explain, "--data", shapes).err
+    (shapes / "elsewhere").rename(gone)
+    assert cli(*explain).code == 0, "here it is found without --data"
+
+
+def test_train_refuses_a_recipe_that_trains_nothing(cli: Cli, shapes: Path) -> None:
+    said = cli("train", shapes / "recipe.toml", "--only", "protonet")
+    assert (said.code, said.out) == (2, "")
+    assert "has a [training] table, so there is nothing to train" in said.err
+
+
+def test_report_without_rows_says_what_to_do(cli: Cli) -> None:
+    said = cli("report", "empty")
+    assert (said.code, "measure some with fewtag bench RECIPE" in said.err) == (2, True)

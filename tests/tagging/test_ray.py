@@ -1,0 +1,214 @@
+"""`fewtag tag --engine ray`: the local engine's rows, by workers that may die."""
+
+import csv
+import http.server
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+from tiny import draw
+
+from fewtag.errors import InputError
+from fewtag.tagging.ray_engine import Nodes, Share, check_address, open_cluster, refuse_deadly
+from fewtag.tagging.run import Cluster, Options, Summary, tag
+
+Cli = Callable[..., Any]
+NAMES = ["b, c.png", 'sub/"q"\n.JPG', "sub/deep/ä.png", "z.webp"]
+SECONDS = 240
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """One cluster for all, since it takes seconds to start; the engine uses the one that is there."""
+    with open_cluster(None):
+        yield
+
+
+def run(*arguments: Any) -> Summary:
+    """Gives up rather than hanging for ever."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(tag, *arguments, ray=Cluster(workers=1)).result(timeout=SECONDS)
+
+
+def rows(table: Path | str) -> list[dict[str, Any]]:
+    """A row a picture by name, so that one which is there twice shows."""
+    return sorted(pyarrow.parquet.read_table(table).to_pylist(), key=lambda row: row["image"])
+
+
+def processes(title: bytes) -> list[int]:
+    """Of this test's own cluster, by what they call themselves."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if (path / "cmdline").read_bytes().startswith(title) and descends(int(path.name)):
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+def descends(process: int) -> bool:
+    while process > 1:
+        if process == os.getpid():
+            return True
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    return False
+
+
+class Deadly(http.server.ThreadingHTTPServer):
+    """Serves pictures, and kills whoever asks for one of these."""
+
+    def __init__(self, folder: Path) -> None:
+        self.asked: Counter[str] = Counter()
+        self.deadly: Counter[str] = Counter()
+        server = self
+
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def log_message(self, *_: object) -> None: ...
+
+            def do_GET(self) -> None:
+                server.asked[self.path.lstrip("/")] += 1
+                if server.deadly[self.path.lstrip("/")] > 0:
+                    server.deadly[self.path.lstrip("/")] -= 1
+                    for process in processes(b"ray::MapWorker"):
+                        os.kill(process, signal.SIGKILL)
+                    return
+                super().do_GET()
+
+        super().__init__(("127.0.0.1", 0), lambda *given: Handler(*given, directory=str(folder)))
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_the_local_engines_rows_and_failures_and_nothing_twice(cli: Cli, bank: Path, photos: Path) -> None:
+    (photos / 'sub/"q"\n.JPG').write_bytes(b"no picture")
+    (photos / "dangling.png").symlink_to("nowhere.png")
+    shutil.copy(photos / "z.webp", os.fsencode(photos) + b"/z\xff.png")
+    local = ("tag", bank, photos, "--scores", "--no-cache", "--out")
+    assert cli(*local, "local.parquet").code == cli(*local, "local.csv").code == 1
+    command = ("tag", bank, photos, "--out", "tags", "--scores", "--no-cache", "--engine", "ray", "--json")
+    said = cli(*command, "--shard", 2, "--workers", 2)
+    assert said.code == 1
+    assert said.err.splitlines()[-1] == "3 pictures could not be read: see tags.failures.csv"
+    summary = json.loads(said.out)
+    assert summary.pop("seconds") > 0
+    assert summary.pop("startup_seconds") > 0
+    counts = {"pictures": 6, "tagged": 3, "failed": 3, "cached": 0, "shards": 3, "out": "tags"}
+    assert summary == counts | {"workers": 2, "finished_before": 0}
+    assert rows("tags") == rows("local.parquet")
+    for name in ("tags", "local.parquet"):
+        with Path(f"{name}.failures.csv").open(encoding="utf-8", newline="") as file:
+            assert [row["image"] for row in csv.DictReader(file)] == ["dangling.png", 'sub/"q"\n.JPG', "z\\udcff.png"]
+    before = {path: path.stat().st_mtime_ns for path in Path("tags").iterdir()}
+    said = cli(*command)
+    assert said.code == 1
+    assert json.loads(said.out) == counts | {"workers": 0, "finished_before": 3, "seconds": 0, "startup_seconds": 0}
+    assert {path: path.stat().st_mtime_ns for path in Path("tags").iterdir()} == before
+    # a table, and the cache: the same bytes as the local engine's
+    assert cli("tag", bank, photos, "--out", "ray.csv", "--scores", "--engine", "ray", "--workers", 1).code == 1
+    assert Path("ray.csv").read_bytes() == Path("local.csv").read_bytes()
+    again = cli("tag", bank, photos, "--out", "ray.csv", "--scores", "--engine", "ray", "--workers", 1, "--json")
+    assert json.loads(again.out)["cached"] == 3
+    assert Path("ray.csv").read_bytes() == Path("local.csv").read_bytes()
+
+
+@pytest.mark.ray
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
+@pytest.mark.usefixtures("cluster")
+def test_a_killed_worker_loses_and_repeats_nothing(cli: Cli, bank: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "forty"
+    folder.mkdir()
+    pictures = [f"{number:02d}.png" for number in range(40)]
+    for number, name in enumerate(pictures):
+        draw(number, ["dog", "cat", "sofa"][number % 3]).save(folder / name)
+    server = Deadly(folder)
+    pyarrow.parquet.write_table(pyarrow.table({"path": [f"{server.url}/{name}" for name in pictures]}), "list.parquet")
+    # shards of ten: one dies in the middle once, another whenever it is tried
+    server.deadly.update({pictures[15]: 1, pictures[25]: 100})
+    options = Options(batch=2, max_attempts=2, shard=10)
+    with pytest.raises(InputError) as refused:
+        run(bank, ["list.parquet"], "tags", options)
+    sentence = "1 of 4 shards could not be tagged, the first is part-00002.parquet: its worker died 2 times"
+    assert sentence in str(refused.value)
+    assert [len(rows(f"tags/part-0000{number}.parquet")) for number in (0, 1, 3)] == [10, 10, 10]
+    server.deadly.clear()
+    before = Counter(server.asked)
+    done = run(bank, ["list.parquet"], "tags", options)
+    assert (done.pictures, done.tagged, done.failed, done.shards, done.finished_before) == (40, 40, 0, 4, 3)
+    # those of the finished shards were not read again
+    assert {name: server.asked[name] - before[name] for name in pictures} == {
+        name: int(20 <= number < 30) for number, name in enumerate(pictures)
+    }
+    assert cli("tag", bank, folder, "--out", "local.parquet").code == 0
+    local = {row["image"]: row["tags"] for row in rows("local.parquet")}
+    assert [(row["image"].removeprefix(f"{server.url}/"), row["tags"]) for row in rows("tags")] == list(local.items())
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("127.0.0.1:9", "no Ray cluster answers at --address 127.0.0.1:9 "),
+        ("nowhere", "give HOST:PORT"),
+        ("ray://127.0.0.1:10001", "does not work through Ray's client"),
+    ],
+)
+def test_an_address_where_no_cluster_answers_is_refused_at_once(address: str, sentence: str) -> None:
+    with pytest.raises(InputError) as refused:
+        check_address(address)
+    assert sentence in str(refused.value)
+    check_address("auto")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("photos", "--out", "tags", "--address", "127.0.0.1:9"), "no Ray cluster answers"),
+        (("gone", "--out", "tags"), "there is no folder or picture gone"),
+    ],
+)
+@pytest.mark.usefixtures("photos")
+def test_what_is_refused_leaves_nothing(cli: Cli, bank: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    said = cli("tag", bank, *arguments, "--engine", "ray")
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert sentence in said.err
+    assert not list(Path().glob("tags*"))
+
+
+def test_without_ray_the_extra_is_named(cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    said = cli("tag", bank, photos, "--out", "tags", "--engine", "ray")
+    assert (said.code, 'pip install "fewtag[ray]"' in said.err) == (2, True)
+    assert not Path("tags").exists()
+
+
+def test_a_worker_has_its_share_of_one_machine() -> None:
+    assert Nodes([{"CPU": 2.0}]).share(None) == Share(workers=2, cores=1.0, gpu=False)
+    assert Nodes([{"CPU": 8.0}]).share(2) == Share(workers=2, cores=4.0, gpu=False)
+    assert Nodes([{"CPU": 2.0}]).share(4) == Share(workers=4, cores=0.5, gpu=False)
+    assert Nodes([{"CPU": 16.0}, {"CPU": 4.0}]).share(3) == Share(workers=3, cores=5.0, gpu=False)
+    assert Nodes([{"CPU": 32.0, "GPU": 4.0}, {"CPU": 64.0}]).share(None) == Share(workers=4, cores=8.0, gpu=True)
+    with pytest.raises(InputError, match="--workers 5, but there are 4 GPUs"):
+        Nodes([{"CPU": 32.0, "GPU": 4.0}]).share(5)
+
+
+def test_a_shard_that_kills_is_not_tried_for_ever() -> None:
+    refuse_deadly(3, 3)
+    with pytest.raises(InputError, match="its worker died 3 times"):
+        refuse_deadly(4, 3)

@@ -1,0 +1,25 @@
+"""Some of what `make fuzz` tries: mutated files and kills at random moments."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from fuzz import fuzz
+from kills import Bench, disturb
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_mutated_files_are_read_or_refused_in_a_sentence() -> None:
+    outcomes, wrong = fuzz(range(300))
+    assert wrong == {}
+    assert outcomes.total() == 300
+    assert {"bank refused", "cache read", "picture read", "picture refused", "table read"} <= outcomes.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_killed_at_random_moments_nothing_is_lost_doubled_or_torn(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert len([disturb(bench, number) for number in range(8)]) == 8

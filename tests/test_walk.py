@@ -1,0 +1,17 @@
+"""How far one goes through the code to follow a picture (scripts/walk.py): a bound that later changes keep."""
+
+from pathlib import Path
+
+import pytest
+from walk import walks
+
+BOUNDS = {"fewtag learn": (21, 70), "fewtag tag": (20, 82), "Tagger().fit().predict()": (14, 46)}
+"""Modules and hops; threads make a few of the hops chance."""
+
+
+@pytest.mark.slow
+def test_a_picture_is_followed_through_few_modules(tmp_path: Path) -> None:
+    for name, walk in walks(tmp_path).items():
+        modules, hops = BOUNDS[name]
+        assert walk.facts["modules"] <= modules, (name, walk.visits)
+        assert walk.facts["hops"] <= hops, (name, walk.visits)

@@ -1,0 +1,153 @@
+"""The product wing by itself: without the research wing's packages, and on systems that are not POSIX."""
+
+import ast
+import csv
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tiny import draw, write_tiny_model
+
+SOURCE = Path(__file__).parents[1] / "src" / "fewtag"
+RUN = """
+import json, runpy, sys, warnings
+for number, arguments in enumerate(json.load(open(sys.argv[1]))):
+    sys.argv = ["fewtag", *arguments]
+    try:
+        runpy.run_module("fewtag", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        assert not ended.code, (arguments, ended.code)
+"""
+HEAVY = ("torch", "timm", "scipy", "pandas", "matplotlib", "pyarrow", "transformers", "jaxtyping", "sklearn")
+"""Not pydantic, which typer itself needs; the contracts in pyproject.toml forbid it to our own modules."""
+WITHOUT_RESEARCH = f"""
+import sys
+class Forbidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {HEAVY!r} or name.startswith("fewtag.research."):
+            raise AssertionError(f"{{name}} was imported")
+sys.meta_path.insert(0, Forbidden())
+"""
+WITHOUT_POSIX = """
+import os, signal, sys
+for name in ("sched_getaffinity", "setpriority", "getpriority", "fdatasync", "fork", "forkpty", "mkfifo", "getuid",
+             "geteuid", "statvfs", "nice", "killpg", "getpgid", "setsid", "O_DIRECTORY", "O_CLOEXEC"):
+    if hasattr(os, name):
+        delattr(os, name)
+for name in ("fcntl", "pwd", "grp", "resource", "termios", "tty", "pty", "syslog"):
+    sys.modules[name] = None
+del signal.SIGKILL
+"""
+
+
+@pytest.fixture(scope="module")
+def album(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, a folder of pictures and a table of what they show."""
+    folder = tmp_path_factory.mktemp("album")
+    write_tiny_model(folder / "model")
+    rows = ["image,labels"]
+    for number, label in enumerate(["dog", "cat", "sofa"] * 2):
+        draw(number, label).save(folder / f"{number}.png")
+        rows.append(f"{number}.png,{label}")
+    (folder / "truth.csv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def run(prelude: str, commands: list[list[str]], folder: Path, out: Path) -> str:
+    """All of them in one process that begins with the prelude."""
+    import json
+
+    (out / "commands.json").write_text(json.dumps(commands))
+    environment = {**os.environ, "HOME": str(out), "XDG_CACHE_HOME": str(out / "cache"), "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-c", prelude + RUN, str(out / "commands.json")],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_command_of_the_product_runs_without_the_research_wings_packages(album: Path, tmp_path: Path) -> None:
+    bank, tags = str(tmp_path / "pets.fewtag"), tmp_path / "tags.csv"
+    commands = [
+        ["learn", bank, "truth.csv", "--model", "model/tiny.safetensors"],
+        ["define", bank, "zebra"],
+        ["define", bank, "ectopia lentis", "--like", "lens, eye"],
+        ["tag", bank, ".", "--out", str(tags), "--scores"],
+        ["tag", bank, "0.png"],
+        ["explain", bank, "0.png", "--label", "dog", "--out", str(tmp_path / "heat.png")],
+        ["labels", bank],
+        ["forget", bank, "sofa", "--example", "1"],
+        ["rename", bank, "cat", "kitten"],
+        ["examples", bank, "dog", "--page", str(tmp_path / "dogs.html")],
+        ["check", bank, "truth.csv"],
+        ["upgrade", bank],
+        ["export", bank, str(tmp_path / "onnx")],
+        ["cache"],
+        ["--version"],
+    ]
+    said = run(WITHOUT_RESEARCH, commands, album, tmp_path)
+    with tags.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["image"] for row in rows] == [f"{number}.png" for number in range(6)]
+    assert {"dog", "zebra"} <= rows[0].keys()
+    assert "'cat' is called 'kitten' now" in said
+    assert (tmp_path / "onnx" / "tagger.onnx").is_file()
+
+
+def test_learning_tagging_and_the_cache_need_nothing_of_posix(album: Path, tmp_path: Path) -> None:
+    bank = str(tmp_path / "pets.fewtag")
+    commands = [
+        ["learn", bank, "truth.csv", "--model", "model/tiny.safetensors"],
+        ["tag", bank, ".", "--out", str(tmp_path / "tags.csv")],
+        ["tag", bank, ".", "--out", str(tmp_path / "again.csv")],
+        ["cache", "--check"],
+        ["cache", "--prune", "0B"],
+        ["cache", "--clear"],
+        ["labels", bank],
+    ]
+    run(WITHOUT_POSIX, commands, album, tmp_path)
+    assert (tmp_path / "tags.csv").read_text() == (tmp_path / "again.csv").read_text()
+    assert len((tmp_path / "tags.csv").read_text().splitlines()) == 7
+
+
+def trees(folder: Path) -> Iterator[tuple[str, ast.Module, str]]:
+    for path in sorted(folder.glob("**/*.py")):
+        text = path.read_text(encoding="utf-8")
+        yield str(path.relative_to(SOURCE)), ast.parse(text), text
+
+
+POSIX_MODULES = {"fcntl", "pwd", "grp", "resource", "termios", "tty", "pty", "posix"}
+POSIX_NAMES = {
+    ("os", name) for name in ("fdatasync", "sched_getaffinity", "fork", "forkpty", "mkfifo", "statvfs", "nice")
+}
+POSIX_NAMES |= {("os", "setpriority"), ("os", "getpriority"), ("signal", "SIGKILL"), ("signal", "SIGHUP")}
+
+
+def test_no_file_imports_a_module_that_only_posix_has() -> None:
+    for name, tree, _ in trees(SOURCE):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                assert not {alias.name for alias in node.names} & POSIX_MODULES, name
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module not in POSIX_MODULES, name
+
+
+def test_what_only_posix_has_is_asked_for_before_it_is_used() -> None:
+    """By `hasattr` or `getattr` in the same file; and never when a module is imported."""
+    for name, tree, text in trees(SOURCE):
+        used = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and (node.value.id, node.attr) in POSIX_NAMES
+        }
+        for attribute in used - {"getpriority"}:  # which comes with setpriority
+            assert f'hasattr(os, "{attribute}")' in text, f"{name} uses {attribute}"
