@@ -1,5 +1,7 @@
 """Decoding: encoded bytes to an upright RGB picture and to a square of pixels, or one clear sentence about why not."""
 
+import functools
+import importlib
 import io
 import threading
 import warnings
@@ -9,33 +11,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import (
-    AvifImagePlugin,
-    BmpImagePlugin,
-    ExifTags,
-    GifImagePlugin,
-    Image,
-    JpegImagePlugin,
-    PngImagePlugin,
-    TiffImagePlugin,
-    WebPImagePlugin,
-)
+from PIL import ExifTags, Image
 
 from fewtag.errors import InputError
 
 MOST_PIXELS = 100_000_000
 LARGE_PIXELS = 24_000_000
 """Larger pictures are decoded one at a time, so that memory does not grow with the number of threads."""
-PLUGINS = (
-    JpegImagePlugin.JpegImageFile,
-    PngImagePlugin.PngImageFile,
-    WebPImagePlugin.WebPImageFile,
-    GifImagePlugin.GifImageFile,
-    BmpImagePlugin.BmpImageFile,
-    TiffImagePlugin.TiffImageFile,
-    AvifImagePlugin.AvifImageFile,
-)
-FORMATS = tuple(str(plugin.format) for plugin in PLUGINS)
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 """All that Pillow may try. Its other plugins never see a file: that of EPS, for one, starts another program."""
 DRAFT = 4
 """A JPEG may be decoded at a fraction of its size, down to so many times the square: finer detail is averaged away when
@@ -124,11 +107,19 @@ def _open(data: bytes, name: str) -> Image.Image:
                 import pi_heif  # which turns the picture itself, and takes that out of the EXIF data that it hands on
 
                 return pi_heif.HeifImageFile(io.BytesIO(data))
+            _load_plugins()
             return Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise InputError(_too_large(name, f"more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,}")) from error
     except Exception as error:  # Pillow's plugins raise whatever a broken header makes them trip over
         raise InputError(f"image {name} cannot be decoded: it is no image, or damaged; replace it") from error
+
+
+@functools.cache
+def _load_plugins() -> None:
+    """Those of our formats alone, when the first picture comes; for one that is missing Pillow would load them all."""
+    for name in ("Avif", "Bmp", "Gif", "Jpeg", "Png", "Tiff", "WebP"):
+        importlib.import_module(f"PIL.{name}ImagePlugin")
 
 
 @contextmanager

@@ -4,14 +4,16 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.core.closed_form import attend, mix
 from fewtag.errors import InputError, nearest
-from fewtag.tagger.model import Model
+
+if TYPE_CHECKING:
+    from fewtag.tagger.model import Model
 
 Kind = Literal["name", "like", "vector", "none"]
 KINDS: tuple[Kind, ...] = ("name", "like", "vector", "none")
@@ -104,7 +106,7 @@ class Bank:
         return name
 
     def learn(
-        self, model: Model, definitions: Mapping[str, Definition], examples: Mapping[str, Example], *, afresh: bool
+        self, model: "Model", definitions: Mapping[str, Definition], examples: Mapping[str, Example], *, afresh: bool
     ) -> "Bank":
         """With these examples too; a picture known already gains the labels given now. Afresh: with these alone."""
         known: dict[str, Example] = {} if afresh else dict(self.examples)
@@ -114,13 +116,13 @@ class Bank:
         kept = {label: each for label, each in self.definitions.items() if each.explicit or not afresh}
         return self._change(model, {**definitions, **kept}, known)
 
-    def define(self, model: Model, label: str, definition: Definition) -> "Bank":
+    def define(self, model: "Model", label: str, definition: Definition) -> "Bank":
         """Says anew what a label means; its threshold stays."""
         before = self.definitions.get(label)
         kept = definition if before is None else replace(definition, threshold=before.threshold)
         return self._change(model, {**self.definitions, label: kept}, self.examples)
 
-    def forget(self, model: Model, label: str, keys: Iterable[str] | None = None) -> "Bank":
+    def forget(self, model: "Model", label: str, keys: Iterable[str] | None = None) -> "Bank":
         """Without this label, or without these examples of it; those that others say are missing stay missing."""
         definitions, examples = dict(self.definitions), dict(self.examples)
         if keys is None:
@@ -134,7 +136,7 @@ class Bank:
                     del examples[key]
         return self._change(model, definitions, examples)
 
-    def rename(self, model: Model, old: str, new: str, definition: Definition) -> "Bank":
+    def rename(self, model: "Model", old: str, new: str, definition: Definition) -> "Bank":
         """The examples of a label under another name; where that is a label already, the two become one."""
         definitions = dict(self.definitions)
         before = definitions.pop(old, None)
@@ -147,14 +149,14 @@ class Bank:
         }
         return self._change(model, definitions, examples)
 
-    def set_thresholds(self, model: Model, thresholds: Mapping[str, float | None]) -> "Bank":
+    def set_thresholds(self, model: "Model", thresholds: Mapping[str, float | None]) -> "Bank":
         definitions = {
             label: replace(each, threshold=thresholds[label]) if label in thresholds else each
             for label, each in self.definitions.items()
         }
         return self._change(model, definitions, self.examples)
 
-    def _change(self, model: Model, definitions: Mapping[str, Definition], examples: Mapping[str, Example]) -> "Bank":
+    def _change(self, model: "Model", definitions: Mapping[str, Definition], examples: Mapping[str, Example]) -> "Bank":
         """Another bank with these; labels that nobody defined go with their last example."""
         shown = {label for example in examples.values() for label in example.labels}
         kept = {label: each for label, each in sorted(definitions.items()) if each.explicit or label in shown}
@@ -172,7 +174,7 @@ class Bank:
         return Bank(changed.definitions, changed.examples, prototypes)
 
 
-def prototype(model: Model, definition: Definition, examples: Sequence[Example]) -> NDArray[np.float32]:
+def prototype(model: "Model", definition: Definition, examples: Sequence[Example]) -> NDArray[np.float32]:
     """The sum of what is attended to in each example, with the label's word mixed in."""
     # guided by nothing, all places count alike; mixed with nothing, pictures alone speak
     guide = np.zeros((1, model.space.size), np.float32) if definition.guide is None else definition.guide[None]
@@ -185,7 +187,7 @@ def prototype(model: Model, definition: Definition, examples: Sequence[Example])
     return mix(visual, guide, np.array([len(examples)]), model.strengths)[0]
 
 
-def by_name(name: str, model: Model, *, explicit: bool = False) -> Definition:
+def by_name(name: str, model: "Model", *, explicit: bool = False) -> Definition:
     """Its own word; an unknown one is refused with the ways out."""
     vector = model.words.vector(name)
     return Definition("name", (name,), vector, model.word_prototypes(vector[None])[0], explicit)
@@ -193,7 +195,7 @@ def by_name(name: str, model: Model, *, explicit: bool = False) -> Definition:
 
 def define(
     name: str,
-    model: Model,
+    model: "Model",
     labels: Mapping[str, Definition],
     *,
     like: Sequence[str] | str | None,
@@ -219,13 +221,13 @@ def define(
     return Definition("like", alike, mean, model.word_prototypes(mean[None])[0], explicit=True)
 
 
-def _meaning(word: str, name: str, model: Model, labels: Mapping[str, Definition]) -> NDArray[np.float32]:
+def _meaning(word: str, name: str, model: "Model", labels: Mapping[str, Definition]) -> NDArray[np.float32]:
     """Of another label what it means; else the word's own vector."""
     label = labels.get(word) if word != name else None
     return label.vector if label is not None and label.vector is not None else model.words.vector(word)
 
 
-def _own_vector(name: str, vector: object, model: Model) -> NDArray[np.float32]:
+def _own_vector(name: str, vector: object, model: "Model") -> NDArray[np.float32]:
     wanted = len(model.word_map.mean)
     has = f"words {model.words_name!r} have {wanted}"
     try:
