@@ -100,7 +100,7 @@ def test_several_are_looked_up_at_once(cli: Cli, bank: Path, photos: Path, monke
     for number in range(40):
         draw(number, "dog").save(photos / f"{number}.png")
     tagged(cli, bank, photos, "--batch", 16)
-    assert asked == [4] * 11
+    assert sorted(asked) == [4, 8, 8, 8, 8, 8]
 
 
 def test_the_commands_that_print_and_check_use_it_too(

@@ -23,7 +23,7 @@ from fewtag.tagger.bank import Bank, Example
 from fewtag.tagger.model import Model
 
 BATCH = 32
-GROUP = 4
+GROUP = 8
 """Pictures that a reading thread takes at once: its cost is shared, and their encoded bytes need little memory."""
 DIGITS = 6
 """Of a probability in a row."""
