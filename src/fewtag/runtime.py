@@ -41,11 +41,12 @@ class Network:
 
     def __call__(self, pixels: Pixels, space: Space) -> Places:
         """One pass; images × places × space, rounded to half precision, as a cache keeps them."""
-        if self.device == "cuda" or len(pixels) <= 1 or self.threads == 1:
+        if self.device == "cuda" or len(pixels) <= 1:
             return self._run(pixels, space)
         size = max(1, min(AT_ONCE, -(-len(pixels) // self.threads)))
         chunks = [pixels[first : first + size] for first in range(0, len(pixels), size)]
-        return np.concatenate(list(self._pool.map(lambda chunk: self._run(chunk, space), chunks)))
+        spread = map if self.threads == 1 else self._pool.map
+        return np.concatenate(list(spread(lambda chunk: self._run(chunk, space), chunks)))
 
     @cached_property
     def threads(self) -> int:

@@ -123,7 +123,7 @@ def mix(visual: Vectors, words: Vectors, counts: NDArray[np.int64], strengths: S
 
 def score(places: Places, prototypes: Vectors, strengths: Strengths) -> Scores:
     """Cosine of each prototype with the whole image and with an attention pooling of its places, mixed."""
-    lengths = np.linalg.norm(places, axis=-1, keepdims=True)
+    lengths = np.sqrt(np.einsum("ips,ips->ip", places, places))[..., None]  # quicker than norm, which takes abs first
     whole = unit(places.mean(axis=1))
     parts = []
     for first in range(0, len(prototypes), LABELS_AT_ONCE):
