@@ -33,23 +33,23 @@ _log = logging.getLogger(__name__)
 
 @runtime_checkable
 class Rows(Protocol):
-    """Maps (or pixels) of a data set, to be taken by row number."""
+    """Maps, pixels or encoded images of a data set, to be taken by row number."""
 
     def __len__(self) -> int: ...
 
-    def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]: ...
+    def take(self, rows: Sequence[int]) -> Num[Tensor, "images *shape"]: ...
 
 
 class MemoryRows:
     """Rows kept in one tensor, on any device."""
 
-    def __init__(self, tensor: Num[Tensor, "images channels height width"]) -> None:
+    def __init__(self, tensor: Num[Tensor, "images *shape"]) -> None:
         self.tensor = tensor
 
     def __len__(self) -> int:
         return len(self.tensor)
 
-    def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]:
+    def take(self, rows: Sequence[int]) -> Num[Tensor, "images *shape"]:
         return self.tensor.index_select(0, torch.as_tensor(rows, dtype=torch.long, device=self.tensor.device))
 
 

@@ -56,6 +56,9 @@ class Method(nn.Module):
     uses_images: bool = True
     """Whether support images have a say; not so for a method that goes by the words alone."""
 
+    differentiable: bool = True
+    """Whether gradients reach the maps, and so a backbone; not so for a method that `fewtag.core` solves."""
+
     base_stage: Literal["labels", "features"] | None = None
     """What `prepare` looks at, if the method has such a stage.
 
