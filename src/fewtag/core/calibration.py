@@ -1,9 +1,8 @@
 """Calibration: logistic curves from score to probability, for labels never seen in fitting, from one example upward."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,35 +10,72 @@ from numpy.typing import NDArray
 Floats = TypeVar("Floats", bound=np.floating)
 Counts = NDArray[np.int64]
 """labels: examples that each was learnt from."""
+Shares = NDArray[np.float32]
+"""labels: which part of the pictures shows each."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Logistic curves, one for each of some numbers of examples, interpolated between."""
+    """Logistic curves, one for each of some numbers of examples, and thresholds, interpolated between.
+
+    The curves hold where a label is on `share` of the pictures. Elsewhere the log-odds move by the difference of the
+    shares' own (prior shift), and the thresholds follow.
+    """
 
     examples: tuple[int, ...] = (0,)
     """Numbers of examples a label had when each curve was fitted, rising."""
-    slopes: tuple[float, ...] = (20.0,)
+    slopes: tuple[float, ...] = (1.0,)
     offsets: tuple[float, ...] = (0.0,)
-    thresholds: tuple[float, ...] = (0.5,)
-    """The probability from which a label is given, for the best F1."""
+    share: float = 0.5
+    """Of the pictures that showed a label when the curves were fitted; also what is taken where nothing is known."""
+    shares: tuple[float, ...] = (0.5,)
+    """For which thresholds are known, rising."""
+    thresholds: tuple[tuple[float, ...], ...] = ((0.5,),)
+    """The probability from which a label is given, for the best F1: a row for each number of examples."""
 
-    def probabilities(self, scores: NDArray[np.float32], counts: Counts) -> NDArray[np.float32]:
-        """Of labels that were learnt from so many examples each; a column a label."""
-        slopes, offsets = self.curves(counts)
-        return sigmoid(scores * slopes + offsets)
+    @classmethod
+    def read(cls, facts: Mapping[str, Any]) -> "Calibration":
+        """From what JSON makes of one."""
+        lists = {key: tuple(facts[key]) for key in ("examples", "slopes", "offsets", "shares")}
+        rows = tuple(tuple(float(value) for value in row) for row in facts["thresholds"])
+        return cls(**lists, share=float(facts["share"]), thresholds=rows)
 
-    def curves(self, counts: Counts) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Slope and offset of each label's curve."""
-        return self._at(self.slopes, counts), self._at(self.offsets, counts)
+    def curves(self, counts: Counts, shares: Shares) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Slope and offset of each label's curve, for so many examples and for such a share of the pictures."""
+        shift = log_odds(shares) - log_odds(np.array(self.share))
+        return _at(self.examples, self.slopes, counts), _at(self.examples, self.offsets, counts) + shift
 
-    def threshold(self, counts: Counts) -> NDArray[np.float32]:
-        return self._at(self.thresholds, counts)
+    def threshold(self, counts: Counts, shares: Shares) -> NDArray[np.float32]:
+        rows = np.stack([_at(self.examples, column, counts) for column in zip(*self.thresholds, strict=True)])
+        known = log_odds(np.array(self.shares))
+        found = [np.interp(log_odds(share), known, row) for share, row in zip(shares, rows.T, strict=True)]
+        return np.array(found, np.float32)
 
-    def _at(self, values: Sequence[float], counts: Counts) -> NDArray[np.float32]:
-        """In a line over log(1 + number of examples): the fifth example changes less than the first."""
-        known = [math.log1p(number) for number in self.examples]
-        return np.interp(np.log1p(counts), known, values).astype(np.float32)
+
+def _at(examples: Sequence[int], values: Sequence[float], counts: Counts) -> NDArray[np.float32]:
+    """In a line over log(1 + number of examples): the fifth example changes less than the first."""
+    return np.interp(np.log1p(counts), np.log1p(examples), values).astype(np.float32)
+
+
+def log_odds(shares: NDArray[np.floating]) -> NDArray[np.float32]:
+    """The logarithm of how much likelier something is than not."""
+    return np.asarray(np.log(shares / (1 - shares)), np.float32)
+
+
+def estimate_shares(
+    logits: NDArray[np.float32], share: float, *, steps: int = 100, guess: float = 0.02, weight: float = 20.0
+) -> NDArray[np.float32]:
+    """The share of pictures that show each label, from calibrated logits of a sample, by expectation maximisation.
+
+    The logits hold for labels on `share` of the pictures. A sample in which nothing is found says little of what is
+    rare, so a guess counts as so many pictures more (a Beta prior).
+    """
+    neutral = logits.astype(np.float64) - log_odds(np.array(share))
+    found = np.full(logits.shape[1], share)
+    for _ in range(steps):
+        sure = sigmoid(neutral + np.log(found / (1 - found))).sum(axis=0)
+        found = (sure + guess * weight) / (len(logits) + weight)
+    return found.astype(np.float32)
 
 
 def sigmoid(logits: NDArray[Floats]) -> NDArray[Floats]:

@@ -25,7 +25,7 @@ LABELS_AT_ONCE = 1000
 """With more, what lies between places and scores leaves the processor's cache, and a label takes twice as long."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Strengths:
     """What the validation labels chose; they travel with a model."""
 
@@ -173,11 +173,6 @@ def pooled_length(places: Places, attention: NDArray[np.float32]) -> NDArray[np.
     gram = places @ places.transpose(0, 2, 1)
     squares = np.einsum("ilp,ilp->il", turned @ gram, turned)
     return np.sqrt(np.maximum(squares, 1e-12))
-
-
-def relevance(places: NDArray[np.float32], prototype: NDArray[np.float32]) -> NDArray[np.float32]:
-    """How much each place speaks for a label: an inner product, since in a cosine an empty wall counts like a thing."""
-    return places @ prototype
 
 
 def softmax(values: NDArray[np.floating], axis: int) -> NDArray[np.float32]:

@@ -116,7 +116,8 @@ class NameEvidence:
         variance = self.between**2 + self.within**2 / len(scores)
         middle = (self.right + self.wrong) / 2
         evidence = (self.right - self.wrong) * (float(scores.mean()) - middle) / variance
-        return float(sigmoid(np.array(evidence + math.log(self.prior / (1 - self.prior)))))
+        odds = evidence + math.log(self.prior / (1 - self.prior))
+        return float(sigmoid(np.array([odds]))[0])
 
 
 def fit_label(

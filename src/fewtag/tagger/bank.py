@@ -49,12 +49,25 @@ class Definition:
         return {"name": "its name", "vector": "a vector of its own", "none": "pictures only"}[self.kind]
 
 
+class Told(NamedTuple):
+    """What a person says of a picture."""
+
+    labels: frozenset[str] = frozenset()
+    """What it shows."""
+    absent: frozenset[str] = frozenset()
+    """What it does not show."""
+    complete: bool = False
+    """Whether it shows nothing but that, labels of the future included."""
+
+    def __bool__(self) -> bool:
+        return bool(self.labels or self.absent or self.complete)
+
+
 @dataclass(frozen=True, eq=False)
 class Example:
     """A picture's places in the model's space, quantised to a byte a number, and what is said of it."""
 
-    labels: frozenset[str]
-    """What it shows."""
+    said: Told
     codes: NDArray[np.int8]
     """places × space"""
     scales: NDArray[np.float32]
@@ -63,16 +76,11 @@ class Example:
     """The picture's file name, without its folder."""
     picture: bytes = b""
     """A small copy in WebP; empty where a person wants none kept."""
-    absent: frozenset[str] = frozenset()
-    """What it does not show."""
-    complete: bool = False
-    """Whether it shows nothing but what it is said to show, labels of the future included."""
 
     @classmethod
-    def of(cls, places: NDArray[np.float32], name: str = "", picture: bytes = b"") -> "Example":
-        """Of which nothing is said yet."""
+    def of(cls, said: Told, places: NDArray[np.float32], name: str = "", picture: bytes = b"") -> "Example":
         scales = np.maximum(np.abs(places).max(axis=1) / 127, np.finfo(np.float32).tiny)
-        return cls(frozenset(), np.round(places / scales[:, None]).astype(np.int8), scales, name, picture)
+        return cls(said, np.round(places / scales[:, None]).astype(np.int8), scales, name, picture)
 
     @property
     def places(self) -> NDArray[np.float32]:
@@ -87,14 +95,11 @@ class Example:
     def lengths(self) -> NDArray[np.float32]:
         return place_lengths(self.places[None])[0]
 
-    def told(self, labels: frozenset[str], absent: frozenset[str], complete: bool) -> "Example":
+    def told(self, more: Told) -> "Example":
         """With more said of it; of one label the latest word counts."""
-        return replace(
-            self,
-            labels=(self.labels - absent) | labels,
-            absent=(self.absent - labels) | absent,
-            complete=self.complete or complete,
-        )
+        shown, absent, complete = self.said
+        shown, absent = (shown - more.absent) | more.labels, (absent - more.labels) | more.absent
+        return replace(self, said=Told(shown, absent, complete or more.complete))
 
 
 class Said(NamedTuple):
@@ -142,7 +147,7 @@ class Bank:
     def _by_label(self, side: Literal["labels", "absent"]) -> Mapping[str, tuple[str, ...]]:
         found: dict[str, list[str]] = {label: [] for label in self.definitions}
         for key, example in self.examples.items():
-            for label in getattr(example, side):
+            for label in getattr(example.said, side):
                 found[label].append(key)
         return {label: tuple(keys) for label, keys in found.items()}
 
@@ -195,7 +200,7 @@ class Bank:
         silent = np.ones(len(self._keys), np.bool_)
         silent[yes] = silent[no] = False
         drawn = self._drawn(label, np.flatnonzero(silent), UNNAMED)
-        complete = np.array([self.examples[self._keys[row]].complete for row in drawn], np.bool_)
+        complete = np.array([self.examples[self._keys[row]].said.complete for row in drawn], np.bool_)
         no = np.concatenate([self._drawn(label, no, ANSWERS), drawn[complete]])
         rows = self._drawn(label, yes, ANSWERS), np.sort(no), drawn[~complete]
         return Said(*(tuple(self._keys[row] for row in some) for some in rows))
@@ -231,7 +236,7 @@ class Bank:
         known: dict[str, Example] = {} if afresh else dict(self.examples)
         for key, example in examples.items():
             before = known.get(key)
-            known[key] = example if before is None else before.told(example.labels, example.absent, example.complete)
+            known[key] = example if before is None else before.told(example.said)
         kept = {label: each for label, each in self.definitions.items() if each.explicit or not afresh}
         return self._change({**definitions, **kept}, known)
 
@@ -250,7 +255,8 @@ class Bank:
             keys = (*self.members.get(label, ()), *self.refused.get(label, ()))
         for key in keys:
             if example := examples.get(key):
-                examples[key] = replace(example, labels=example.labels - {label}, absent=example.absent - {label})
+                shown, absent, complete = example.said
+                examples[key] = replace(example, said=Told(shown - {label}, absent - {label}, complete))
         return self._change(definitions, examples)
 
     def rename(self, old: str, new: str, definition: Definition) -> "Bank":
@@ -263,9 +269,10 @@ class Bank:
             definitions.setdefault(new, kept)
         examples = dict(self.examples)
         for key, each in self.examples.items():
-            shown = frozenset(new if label == old else label for label in each.labels)
-            absent = frozenset(new if label == old else label for label in each.absent)
-            examples[key] = replace(each, labels=shown, absent=absent - shown)  # who shows one of the two shows both
+            shown = frozenset(new if label == old else label for label in each.said.labels)
+            absent = frozenset(new if label == old else label for label in each.said.absent)
+            # who shows one of the two shows both
+            examples[key] = replace(each, said=Told(shown, absent - shown, each.said.complete))
         return self._change(definitions, examples)
 
     def set(self, values: Mapping[str, Mapping[str, Any]]) -> "Bank":
@@ -275,10 +282,10 @@ class Bank:
 
     def _change(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example]) -> "Bank":
         """Another bank with these; labels that nobody defined go with their last example."""
-        named = {label for example in examples.values() for label in (*example.labels, *example.absent)}
+        named = {label for example in examples.values() for label in (*example.said.labels, *example.said.absent)}
         kept = {label: each for label, each in sorted(definitions.items()) if each.explicit or label in named}
         # sorted, so that the order of learning leaves no trace, not even in the last bit of a sum
-        spoken = {key: each for key, each in sorted(examples.items()) if each.labels or each.absent or each.complete}
+        spoken = {key: each for key, each in sorted(examples.items()) if each.said}
         known = {
             label: each
             if each.said is not None
@@ -344,18 +351,36 @@ def _own_vector(name: str, vector: object, model: "Model") -> NDArray[np.float32
     return numbers
 
 
-def label_sets(labels: object, what: str = "labels") -> list[frozenset[str]]:
-    """The names given with each picture; a bare string is one name."""
-    if isinstance(labels, str) or not isinstance(labels, Iterable):
-        raise InputError(f"{what} are a list with the names of each picture, found {labels!r}; use [[{labels!r}]]")
-    return [_names(given, f"image number {number}", what) for number, given in enumerate(labels, 1)]
+def told_of(labels: object, absent: object | None, complete: bool) -> list[Told]:
+    """What is said of each picture; a bare string is one name."""
+    shown = _name_sets(labels, "labels")
+    missing = [frozenset[str]()] * len(shown) if absent is None else _name_sets(absent, "absent labels")
+    if len(missing) != len(shown):
+        raise InputError(f"labels are given for {len(shown)} pictures and absent ones for {len(missing)}; give as many")
+    told = [Told(*each, complete) for each in zip(shown, missing, strict=True)]
+    for number, each in enumerate(told, 1):
+        check_told(each, f"image number {number}")
+    return told
 
 
-def _names(given: object, image: str, what: str) -> frozenset[str]:
-    names = [given] if isinstance(given, str) else given
-    if not isinstance(names, Iterable):
-        raise InputError(f"the {what} of {image} are {given!r}; give a list of names")
-    return frozenset(label_name(name, f" of {image}") for name in names)
+def check_told(said: Told, image: str) -> None:
+    """Refuses what says nothing, and what says both yes and no."""
+    if not said:
+        raise InputError(f"{image} has no label; name one thing it shows or does not show, or leave it out")
+    if both := sorted(said.labels & said.absent):
+        raise InputError(f"{image} is said to show {both[0]!r} and not to show it; take one of the two away")
+
+
+def _name_sets(names: object, what: str) -> list[frozenset[str]]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InputError(f"{what} are a list with the names of each picture, found {names!r}; use [[{names!r}]]")
+    found = []
+    for number, given in enumerate(names, 1):
+        some = [given] if isinstance(given, str) else given
+        if not isinstance(some, Iterable):
+            raise InputError(f"the {what} of image number {number} are {given!r}; give a list of names")
+        found.append(frozenset(label_name(name, f" of image number {number}") for name in some))
+    return found
 
 
 def label_name(name: object, where: str = "") -> str:

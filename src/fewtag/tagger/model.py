@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 
 from fewtag.core.calibration import Calibration
 from fewtag.core.closed_form import Places, Space, Strengths, Vectors, WordMap, fit_words
+from fewtag.core.posterior import NameEvidence
 from fewtag.errors import InputError, nearest
 from fewtag.files import digest, read_arrays, write_arrays
 from fewtag.pictures.decode import Pixels
 from fewtag.runtime import Network
 from fewtag.words.vectors import SHIPPED as SHIPPED_WORDS
-from fewtag.words.vectors import WordTable, load_words
+from fewtag.words.vectors import WordTable, class_vectors, load_words
 
-SHIPPED = ("default", "coco52")
+SHIPPED = ("default", "accurate", "coco52")
 KIND = "fewtag-model"
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +43,11 @@ class Model:
     network: Network
     space: Space
     base_prototypes: Vectors
+    """Of the base labels, and after them of a classifier's classes: what the word map is solved on."""
     own_map: WordMap
     """From the words that the model was fitted with."""
     strengths: Strengths
+    evidence: NameEvidence
     calibration: Calibration
     words_source: str | None = None
     """A file of word vectors of one's own, in place of the shipped table."""
@@ -73,8 +76,10 @@ class Model:
     def word_map(self) -> WordMap:
         if not self.absent_words and self.words_source is None:
             return self.own_map
-        # other words: the base labels' prototypes are in the file, so the map is solved anew at once
-        return fit_words(self.words.vectors(self.header["base_words"]), self.base_prototypes, self.strengths.ridge)
+        # other words: the prototypes are in the file, so the map is solved anew at once
+        return solve_words(
+            self.words, self.header["base_words"], self.header["class_names"], self.base_prototypes, self.strengths
+        )
 
     @cached_property
     def space_key(self) -> str:
@@ -85,7 +90,9 @@ class Model:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of all that decides what a bank's numbers mean."""
-        return digest(self.space_key, repr(self.strengths), self.words_name, self.base_prototypes.tobytes())
+        return digest(
+            self.space_key, repr(self.strengths), repr(self.evidence), self.words_name, self.base_prototypes.tobytes()
+        )
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -106,6 +113,16 @@ class Model:
 
     def word_prototypes(self, words: Vectors) -> Vectors:
         return self.word_map.prototypes(words)
+
+
+def solve_words(
+    table: WordTable, labels: Sequence[str], classes: Sequence[str], prototypes: Vectors, strengths: Strengths
+) -> WordMap:
+    """The word map of base labels and of a classifier's classes, as far as the table knows their names."""
+    names, known = class_vectors(table, classes)
+    used = np.concatenate([np.ones(len(labels), np.bool_), known])
+    weights = np.full(len(names), strengths.class_weight, np.float32)
+    return fit_words(np.concatenate([table.vectors(labels), names]), prototypes[used], strengths.ridge, weights)
 
 
 def load_model(
@@ -135,7 +152,8 @@ def load_model(
             floats["base_prototypes"],
             WordMap(floats["word_mean"], floats["word_map"]),
             Strengths(**header["strengths"]),
-            Calibration(**{key: tuple(values) for key, values in header["calibration"].items()}),
+            NameEvidence(**header["evidence"]),
+            Calibration.read(header["calibration"]),
             None if words in {None, SHIPPED_WORDS} else words,
             absent_words,
         )
@@ -160,9 +178,11 @@ def save_model(
     base_prototypes: Vectors,
     word_map: WordMap,
     strengths: Strengths,
+    evidence: NameEvidence,
     calibration: Calibration,
     words: str,
     base_words: Sequence[str],
+    class_names: Sequence[str],
     **facts: Any,
 ) -> None:
     """Arrays in half precision under a JSON header; `network` has file, sha256, size, places, channels and zoom."""
@@ -178,8 +198,10 @@ def save_model(
         "network": network,
         "words": words,
         "strengths": vars(strengths),
+        "evidence": vars(evidence),
         "calibration": vars(calibration),
         "base_words": list(base_words),
+        "class_names": list(class_names),
         **facts,
     }
     write_arrays(path, KIND, header, {key: array.astype(np.float16) for key, array in arrays.items()})

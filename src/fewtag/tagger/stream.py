@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from PIL import __version__ as pillow_version
 
 from fewtag.cache import Cache, Space, content_digest
-from fewtag.core.calibration import Calibration
-from fewtag.core.closed_form import Places, Strengths, score
+from fewtag.core.calibration import sigmoid
+from fewtag.core.closed_form import Places, unit
 from fewtag.errors import InputError
 from fewtag.files import digest
 from fewtag.pictures.decode import Square, decode, squash, squash_bytes, stack
 from fewtag.pictures.files import encoded_bytes, file_name, open_image, pixel_digest, thumbnail
 from fewtag.pictures.prefetch import batches, prefetch
-from fewtag.tagger.bank import Bank, Example
+from fewtag.tagger.bank import Bank, Example, Told, check_told
 from fewtag.tagger.model import Model
 
 BATCH = 32
@@ -27,6 +27,8 @@ GROUP = 8
 """Pictures that a reading thread takes at once: its cost is shared, and their encoded bytes need little memory."""
 DIGITS = 6
 """Of a probability in a row."""
+SAME = 0.995
+"""Cosine of two pictures as wholes from which they are one: decoded or scaled otherwise, not another shot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +53,51 @@ class Item(NamedTuple):
 
 
 class Scorer:
-    """A bank's labels as they are now, ready to score: teaching meanwhile does not change them."""
+    """A bank's labels as they are now, ready to score: teaching meanwhile does not change them.
 
-    def __init__(self, bank: Bank, calibration: Calibration, strengths: Strengths, threshold: float | None = None):
+    `shares` are the parts of the pictures that show labels, where the bank has none of its own.
+    """
+
+    def __init__(
+        self,
+        bank: Bank,
+        model: Model,
+        threshold: float | None = None,
+        shares: Mapping[str, float] | None = None,
+    ):
         if not bank.classes:
             raise InputError("no label is known yet; learn one from a picture, or define one by its name")
         self.labels = bank.classes
-        self._matrix, self._strengths = bank.matrix, strengths
-        self.slopes, self.offsets = calibration.curves(bank.counts)
-        own = (bank.definitions[label].threshold for label in bank.classes)
-        usual = calibration.threshold(bank.counts).tolist()
-        chosen = [common if each is None else each for each, common in zip(own, usual, strict=True)]
-        self.thresholds = np.array(chosen if threshold is None else [threshold] * len(chosen), np.float32)
-        self._calibrated = calibration, bank.counts
+        self.classifiers, self._strengths = bank.classifiers(model), model.strengths
+        calibration, own = model.calibration, [bank.definitions[label] for label in bank.classes]
+        usual = [(shares or {}).get(label, calibration.share) for label in bank.classes]
+        given = [each.prior if each.prior is not None else other for each, other in zip(own, usual, strict=True)]
+        self.shares = np.array(given, np.float32)
+        self.slopes, self.offsets = calibration.curves(bank.counts, self.shares)
+        self.thresholds = calibration.threshold(bank.counts, self.shares)
+        for column, each in enumerate(own):
+            if threshold is not None or each.threshold is not None:
+                self.thresholds[column] = threshold if threshold is not None else each.threshold
+        refused = [each for each in bank.examples.values() if each.said.absent]
+        self._refused = np.array([each.whole for each in refused], np.float32)
+        self._absent = np.array([[label in each.said.absent for label in bank.classes] for each in refused], np.bool_)
+
+    def logits(self, places: Places) -> NDArray[np.float32]:
+        """Calibrated log-odds, images × labels."""
+        return self.slopes * self.classifiers.logits(places, self._strengths) + self.offsets
 
     def probabilities(self, places: Places) -> NDArray[np.float32]:
-        """images × labels"""
-        calibration, counts = self._calibrated
-        return calibration.probabilities(score(places, self._matrix, self._strengths), counts)
+        """images × labels; a person's 'no' to a picture is final, by whichever file it comes again"""
+        chances = sigmoid(self.logits(places))
+        if len(self._refused):
+            same = unit(places.mean(axis=1)) @ self._refused.T > SAME
+            for image in np.flatnonzero(same.any(axis=1)):
+                chances[image, self._absent[same[image]].any(axis=0)] = 0
+        return chances
+
+    def curve(self, column: int) -> tuple[float, float]:
+        """Slope and offset from a label's logit to its calibrated one."""
+        return float(self.slopes[column]), float(self.offsets[column])
 
     def tags(self, probabilities: NDArray[np.float32]) -> tuple[str, ...]:
         """The names over their threshold, likeliest first; equally likely ones by name."""
@@ -249,7 +278,7 @@ class _ReadExample(NamedTuple):
 def encode_examples(
     model: Model,
     images: Iterable[object],
-    shown: Sequence[frozenset[str]],
+    told: Sequence[Told],
     known: Mapping[str, Example],
     keep_pictures: bool,
     on_error: Callable[[InputError], None] | None = None,
@@ -269,36 +298,38 @@ def encode_examples(
                 raise
             return error
 
-    learnt: dict[str, Example] = {}
+    encoded: dict[str, Example] = {}
+    now: dict[str, Told] = {}
     # one more than there are labels for is enough to know
-    numbered = itertools.islice(enumerate(images, 1), len(shown) + 1)
-    sets = iter(shown)
+    numbered = itertools.islice(enumerate(images, 1), len(told) + 1)
+    each_told = iter(told)
     good = count = 0
     for group in batches(prefetch(read, numbered, READ_AT_ONCE), READ_AT_ONCE):
         count += len(group)
-        same_length(max(count, len(shown)), len(shown))
+        same_length(max(count, len(told)), len(told))
         fresh: dict[str, _ReadExample] = {}
-        labels: dict[str, frozenset[str]] = {}
-        for each, names in zip(group, sets, strict=False):
+        for each, said in zip(group, each_told, strict=False):
             if isinstance(each, InputError):
                 assert on_error is not None
                 on_error(each)
                 continue
             good += 1
             # twice in one call, as in two labels' folders: it shows what both say
-            labels[each.key] = labels.get(each.key, frozenset()) | names
-            if each.key not in known and each.key not in learnt:
+            before = now.get(each.key, Told())
+            now[each.key] = Told(
+                before.labels | said.labels, before.absent | said.absent, before.complete or said.complete
+            )
+            check_told(now[each.key], each.name or "a picture that is given twice")
+            if each.key not in known and each.key not in encoded:
                 fresh[each.key] = each
-        learnt |= _encode_examples(model, fresh)
-        for key, names in labels.items():
-            before = learnt.get(key)
-            learnt[key] = replace(known[key], labels=names) if before is None else _gain(before, names)
+        encoded |= _encode_examples(model, fresh)
         if progress is not None:
             progress(len(group))
-    same_length(count, len(shown))
+    same_length(count, len(told))
     if not good:
         raise InputError("there is no picture to learn from; give at least one that can be read, with its labels")
-    return learnt
+    # of a known one what is said now alone: the bank, or what another process made of it meanwhile, adds the rest
+    return {key: replace(encoded.get(key) or known[key], said=said) for key, said in now.items()}
 
 
 def encode_again(model: Model, examples: Mapping[str, Example]) -> dict[str, Example]:
@@ -307,7 +338,7 @@ def encode_again(model: Model, examples: Mapping[str, Example]) -> dict[str, Exa
     for group in batches(iter(examples.items()), READ_AT_ONCE):
         pixels = [squash(decode(example.picture, example.name), model.size) for _, example in group]
         for (key, each), places in zip(group, model.encode(stack(pixels)), strict=True):
-            again[key] = Example.of(each.labels, places, each.name, each.picture)
+            again[key] = Example.of(each.said, places, each.name, each.picture)
     return again
 
 
@@ -315,11 +346,7 @@ def _encode_examples(model: Model, fresh: Mapping[str, _ReadExample]) -> Iterato
     if fresh:
         places = model.encode(stack([read.pixels for read in fresh.values()]))
         for (key, read), each in zip(fresh.items(), places, strict=True):
-            yield key, Example.of(frozenset(), each, read.name, read.picture)
-
-
-def _gain(example: Example, names: frozenset[str]) -> Example:
-    return replace(example, labels=example.labels | names)
+            yield key, Example.of(Told(), each, read.name, read.picture)
 
 
 def same_length(images: int, labels: int) -> None:

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.cache import Cache
-from fewtag.errors import InputError, UnknownWordError
+from fewtag.errors import InputError, UnknownWordError, nearest
 from fewtag.files import digest, locked
 from fewtag.pictures.decode import squash
 from fewtag.pictures.files import ImageLike, open_image, pixel_digest, several
-from fewtag.tagger.bank import Bank, Definition, by_name, define, label_name, label_sets
+from fewtag.tagger.bank import Bank, Definition, Told, by_name, define, label_name, told_of
 from fewtag.tagger.bank_file import read_bank, read_header, write_bank
 from fewtag.tagger.explain import Heat, heat_map
 from fewtag.tagger.model import Model, load_model
@@ -91,31 +91,48 @@ class Tagger:
         images: Images,
         labels: Labels,
         *,
+        absent: Labels | None = None,
+        complete: bool = False,
         on_error: Callable[[InputError], None] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> "Tagger":
         """Learn these examples and forget all others; what labels were defined to mean stays.
 
         `images` are paths, bytes, PIL images or arrays (height × width × 3 of uint8); `labels` are the names that each
-        one shows. An example is known by its pixels: given twice, it shows what both say. With `on_error` a picture
-        that cannot be read is left out and told of there, instead of refused; `progress` is told how many are done.
+        one shows, `absent` those that it does not show. What is neither is unknown, and counts as a weak 'no'; with
+        `complete` whatever a picture does not name is absent, labels of the future included. An example is known by
+        its pixels: given twice, it shows what both say. With `on_error` a picture that cannot be read is left out and
+        told of there, instead of refused; `progress` is told how many are done.
 
         >>> from PIL import Image
         >>> Tagger().fit([Image.new("RGB", (64, 64), "red")], [["strawberry"]]).classes_
         ('strawberry',)
         """
-        return self._learn(images, labels, afresh=True, on_error=on_error, progress=progress)
+        told = told_of(labels, absent, complete)
+        return self._learn(images, told, afresh=True, on_error=on_error, progress=progress)
 
     def partial_fit(
         self,
         images: Images,
         labels: Labels,
         *,
+        absent: Labels | None = None,
+        complete: bool = False,
         on_error: Callable[[InputError], None] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> "Tagger":
-        """Learn these examples too; a picture known already gains the labels given now. Order does not matter."""
-        return self._learn(images, labels, afresh=False, on_error=on_error, progress=progress)
+        """Learn these examples too, as `fit` does; a picture known already gains what is said now.
+
+        Order does not matter, but of one picture and one label the latest word counts.
+
+        >>> from PIL import Image
+        >>> red, pink = Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "pink")
+        >>> tagger = Tagger().fit([red], [["strawberry"]]).partial_fit([pink], [[]], absent=[["strawberry"]])
+        >>> tagger.predict(pink, threshold=0.001)
+        [()]
+        """
+        told = told_of(labels, absent, complete)
+        return self._learn(images, told, afresh=False, on_error=on_error, progress=progress)
 
     def define(
         self,
@@ -135,7 +152,7 @@ class Tagger:
         name = label_name(label)
         with self._lock:
             meaning = define(name, self.model, self._bank.definitions, like=like, vector=vector, words=words)
-            self._do(lambda bank: bank.define(self.model, name, meaning))
+            self._do(lambda bank: bank.define(name, meaning))
         return self
 
     def forget(self, label: str, image: ImageLike | None = None, *, example: str | int | None = None) -> "Tagger":
@@ -146,7 +163,7 @@ class Tagger:
         with self._lock:
             name = self._bank.find(label)
             keys = self._examples_meant(name, image, example)
-            self._do(lambda bank: bank.forget(self.model, name, keys))
+            self._do(lambda bank: bank.forget(name, keys))
         return self
 
     def rename(self, label: str, name: str, *, merge: bool = False) -> "Tagger":
@@ -159,7 +176,7 @@ class Tagger:
                 raise InputError(f"there is a label {new!r} already; merge the two, or choose another name")
             known = self._bank.definitions
             meaning = self._definition(new) if known[old].kind == "name" and new not in known else known[old]
-            self._do(lambda bank: bank.rename(self.model, old, new, meaning))
+            self._do(lambda bank: bank.rename(old, new, meaning))
         return self
 
     def set_thresholds(self, thresholds: Mapping[str, float | None]) -> "Tagger":
@@ -167,9 +184,22 @@ class Tagger:
         for label, value in thresholds.items():
             if value is not None and not 0 <= value <= 1:
                 raise InputError(f"the threshold of label {label!r} is {value}; give one from 0 to 1, or None")
+        return self._set("threshold", thresholds)
+
+    def set_priors(self, priors: Mapping[str, float | None]) -> "Tagger":
+        """Say which share of the pictures shows each of these labels; None goes back to the model's own guess.
+
+        Probabilities move with it (prior shift), and thresholds follow, but for those that were set.
+        """
+        for label, value in priors.items():
+            if value is not None and not 0 < value < 1:
+                raise InputError(f"the share of pictures with label {label!r} is {value}; give one between 0 and 1")
+        return self._set("prior", priors)
+
+    def _set(self, what: str, values: Mapping[str, float | None]) -> "Tagger":
         with self._lock:
-            named = {self._bank.find(label): value for label, value in thresholds.items()}
-            self._do(lambda bank: bank.set_thresholds(self.model, named))
+            named = {self._bank.find(label): {what: value} for label, value in values.items()}
+            self._do(lambda bank: bank.set(named))
         return self
 
     @property
@@ -186,6 +216,19 @@ class Tagger:
     def counts_(self) -> Mapping[str, int]:
         """How many examples each label has."""
         return MappingProxyType({label: len(keys) for label, keys in self._bank.members.items()})
+
+    @property
+    def absent_counts_(self) -> Mapping[str, int]:
+        """Of how many pictures someone said that they do not show each label."""
+        return MappingProxyType({label: len(keys) for label, keys in self._bank.refused.items()})
+
+    @property
+    def priors_(self) -> Mapping[str, float]:
+        """The share of pictures that is taken to show each label."""
+        if not self._bank.classes:
+            return MappingProxyType({})
+        scorer = self._scorer()
+        return MappingProxyType(dict(zip(scorer.labels, scorer.shares.tolist(), strict=True)))
 
     @property
     def definitions_(self) -> Mapping[str, Definition]:
@@ -271,16 +314,14 @@ class Tagger:
         names = [bank.find(label) for label in labels]
         scorer = self._scorer(bank=bank)
         for name in names:
-            if name not in bank.prototypes:
+            if name not in bank.classes:
                 raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
         chances = scorer.probabilities(self.model.encode(squash(picture, self.model.size)[None]))[0]
         # a larger square is more work for one picture, and a map fine enough to point with
         places = self.model.encode(squash(picture, self.model.zoom * self.model.size)[None])[0]
         columns = {name: scorer.labels.index(name) for name in names}
         heats = {
-            name: heat_map(
-                places, bank.prototypes[name], float(scorer.slopes[column]), float(scorer.offsets[column]), picture.size
-            )
+            name: heat_map(places, bank.classifier(self.model, name), scorer.curve(column), picture.size)
             for name, column in columns.items()
         }
         return heats, {name: float(chances[column]) for name, column in columns.items()}
@@ -295,7 +336,7 @@ class Tagger:
         with self._lock, locked(target):
             if self._saved is not None and self._saved[0] == target.resolve() and target.exists():
                 self._catch_up(target)
-            write_bank(target, self._bank, self.model.facts, self.thresholds_)
+            write_bank(target, self._bank, self.model, self.thresholds_)
             self._note_saved(target, read_header(target))
 
     @classmethod
@@ -364,33 +405,43 @@ class Tagger:
                 meaning = define(label, self.model, {}, like=each.words, vector=None, words=True)
             else:  # a vector of one's own means nothing among other words
                 meaning = Definition("none") if each.kind == "none" else self._definition(label)
-            definitions[label] = replace(meaning, explicit=each.explicit, threshold=each.threshold)
+            definitions[label] = replace(meaning, explicit=each.explicit, threshold=each.threshold, prior=each.prior)
         examples = encode_again(self.model, old.examples)
-        return Bank().learn(self.model, definitions, examples, afresh=False)
+        return Bank().learn(definitions, examples, afresh=False)
 
     def _learn(
         self,
         images: Images,
-        labels: Labels,
+        told: Sequence[Told],
         *,
         afresh: bool,
         on_error: Callable[[InputError], None] | None,
         progress: Callable[[int], None] | None,
     ) -> "Tagger":
-        pictures, shown = several(images), label_sets(labels)
+        pictures = several(images)
         if isinstance(pictures, Sized):
-            same_length(len(pictures), len(shown))
-        names = sorted(frozenset().union(*shown))
+            same_length(len(pictures), len(told))
+        names = sorted(frozenset().union(*(each.labels for each in told)))
+        self._check_absent(told, names, afresh=afresh)
         known = self._bank.examples
-        learnt = encode_examples(self.model, pictures, shown, known, self.keep_pictures, on_error, progress)
+        learnt = encode_examples(self.model, pictures, told, known, self.keep_pictures, on_error, progress)
         with self._lock:
             kept = {label for label, each in self._bank.definitions.items() if each.explicit or not afresh}
             # known ones too: another process may have forgotten them when this is saved
             definitions = {
                 name: self._bank.definitions[name] if name in kept else self._definition(name) for name in names
             }
-            self._do(lambda bank: bank.learn(self.model, definitions, learnt, afresh=afresh))
+            for name in sorted(frozenset().union(*(each.absent for each in told)) - set(names)):
+                definitions[name] = self._bank.definitions[name]
+            self._do(lambda bank: bank.learn(definitions, learnt, afresh=afresh))
         return self
+
+    def _check_absent(self, told: Sequence[Told], names: Sequence[str], *, afresh: bool) -> None:
+        """Refuses a 'no' to a label that nobody taught: a slip of the pen, or a label that cannot be scored."""
+        known = {label for label, each in self._bank.definitions.items() if each.explicit or not afresh} | set(names)
+        for label in sorted(frozenset().union(*(each.absent for each in told)) - known):
+            hint = nearest(label, known) if known else "none is known yet"
+            raise InputError(f"label {label!r} is said to be absent, but it is not known; {hint}")
 
     def _definition(self, name: str) -> Definition:
         """By its name; a name that says nothing is learnt from pictures alone, with a warning."""
@@ -453,7 +504,7 @@ class Tagger:
     def _scorer(self, threshold: float | None = None, bank: Bank | None = None) -> Scorer:
         if threshold is not None and not 0 <= threshold <= 1:
             raise InputError(f"the threshold is {threshold}; give one from 0 to 1, or None for each label's own")
-        return Scorer(bank or self._bank, self.model.calibration, self.model.strengths, threshold)
+        return Scorer(bank or self._bank, self.model, threshold)
 
 
 def _state(header: Mapping[str, Any]) -> str:

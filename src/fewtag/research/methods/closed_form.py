@@ -41,7 +41,14 @@ class ClosedForm(WordMapped, Precoded):
     ) -> None:
         super().__init__(channels, dimensions, ridge=ridge, shrinkage=shrinkage, space=space, parts=parts)
         self.strengths = Strengths(
-            shrinkage, separation, ridge, word_weight, word_decay, support_focus, query_focus, query_local
+            shrinkage=shrinkage,
+            separation=separation,
+            ridge=ridge,
+            word_weight=word_weight,
+            word_decay=word_decay,
+            support_focus=support_focus,
+            query_focus=query_focus,
+            query_local=query_local,
         )
         self.scale = scale
 
