@@ -236,6 +236,12 @@ class Tagger:
         return MappingProxyType(dict(self._bank.definitions))
 
     @property
+    def trusts_(self) -> Mapping[str, float]:
+        """How far each label's pictures bear its name out: the probability that the name means what they show."""
+        bank = self._bank
+        return MappingProxyType({label: bank.classifier(self.model, label).trust for label in bank.classes})
+
+    @property
     def thresholds_(self) -> Mapping[str, float]:
         """The probability from which each label is given."""
         if not self._bank.classes:
