@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from fewtag.core.closed_form import Places, Space
 from fewtag.errors import InputError, nearest
-from fewtag.pictures.decode import Pixels
+from fewtag.pictures.decode import Pixels, Square
 from fewtag.pictures.prefetch import usable_cores
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Network:
         self.limit = threads
         self._lock = threading.Lock()
 
-    def __call__(self, pixels: Pixels, space: Space) -> Places:
+    def __call__(self, pixels: Pixels | Sequence[Square], space: Space) -> Places:
         """One pass; images × places × space, rounded to half precision, as a cache keeps them."""
         if self.device == "cuda" or len(pixels) <= 1:
             return self._run(pixels, space)
@@ -58,9 +59,9 @@ class Network:
         """Where it works: cpu or cuda."""
         return "cuda" if self._session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
 
-    def _run(self, pixels: Pixels, space: Space) -> Places:
+    def _run(self, pixels: Pixels | Sequence[Square], space: Space) -> Places:
         inputs: dict[str, NDArray[np.generic]] = dict(
-            zip(INPUTS, (np.ascontiguousarray(pixels), space.mean, space.basis), strict=True)
+            zip(INPUTS, (np.ascontiguousarray(np.stack(list(pixels))), space.mean, space.basis), strict=True)
         )
         places: NDArray[np.float32] = self._session.run(None, inputs)[0]
         return places.astype(np.float16).astype(np.float32)

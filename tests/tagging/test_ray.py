@@ -117,7 +117,9 @@ def test_the_local_engines_rows_and_failures_and_nothing_twice(cli: Cli, bank: P
     before = {path: path.stat().st_mtime_ns for path in Path("tags").iterdir()}
     said = cli(*command)
     assert said.code == 1
-    assert json.loads(said.out) == counts | {"workers": 0, "finished_before": 3, "seconds": 0, "startup_seconds": 0}
+    summary = json.loads(said.out)
+    assert summary.pop("startup_seconds") < 5, "no cluster is started"
+    assert summary == counts | {"workers": 0, "finished_before": 3, "seconds": 0}
     assert {path: path.stat().st_mtime_ns for path in Path("tags").iterdir()} == before
     # a table, and the cache: the same bytes as the local engine's
     assert cli("tag", bank, photos, "--out", "ray.csv", "--scores", "--engine", "ray", "--workers", 1).code == 1

@@ -267,7 +267,7 @@ def test_a_bank_without_labels_says_so(cli: Cli, tiny_model: Path, photos: Path)
     Tagger(str(tiny_model)).save("empty.fewtag")
     assert "0 labels" in cli("labels", "empty.fewtag").out
     said = cli("tag", "empty.fewtag", photos, "--out", "tags.csv")
-    assert (said.code, "the bank empty.fewtag knows no label yet; teach it some with fewtag learn" in said.err) == (
+    assert (said.code, "no label is known yet; learn one from a picture, or define one by its name" in said.err) == (
         2,
         True,
     )
@@ -296,6 +296,6 @@ def test_an_interrupted_run_says_that_the_same_command_goes_on(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fewtag.tagging.run.open_tagger", interrupt)
+    monkeypatch.setattr("fewtag.tagging.run.finish_shards", interrupt)
     said = cli("tag", bank, photos, "--out", "tags.csv")
     assert (said.code, "run the same command again, and it goes on from here" in said.err) == (130, True)

@@ -1,16 +1,17 @@
 """The command that looks after the feature cache, and the option that names its folder."""
 
 import json
+from contextlib import closing
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Cache, cache_folder
+from fewtag.cli.terminal import AsJson, Cache
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
-    from fewtag.cache import Cache as FeatureCache
+    from fewtag.cache_upkeep import CacheUpkeep
 
 
 def cache(
@@ -29,15 +30,16 @@ def cache(
 
     Example: fewtag cache --prune 2GB
     """
-    from fewtag.cache import Cache as FeatureCache
-    from fewtag.cache import cache_limit, format_size, parse_size
+    from fewtag.cache import cache_limit
+    from fewtag.cache_upkeep import CacheUpkeep
+    from fewtag.files import format_size, parse_size, user_cache_folder
 
     if sum((clear, prune is not None, check)) > 1:
         raise InputError("--clear, --prune and --check exclude each other; give one of them")
-    folder = cache_folder(named)
+    folder = named or user_cache_folder()
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--cache {folder} is a file; name the folder that the cache is in")
-    with FeatureCache(folder) as opened:
+    with closing(CacheUpkeep(folder)) as opened:
         done: dict[str, int] = {}
         if clear:
             done = {"freed": opened.clear()}
@@ -62,7 +64,7 @@ def cache(
     typer.echo(f"{folder}: {format_size(total)} of at most {format_size(cache_limit())}")
 
 
-def _check(opened: "FeatureCache") -> int:
+def _check(opened: "CacheUpkeep") -> int:
     """How many damaged rows were dropped."""
     from fewtag.cli.terminal import Bars
 
@@ -72,8 +74,8 @@ def _check(opened: "FeatureCache") -> int:
 
 
 def _show(spaces: list[dict[str, Any]]) -> None:
-    from fewtag.cache import format_size
     from fewtag.cli.terminal import show
+    from fewtag.files import format_size
 
     rows = {
         f"{number}": {

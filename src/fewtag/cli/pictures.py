@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Bank, Cache, DataFolder, Device, SkipBad, cache_folder, plural, printable
+from fewtag.cli.terminal import AsJson, Bank, Cache, DataFolder, Device, SkipBad, plural, printable
 from fewtag.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def tag(
 
     Example: fewtag tag pets.fewtag s3://bucket/photos --out s3://bucket/tags --engine ray --address auto
     """
+    from fewtag.files import user_cache_folder
     from fewtag.tagging.run import Cluster, Options
 
     if cache is not None and no_cache:
@@ -83,7 +84,7 @@ def tag(
         given := [name for name, value in (("--address", address), ("--workers", workers)) if value]
     ):
         raise InputError(f"{given[0]} is for --engine ray; add that, or leave it out")
-    kept = None if no_cache else str(cache_folder(cache).resolve())
+    kept = None if no_cache else str((cache or user_cache_folder()).resolve())
     options = Options(scores, threshold, batch, device, kept, shard)
     if out is None:
         if engine == "ray":
@@ -178,6 +179,7 @@ def check(
     """
     from fewtag.cli.banks import open_bank
     from fewtag.cli.terminal import Bars, show
+    from fewtag.files import user_cache_folder
     from fewtag.tagging.check import check_bank
     from fewtag.tagging.examples import read_examples
 
@@ -185,9 +187,8 @@ def check(
     tagger = open_bank(bank)
     with Bars() as bars:
         bars.start("checking", len(shown))
-        found = check_bank(
-            tagger, shown, cache=None if no_cache else cache_folder(cache), skip_bad=skip_bad, progress=bars.advance
-        )
+        kept = None if no_cache else cache or user_cache_folder()
+        found = check_bank(tagger, shown, cache=kept, skip_bad=skip_bad, progress=bars.advance)
     if set_thresholds:
         tagger.set_thresholds(found.best_thresholds)
         tagger.save(bank)

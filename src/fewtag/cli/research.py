@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Cache, DataFolder, SkipBad, cache_folder
+from fewtag.cli.terminal import AsJson, Cache, DataFolder, SkipBad
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def train(
 ) -> None:
     """Train a recipe's method on the base labels, stopped early by the validation labels. Resumes."""
     from fewtag.cli.terminal import Bars, show
+    from fewtag.files import user_cache_folder
     from fewtag.research.bench.distributed import collective_refusal, open_fabric
     from fewtag.research.bench.run_folder import RunFolder
     from fewtag.research.bench.train import train as train_run
@@ -60,7 +61,7 @@ def train(
         with collective_refusal():
             run = RunFolder.of(experiment, runs)
         with Bars(shown=fabric.is_global_zero) as bars:
-            summary = train_run(experiment, run, fabric, cache=cache_folder(cache), report=bars)
+            summary = train_run(experiment, run, fabric, cache=cache or user_cache_folder(), report=bars)
         if fabric.is_global_zero:
             _tell_skipped(experiment)
         summaries[settings.name] = asdict(summary) | {"checkpoint": str(run.best)}
@@ -85,6 +86,7 @@ def bench(
 ) -> None:
     """Measure a recipe's runs on their test episodes, training first where needed; writes a row an episode."""
     from fewtag.cli.terminal import Bars, show
+    from fewtag.files import user_cache_folder
     from fewtag.research.bench.distributed import collective_refusal, open_fabric
     from fewtag.research.bench.measure import measure
     from fewtag.research.bench.results import summarise, write_reason
@@ -107,7 +109,7 @@ def bench(
                 fabric,
                 runs=runs,
                 out=out / file.stem,
-                cache=cache_folder(cache),
+                cache=cache or user_cache_folder(),
                 command=shlex.join(["fewtag", *sys.argv[1:]]),
                 force=force,
                 report=bars,

@@ -2,6 +2,7 @@
 
 import hashlib
 import unicodedata
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from fewtag.core.closed_form import unit
 from fewtag.core.posterior import Classifiers, Fitted, Pictures, fit_label, place_lengths
-from fewtag.errors import InputError, nearest
+from fewtag.errors import InputError, UnknownWordError, nearest
 
 if TYPE_CHECKING:
     from fewtag.tagger.model import Model
@@ -298,8 +299,22 @@ class Bank:
 
 def by_name(name: str, model: "Model", *, explicit: bool = False) -> Definition:
     """Its own word; an unknown one is refused with the ways out."""
-    vector = model.words.vector(name)
-    return Definition("name", (name,), vector, model.word_prototypes(vector[None])[0], explicit)
+    word_map, vector = model.word_map, model.words.vector(name)
+    return Definition("name", (name,), vector, word_map.prototypes(vector[None])[0], explicit)
+
+
+def by_name_or_none(name: str, model: "Model") -> Definition:
+    """By its name; a name that says nothing is learnt from pictures alone, with a warning."""
+    try:
+        return by_name(name, model)
+    except UnknownWordError as error:
+        hint = f" (nearest known words: {', '.join(error.nearest)})" if error.nearest else ""
+        warnings.warn(
+            f"label {name!r} is no known word{hint}: it is learnt from its pictures alone; "
+            "define it like words that are known, if there are some",
+            stacklevel=5,
+        )
+        return Definition("none")
 
 
 def define(

@@ -75,21 +75,27 @@ def _arrays(bank: Bank, model: Model) -> dict[str, NDArray[Any]]:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """What the file says of itself, before anything else is loaded."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder, not a bank; name the file that fewtag wrote")
-    if not path.exists():
-        raise InputError(f"there is no bank {path}; check the path, or make one with `learn`")
+    """What the file says of itself, without its numbers."""
+    _refuse_absent(path)
     return _checked(path, read_file_header(path, KIND))
 
 
 def read_bank(path: Path) -> tuple[dict[str, Any], Bank]:
     """Header and labels; every number was checked against the sums."""
+    _refuse_absent(path)
     header, arrays = read_arrays(path, KIND)
+    _checked(path, header)
     try:
-        return _checked(path, header), _bank(header, arrays)
+        return header, _bank(header, arrays)
     except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise _damaged(path) from error
+
+
+def _refuse_absent(path: Path) -> None:
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a bank; name the file that fewtag wrote")
+    if not path.exists():
+        raise InputError(f"there is no bank {path}; check the path, or make one with `learn`")
 
 
 def _checked(path: Path, header: dict[str, Any]) -> dict[str, Any]:

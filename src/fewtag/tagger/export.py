@@ -18,7 +18,7 @@ from fewtag.pictures.decode import Pixels, squash, stack
 from fewtag.pictures.files import open_image
 from fewtag.pictures.prefetch import batches
 from fewtag.tagger.model import Model
-from fewtag.tagger.stream import BATCH, Scorer
+from fewtag.tagger.stream import BATCH
 from fewtag.tagger.tagger import Tagger
 
 if TYPE_CHECKING:
@@ -89,8 +89,7 @@ def export(
 
 def label_table(tagger: Tagger) -> Table:
     """All that a runtime needs to know of the labels, by name; `graph` says which graph they are for."""
-    model = tagger.model
-    scorer = Scorer(tagger.bank_, model)
+    model, scorer = tagger.model, tagger.scorer()
     classifiers = scorer.classifiers
     return {
         "names": np.array(scorer.labels),
@@ -248,7 +247,7 @@ def picture_pixels(size: int, pictures: Iterable[object], advance: Callable[[int
 
 def differences(tagger: Tagger, labels: Table, runs: Sequence[Run], compared: Iterable[Pixels]) -> list[float]:
     """Each graph's greatest difference from what the tagger itself says."""
-    scorer = Scorer(tagger.bank_, tagger.model)
+    scorer = tagger.scorer()
     greatest = np.zeros(len(runs))
     for pixels in compared:
         expected = scorer.probabilities(tagger.model.encode(pixels))

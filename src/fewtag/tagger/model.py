@@ -15,7 +15,7 @@ from fewtag.core.closed_form import Places, Space, Strengths, Vectors, WordMap, 
 from fewtag.core.posterior import NameEvidence
 from fewtag.errors import InputError, nearest
 from fewtag.files import digest, read_arrays, write_arrays
-from fewtag.pictures.decode import Pixels
+from fewtag.pictures.decode import Pixels, Square
 from fewtag.runtime import Network
 from fewtag.words.vectors import SHIPPED as SHIPPED_WORDS
 from fewtag.words.vectors import WordTable, class_vectors, load_words
@@ -107,7 +107,7 @@ class Model:
             "fingerprint": self.fingerprint,
         }
 
-    def encode(self, pixels: Pixels) -> Places:
+    def encode(self, pixels: Pixels | Sequence[Square]) -> Places:
         """One pass of the network."""
         return self.network(pixels, self.space)
 

@@ -1,10 +1,12 @@
 """From pictures to rows and to examples: read ahead in threads, encoded a batch at a time, through the cache."""
 
 import itertools
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +18,7 @@ from fewtag.core.calibration import sigmoid
 from fewtag.core.closed_form import Places, unit
 from fewtag.errors import InputError
 from fewtag.files import digest
-from fewtag.pictures.decode import Square, decode, squash, squash_bytes, stack
+from fewtag.pictures.decode import DRAFT, Square, decode, squash
 from fewtag.pictures.files import encoded_bytes, file_name, open_image, pixel_digest, thumbnail
 from fewtag.pictures.prefetch import batches, prefetch
 from fewtag.tagger.bank import Bank, Example, Told, check_told
@@ -110,12 +112,20 @@ class Scorer:
         return Tagged(name, self.tags(probabilities), every, cached=cached)
 
 
-def place_space(model: Model, cache: Cache) -> Space:
-    """The cache's rows of this model: places depend on no label, so that a bank may learn and pictures stay known."""
+@contextmanager
+def cached_places(model: Model, folder: str | os.PathLike[str] | None) -> Iterator[Space | None]:
+    """The rows of this model in a folder's cache, or nothing without a folder.
+
+    Places depend on no label, so that a bank may learn and pictures stay known.
+    """
+    if folder is None:
+        yield None
+        return
     network = model.header["network"]
     what = f"model {model.name}: {network.get('name', 'network')}, {model.size} × {model.size} pixels"
     key = digest(model.space_key, model.network.wanted, pillow_version)
-    return cache.space("places", what, key, (model.places, *model.space.basis.shape[1:]), "float16")
+    with Cache(Path(folder)) as cache:
+        yield cache.space("places", what, key, (model.places, *model.space.basis.shape[1:]), "float16")
 
 
 class _Read(NamedTuple):
@@ -124,7 +134,7 @@ class _Read(NamedTuple):
     name: str
     digest: bytes | None = None
     pixels: Square | None = None
-    places: NDArray[np.float32] | None = None
+    places: NDArray[np.float16] | None = None
     failure: str = ""
 
 
@@ -203,18 +213,14 @@ def _read(some: Iterable[_Loaded], size: int, space: Space | None) -> list[_Read
     """A group of pictures, looked up in the cache at once: it answers several questions in the time of one."""
     loaded = deque(some)
     keys = [None if space is None or each.data is None else content_digest(each.data) for each in loaded]
-    known = {} if space is None else _known(space, [key for key in keys if key is not None])
+    asked = [key for key in keys if key is not None]
+    known = dict(zip(asked, space.get_many(asked), strict=True)) if space is not None and asked else {}
     reads = []
     for key in keys:
         each = loaded.popleft()  # so that the encoded bytes of one that is decoded are let go
         places = None if key is None else known[key]
         reads.append(_decode(each, key, size) if places is None else _Read(each.item.name, key, places=places))
     return reads
-
-
-def _known(space: Space, keys: list[bytes]) -> dict[bytes, NDArray[np.float32] | None]:
-    rows = space.get_many(keys) if keys else []
-    return {key: None if row is None else row.astype(np.float32) for key, row in zip(keys, rows, strict=True)}
 
 
 def _decode(loaded: _Loaded, key: bytes | None, size: int) -> _Read:
@@ -224,7 +230,7 @@ def _decode(loaded: _Loaded, key: bytes | None, size: int) -> _Read:
     try:
         if loaded.data is None:
             return _Read(name, pixels=_pixels(loaded.item.image, name, size))
-        return _Read(name, key, squash_bytes(loaded.data, name, size))
+        return _Read(name, key, squash(decode(loaded.data, name, at_least=DRAFT * size), size))
     except InputError as error:
         return _Read(name, failure=str(error))
 
@@ -246,16 +252,14 @@ def _check_name(name: str) -> None:
 def _places(model: Model, reads: Sequence[_Read], space: Space | None) -> Places:
     """From the cache or through the network and into the cache; the same numbers either way."""
     fresh = [read for read in reads if read.pixels is not None]
-    encoded = model.encode(stack([read.pixels for read in fresh if read.pixels is not None])) if fresh else None
-    if space is not None and encoded is not None:
-        kept = [number for number, read in enumerate(fresh) if read.digest is not None]
-        if kept:
-            keys = [key for read in fresh if (key := read.digest) is not None]
-            space.put_many(keys, encoded[kept].astype(np.float16))
-    if encoded is not None and len(fresh) == len(reads):
-        return encoded
-    rows = iter(() if encoded is None else encoded)
-    return np.stack([next(rows) if read.places is None else read.places for read in reads])
+    if not fresh:
+        return np.stack([read.places for read in reads if read.places is not None]).astype(np.float32)
+    encoded = model.encode([read.pixels for read in fresh if read.pixels is not None])
+    if space is not None:
+        keys = {number: key for number, read in enumerate(fresh) if (key := read.digest) is not None}
+        space.put_many(list(keys.values()), encoded[list(keys)].astype(np.float16))
+    rows = iter(encoded)
+    return np.stack([next(rows) if read.places is None else read.places.astype(np.float32) for read in reads])
 
 
 def items_of(images: Iterable[object]) -> Iterator[Item]:
@@ -290,9 +294,9 @@ def encode_examples(
         number, image = item
         try:
             picture = open_image(image, f"number {number}")
+            pixels = squash(picture, model.size)
             small = thumbnail(picture) if keep_pictures else b""
-            name = PurePath(file_name(image)).name
-            return _ReadExample(pixel_digest(picture), squash(picture, model.size), name, small)
+            return _ReadExample(pixel_digest(picture), pixels, PurePath(file_name(image)).name, small)
         except InputError as error:
             if on_error is None:
                 raise
@@ -337,14 +341,14 @@ def encode_again(model: Model, examples: Mapping[str, Example]) -> dict[str, Exa
     again: dict[str, Example] = {}
     for group in batches(iter(examples.items()), READ_AT_ONCE):
         pixels = [squash(decode(example.picture, example.name), model.size) for _, example in group]
-        for (key, each), places in zip(group, model.encode(stack(pixels)), strict=True):
+        for (key, each), places in zip(group, model.encode(pixels), strict=True):
             again[key] = Example.of(each.said, places, each.name, each.picture)
     return again
 
 
 def _encode_examples(model: Model, fresh: Mapping[str, _ReadExample]) -> Iterator[tuple[str, Example]]:
     if fresh:
-        places = model.encode(stack([read.pixels for read in fresh.values()]))
+        places = model.encode([read.pixels for read in fresh.values()])
         for (key, read), each in zip(fresh.items(), places, strict=True):
             yield key, Example.of(Told(), each, read.name, read.picture)
 

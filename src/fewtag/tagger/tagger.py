@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.cache import Cache
-from fewtag.errors import InputError, UnknownWordError, nearest
+from fewtag.errors import InputError, nearest
 from fewtag.files import digest, locked
 from fewtag.pictures.decode import squash
 from fewtag.pictures.files import ImageLike, open_image, pixel_digest, several
-from fewtag.tagger.bank import Bank, Definition, Told, by_name, define, label_name, told_of
+from fewtag.tagger.bank import Bank, Definition, Told, by_name_or_none, define, label_name, told_of
 from fewtag.tagger.bank_file import read_bank, read_header, write_bank
 from fewtag.tagger.explain import Heat, heat_map
 from fewtag.tagger.model import Model, load_model
@@ -26,11 +24,11 @@ from fewtag.tagger.stream import (
     BATCH,
     Scorer,
     Tagged,
+    cached_places,
     encode_again,
     encode_examples,
     encode_stream,
     items_of,
-    place_space,
     same_length,
     tag_stream,
 )
@@ -175,7 +173,9 @@ class Tagger:
             if new in self._bank.definitions and not merge:
                 raise InputError(f"there is a label {new!r} already; merge the two, or choose another name")
             known = self._bank.definitions
-            meaning = self._definition(new) if known[old].kind == "name" and new not in known else known[old]
+            meaning = known[old]
+            if known[old].kind == "name" and new not in known:
+                meaning = by_name_or_none(new, self.model)
             self._do(lambda bank: bank.rename(old, new, meaning))
         return self
 
@@ -208,6 +208,11 @@ class Tagger:
         return self._bank
 
     @property
+    def saved_digest_(self) -> str:
+        """Of the file that this was loaded from, or saved to last; empty where there is none."""
+        return "" if self._saved is None else self._saved[1]
+
+    @property
     def classes_(self) -> tuple[str, ...]:
         """The labels that are scored, sorted; one defined without words joins them with its first example."""
         return self._bank.classes
@@ -227,7 +232,7 @@ class Tagger:
         """The share of pictures that is taken to show each label."""
         if not self._bank.classes:
             return MappingProxyType({})
-        scorer = self._scorer()
+        scorer = self.scorer()
         return MappingProxyType(dict(zip(scorer.labels, scorer.shares.tolist(), strict=True)))
 
     @property
@@ -246,7 +251,7 @@ class Tagger:
         """The probability from which each label is given."""
         if not self._bank.classes:
             return MappingProxyType({})
-        scorer = self._scorer()
+        scorer = self.scorer()
         return MappingProxyType(dict(zip(scorer.labels, scorer.thresholds.tolist(), strict=True)))
 
     def examples_(self, label: str) -> tuple[str, ...]:
@@ -259,7 +264,7 @@ class Tagger:
 
         `tag` gives names and probabilities together, which matters where another thread teaches meanwhile.
         """
-        scorer = self._scorer()
+        scorer = self.scorer()
         places = encode_stream(self.model, items_of(several(images)))
         empty = np.empty((0, len(scorer.labels)), np.float32)
         return np.concatenate([empty, *(scorer.probabilities(batch) for batch in places)])
@@ -272,7 +277,7 @@ class Tagger:
         >>> tagger.predict(Image.new("RGB", (32, 32), "red"), threshold=0.0)
         [('strawberry',)]
         """
-        scorer = self._scorer(threshold)
+        scorer = self.scorer(threshold)
         places = encode_stream(self.model, items_of(several(images)))
         return [scorer.tags(row) for batch in places for row in scorer.probabilities(batch)]
 
@@ -295,17 +300,12 @@ class Tagger:
         >>> [(row.image, bool(row.failure)) for row in tagger.tag([Image.new("RGB", (8, 8)), "no-such.jpg"])]
         [('number 1', False), ('no-such.jpg', True)]
         """
-        scorer = self._scorer(threshold)
-        kept = None if cache is None else Cache(Path(cache))
-        space = None if kept is None else place_space(self.model, kept)
-        try:
+        scorer = self.scorer(threshold)
+        with cached_places(self.model, cache) as space:
             for rows in tag_stream(self.model, scorer, items_of(several(images)), batch=batch, space=space):
                 yield from rows
                 if progress is not None:
                     progress(len(rows))
-        finally:
-            if kept is not None:
-                kept.close()
 
     def explain(self, image: ImageLike, label: str) -> Heat:
         """How much each part of the picture speaks for the label, from 0 to 1, height × width of the picture.
@@ -318,7 +318,7 @@ class Tagger:
         """The heat-maps of several labels, and their probabilities."""
         bank, picture = self._bank, open_image(image)
         names = [bank.find(label) for label in labels]
-        scorer = self._scorer(bank=bank)
+        scorer = self.scorer(bank=bank)
         for name in names:
             if name not in bank.classes:
                 raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
@@ -358,15 +358,15 @@ class Tagger:
         """What `save` wrote. `model` says where that file is now, if it has moved; `words` where word vectors of one's
         own are, which only new names need. With `upgrade` a bank of another model moves to this one: its examples'
         small copies go through the network again."""
-        header = read_header(Path(path))
+        header, bank = read_bank(Path(path))
         facts = header["model"]
         if not isinstance(model, Model):
             # a path that stands in a bank is never opened for words: who sends a bank could name any file
             absent = facts["words"] if facts["own_words"] and words is None else ""
             model = load_model(model or facts["source"], words=words, device=device, absent_words=absent)
+        same = model.fingerprint == facts["fingerprint"]
         tagger = cls(model)
-        header, bank = read_bank(Path(path))
-        if model.fingerprint == header["model"]["fingerprint"]:
+        if same:
             tagger._bank = bank
         elif upgrade:
             tagger._bank = tagger._moved(bank, path)
@@ -410,7 +410,7 @@ class Tagger:
             if each.kind == "like":
                 meaning = define(label, self.model, {}, like=each.words, vector=None, words=True)
             else:  # a vector of one's own means nothing among other words
-                meaning = Definition("none") if each.kind == "none" else self._definition(label)
+                meaning = Definition("none") if each.kind == "none" else by_name_or_none(label, self.model)
             definitions[label] = replace(meaning, explicit=each.explicit, threshold=each.threshold, prior=each.prior)
         examples = encode_again(self.model, old.examples)
         return Bank().learn(definitions, examples, afresh=False)
@@ -435,7 +435,8 @@ class Tagger:
             kept = {label for label, each in self._bank.definitions.items() if each.explicit or not afresh}
             # known ones too: another process may have forgotten them when this is saved
             definitions = {
-                name: self._bank.definitions[name] if name in kept else self._definition(name) for name in names
+                name: self._bank.definitions[name] if name in kept else by_name_or_none(name, self.model)
+                for name in names
             }
             for name in sorted(frozenset().union(*(each.absent for each in told)) - set(names)):
                 definitions[name] = self._bank.definitions[name]
@@ -448,19 +449,6 @@ class Tagger:
         for label in sorted(frozenset().union(*(each.absent for each in told)) - known):
             hint = nearest(label, known) if known else "none is known yet"
             raise InputError(f"label {label!r} is said to be absent, but it is not known; {hint}")
-
-    def _definition(self, name: str) -> Definition:
-        """By its name; a name that says nothing is learnt from pictures alone, with a warning."""
-        try:
-            return by_name(name, self.model)
-        except UnknownWordError as error:
-            hint = f" (nearest known words: {', '.join(error.nearest)})" if error.nearest else ""
-            warnings.warn(
-                f"label {name!r} is no known word{hint}: it is learnt from its pictures alone; "
-                "define it like words that are known, if there are some",
-                stacklevel=4,
-            )
-            return Definition("none")
 
     def _do(self, change: Change) -> None:
         self._bank = change(self._bank)
@@ -507,7 +495,8 @@ class Tagger:
             raise InputError(f"no example of label {name!r} is called {example!r}; they are {', '.join(names)}")
         return [key for key, each in zip(keys, names, strict=True) if each == example]
 
-    def _scorer(self, threshold: float | None = None, bank: Bank | None = None) -> Scorer:
+    def scorer(self, threshold: float | None = None, bank: Bank | None = None) -> Scorer:
+        """The labels as they are now, ready to score; `threshold` stands for each one's own."""
         if threshold is not None and not 0 <= threshold <= 1:
             raise InputError(f"the threshold is {threshold}; give one from 0 to 1, or None for each label's own")
         return Scorer(bank or self._bank, self.model, threshold)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fewtag.errors import InputError
 from fewtag.files import digest, locked, replacing, write_atomically
 from fewtag.tagger.stream import Tagged
-from fewtag.tagging.sources import Shard, absolute, file_system, join, local_path, reason
+from fewtag.tagging.sources import Shard, Source, absolute, file_system, join, local_path, reason
 
 if TYPE_CHECKING:
     import pyarrow
@@ -175,47 +175,76 @@ class Parts:
             yield Tagged(row["image"], tags, scores, row.get("failure", ""))
 
 
-@dataclass(frozen=True)
 class Output:
-    """Where the rows of a run go: a table that parts are joined to, or a folder of parts that is the table."""
+    """Where the rows of a run go: a table that parts are joined to, or a folder of parts that is the table.
 
-    out: str
-    parts: Parts
-    table: Path | None
+    `done` are the finished shards; `finished_before` of them an earlier run of the same command has finished.
+    """
 
-    def finish(self, counts: Mapping[int, Counts], labels: Labels, about: Mapping[str, Any]) -> None:
+    def __init__(self, out: str, table: Path | None, about: dict[str, Any], shard: int | None) -> None:
+        self._out, self._table, self._about = out, table, about
+        self.parts = Parts(absolute(out), "parquet") if table is None else Parts(f"{absolute(out)}.parts", "jsonl")
+        self.done: dict[int, Counts] = {}
+        self.finished_before = 0
+        self._begun = self.parts.begun(about, shard)
+
+    @property
+    def is_begun(self) -> bool:
+        return self._begun is not None
+
+    @property
+    def task(self) -> str:
+        """What is about to be done, for people."""
+        before = sum(counts.tagged + counts.failed for counts in self.done.values())
+        return f"tagging ({before} done before)" if before else "tagging"
+
+    def missing(self, source: Source, size: int) -> list[Shard]:
+        """The shards that are not finished, of so many pictures unless it was begun otherwise.
+
+        Called once nothing is left to be refused: what is refused leaves nothing behind.
+        """
+        if self._begun is None:
+            self._begun = self._about | {"shard": size}
+            self.parts.begin(self._begun)
+            return source.shards(size)
+        shards = source.shards(int(self._begun["shard"]))
+        self.done = self.parts.finished(shards)
+        self.finished_before = len(self.done)
+        return [shard for shard in shards if shard.number not in self.done]
+
+    def finish(self, labels: Labels) -> None:
         """The failures' list, then the table with a record by which it is known as ours; then the parts go."""
-        numbers = sorted(counts)
-        failing = [number for number in numbers if counts[number].failed]
-        _write_failures(failures_of(self.out), list(self.parts.failures(failing)))
-        if self.table is None:
+        numbers = sorted(self.done)
+        failing = [number for number in numbers if self.done[number].failed]
+        _write_failures(failures_of(self._out), list(self.parts.failures(failing)))
+        if self._table is None:
             return
-        out = self.table
+        out = self._table
 
         def note(part: Path) -> None:
             # before it takes its place, and with the one that is there: a kill in between makes neither a stranger's
             ours = [_sum(path) for path in (part, out) if path.exists()]
-            write_atomically(record_of(out), json.dumps({**about, "tables": ours}, indent=2).encode())
+            write_atomically(record_of(out), json.dumps({**self._about, "tables": ours}, indent=2).encode())
 
         write_table(out, (row for row in self.parts.rows(numbers) if not row.failure), labels, note)
         self.parts.remove()
 
 
 @contextmanager
-def open_output(out: str, labels: Sequence[str], *, scores: bool, force: bool) -> Iterator[Output]:
+def open_output(
+    out: str, labels: Sequence[str], about: dict[str, Any], *, scores: bool, shard: int | None, force: bool
+) -> Iterator[Output]:
     """Checked before hours of work, locked against another run, and not somebody else's."""
     here = local_path(out)
-    if here is None or here.suffix.lower() not in WRITERS:
+    table = here if here is not None and here.suffix.lower() in WRITERS else None
+    if table is None:
         _check_folder(out)
-        with nullcontext() if here is None else locked(here, seconds=0.5):
-            yield Output(out, Parts(absolute(out), "parquet"), None)
-        return
-    check_table(here)
-    check_labels(here, labels, scores=scores)
-    with locked(here, seconds=0.5):
-        if not force:
-            _refuse_other_table(here)
-        yield Output(str(here), Parts(f"{absolute(out)}.parts", "jsonl"), here)
+    else:
+        _check_table(table, labels, scores=scores)
+    with nullcontext() if here is None else locked(here, seconds=0.5):
+        if table is not None and not force:
+            _refuse_other_table(table)
+        yield Output(out if table is None else str(table), table, about, shard)
 
 
 def failures_of(out: str) -> str:
@@ -356,18 +385,12 @@ class Folder:
                 self.path.rmdir()
 
 
-def check_table(out: Path) -> None:
-    """Refuses an output that could not be written, before hours of work."""
-    if out.suffix.lower() not in WRITERS:
-        raise InputError(f"--out {out} ends in none of {', '.join(WRITERS)}; name it tags.csv, for example")
+def _check_table(out: Path, labels: Sequence[str], *, scores: bool) -> None:
+    """Refuses a table that could not be written, or labels that could not be told apart in it."""
     if out.is_dir():
         raise InputError(f"--out {out} is a folder; name a file in it, such as {out / 'tags.csv'}")
     if out.suffix.lower() == ".parquet":
         import_pyarrow(str(out))
-
-
-def check_labels(out: Path, labels: Sequence[str], *, scores: bool) -> None:
-    """Refuses labels that could not be told apart in this table."""
     if out.suffix.lower() != ".csv":
         return
     for label in labels:
