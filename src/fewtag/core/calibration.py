@@ -63,18 +63,17 @@ def log_odds(shares: NDArray[np.floating]) -> NDArray[np.float32]:
 
 
 def estimate_shares(
-    logits: NDArray[np.float32], share: float, *, steps: int = 100, guess: float = 0.02, weight: float = 20.0
-) -> NDArray[np.float32]:
-    """The share of pictures that show each label, from calibrated logits of a sample, by expectation maximisation.
+    evidence: NDArray[np.float32], start: Shares, *, steps: int = 200, guess: float = 0.01, weight: float = 20.0
+) -> Shares:
+    """The share of pictures that show each label, from a sample's log-likelihood ratios, by expectation maximisation.
 
-    The logits hold for labels on `share` of the pictures. A sample in which nothing is found says little of what is
-    rare, so a guess counts as so many pictures more (a Beta prior).
+    `evidence` is images × labels: calibrated log-odds without the share that they held for. A sample in which nothing
+    is found says little of what is rare, so a guess counts as so many pictures more (a Beta prior).
     """
-    neutral = logits.astype(np.float64) - log_odds(np.array(share))
-    found = np.full(logits.shape[1], share)
+    found = start.astype(np.float64)
     for _ in range(steps):
-        sure = sigmoid(neutral + np.log(found / (1 - found))).sum(axis=0)
-        found = (sure + guess * weight) / (len(logits) + weight)
+        sure = sigmoid(evidence + np.log(found / (1 - found))).sum(axis=0)
+        found = (sure + guess * weight) / (len(evidence) + weight)
     return found.astype(np.float32)
 
 

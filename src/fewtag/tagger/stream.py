@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import __version__ as pillow_version
 
 from fewtag.cache import Cache, Space, content_digest
-from fewtag.core.calibration import sigmoid
+from fewtag.core.calibration import estimate_shares, log_odds, sigmoid
 from fewtag.core.closed_form import Places, unit
 from fewtag.errors import InputError
 from fewtag.files import digest
@@ -170,13 +170,30 @@ def tag_stream(
         ]
 
 
-def encode_stream(model: Model, items: Iterable[Item], *, batch: int = BATCH) -> Iterator[Places]:
-    """The pictures' places, a batch at a time; a picture that cannot be read is refused."""
-    for reads in _read_ahead(model, items, batch):
-        for read in reads:
-            if read.failure:
-                raise InputError(read.failure)
-        yield _places(model, reads, None)
+def encode_stream(
+    model: Model,
+    items: Iterable[Item],
+    *,
+    batch: int = BATCH,
+    space: Space | None = None,
+    skip_bad: bool = False,
+) -> Iterator[Places]:
+    """The pictures' places, a batch at a time; a picture that cannot be read is refused, or skipped."""
+    for reads in _read_ahead(model, items, batch, space):
+        good = [read for read in reads if not read.failure]
+        if len(good) < len(reads) and not skip_bad:
+            raise InputError(next(read.failure for read in reads if read.failure))
+        if good:
+            yield _places(model, good, space)
+
+
+def estimate_priors(scorer: Scorer, places: Iterable[Places]) -> tuple[dict[str, float], int]:
+    """The share of pictures like these that show each label, and how many pictures there were."""
+    evidence = [scorer.logits(batch) - log_odds(scorer.shares) for batch in places]
+    if not evidence:
+        return {}, 0
+    found = estimate_shares(np.concatenate(evidence), scorer.shares)
+    return dict(zip(scorer.labels, found.tolist(), strict=True)), sum(map(len, evidence))
 
 
 def _read_ahead(

@@ -28,6 +28,7 @@ from fewtag.tagger.stream import (
     encode_again,
     encode_examples,
     encode_stream,
+    estimate_priors,
     items_of,
     same_length,
     tag_stream,
@@ -307,6 +308,16 @@ class Tagger:
                 if progress is not None:
                     progress(len(rows))
 
+    def estimate_priors(self, images: Images) -> dict[str, float]:
+        """The share of pictures like these that show each label, by expectation maximisation on their probabilities.
+
+        A random sample of some hundred pictures will do. The bank stays as it is: `set_priors` keeps them.
+        """
+        found, count = estimate_priors(self.scorer(), encode_stream(self.model, items_of(several(images))))
+        if not count:
+            raise InputError("there is no picture to estimate priors from; give some hundred")
+        return found
+
     def explain(self, image: ImageLike, label: str) -> Heat:
         """How much each part of the picture speaks for the label, from 0 to 1, height × width of the picture.
 
@@ -495,11 +506,16 @@ class Tagger:
             raise InputError(f"no example of label {name!r} is called {example!r}; they are {', '.join(names)}")
         return [key for key, each in zip(keys, names, strict=True) if each == example]
 
-    def scorer(self, threshold: float | None = None, bank: Bank | None = None) -> Scorer:
-        """The labels as they are now, ready to score; `threshold` stands for each one's own."""
+    def scorer(
+        self, threshold: float | None = None, shares: Mapping[str, float] | None = None, *, bank: Bank | None = None
+    ) -> Scorer:
+        """The labels as they are now, ready to score; `threshold` stands for each one's own.
+
+        `shares` are the parts of the pictures that show labels, for those without a prior of their own.
+        """
         if threshold is not None and not 0 <= threshold <= 1:
             raise InputError(f"the threshold is {threshold}; give one from 0 to 1, or None for each label's own")
-        return Scorer(bank or self._bank, self.model, threshold)
+        return Scorer(bank or self._bank, self.model, threshold, shares)
 
 
 def _state(header: Mapping[str, Any]) -> str:

@@ -3,15 +3,28 @@
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+import numpy as np
 
 from fewtag import __version__
 from fewtag.cache import Space as CacheSpace
+from fewtag.core.closed_form import Places
 from fewtag.errors import InputError
 from fewtag.tagger.model import Model
-from fewtag.tagger.stream import BATCH, Item, Scorer, Tagged, cached_places, tag_stream
+from fewtag.tagger.stream import (
+    BATCH,
+    Item,
+    Scorer,
+    Tagged,
+    cached_places,
+    encode_stream,
+    estimate_priors,
+    tag_stream,
+)
 from fewtag.tagger.tagger import Tagger
 from fewtag.tagging.sources import Shard, Source, open_source
 from fewtag.tagging.tables import Counts, Output, Parts, open_output
@@ -21,14 +34,18 @@ LOCAL_SHARD = 256
 # a worker that is slower than the others then takes fewer, rather than all waiting for its last one
 _SHARDS_A_WORKER = 4
 _DOWNLOADS_AT_ONCE = 16
+SAMPLE, SMALLEST_SAMPLE = 256, 100
+"""Pictures by which the labels' shares are estimated; fewer say too little."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What decides the rows (scores, threshold), and how the work is done."""
+    """What decides the rows (scores, threshold, prior), and how the work is done."""
 
     scores: bool = False
     threshold: float | None = None
+    prior: float | Literal["estimate", "bank"] = "estimate"
+    """The share of pictures that show a label: a number for all, by a sample of the source, or as the bank has it."""
     batch: int = BATCH
     device: str = "auto"
     cache: str | None = None
@@ -86,10 +103,14 @@ def tag(
         "source": source.locations,
         "scores": options.scores,
         "threshold": options.threshold,
+        "prior": options.prior,
     }
-    scorer = tagger.scorer(options.threshold)
-    scored = scorer.labels if options.scores else None
-    with open_output(out, scorer.labels, about, scores=options.scores, shard=options.shard, force=force) as output:
+    labels = tagger.scorer().labels
+    scored = labels if options.scores else None
+    with open_output(out, labels, about, scores=options.scores, shard=options.shard, force=force) as output:
+        if not output.is_begun:
+            output.shares = shares_in(source, tagger, options, begin)
+        scorer = tagger.scorer(options.threshold, output.shares)
         if ray is not None:
             ready, workers = _tag_on_ray(ray, tagger, source, options, output, scored, begin)
         else:
@@ -98,7 +119,7 @@ def tag(
             if missing:
                 pictures = sum(map(len, missing))
                 advance = begin(output.task, pictures)
-                work = Work(b"", scored, options, output.parts)
+                work = Work(b"", scored, options, output.parts, output.shares)
                 with cached_places(tagger.model, options.cache) as space:
                     output.done |= finish_shards(tagger.model, scorer, missing, work, space, advance)
         ended = time.time()
@@ -136,7 +157,7 @@ def _tag_on_ray(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bank.fewtag"
         tagger.save(path)  # as it was loaded: the bank itself may be taught meanwhile
-        work = Work(path.read_bytes(), scored, options, output.parts)
+        work = Work(path.read_bytes(), scored, options, output.parts, output.shares)
     with open_cluster(ray.address) as nodes:
         share = nodes.share(ray.workers)
         missing = output.missing(source, options.shard or shard_size(len(source), share.workers))
@@ -148,12 +169,44 @@ def _tag_on_ray(
 
 def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Iterator[tuple[Item, Tagged]]:
     """Pictures and their rows as soon as they are known, with all scores; nothing is written but the cache."""
-    tagger = Tagger.load(bank, device=options.device)
-    items = [item for shard in open_source(sources).shards(LOCAL_SHARD) for item in shard.items(options.batch)]
+    tagger, source = Tagger.load(bank, device=options.device), open_source(sources)
+    scorer = tagger.scorer(options.threshold, shares_in(source, tagger, options))
+    items = [item for shard in source.shards(LOCAL_SHARD) for item in shard.items(options.batch)]
     waiting = iter(items)
     with cached_places(tagger.model, options.cache) as space:
-        for rows in tag_stream(tagger.model, tagger.scorer(options.threshold), items, batch=options.batch, space=space):
+        for rows in tag_stream(tagger.model, scorer, items, batch=options.batch, space=space):
             yield from ((next(waiting), row) for row in rows)
+
+
+def shares_in(
+    source: Source, tagger: Tagger, options: Options, begin: Begin = lambda _task, _total: lambda _count: None
+) -> dict[str, float]:
+    """The share of a source's pictures that show each label without a prior: as asked, or by a sample of them.
+
+    The sample is the same each time, whatever tags it and however often; what it takes is in the cache afterwards.
+    """
+    asked = [label for label in tagger.classes_ if tagger.definitions_[label].prior is None]
+    if options.prior == "bank" or not asked:
+        return {}
+    if options.prior != "estimate":
+        return dict.fromkeys(asked, options.prior)
+    if len(source) < SMALLEST_SAMPLE:
+        return {}
+    shards = source.shards(1 if source.entries else SAMPLE // 8)
+    random = np.random.default_rng(0)
+    chosen = random.choice(len(shards), min(len(shards), SAMPLE if source.entries else 8), replace=False)
+    items = [item for number in sorted(chosen) for item in shards[number].items(options.batch)]
+    advance = begin("estimating how common each label is", len(items))
+
+    def counted(batches: Iterator[Places]) -> Iterator[Places]:
+        for batch in batches:
+            advance(len(batch))
+            yield batch
+
+    with cached_places(tagger.model, options.cache) as space:
+        places = encode_stream(tagger.model, items, batch=options.batch, space=space, skip_bad=True)
+        found, count = estimate_priors(tagger.scorer(), counted(places))
+    return {label: round(found[label], 6) for label in asked} if count >= SMALLEST_SAMPLE // 2 else {}
 
 
 @dataclass(frozen=True)
@@ -164,6 +217,7 @@ class Work:
     scored: Sequence[str] | None
     options: Options
     parts: Parts
+    shares: Mapping[str, float]
 
     def open(self, device: str, threads: int) -> tuple[Tagger, Scorer]:
         """The bank's tagger in another process, on another machine perhaps."""
@@ -172,7 +226,7 @@ class Work:
             path.write_bytes(self.bank)
             tagger = Tagger.load(path, device=device)
         tagger.model.network.limit = threads
-        return tagger, tagger.scorer(self.options.threshold)
+        return tagger, tagger.scorer(self.options.threshold, self.shares)
 
 
 def finish_shards(

@@ -32,6 +32,7 @@ _SHOWN = {
     "source": "another SOURCE",
     "scores": "another --scores",
     "threshold": "another --threshold",
+    "prior": "another --prior",
     "shard": "another --shard",
 }
 Ending = Literal["jsonl", "parquet"]
@@ -178,7 +179,8 @@ class Parts:
 class Output:
     """Where the rows of a run go: a table that parts are joined to, or a folder of parts that is the table.
 
-    `done` are the finished shards; `finished_before` of them an earlier run of the same command has finished.
+    `done` are the finished shards; `finished_before` of them an earlier run of the same command has finished. `shares`
+    of the labels are set before the first row, and are those of the manifest from then on.
     """
 
     def __init__(self, out: str, table: Path | None, about: dict[str, Any], shard: int | None) -> None:
@@ -187,6 +189,7 @@ class Output:
         self.done: dict[int, Counts] = {}
         self.finished_before = 0
         self._begun = self.parts.begun(about, shard)
+        self.shares: dict[str, float] = dict((self._begun or {}).get("shares", {}))
 
     @property
     def is_begun(self) -> bool:
@@ -204,7 +207,7 @@ class Output:
         Called once nothing is left to be refused: what is refused leaves nothing behind.
         """
         if self._begun is None:
-            self._begun = self._about | {"shard": size}
+            self._begun = self._about | {"shares": self.shares, "shard": size}
             self.parts.begin(self._begun)
             return source.shards(size)
         shards = source.shards(int(self._begun["shard"]))
@@ -224,7 +227,9 @@ class Output:
         def note(part: Path) -> None:
             # before it takes its place, and with the one that is there: a kill in between makes neither a stranger's
             ours = [_sum(path) for path in (part, out) if path.exists()]
-            write_atomically(record_of(out), json.dumps({**self._about, "tables": ours}, indent=2).encode())
+            write_atomically(
+                record_of(out), json.dumps({**self._about, "shares": self.shares, "tables": ours}, indent=2).encode()
+            )
 
         write_table(out, (row for row in self.parts.rows(numbers) if not row.failure), labels, note)
         self.parts.remove()
