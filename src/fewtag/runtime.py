@@ -24,6 +24,8 @@ AT_ONCE = 4
 """Pictures that a core works on: so few that what a layer makes of them stays in its cache."""
 INPUTS = ("pixels", "mean", "basis")
 """Of a model's graph: uint8 pixels of any number of squares, and the space that its features are projected to."""
+OUTPUTS = ("places", "fine")
+"""Places of the map, at most 8 × 8; and those that they were pooled from, where the network's own map is finer."""
 
 
 class Network:
@@ -49,6 +51,11 @@ class Network:
         spread = map if self.threads == 1 else self._pool.map
         return np.concatenate(list(spread(lambda chunk: self._run(chunk, space), chunks)))
 
+    def fine(self, pixels: Pixels, space: Space) -> Places:
+        """The finest map there is, for heat-maps: images × places × space."""
+        finest = [each.name for each in self._session.get_outputs()][-1]
+        return self._run(pixels, space, finest)
+
     @cached_property
     def threads(self) -> int:
         """As many as there are cores to use, unless a limit was set."""
@@ -59,11 +66,11 @@ class Network:
         """Where it works: cpu or cuda."""
         return "cuda" if self._session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
 
-    def _run(self, pixels: Pixels | Sequence[Square], space: Space) -> Places:
+    def _run(self, pixels: Pixels | Sequence[Square], space: Space, output: str = OUTPUTS[0]) -> Places:
         inputs: dict[str, NDArray[np.generic]] = dict(
             zip(INPUTS, (np.ascontiguousarray(np.stack(list(pixels))), space.mean, space.basis), strict=True)
         )
-        places: NDArray[np.float32] = self._session.run(None, inputs)[0]
+        places: NDArray[np.float32] = self._session.run([output], inputs)[0]
         return places.astype(np.float16).astype(np.float32)
 
     @cached_property

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL.Image import Image
 
 from fewtag.core.calibration import Calibration
 from fewtag.core.closed_form import Places, Space, Strengths, Vectors, WordMap, fit_words
 from fewtag.core.posterior import NameEvidence
 from fewtag.errors import InputError, nearest
 from fewtag.files import digest, read_arrays, write_arrays
-from fewtag.pictures.decode import Pixels, Square
+from fewtag.pictures.decode import Pixels, Square, squash
 from fewtag.runtime import Network
 from fewtag.words.vectors import SHIPPED as SHIPPED_WORDS
 from fewtag.words.vectors import WordTable, class_vectors, load_words
@@ -110,6 +111,10 @@ class Model:
     def encode(self, pixels: Pixels | Sequence[Square]) -> Places:
         """One pass of the network."""
         return self.network(pixels, self.space)
+
+    def fine_places(self, picture: Image) -> NDArray[np.float32]:
+        """The picture's places in a map fine enough to point with: of a larger square, where the network takes one."""
+        return self.network.fine(squash(picture, self.zoom * self.size)[None], self.space)[0]
 
     def word_prototypes(self, words: Vectors) -> Vectors:
         return self.word_map.prototypes(words)

@@ -334,8 +334,7 @@ class Tagger:
             if name not in bank.classes:
                 raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
         chances = scorer.probabilities(self.model.encode(squash(picture, self.model.size)[None]))[0]
-        # a larger square is more work for one picture, and a map fine enough to point with
-        places = self.model.encode(squash(picture, self.model.zoom * self.model.size)[None])[0]
+        places = self.model.fine_places(picture)
         columns = {name: scorer.labels.index(name) for name in names}
         heats = {
             name: heat_map(places, bank.classifier(self.model, name), scorer.curve(column), picture.size)

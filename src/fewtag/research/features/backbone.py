@@ -183,7 +183,8 @@ def _create(name: str, *, pretrained: bool, size: int | None = None) -> Network:
 
 def resize_network(network: Network, name: str, size: int) -> None:
     """Let a network of fixed size take another, resampling its position embeddings."""
-    if hasattr(network, "set_input_size") and size != network.pretrained_cfg["input_size"][-1]:
+    now = getattr(getattr(network, "patch_embed", None), "img_size", None) or network.pretrained_cfg["input_size"][1:]
+    if hasattr(network, "set_input_size") and size != now[-1]:
         try:
             network.set_input_size(img_size=(size, size))
         except (AssertionError, RuntimeError, ValueError, TypeError, ZeroDivisionError) as error:
