@@ -96,8 +96,7 @@ def tag(
             missing, workers = output.missing(source, options.shard or LOCAL_SHARD), 1
             ready = time.time()
             if missing:
-                pictures = sum(map(len, missing))
-                advance = begin(output.task, pictures)
+                advance = begin(*_task(output, missing))
                 work = Work(b"", scored, options, output.parts)
                 with cached_places(tagger.model, options.cache) as space:
                     output.done |= finish_shards(tagger.model, scorer, missing, work, space, advance)
@@ -131,7 +130,7 @@ def _tag_on_ray(
     """By the workers of a cluster: when the first one was ready, and how many there were."""
     from fewtag.tagging.ray_engine import finish_on_ray, open_cluster
 
-    if output.is_begun and not output.missing(source, 0):
+    if output.begun is not None and not output.missing(source, 0):
         return time.time(), 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bank.fewtag"
@@ -140,10 +139,15 @@ def _tag_on_ray(
     with open_cluster(ray.address) as nodes:
         share = nodes.share(ray.workers)
         missing = output.missing(source, options.shard or shard_size(len(source), share.workers))
-        advance = begin(output.task, sum(map(len, missing)))
-        ready, finished = finish_on_ray(missing, work, share, advance)
+        ready, finished = finish_on_ray(missing, work, share, begin(*_task(output, missing)))
     output.done |= finished
     return ready, share.workers
+
+
+def _task(output: Output, missing: Sequence[Shard]) -> tuple[str, int]:
+    """What is about to be done, for people, and of how many pictures."""
+    before = sum(counts.tagged + counts.failed for counts in output.done.values())
+    return f"tagging ({before} done before)" if before else "tagging", sum(map(len, missing))
 
 
 def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Iterator[tuple[Item, Tagged]]:
