@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw
 
 from fewtag.core.calibration import Calibration
 from fewtag.core.closed_form import Strengths, base_prototypes, fit_space, fit_words
+from fewtag.core.posterior import NameEvidence
 from fewtag.runtime import INPUTS
 from fewtag.tagger.model import save_model
 from fewtag.words.vectors import SHIPPED, load_words
@@ -60,9 +61,11 @@ def write_tiny_model(folder: Path, name: str = "tiny", seed: int = 0) -> Path:
         base_prototypes=prototypes,
         word_map=fit_words(load_words(SHIPPED).vectors(BASE), prototypes, 3.0),
         strengths=Strengths(),
-        calibration=Calibration((0, 5), (8.0, 12.0), (-1.0, -2.0), (0.3, 0.4)),
+        evidence=NameEvidence(right=0.6, wrong=0.0, between=0.2, within=0.2),
+        calibration=Calibration((0, 5), (1.0, 1.2), (-1.0, -0.5), 0.3, (0.01, 0.3), ((0.1, 0.3), (0.2, 0.4))),
         words=SHIPPED,
         base_words=BASE,
+        class_names=[],
     )
     return folder / f"{name}.safetensors"
 

@@ -47,9 +47,8 @@ class Calibration:
 
     def threshold(self, counts: Counts, shares: Shares) -> NDArray[np.float32]:
         rows = np.stack([_at(self.examples, column, counts) for column in zip(*self.thresholds, strict=True)])
-        known = log_odds(np.array(self.shares))
-        found = [np.interp(log_odds(share), known, row) for share, row in zip(shares, rows.T, strict=True)]
-        return np.array(found, np.float32)
+        known, wanted = log_odds(np.array(self.shares)), log_odds(shares)
+        return np.array([np.interp(each, known, row) for each, row in zip(wanted, rows.T, strict=True)], np.float32)
 
 
 def _at(examples: Sequence[int], values: Sequence[float], counts: Counts) -> NDArray[np.float32]:
