@@ -9,6 +9,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image, ImageDraw
 
+from fewtag import Tagger
 from fewtag.core.calibration import Calibration
 from fewtag.core.closed_form import Strengths, base_prototypes, fit_space, fit_words
 from fewtag.core.posterior import NameEvidence
@@ -30,6 +31,13 @@ def draw(number: int, *labels: str, size: tuple[int, int] = (48, 40)) -> Image.I
         left, top = (int(generator.integers(0, side - 20)) for side in size)
         pen.ellipse((left, top, left + 19, top + 19), fill=COLOURS[label])
     return image
+
+
+def same_classifiers(left: Tagger, right: Tagger) -> bool:
+    """The same labels and the same numbers for each, to the last bit."""
+    ours, theirs = (tagger.bank_.classifiers(tagger.model) for tagger in (left, right))
+    pairs = zip(vars(ours).values(), vars(theirs).values(), strict=True)
+    return left.classes_ == right.classes_ and all(np.array_equal(one, other) for one, other in pairs)
 
 
 def write_tiny_model(folder: Path, name: str = "tiny", seed: int = 0) -> Path:

@@ -186,7 +186,7 @@ class Bank:
         for row, example in zip(places, chosen, strict=True):
             row[:] = example.places
         lengths = np.array([each.lengths for each in chosen], np.float32).reshape(places.shape[:2])
-        whole = np.array([each.whole for each in chosen], np.float32).reshape(len(chosen), -1)
+        whole = np.array([each.whole for each in chosen], np.float32).reshape(len(chosen), model.space.size)
         return fit_label(Pictures(places, lengths, whole), shown, weights, guide, model.strengths, model.evidence)
 
     def said(self, label: str) -> Said:
@@ -291,7 +291,7 @@ class Bank:
             label: each
             if each.said is not None
             else Known(each.classifier, self.definitions[label].guide, self.said(label))
-            for label, each in self.known.items()
+            for label, each in list(self.known.items())  # who asks meanwhile may add to them
             if label in kept
         }
         return Bank(kept, spoken, known)

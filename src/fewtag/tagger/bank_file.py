@@ -122,7 +122,7 @@ def _checked(path: Path, header: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_label(label: dict[str, Any]) -> bool:
-    chances = (label["threshold"], label["own_threshold"], label.get("prior"))
+    chances, prior = (label["threshold"], label["own_threshold"]), label.get("prior")
     return (
         isinstance(label["name"], str)
         and bool(label["name"].strip())
@@ -133,6 +133,7 @@ def _is_label(label: dict[str, Any]) -> bool:
         and isinstance(label["examples"], int)
         and isinstance(label.get("absent", 0), int)
         and all(chance is None or (isinstance(chance, int | float) and 0 <= chance <= 1) for chance in chances)
+        and (prior is None or (isinstance(prior, float) and 0 < prior < 1))
     )
 
 
@@ -166,8 +167,10 @@ def _bank(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Bank:
     }
     names = list(definitions)
     bank = Bank(definitions, _examples(header, arrays, names))
-    if [len(bank.members[name]) for name in names] != [label["examples"] for label in header["labels"]]:
-        raise ValueError("labels count other examples than there are")
+    for label in header["labels"]:
+        counted = len(bank.members[label["name"]]), len(bank.refused[label["name"]])
+        if counted != (label["examples"], label.get("absent", 0)):
+            raise ValueError("labels count other examples than there are")
     places, space = header["model"]["places"], header["model"]["space"]
     if header["format"] == FORMAT:
         bank.known.update(
@@ -200,6 +203,8 @@ def _examples(header: dict[str, Any], arrays: dict[str, NDArray[Any]], names: li
     for facts, places, scale in zip(header["examples"], codes, scales, strict=True):
         after = first + int(facts["bytes"])
         shown, absent = (frozenset(names[number] for number in facts.get(side, ())) for side in ("labels", "absent"))
+        if shown & absent:
+            raise ValueError("an example both shows a label and does not")
         said = Told(shown, absent, facts.get("complete", False))
         examples[facts["digest"]] = Example(said, places, scale, str(facts["name"]), pictures[first:after])
         first = after

@@ -82,7 +82,10 @@ class Scorer:
                 self.thresholds[column] = threshold if threshold is not None else each.threshold
         refused = [each for each in bank.examples.values() if each.said.absent]
         self._refused = np.array([each.whole for each in refused], np.float32)
-        self._absent = np.array([[label in each.said.absent for label in bank.classes] for each in refused], np.bool_)
+        self._absent = np.zeros((len(refused), len(bank.classes)), np.bool_)
+        column_of = {label: column for column, label in enumerate(bank.classes)}
+        for row, example in zip(self._absent, refused, strict=True):
+            row[[column_of[label] for label in example.said.absent if label in column_of]] = True
 
     def logits(self, places: Places) -> NDArray[np.float32]:
         """Calibrated log-odds, images × labels."""

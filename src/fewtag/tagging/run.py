@@ -187,9 +187,11 @@ def shares_in(
 ) -> dict[str, float]:
     """The share of a source's pictures that show each label without a prior: as asked, or by a sample of them.
 
-    The sample is the same each time, whatever tags it and however often; what it takes is in the cache afterwards.
+    The sample is the same each time, whatever tags it and however often; what it takes is in the cache afterwards. A
+    label with a threshold of its own keeps the probabilities that it was chosen by.
     """
-    asked = [label for label in tagger.classes_ if tagger.definitions_[label].prior is None]
+    known = tagger.definitions_
+    asked = [label for label in tagger.classes_ if known[label].prior is None and known[label].threshold is None]
     if options.prior == "bank" or not asked:
         return {}
     if options.prior != "estimate":

@@ -28,6 +28,10 @@ _SHOWN = {"fewtag": "version of fewtag", "bank": "bank", "source": "SOURCE", "sc
 _SHOWN |= {"threshold": "--threshold", "prior": "--prior", "shard": "--shard"}
 Ending = Literal["jsonl", "parquet"]
 SEPARATOR = ";"
+NOT = "!"
+"""Before a label in a cell that a person mends: the picture does not show it."""
+ABSENT = "absent"
+"""The column of labels that pictures do not show, where a person adds one."""
 # JSON leaves these as they are, but str.splitlines() takes them for ends of lines
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _ROWS_AT_ONCE = 1024
@@ -372,8 +376,12 @@ def _check_table(out: Path, labels: Sequence[str], *, scores: bool) -> None:
     for label in labels:
         if SEPARATOR in label:
             raise InputError(f'label {label!r} contains ";", which joins tags in {out}; write .jsonl instead')
-        if scores and label in ("image", "tags"):
-            raise InputError(f"label {label!r} would be a second column of that name in {out}; write .jsonl instead")
+        if label.startswith(NOT):
+            raise InputError(f'label {label!r} begins with "{NOT}", which means "not" in {out}; write .jsonl instead')
+        if scores and label in ("image", "tags", ABSENT):
+            raise InputError(
+                f"label {label!r} would be taken for the column of that name in {out}; write .jsonl instead"
+            )
 
 
 def write_table(
