@@ -149,7 +149,7 @@ def test_encoding_once_changes_no_metric(name: str, most: int, monkeypatch: pyte
     pool = make_pool()
     method, draws = make_ready(name, pool), make_draws(pool)
     expected = [
-        episode_metrics(method.adapt(each.support)(each.maps).double().sigmoid(), each.targets)
+        episode_metrics(method.adapt(each.support)(each.maps).double().sigmoid().numpy(), each.targets.numpy())
         for each in map(pool.episode, draws)
     ]
     encoded: list[int] = []

@@ -100,7 +100,7 @@ def evaluate(
     with torch.no_grad():  # not inference mode: a method may train something small on the support
         for logits, targets in score_draws(method, pool, draws):
             # double: in single precision all logits over 17 are probability 1, a tie that would spoil the ranking
-            metrics.append(episode_metrics(logits.cpu().double().sigmoid(), targets.cpu()))
+            metrics.append(episode_metrics(logits.cpu().double().sigmoid().numpy(), targets.cpu().numpy()))
             advance(1)
     method.train(was_training)
     return metrics
