@@ -50,8 +50,8 @@ class MemoryRows:
     def __len__(self) -> int:
         return len(self.tensor)
 
-    def take(self, rows: Sequence[int]) -> Num[Tensor, "images *shape"]:
-        return self.tensor.index_select(0, torch.as_tensor(rows, dtype=torch.long, device=self.tensor.device))
+    def take(self, rows: Sequence[int] | Tensor) -> Num[Tensor, "images *shape"]:
+        return self.tensor.index_select(0, torch.as_tensor(rows, device=self.tensor.device))
 
 
 class JoinedRows:
