@@ -104,15 +104,21 @@ class Scorer:
         """Slope and offset from a label's logit to its calibrated one."""
         return float(self.slopes[column]), float(self.offsets[column])
 
-    def tags(self, probabilities: NDArray[np.float32]) -> tuple[str, ...]:
-        """The names over their threshold, likeliest first; equally likely ones by name."""
-        given = np.flatnonzero(probabilities >= self.thresholds)
-        return tuple(self.labels[column] for column in given[np.argsort(-probabilities[given], kind="stable")])
+    def tags(self, probabilities: NDArray[np.float32]) -> list[tuple[str, ...]]:
+        """Of each image the names over their threshold, likeliest first; equally likely ones by name."""
+        images, columns = np.nonzero(probabilities >= self.thresholds)
+        order = np.lexsort((columns, -probabilities[images, columns], images))
+        given: list[list[str]] = [[] for _ in probabilities]
+        for image, column in zip(images[order].tolist(), columns[order].tolist(), strict=True):
+            given[image].append(self.labels[column])
+        return [tuple(names) for names in given]
 
-    def row(self, name: str, probabilities: NDArray[np.float32], *, scores: bool, cached: bool) -> Tagged:
-        values = [round(value, DIGITS) for value in probabilities.tolist()] if scores else []
-        every = dict(zip(self.labels, values, strict=True)) if scores else {}
-        return Tagged(name, self.tags(probabilities), every, cached=cached)
+    def scores(self, probabilities: NDArray[np.float32]) -> list[dict[str, float]]:
+        """Of each image every label's probability, rounded."""
+        return [
+            {label: round(value, DIGITS) for label, value in zip(self.labels, values, strict=True)}
+            for values in probabilities.tolist()
+        ]
 
 
 @contextmanager
@@ -157,20 +163,21 @@ def tag_stream(
     know it. Memory is that of a few batches.
     """
 
-    def encode(reads: Sequence[_Read]) -> tuple[Sequence[_Read], Places | None]:
+    def tag(reads: Sequence[_Read]) -> list[Tagged]:
         good = [read for read in reads if not read.failure]
-        return reads, _places(model, good, space) if good else None
-
-    # two batches at once: a core that is done with the one goes on with the next, and none waits for scores and cache
-    encoded = prefetch(encode, _read_ahead(model, items, batch, space, loaders), 1, threads=2, give_way=False)
-    for reads, places in encoded:
-        values = iter(() if places is None else scorer.probabilities(places))
-        yield [
+        places = _places(model, good, space) if good else np.empty((0, model.places, model.space.size), np.float32)
+        probabilities = scorer.probabilities(places)
+        every = scorer.scores(probabilities) if scores else [{}] * len(good)
+        given = zip(scorer.tags(probabilities), every, strict=True)
+        return [
             Tagged(read.name, failure=read.failure)
             if read.failure
-            else scorer.row(read.name, next(values), scores=scores, cached=read.places is not None)
+            else Tagged(read.name, *next(given), cached=read.places is not None)
             for read in reads
         ]
+
+    # two batches at once: a core that is done with the one goes on with the next, and none waits for scores and cache
+    return prefetch(tag, _read_ahead(model, items, batch, space, loaders), 1, threads=2, give_way=False)
 
 
 def encode_stream(

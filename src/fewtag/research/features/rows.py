@@ -15,9 +15,9 @@ from jaxtyping import Num, UInt8
 from PIL import Image
 from torch import Tensor
 
-from fewtag.cache import LIMIT_VARIABLE, Cache, Space, content_digest
+from fewtag.cache import Cache, Space, content_digest
 from fewtag.errors import InputError
-from fewtag.files import format_size
+from fewtag.files import LIMIT_VARIABLE, format_size
 from fewtag.pictures.decode import squash_bytes, stack
 from fewtag.pictures.files import Picture
 from fewtag.pictures.prefetch import prefetch
