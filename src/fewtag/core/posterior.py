@@ -57,6 +57,8 @@ class Fitted(NamedTuple):
     bias: float
     trust: float = 1.0
     """The probability that the name means what the examples show; one without examples."""
+    noes: float = 0.0
+    """Weight of the pictures that do not show it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +147,7 @@ def fit_label(
         fitted.focused + (local * (dual @ focused)).astype(np.float32),
         fitted.bias + strengths.bias * float(dual.sum()),
         trust,
+        float(weights[~shown].sum()),
     )
 
 

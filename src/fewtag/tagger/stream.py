@@ -16,6 +16,7 @@ from PIL import __version__ as pillow_version
 from fewtag.cache import Cache, Space, content_digest
 from fewtag.core.calibration import estimate_shares, log_odds, sigmoid
 from fewtag.core.closed_form import Places, unit
+from fewtag.core.posterior import Classifiers
 from fewtag.errors import InputError
 from fewtag.files import digest
 from fewtag.pictures.decode import DRAFT, Square, decode, squash
@@ -70,12 +71,14 @@ class Scorer:
         if not bank.classes:
             raise InputError("no label is known yet; learn one from a picture, or define one by its name")
         self.labels = bank.classes
-        self.classifiers, self._strengths = bank.classifiers(model), model.strengths
+        fitted = [bank.classifier(model, label) for label in bank.classes]
+        self.classifiers, self._strengths = Classifiers.of(fitted), model.strengths
         calibration, own = model.calibration, [bank.definitions[label] for label in bank.classes]
         usual = [(shares or {}).get(label, calibration.share) for label in bank.classes]
         given = [each.prior if each.prior is not None else other for each, other in zip(own, usual, strict=True)]
         self.shares = np.array(given, np.float32)
-        self.slopes, self.offsets = calibration.curves(bank.counts, self.shares)
+        noes = np.array([each.noes for each in fitted], np.float32)
+        self.slopes, self.offsets = calibration.curves(bank.counts, noes, self.shares)
         self.thresholds = calibration.threshold(bank.counts, self.shares)
         for column, each in enumerate(own):
             if threshold is not None or each.threshold is not None:
