@@ -101,12 +101,12 @@ class NameEvidence:
     and one between the pictures of a label: the probability that a name is right is then a logistic curve.
     """
 
-    right: float = 0.5
+    right: float = 0.24
     """Mean score of a picture with its label's name."""
-    wrong: float = 0.0
-    between: float = 0.1
+    wrong: float = 0.05
+    between: float = 0.07
     """Standard deviation between labels."""
-    within: float = 0.1
+    within: float = 0.07
     """Standard deviation between pictures of one label."""
     prior: float = 0.9
     """The share of names that are right, before any picture."""
