@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fewtag.research.bench.metrics import episode_metrics
@@ -30,7 +31,10 @@ class Pool(NamedTuple):
         """The tensors of a draw, on the pool's device."""
         rows, shots = [*draw.support, *draw.query], len(draw.support)
         maps, targets = self.maps(rows), self.targets[rows]
-        return Episode(Support(self.labels, self.words, maps[:shots], targets[:shots]), maps[shots:], targets[shots:])
+        named = targets[:shots]
+        if draw.named:
+            named = F.one_hot(torch.tensor(draw.named, device=targets.device), len(self.labels)).bool()
+        return Episode(Support(self.labels, self.words, maps[:shots], named), maps[shots:], targets[shots:])
 
     def maps(self, rows: list[int]) -> Tensor:
         taken = self.rows.take(rows).to(self.words.device, non_blocking=True)
@@ -58,7 +62,8 @@ def encode_once(method: Precoded, pool: Pool, draws: Sequence[Draw]) -> tuple[Po
         encoded[start : start + ENCODED_AT_ONCE] = method.encode(pool.maps(used[start : start + ENCODED_AT_ONCE]))
     number = {row: new for new, row in enumerate(used)}
     renumbered = [
-        Draw(tuple(number[row] for row in draw.support), tuple(number[row] for row in draw.query)) for draw in draws
+        Draw(tuple(number[row] for row in draw.support), tuple(number[row] for row in draw.query), draw.named)
+        for draw in draws
     ]
     return pool._replace(rows=MemoryRows(encoded), targets=pool.targets[used]), renumbered
 

@@ -14,7 +14,7 @@ from fewtag.research.methods.ablations import (
     SimpleLocalAttention,
 )
 from fewtag.research.methods.am3 import AM3
-from fewtag.research.methods.base import Base, ClassNames, Classifier, EndToEnd, Episode, Method, Precoded, Support
+from fewtag.research.methods.base import Base, Classifier, ClassNames, EndToEnd, Episode, Method, Precoded, Support
 from fewtag.research.methods.classifier import LinearClassifier
 from fewtag.research.methods.closed_form import ClosedForm
 from fewtag.research.methods.kggr import KGGR

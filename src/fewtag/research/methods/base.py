@@ -70,6 +70,9 @@ class Method(nn.Module):
     differentiable: bool = True
     """Whether gradients reach the maps, and so a backbone; not so for a method that `fewtag.core` solves."""
 
+    uses_names: bool = False
+    """Whether `prepare` looks at a classifier's class names, where a recipe gives them."""
+
     base_stage: Literal["labels", "features"] | None = None
     """What `prepare` looks at, if the method has such a stage.
 

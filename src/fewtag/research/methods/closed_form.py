@@ -12,7 +12,7 @@ from fewtag.core.closed_form import Features, Places, Scores, Strengths, Vectors
 from fewtag.core.posterior import Fitted, Pictures, prior
 from fewtag.research.methods.base import Classifier, Precoded, Support, places
 from fewtag.research.methods.word_map import WordMapped, to_array, to_tensor
-from fewtag.research.types import Encoded, Maps
+from fewtag.research.types import Encoded, Maps, Words
 
 
 class ClosedForm(WordMapped, Precoded):
@@ -77,6 +77,10 @@ class ClosedForm(WordMapped, Precoded):
     def prototypes(self, local: Places, shown: NDArray[np.bool_], words: Vectors) -> Vectors:
         """One for each label: the mean of its images' attended features, with its word mixed in."""
         return self.mixed(local, shown, self.word_map_.prototypes(words))
+
+    def guides(self, words: Words) -> Vectors:
+        """What the words alone suggest."""
+        return self.word_map_.prototypes(to_array(words.float()))
 
     def mixed(self, local: Places, shown: NDArray[np.bool_], guides: Vectors) -> Vectors:
         """The same, from what the labels' words suggest."""

@@ -72,12 +72,8 @@ class Posterior(ClosedForm):
     def adapt_encoded(self, support: Support) -> Classifier:
         pictures, shown = Pictures.of(to_array(support.maps)), to_array(support.targets)
         weights = np.where(shown, 1.0, 1.0 if self.complete else self.strengths.unnamed).astype(np.float32)
-        guides = self.word_map_.prototypes(to_array(support.words.float()))
-        fitted = [
-            fit_label(pictures, *columns, guide, self.strengths, self.evidence)
-            for *columns, guide in zip(shown.T, weights.T, guides, strict=True)
-        ]
-        classifiers = Classifiers.of(fitted)
+        labels = zip(shown.T, weights.T, self.guides(support.words), strict=True)
+        classifiers = Classifiers.of([fit_label(pictures, *label, self.strengths, self.evidence) for label in labels])
         return lambda encoded: to_tensor(classifiers.logits(to_array(encoded), self.strengths), encoded)
 
     def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]) -> Fitted:

@@ -4,13 +4,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fewtag.core.closed_form import Places, Space, Strengths, fit_space
+from fewtag.core.closed_form import Places, Space, Strengths, Vectors, fit_space
 from fewtag.core.posterior import Fitted, Pictures
 from fewtag.errors import InputError
 from fewtag.research.methods.base import Base, Classifier, Method, Precoded, Support, places
 from fewtag.research.methods.logistic_regression import LogisticRegression, fit_logistic
 from fewtag.research.methods.word_map import to_array, to_tensor
-from fewtag.research.types import Encoded, Maps
+from fewtag.research.types import Encoded, Maps, Words
 
 
 class Whitened(Precoded):
@@ -26,6 +26,7 @@ class Whitened(Precoded):
         super().__init__(channels, method.dimensions)
         self.method, self.shrinkage = method, shrinkage
         self.serves_words_alone, self.uses_images = method.serves_words_alone, method.uses_images
+        self.uses_names = method.uses_names
 
     def prepare(self, base: Base) -> None:
         """Solves for the space; the method's own base stage then sees the base pictures in it."""
@@ -38,9 +39,14 @@ class Whitened(Precoded):
         """The places of the maps in the whitened space."""
         return self.space_.project(to_array(places(maps.float())))
 
+    def guides(self, words: Words) -> Vectors:
+        """None: a rival in this space learns from answers alone."""
+        return np.zeros((len(words), self.space_.size), np.float32)
+
     def encode(self, maps: Maps) -> Encoded:
         """Maps of the same grid in the whitened space, as the method encodes them."""
-        projected = to_tensor(self.local(maps), maps).transpose(1, 2).unflatten(2, maps.shape[2:])
+        local = to_tensor(self.local(maps), maps)
+        projected = local.transpose(1, 2).reshape(len(maps), -1, *maps.shape[2:])
         return self.method.encode(projected) if isinstance(self.method, Precoded) else projected
 
     def adapt_encoded(self, support: Support) -> Classifier:

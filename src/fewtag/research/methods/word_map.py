@@ -36,6 +36,7 @@ class WordMapped(Method):
 
     base_stage = "features"
     differentiable = False
+    uses_names = True
 
     space_: Space
     word_map_: WordMap
