@@ -76,7 +76,13 @@ class Experiment:
         assert settings is not None
         weights = None if settings.weights is None else self._locate(settings.weights)
         torch.manual_seed(self.recipe.seed)
-        return create_classifier(settings.classifier, weights=weights, size=settings.size)
+        classifier = create_classifier(settings.classifier, weights=weights, size=settings.size)
+        if (known := len(class_names(settings.classes))) != classifier.channels:
+            raise InputError(
+                f"classifier {settings.classifier!r} has {classifier.channels} classes, {settings.classes!r} has "
+                f"{known}; name the classes that it was trained for"
+            )
+        return classifier
 
     def class_words(self) -> tuple[Words, list[int]]:
         """The word vectors of the classes that have one, less those that a clean list leaves out, and their numbers."""
