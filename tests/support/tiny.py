@@ -65,6 +65,7 @@ def write_tiny_model(folder: Path, name: str = "tiny", seed: int = 0) -> Path:
             "places": (SIZE // CELL) ** 2,
             "zoom": 2,
         },
+        constants={},
         space=space,
         base_prototypes=prototypes,
         word_map=fit_words(load_words(SHIPPED).vectors(BASE), prototypes, 3.0),

@@ -38,6 +38,7 @@ def pets(model: Model, draw: Draw) -> Tagger:
     return Tagger(model).fit([draw(number, label) for number, label in enumerate(labels)], labels)
 
 
+@pytest.mark.slow
 def test_the_default_model_agrees_on_pictures_and_in_int8_nearly(shipped: Tagger, tmp_path: Path) -> None:
     pictures = sorted(ALBUM.glob("*.jpg"))[:3]
     done = export(shipped, tmp_path, pictures=pictures, int8=True)

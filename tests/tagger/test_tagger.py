@@ -340,6 +340,7 @@ def test_without_words_pictures_alone_speak(model: Model, tagger: Tagger, draw: 
     assert pooled @ classifier(tagger, "xyzzy").guide > 0.9999, "the mean over places, a picture as much as another"
 
 
+@pytest.mark.slow
 def test_a_name_that_is_no_word_is_learnt_from_pictures_with_a_warning(model: Model, draw: Draw) -> None:
     image = draw(1, "dog")
     with pytest.warns(UserWarning, match="'zzqxv flurbish' is no known word.*from its pictures alone") as warned:

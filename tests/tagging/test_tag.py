@@ -157,6 +157,7 @@ def test_a_folder_that_may_not_be_read_is_one_failure(cli: Cli, bank: Path, phot
     (photos / "sub" / "deep").chmod(0o755)
 
 
+@pytest.mark.slow
 def test_no_cell_is_a_formula_to_a_spreadsheet_and_learning_reads_the_same_names(
     cli: Cli, bank: Path, tmp_path: Path
 ) -> None:

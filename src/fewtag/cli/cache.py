@@ -27,10 +27,9 @@ def cache(
 
     Example: fewtag cache --prune 2GB
     """
-    from fewtag.cache import cache_limit
     from fewtag.cache_upkeep import CacheUpkeep
     from fewtag.cli.terminal import Bars, show
-    from fewtag.files import format_size, parse_size, user_cache_folder
+    from fewtag.files import cache_limit, format_size, parse_size, user_cache_folder
 
     if sum((clear, prune is not None, check)) > 1:
         raise InputError("--clear, --prune and --check exclude each other; give one of them")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.core.closed_form import unit
-from fewtag.core.posterior import Classifiers, Fitted, Pictures, fit_label, place_lengths
+from fewtag.core.posterior import Fitted, Pictures, fit_label, place_lengths
 from fewtag.errors import InputError, UnknownWordError, nearest
 
 if TYPE_CHECKING:
@@ -172,10 +172,6 @@ class Bank:
                 known = self.known[label] = Known(self._fit(model, guide, said), guide, said)
             self._checked.add(label)
         return known.classifier
-
-    def classifiers(self, model: "Model") -> Classifiers:
-        """Of all classes, in their order."""
-        return Classifiers.of([self.classifier(model, label) for label in self.classes])
 
     def _fit(self, model: "Model", guide: NDArray[np.float32] | None, said: Said) -> Fitted:
         chosen = [self.examples[key] for keys in said for key in keys]

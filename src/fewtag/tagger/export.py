@@ -117,7 +117,7 @@ def make_graph(model: Model) -> bytes:
 
     proto = onnx.load(model.network.graph)
     graph = proto.graph
-    for name, values in (("mean", model.space.mean), ("basis", model.space.basis)):
+    for name, values in {"mean": model.space.mean, "basis": model.space.basis, **model.network.constants}.items():
         graph.initializer.append(numpy_helper.from_array(values, name))
     pixels = next(each for each in graph.input if each.name == "pixels")
     del graph.input[:]

@@ -1,6 +1,6 @@
 """A model: what stays the same while labels come and go. Network, whitened space, words, strengths, calibration."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -23,6 +23,8 @@ from fewtag.words.vectors import WordTable, class_vectors, load_words
 
 SHIPPED = ("default", "accurate", "coco52")
 KIND = "fewtag-model"
+CONSTANTS = ("pool", "positions")
+"""Arrays that are inputs of the network."""
 _FORMAT = 3
 
 
@@ -86,7 +88,8 @@ class Model:
     def space_key(self) -> str:
         """A digest of all that decides a picture's places."""
         graph = str(self.header["network"]["sha256"])
-        return digest(graph, str(self.size), self.space.mean.tobytes(), self.space.basis.tobytes())
+        constants = (values.tobytes() for _, values in sorted(self.network.constants.items()))
+        return digest(graph, str(self.size), self.space.mean.tobytes(), self.space.basis.tobytes(), *constants)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -152,7 +155,12 @@ def load_model(
             int(network["places"]),
             int(network.get("zoom", 1)),
             header,
-            Network(path.parent / network["file"], device, sha256=network["sha256"]),
+            Network(
+                path.parent / network["file"],
+                device,
+                sha256=network["sha256"],
+                constants={key: array for key, array in floats.items() if key in CONSTANTS},
+            ),
             Space(floats["mean"], floats["basis"]),
             floats["base_prototypes"],
             WordMap(floats["word_mean"], floats["word_map"]),
@@ -179,6 +187,7 @@ def save_model(
     path: Path,
     *,
     network: dict[str, Any],
+    constants: Mapping[str, NDArray[np.float32]],
     space: Space,
     base_prototypes: Vectors,
     word_map: WordMap,
@@ -197,6 +206,7 @@ def save_model(
         "base_prototypes": base_prototypes,
         "word_mean": word_map.mean,
         "word_map": word_map.matrix,
+        **constants,
     }
     header = {
         "format": _FORMAT,

@@ -281,7 +281,7 @@ class Tagger:
         """
         scorer = self.scorer(threshold)
         places = encode_stream(self.model, items_of(several(images)))
-        return [scorer.tags(row) for batch in places for row in scorer.probabilities(batch)]
+        return [tags for batch in places for tags in scorer.tags(scorer.probabilities(batch))]
 
     def tag(
         self,

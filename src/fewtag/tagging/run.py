@@ -168,7 +168,7 @@ def _tag_on_ray(
 def _task(output: Output, missing: Sequence[Shard]) -> tuple[str, int]:
     """What is about to be done, for people, and of how many pictures."""
     before = sum(counts.tagged + counts.failed for counts in output.done.values())
-    return f"tagging ({before} done before)" if before else "tagging", sum(map(len, missing))
+    return f"tagging ({before} done before)" if before else "tagging", sum(shard.size for shard in missing)
 
 
 def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Iterator[tuple[Item, Tagged]]:
@@ -260,9 +260,9 @@ def finish_shards(
     for batch in stream:
         rows += batch
         advance(len(batch))
-        while waiting and len(rows) >= len(waiting[-1]):
+        while waiting and len(rows) >= waiting[-1].size:
             shard = waiting.pop()
-            mine, rows = rows[: len(shard)], rows[len(shard) :]
+            mine, rows = rows[: shard.size], rows[shard.size :]
             finished[shard.number] = work.parts.write(shard, mine, work.scored)
     if waiting:
         raise InputError(f"{waiting[-1].table or 'the source'} changed while it was read; run the same command again")

@@ -143,7 +143,7 @@ class Parts:
         """None where the part is of other pictures, or damaged."""
         try:
             note = self._note(shard.number)
-            same = note["digest"] == shard.digest and note["tagged"] + note["failed"] == len(shard)
+            same = note["digest"] == shard.digest and note["tagged"] + note["failed"] == shard.size
             return Counts(int(note["tagged"]), int(note["failed"])) if same else None
         except (OSError, ValueError, LookupError, TypeError):
             return None

@@ -1,6 +1,5 @@
 """Backbones: any timm network from pixels to local feature maps, fed the way its weights were trained; or several."""
 
-import copy
 import hashlib
 import math
 from collections.abc import Sequence
@@ -62,14 +61,6 @@ class Backbone(nn.Module):
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         features = self.network.forward_features((pixels.to(self.mean.dtype) - self.mean) / self.std)
         return to_maps(features, self.layout, getattr(self.network, "num_prefix_tokens", 0))
-
-    def zoomed(self, factor: int = 2) -> "Backbone":
-        """The same network on larger images, for finer maps; itself where the network is bound to one size."""
-        if self.layout != "NCHW":
-            return self
-        larger = copy.copy(self)  # shares the network and its weights
-        larger.size = factor * self.size
-        return larger
 
     @property
     def fingerprint(self) -> str:

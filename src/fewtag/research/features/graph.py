@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
@@ -24,28 +25,33 @@ from fewtag.runtime import INPUTS, OUTPUTS
 
 TOLERANCE = {16: 1e-3, 8: 0.1}
 """How far a place of the graph may be from torch's, of the greatest number in it, by the bits of its weights."""
+Constants = dict[str, NDArray[np.float32]]
+"""Inputs of a graph that are the same for all pictures of one size."""
 SIDE = 8
 """Of a map's places, at most: a finer grid is pooled."""
 
 
 class PlacesGraph(nn.Module):
-    """Pixels to the places of their map in a space."""
+    """Pixels to the places of their map in a space, pooled and fine; `positions` and `pool` are for one size each."""
 
-    mean: Tensor
-    std: Tensor
+    scale: Tensor
+    shift: Tensor
 
-    def __init__(self, backbone: Backbone, network: nn.Module, side: int) -> None:
+    def __init__(self, backbone: Backbone, network: nn.Module) -> None:
         super().__init__()
         self.network, self.layout = network, backbone.layout
-        self.side, self.factor = side, -(-side // SIDE)
         self.flip = backbone.preprocessing.order == "BGR"
         self.prefix_tokens = int(getattr(backbone.network, "num_prefix_tokens", 0))
         self.register_buffer("scale", 1 / backbone.std)
         self.register_buffer("shift", -backbone.mean / backbone.std)
 
-    def forward(self, pixels: Tensor, mean: Tensor, basis: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(
+        self, pixels: Tensor, mean: Tensor, basis: Tensor, pool: Tensor, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         pixels = pixels.flip(1) if self.flip else pixels
-        features: Any = self.network.forward_features(pixels.float() * self.scale + self.shift)  # type: ignore[operator]
+        scaled = pixels.float() * self.scale + self.shift
+        network: Any = self.network
+        features = network.forward_features(scaled) if positions is None else _tokens(network, scaled, positions)
         if self.layout == "NCHW":
             features = features.flatten(2).transpose(1, 2)
         elif self.layout == "NHWC":
@@ -53,43 +59,53 @@ class PlacesGraph(nn.Module):
         else:
             features = features[:, self.prefix_tokens :]
         fine = (features - mean) @ basis
-        if self.factor == 1:
-            return fine
-        # projecting is linear, so that it does not matter which of the two comes first
-        rows = self.side // self.factor
-        grid = fine.reshape(-1, rows, self.factor, rows, self.factor, basis.shape[1])
-        return grid.mean(dim=(2, 4)).reshape(-1, rows * rows, basis.shape[1]), fine
+        return pool @ fine, fine  # projecting is linear, so that it does not matter which of the two comes first
 
 
-def write_graph(backbone: Backbone, path: Path, bits: Literal[8, 16] = 16) -> dict[str, Any]:
-    """Writes the graph, checks it against torch, and answers with what a model says of its network."""
+def _tokens(network: Any, pixels: Tensor, positions: Tensor) -> Tensor:
+    """timm's plain vision transformer with its table of positions as an input, so that one graph serves all sizes."""
+    patches = network.patch_embed.proj(pixels).flatten(2).transpose(1, 2)
+    # not network._pos_embed, which resamples its own table to one size
+    tokens = torch.cat([network.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1) + positions
+    return network.norm(network.blocks(network.norm_pre(tokens)))
+
+
+def takes_positions(network: Any) -> bool:
+    """Whether a network is a plain vision transformer with a class token and learnt absolute positions."""
+    return (
+        type(network).__name__ == "VisionTransformer"
+        and getattr(network, "pos_embed", None) is not None
+        and network.num_prefix_tokens == 1
+        and not network.no_embed_class
+        and not getattr(network, "dynamic_img_size", False)
+    )
+
+
+def write_graph(backbone: Backbone, path: Path, bits: Literal[8, 16] = 16) -> tuple[dict[str, Any], Constants]:
+    """Writes the graph, checks it against torch; what a model says of its network, and its inputs of this size."""
     import onnx
 
-    with torch.inference_mode():
-        side = backbone.eval().cpu()(torch.zeros(1, 3, backbone.size, backbone.size, dtype=torch.uint8)).shape[-1]
-    if side > SIDE and side % -(-side // SIDE):
-        raise InputError(
-            f"the maps of {backbone.name!r} at {backbone.size} pixels are {side} × {side} places, which cannot be "
-            f"pooled evenly to {SIDE} × {SIDE} or fewer; choose another size"
-        )
-    pooled = side > SIDE
     network = with_static_padding(copy.deepcopy(fuse_batch_norms(backbone).network).float().cpu())
-    space = torch.zeros(backbone.channels), torch.zeros(backbone.channels, 2)
+    constants = size_constants(backbone)
+    named = {name: torch.from_numpy(value) for name, value in constants.items()}
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # of torch's own inner workings
         pixels = torch.zeros(2, 3, backbone.size, backbone.size, dtype=torch.uint8)
+        space = torch.zeros(backbone.channels), torch.zeros(backbone.channels, 2)
         torch.onnx.export(
-            PlacesGraph(backbone, network, side).eval(),
-            (pixels, *space),
+            PlacesGraph(backbone, network).eval(),
+            (pixels, *space, *named.values()),
             str(path),
-            input_names=list(INPUTS),
-            output_names=list(OUTPUTS if pooled else OUTPUTS[:1]),
+            input_names=[*INPUTS, *named],
+            output_names=list(OUTPUTS),
             dynamic_axes={
                 "pixels": {0: "images", 2: "height", 3: "width"},
                 "mean": {0: "channels"},
                 "basis": {0: "channels", 1: "space"},
+                "pool": {0: "places", 1: "fine places"},
+                "positions": {1: "tokens"},
                 "places": {0: "images", 1: "places", 2: "space"},
-                **({"fine": {0: "images", 1: "fine places", 2: "space"}} if pooled else {}),
+                "fine": {0: "images", 1: "fine places", 2: "space"},
             },
             opset_version=17,
             dynamo=False,
@@ -99,16 +115,35 @@ def write_graph(backbone: Backbone, path: Path, bits: Literal[8, 16] = 16) -> di
     onnx.checker.check_model(graph)
     content = graph.SerializeToString()
     write_atomically(path, content)
-    return {
+    _check(backbone, path, constants, TOLERANCE[bits])
+    facts = {
         "file": path.name,
         "sha256": hashlib.sha256(content).hexdigest(),
         "name": backbone.name,
         "size": backbone.size,
         "channels": backbone.channels,
-        "places": _check(backbone, path, side, TOLERANCE[bits]),
-        "zoom": 2 if backbone.layout == "NCHW" else 1,
+        "places": len(constants["pool"]),
+        "bits": bits,
         "weights": backbone.fingerprint,
     }
+    return facts, constants
+
+
+@torch.inference_mode()
+def size_constants(backbone: Backbone) -> Constants:
+    """What of a graph depends on the size of the pictures: how places are pooled, and a transformer's positions."""
+    pixels = torch.zeros(1, 3, backbone.size, backbone.size, dtype=torch.uint8)
+    side = int(backbone.eval().cpu()(pixels).shape[-1])
+    constants = {"pool": pooling(side, min(side, SIDE))}
+    if takes_positions(backbone.network):
+        constants["positions"] = backbone.network.pos_embed.detach().float().numpy()
+    return constants
+
+
+def pooling(fine: int, coarse: int) -> NDArray[np.float32]:
+    """The matrix of an adaptive average pooling from one square grid to another."""
+    identity = torch.eye(fine * fine).reshape(1, fine * fine, fine, fine)
+    return nn.functional.adaptive_avg_pool2d(identity, coarse).flatten(2)[0].T.contiguous().numpy()
 
 
 def with_static_padding(network: Any) -> Any:
@@ -141,18 +176,18 @@ def without_notes(graph: Any) -> None:
 
 
 @torch.inference_mode()
-def _check(backbone: Backbone, path: Path, side: int, tolerance: float) -> int:
-    """Refuses a graph that disagrees with torch on noise; answers with the number of places."""
+def _check(backbone: Backbone, path: Path, constants: Constants, tolerance: float) -> None:
+    """Refuses a graph that disagrees with torch on noise."""
     import onnxruntime
 
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (2, 3, backbone.size, backbone.size), dtype=torch.uint8, generator=generator)
-    maps = nn.functional.avg_pool2d(backbone.eval().cpu()(pixels), -(-side // SIDE))
-    expected = maps.flatten(2).transpose(1, 2).numpy()
+    maps = backbone.eval().cpu()(pixels)
+    expected = nn.functional.adaptive_avg_pool2d(maps, min(SIDE, maps.shape[-1])).flatten(2).transpose(1, 2).numpy()
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     identity = np.zeros(backbone.channels, np.float32), np.eye(backbone.channels, dtype=np.float32)
-    places = session.run(OUTPUTS[:1], dict(zip(INPUTS, (pixels.numpy(), *identity), strict=True)))[0]
+    inputs = dict(zip(INPUTS, (pixels.numpy(), *identity), strict=True)) | dict(constants)
+    places = session.run(OUTPUTS[:1], inputs)[0]
     difference = float(np.abs(places - expected).max() / np.abs(expected).max())
     if not difference <= tolerance:
         raise InputError(f"the graph of {backbone.name!r} is {difference:.2g} from torch; choose another network")
-    return int(places.shape[1])
