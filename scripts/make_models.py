@@ -132,7 +132,7 @@ class Validation:
     def of(cls, encoded: Encoded, solved: Solved, packs: Packs, table: WordTable) -> "Validation":
         images = packs.images("val")
         word_map = solve_words(table, solved.base_words, solved.classes, solved.prototypes, STRENGTHS)
-        names = np.random.default_rng(0).permutation([name for name in solved.classes])[:WRONG_NAMES]
+        names = np.random.default_rng(0).permutation(solved.classes)[:WRONG_NAMES]
         first = [name.split(", ")[0] for name in names]
         wrong = word_map.prototypes(table.vectors([name for name in first if name in table]))
         words = word_map.prototypes(packs.words(images.labels))
