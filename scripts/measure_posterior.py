@@ -133,19 +133,14 @@ def unit(vectors: Tensor) -> Tensor:
     return F.normalize(vectors, dim=-1)
 
 
-def whiten(features: Tensor, shrinkage: float) -> tuple[Tensor, Tensor]:
-    """The mean of global features and the basis of their whitened space, in single precision."""
-    features = features.double()
+def fit(base: Base, names: Names, strengths: Strengths) -> Fit:
+    """Whitens the base pictures and solves for the word map on base labels and usable class names."""
+    features = base.features.double()
     mean = features.mean(dim=0)
     variances, directions = torch.linalg.eigh(torch.cov(features.T, correction=0))
     variances, directions = variances[-SPACE:], directions[:, -SPACE:]
-    return mean.float(), (directions / (variances + shrinkage * variances.mean()).sqrt()).float()
-
-
-def fit(base: Base, names: Names, strengths: Strengths) -> Fit:
-    """Whitens the base pictures and solves for the word map on base labels and usable class names."""
-    mean, basis = whiten(base.features, strengths.shrinkage)
-    whitened, targets = ((base.features - mean) @ basis).double(), base.targets.double()
+    basis = directions / (variances + strengths.shrinkage * variances.mean()).sqrt()
+    whitened, targets = (features - mean) @ basis, base.targets.double()
 
     together = targets.T @ targets
     together.diagonal().add_(strengths.separation)
@@ -162,7 +157,7 @@ def fit(base: Base, names: Names, strengths: Strengths) -> Fit:
     square.diagonal().add_(strengths.ridge)
     outputs = torch.cat([label_prototypes, class_prototypes])
     word_map = torch.linalg.solve(square, inputs.T @ (weights * outputs))
-    return Fit(mean, basis, word_mean.float(), word_map.float())
+    return Fit(mean.float(), basis.float(), word_mean.float(), word_map.float())
 
 
 def focus(places: Tensor, guides: Tensor, sharpness: float) -> Tensor:

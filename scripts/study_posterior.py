@@ -40,8 +40,6 @@ from tune_network import Tuning, tune
 from fewtag.research.data.splits import Split
 
 FOLDS = 4
-SIZES = (112, 140, 168, 224)
-"""Of the pictures that the folds' networks are tuned on."""
 COORDINATES: dict[str, tuple[float, ...]] = {
     "kappa": (4, 6, 8, 12, 16, 24),
     "penalty": (0.1, 0.2, 0.4, 0.7, 1, 2, 4),
@@ -136,7 +134,7 @@ class World:
             tune(
                 network,
                 rest,
-                Tuning(rate=arguments.rate, layer_decay=arguments.layer_decay, sizes=SIZES, epochs=arguments.epochs),
+                Tuning(rate=arguments.rate, layer_decay=arguments.layer_decay, epochs=arguments.epochs),
             )
             network.body.load_state_dict(
                 average([copy_state(network), before], [arguments.average, 1 - arguments.average])

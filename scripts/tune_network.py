@@ -7,10 +7,12 @@
 Tuning is binary cross-entropy on the base labels of the packs in DIR: AdamW, a cosine schedule, mirrored crops,
 batch-norm frozen. The head starts at zero and learns at a rate of its own, far above the network's: a random head pulls
 random directions through the network (12 points lost on the validation labels), one fitted beforehand leaves it little
-to learn. The weights are then averaged, part tuned and part pretrained. With `--teacher` the network also learns to
-see, place by place, what a tuned one sees in larger pictures. Several values of an option make a grid; settings are
-chosen on the validation labels (`--phases val`), the novel ones looked at once (`--phases test mixed`). Each row of the
-JSON file has its settings, its seed and its figures, mean and half 95 % interval over episodes.
+to learn. A layer's rate is lower than the next one's. Each step takes pictures of one size, drawn from a few, so that
+one file of weights serves small pictures and large ones. The weights are then averaged, part tuned, part pretrained.
+
+Several values of an option make a grid; settings are chosen on the validation labels (`--phases val`), the novel ones
+looked at once (`--phases test mixed`). Each row of the JSON file has its settings, its seed and its figures, mean and
+half 95 % interval over episodes.
 
 `--names` holds the word vectors (`name_vectors.py` makes it), `--classifier` the weights of EfficientNet-Lite2 in
 timm's keys, whose soft labels stand for its thousand class names.
@@ -30,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from measure_posterior import Base, Pool, Strengths, fit, measure, row, unit, whiten
+from measure_posterior import Base, Pool, Strengths, fit, measure, row
 from networks import (
     Network,
     Pictures,
@@ -57,53 +59,21 @@ RARE = -3.0
 """A label's logit before anything is learnt."""
 WARM_UP = 0.05
 """The share of the steps in which the rate rises."""
-RIDGE = 0.01
-"""Of the map from a student's features to its teacher's, as a share of the features' mean variance."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
     """One run's settings; each step takes one of the sizes."""
 
-    rate: float
-    sizes: tuple[int, ...] = (224,)
+    rate: float = 2e-5
+    sizes: tuple[int, ...] = (112, 140, 168, 224)
     head_rate: float = 2e-3
     epochs: int = 3
     seed: int = 0
     batch: int = 128
     decay: float = 0.01
-    layer_decay: float = 1.0
+    layer_decay: float = 0.75
     smallest_crop: float = 0.6
-    distil: float = 0.0
-
-
-class Teacher:
-    """A tuned network and its whitened space, in which a student is to see what it sees in larger pictures."""
-
-    def __init__(self, network: Network, size: int, student: Network, pixels: Tensor, student_size: int) -> None:
-        network.most_places = student.most_places = min(
-            math.isqrt(encode(one, pixels[:1], at).shape[1]) for one, at in ((network, size), (student, student_size))
-        )
-        self.network, self.size = network.eval(), size
-        features = encode(network, pixels, size).float().mean(dim=1)
-        self.mean, self.basis = whiten(features, Strengths().shrinkage)
-        seen = encode(student, pixels, student_size).double().mean(dim=1)
-        centred = seen - seen.mean(dim=0)
-        square = centred.T @ centred
-        square.diagonal().add_(RIDGE * square.diagonal().mean())
-        matrix = torch.linalg.solve(square, centred.T @ ((features - self.mean) @ self.basis).double())
-        self.map = nn.Linear(*matrix.shape).to(pixels.device)
-        with torch.no_grad():
-            self.map.weight.copy_(matrix.T)
-            self.map.bias.copy_(-seen.mean(dim=0) @ matrix)
-
-    def loss(self, maps: Tensor, crops: Tensor) -> Tensor:
-        """One less the cosine between the student's places, mapped, and the teacher's; and so for their means."""
-        with torch.no_grad():
-            wanted = (self.network(resized(crops, self.size)).float() - self.mean) @ self.basis
-        found = self.map(maps)
-        pairs = [(found, wanted), (found.mean(dim=1), wanted.mean(dim=1))]
-        return sum(1 - (unit(mine) * unit(its)).sum(dim=-1).mean() for mine, its in pairs) / 2
 
 
 def crops(pictures: Tensor, smallest: float, generator: torch.Generator) -> Tensor:
@@ -119,15 +89,15 @@ def crops(pictures: Tensor, smallest: float, generator: torch.Generator) -> Tens
     return F.grid_sample(pictures.float(), grid, mode="bilinear", padding_mode="reflection", align_corners=False)
 
 
-def groups(network: Network, others: Iterable[nn.Module], settings: Tuning) -> list[dict[str, Any]]:
-    """Parameters with their rates: the network's, lower towards its input, and the other modules'."""
+def groups(network: Network, head: nn.Module, settings: Tuning) -> list[dict[str, Any]]:
+    """Parameters with their rates: the network's, lower towards its input, and the head's."""
     found = param_groups_layer_decay(network.body, settings.decay, layer_decay=settings.layer_decay)
     found = [{**group, "lr": settings.rate * group["lr_scale"]} for group in found]
-    return [*found, {"params": [p for one in others for p in one.parameters()], "lr": settings.head_rate}]
+    return [*found, {"params": list(head.parameters()), "lr": settings.head_rate}]
 
 
-def tune(network: Network, pictures: Pictures, settings: Tuning, teacher: Teacher | None = None) -> float:
-    """Tunes the network in place and returns the last epoch's mean loss on the labels."""
+def tune(network: Network, pictures: Pictures, settings: Tuning) -> float:
+    """Tunes the network in place and returns the last epoch's mean loss."""
     device, targets = pictures.pixels.device, pictures.targets.float()
     generator = torch.Generator(device=device).manual_seed(settings.seed)
     head = nn.Linear(network.body.num_features, targets.shape[1]).to(device)
@@ -137,8 +107,7 @@ def tune(network: Network, pictures: Pictures, settings: Tuning, teacher: Teache
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eval()
-    others = [head] if teacher is None else [head, teacher.map]
-    parameters = groups(network, others, settings)
+    parameters = groups(network, head, settings)
     optimizer = torch.optim.AdamW(parameters, weight_decay=settings.decay, fused=device.type == "cuda")
     steps_an_epoch = len(targets) // settings.batch
     total = settings.epochs * steps_an_epoch
@@ -157,9 +126,6 @@ def tune(network: Network, pictures: Pictures, settings: Tuning, teacher: Teache
                 maps = run(resized(batch, int(sizes[epoch * steps_an_epoch + step]))).float()
             loss = F.binary_cross_entropy_with_logits(head(maps.mean(dim=1)), targets[rows])
             losses[step] = loss.detach()
-            if teacher is not None:
-                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-                    loss = loss + settings.distil * teacher.loss(maps, batch)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -248,15 +214,17 @@ class Record:
 
 def tunings(arguments: argparse.Namespace) -> Iterable[Tuning]:
     """The grid of settings, but for the seeds."""
-    grid = [
-        arguments.rates, arguments.epochs, arguments.head_rates, arguments.layer_decays, arguments.smallest_crops,
-        arguments.distils if arguments.teacher else [0.0],
-    ]  # fmt: skip
-    for rate, epochs, head_rate, layer_decay, smallest_crop, distil in itertools.product(*grid):
+    grid = itertools.product(arguments.rates, arguments.epochs, arguments.layer_decays)
+    for rate, epochs, layer_decay in grid:
         yield Tuning(
-            rate=rate, epochs=epochs, head_rate=head_rate, layer_decay=layer_decay, smallest_crop=smallest_crop,
-            distil=distil, sizes=tuple(arguments.sizes), batch=arguments.batch,
-        )  # fmt: skip
+            rate=rate,
+            epochs=epochs,
+            layer_decay=layer_decay,
+            sizes=tuple(arguments.sizes),
+            batch=arguments.batch,
+            head_rate=arguments.head_rate,
+            smallest_crop=arguments.smallest_crop,
+        )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -276,10 +244,7 @@ def run(arguments: argparse.Namespace) -> None:
     }
     record = Record(arguments.out, facts, verbose=arguments.verbose)
     network = build(arguments.network, read_weights(arguments.network, arguments.weights)).to(device)
-    before, teacher = copy_state(network), None
-    if arguments.teacher:
-        teaching = build("dinov2", read_weights("dinov2", arguments.teacher)).to(device)
-        teacher = Teacher(teaching, arguments.teacher_size, network, bench.fitted.pixels, max(arguments.sizes))
+    before = copy_state(network)
 
     def report(name: str, *, full: bool = False, **told: Any) -> None:
         for size in arguments.measure_sizes or arguments.sizes:
@@ -297,7 +262,7 @@ def run(arguments: argparse.Namespace) -> None:
         for seed in arguments.seeds:
             network.body.load_state_dict(before)
             started = time.perf_counter()
-            loss = tune(network, bench.base, replace(settings, seed=seed), teacher)
+            loss = tune(network, bench.base, replace(settings, seed=seed))
             told = {"seed": seed, "loss": round(loss, 5), "seconds": round(time.perf_counter() - started, 1)}
             states.append(copy_state(network))
             for share in arguments.averages:
@@ -320,21 +285,20 @@ def main() -> None:
     parser.add_argument("--names", type=Path, required=True, help="word vectors of labels and classes")
     parser.add_argument("--classifier", type=Path, required=True, help="EfficientNet-Lite2 in timm's keys")
     parser.add_argument("--all-labels", action="store_true", help="tune on all 80 labels")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[224], help="of the pictures; a step takes one of them")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[112, 140, 168, 224], help="of the pictures; a step takes one of them"
+    )
     parser.add_argument("--measure-sizes", type=int, nargs="+", help="the sizes to measure at, if others")
     parser.add_argument("--rates", type=float, nargs="+", default=[2e-5])
     parser.add_argument("--epochs", type=int, nargs="*", default=[3], help="none: measure the network as it comes")
     parser.add_argument("--averages", type=float, nargs="+", default=[0.8], help="the tuned weights' share")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--head-rates", type=float, nargs="+", default=[2e-3])
+    parser.add_argument("--head-rate", type=float, default=2e-3)
     parser.add_argument(
         "--layer-decays", type=float, nargs="+", default=[0.75], help="a layer's rate by the next one's"
     )
-    parser.add_argument("--smallest-crops", type=float, nargs="+", default=[0.6])
-    parser.add_argument("--teacher", type=Path, help="a tuned DINOv2, in timm's keys")
-    parser.add_argument("--teacher-size", type=int, default=224)
-    parser.add_argument("--distils", type=float, nargs="+", default=[0.1], help="the weight of the teacher's loss")
+    parser.add_argument("--smallest-crop", type=float, default=0.6, help="as a share of the area")
     parser.add_argument("--bits", type=int, nargs="*", default=[], help="measure weights rounded to so many bits, too")
     parser.add_argument("--no-untuned", action="store_true", help="leave the pretrained network out")
     parser.add_argument("--phases", nargs="*", choices=("val", "test", "mixed"), default=["val"])
