@@ -90,12 +90,14 @@ def bench(
     from fewtag.research.bench.distributed import collective_refusal, open_fabric
     from fewtag.research.bench.measure import measure
     from fewtag.research.bench.results import summarise, write_reason
+    from fewtag.research.bench.sessions import measure_sessions, summarise_sessions
 
     fabric = open_fabric(accelerator, precision)
     with collective_refusal():
         recipes = _recipes(recipe, changes, only)
         _check_folder(data)
     found: dict[str, Any] = {}
+    sessions: dict[str, Any] = {}
     for file, settings in recipes:
         if settings.not_measured:
             if fabric.is_global_zero:
@@ -104,22 +106,30 @@ def bench(
             continue
         experiment = _experiment(settings, file, data, skip_bad=skip_bad, compiled=compiled)
         with Bars(shown=fabric.is_global_zero) as bars:
-            rows = measure(
-                experiment,
-                fabric,
-                runs=runs,
-                out=out / file.stem,
-                cache=cache or user_cache_folder(),
-                command=shlex.join(["fewtag", *sys.argv[1:]]),
-                force=force,
-                report=bars,
-            )
+            common: dict[str, Any] = {
+                "out": out / file.stem,
+                "cache": cache or user_cache_folder(),
+                "command": shlex.join(["fewtag", *sys.argv[1:]]),
+                "force": force,
+                "report": bars,
+            }
+            if settings.sessions is None:
+                for phase, rows in measure(experiment, fabric, runs=runs, **common).items():
+                    found[f"{settings.name} on {phase}"] = summarise(rows)
+            else:
+                for phase, answered in measure_sessions(experiment, fabric, **common).items():
+                    for order, summary in summarise_sessions(answered).items():
+                        sessions[f"{settings.name} on {phase}, {order} first"] = summary
         if fabric.is_global_zero:
             _tell_skipped(experiment)
-        for phase, phase_rows in rows.items():
-            found[f"{settings.name} on {phase}"] = summarise(phase_rows)
-    if fabric.is_global_zero:
-        show(found, as_json=as_json, title="Measured, in percent (± 95 % interval over episodes)")
+    if not fabric.is_global_zero:
+        return
+    if as_json:
+        show(found | sessions, as_json=True, title="")
+        return
+    for measured, over in ((found, "episodes"), (sessions, "seeds and labels")):
+        if measured:
+            show(measured, as_json=False, title=f"Measured, in percent (± 95 % interval over {over})")
 
 
 def draws(

@@ -12,16 +12,17 @@ from fewtag.research.methods.base import places
 from fewtag.research.methods.closed_form import ClosedForm
 
 CHANNELS, DIMENSIONS, SPACE = 12, 5, 4
-STRENGTHS = core.Strengths(
-    shrinkage=2.0,
-    separation=3.0,
-    ridge=0.7,
-    word_weight=0.8,
-    word_decay=0.6,
-    support_focus=5.0,
-    query_focus=7.0,
-    query_local=0.3,
-)
+OPTIONS = {
+    "shrinkage": 2.0,
+    "separation": 3.0,
+    "ridge": 0.7,
+    "word_weight": 0.8,
+    "word_decay": 0.6,
+    "support_focus": 5.0,
+    "query_focus": 7.0,
+    "query_local": 0.3,
+}
+STRENGTHS = core.Strengths(**OPTIONS)
 
 
 def random(*shape: int, seed: int) -> Tensor:
@@ -38,7 +39,7 @@ def make_base(labels: int = 6, images: int = 80) -> Base:
 
 def test_scores_are_those_of_the_core_step_by_step() -> None:
     base, targets = make_base(), torch.tensor([[1, 0], [1, 1], [0, 1], [0, 1]], dtype=torch.bool)
-    method = ClosedForm(CHANNELS, DIMENSIONS, space=SPACE, scale=10.0, **vars(STRENGTHS)).eval()
+    method = ClosedForm(CHANNELS, DIMENSIONS, space=SPACE, scale=10.0, **OPTIONS).eval()
     method.prepare(base)
     support = Support(("a", "b"), random(2, DIMENSIONS, seed=5), random(4, CHANNELS, 2, 3, seed=6), targets)
     maps = random(3, CHANNELS, 2, 3, seed=7)

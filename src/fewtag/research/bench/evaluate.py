@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
@@ -29,7 +30,7 @@ class Pool(NamedTuple):
 
     def episode(self, draw: Draw) -> Episode:
         """The tensors of a draw, on the pool's device."""
-        return self.split(torch.tensor([*draw.support, *draw.query]), len(draw.support))
+        return as_named(self.split(torch.tensor([*draw.support, *draw.query]), len(draw.support)), draw)
 
     def split(self, rows: Int[Tensor, "*episodes rows"], shots: int) -> Episode:
         """An episode of these rows, of which the first are the support; or several, stacked."""
@@ -45,6 +46,15 @@ class Pool(NamedTuple):
         taken = self.rows.take(rows) if isinstance(self.rows, MemoryRows) else self.rows.take(rows.tolist())
         taken = taken.to(self.words.device, non_blocking=True)
         return taken if taken.dtype == torch.uint8 else taken.float()
+
+
+def as_named(episode: Episode, draw: Draw) -> Episode:
+    """The episode with what its support pictures are said to show, where that is one label each."""
+    if not draw.named:
+        return episode
+    targets = episode.support.targets
+    named = F.one_hot(torch.tensor(draw.named, device=targets.device), targets.shape[-1]).bool()
+    return episode._replace(support=episode.support._replace(targets=named))
 
 
 MOST_ENCODED = 2**29
@@ -80,13 +90,14 @@ def score_draws(method: Method, pool: Pool, draws: Sequence[Draw]) -> Iterator[t
     rows = [torch.tensor([*draw.support, *draw.query]) for draw in draws]
     if draws and isinstance(method, Precoded) and (encoded := encode_once(method, pool, rows)):
         (pool, rows), adapt = encoded, method.adapt_encoded
-        if method.stacks_episodes and len({(len(draw.support), len(draw.query)) for draw in draws}) == 1:
+        alike = len({(len(draw.support), len(draw.query)) for draw in draws}) == 1
+        if method.stacks_episodes and alike and not any(draw.named for draw in draws):
             for stacked in torch.split(torch.stack(rows), EPISODES_AT_ONCE):
                 episodes = pool.split(stacked, len(draws[0].support))
                 yield from zip(adapt(episodes.support)(episodes.maps), episodes.targets, strict=True)
             return
     for draw, chosen in zip(draws, rows, strict=True):
-        episode = pool.split(chosen, len(draw.support))
+        episode = as_named(pool.split(chosen, len(draw.support)), draw)
         yield adapt(episode.support)(episode.maps), episode.targets
 
 

@@ -87,7 +87,7 @@ class CachedRows:
     def __len__(self) -> int:
         return len(self.digests)
 
-    def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]:
+    def take(self, rows: Sequence[int]) -> Num[Tensor, "images *shape"]:
         assert all(0 <= row < len(self) for row in rows), "a row of this data set"
         space = self.extractor.space
         values = np.empty((len(rows), *space.shape), space.dtype)

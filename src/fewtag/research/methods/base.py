@@ -31,6 +31,16 @@ class Episode(NamedTuple):
     targets: Targets
 
 
+class ClassNames(NamedTuple):
+    """A classifier's classes by name: further words with prototypes, for a map from words to features."""
+
+    words: Words
+    chances: Float[Tensor, "images labels"]
+    """The probability of each class on each base image (soft labels)."""
+    weight: float = 0.3
+    """Of a class's name beside a base label's."""
+
+
 class Base(NamedTuple):
     """The base labels with their words, and which of all base images show them; for `Method.prepare`."""
 
@@ -39,6 +49,7 @@ class Base(NamedTuple):
     targets: Targets
     global_features: Float[Tensor, "images channels"] | None = None
     """Of the same images; not extracted for a method whose `base_stage` does not ask for them."""
+    names: ClassNames | None = None
 
     @property
     def features(self) -> Float[Tensor, "images channels"]:
@@ -58,6 +69,9 @@ class Method(nn.Module):
 
     differentiable: bool = True
     """Whether gradients reach the maps, and so a backbone; not so for a method that `fewtag.core` solves."""
+
+    uses_names: bool = False
+    """Whether `prepare` looks at a classifier's class names, where a recipe gives them."""
 
     base_stage: Literal["labels", "features"] | None = None
     """What `prepare` looks at, if the method has such a stage.

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.core.closed_form import Features, Places, Scores, Strengths, Vectors, attend, base_prototypes, mix, score
+from fewtag.core.posterior import Fitted, Pictures, prior
 from fewtag.research.methods.base import Classifier, Precoded, Support, places
 from fewtag.research.methods.word_map import WordMapped, to_array, to_tensor
-from fewtag.research.types import Encoded, Maps
+from fewtag.research.types import Encoded, Maps, Words
 
 
 class ClosedForm(WordMapped, Precoded):
@@ -56,9 +57,13 @@ class ClosedForm(WordMapped, Precoded):
         """By least squares, not by means: labels that occur together are told apart."""
         return base_prototypes(projected, targets, self.strengths.separation)
 
+    def local(self, maps: Maps) -> Places:
+        """The places of the maps in the whitened space."""
+        return self.space_.project(to_array(places(maps.float())))
+
     def encode(self, maps: Maps) -> Encoded:
-        """The places of the maps in the whitened space: images × places × space."""
-        return to_tensor(self.space_.project(to_array(places(maps.float()))), maps)
+        """images × places × space"""
+        return to_tensor(self.local(maps), maps)
 
     def adapt_encoded(self, support: Support) -> Classifier:
         scorer = self.scorer(to_array(support.maps), to_array(support.targets), to_array(support.words.float()))
@@ -71,6 +76,17 @@ class ClosedForm(WordMapped, Precoded):
 
     def prototypes(self, local: Places, shown: NDArray[np.bool_], words: Vectors) -> Vectors:
         """One for each label: the mean of its images' attended features, with its word mixed in."""
-        guides = self.word_map_.prototypes(words)
+        return self.mixed(local, shown, self.word_map_.prototypes(words))
+
+    def guides(self, words: Words) -> Vectors:
+        """What the words alone suggest."""
+        return self.word_map_.prototypes(to_array(words.float()))
+
+    def mixed(self, local: Places, shown: NDArray[np.bool_], guides: Vectors) -> Vectors:
+        """The same, from what the labels' words suggest."""
         visual = np.einsum("il,ils->ls", shown.astype(np.float32), attend(local, guides, self.strengths.support_focus))
         return mix(visual, guides, shown.sum(axis=0), self.strengths)
+
+    def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]) -> Fitted:
+        """One label's classifier from pictures that a person said show it or not; the latter teach it nothing."""
+        return prior(self.mixed(pictures.places, shown[:, None], guide[None])[0], self.strengths)

@@ -13,7 +13,16 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fewtag.core.closed_form import Features, Space, Vectors, WordMap, fit_space, fit_words, unit
+from fewtag.core.closed_form import (
+    Features,
+    Space,
+    Vectors,
+    WordMap,
+    class_prototypes,
+    fit_space,
+    fit_words,
+    unit,
+)
 from fewtag.errors import InputError
 from fewtag.research.methods.base import Base, Classifier, Method, Support, pool
 from fewtag.research.types import Logits, Words
@@ -27,6 +36,7 @@ class WordMapped(Method):
 
     base_stage = "features"
     differentiable = False
+    uses_names = True
 
     space_: Space
     word_map_: WordMap
@@ -49,11 +59,16 @@ class WordMapped(Method):
             raise InputError(f"parts {joined} are {sum(self.parts)} channels, the maps have {channels}; name them all")
 
     def prepare(self, base: Base) -> None:
-        """Solves for the space, then for the map from words to prototypes."""
+        """Solves for the space, then for the map from words to prototypes, of base labels and of class names."""
         features, targets = to_array(base.features.float()), to_array(base.targets)
         self.space_ = self.fit_space(features)
-        prototypes = self.base_prototypes(self.space_.project(features), targets)
-        self.word_map_ = fit_words(to_array(base.words.float()), prototypes, self.ridge)
+        projected = self.space_.project(features)
+        words, prototypes, weights = to_array(base.words.float()), self.base_prototypes(projected, targets), None
+        if (names := base.names) is not None:
+            words = np.concatenate([words, to_array(names.words.float())])
+            prototypes = np.concatenate([prototypes, class_prototypes(projected, to_array(names.chances.float()))])
+            weights = np.full(len(names.words), names.weight, np.float32)
+        self.word_map_ = fit_words(words, prototypes, self.ridge, weights)
 
     def fit_space(self, features: Features) -> Space:
         """The whitened spaces of the networks, side by side."""
