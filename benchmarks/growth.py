@@ -85,7 +85,7 @@ def learning_beside(tagger: Tagger, sizes: Sequence[int]) -> dict[int, Callable[
     """From one picture, beside labels of one picture each, whose classifiers are known."""
     banks = {count: random_bank(tagger, count, examples=1) for count in sizes}
     for bank in banks.values():
-        bank.classifiers(tagger.model)
+        scorer_of(tagger, bank)
     return {count: lambda bank=bank: learn(tagger, bank, 1) for count, bank in banks.items()}
 
 
@@ -113,11 +113,9 @@ def refitting(
     def taught(example: Example) -> Bank:
         return bank.learn({}, {key: example}, afresh=False)
 
-    every = min(
-        milliseconds(lambda: Bank(bank.definitions, bank.examples).classifiers(tagger.model)) for _ in range(rounds)
-    )
-    bank.classifiers(tagger.model)
-    found = {"all labels": every, "no label": milliseconds(lambda: bank.classifiers(tagger.model))}
+    every = min(milliseconds(lambda: scorer_of(tagger, Bank(bank.definitions, bank.examples))) for _ in range(rounds))
+    scorer_of(tagger, bank)
+    found = {"all labels": every, "no label": milliseconds(lambda: scorer_of(tagger, bank))}
     for answer, example in answers.items():
         after = [taught(example) for _ in range(rounds)]
         found[f"learning a {answer}"] = min(milliseconds(lambda: taught(example)) for _ in range(rounds))  # noqa: B023
@@ -125,7 +123,7 @@ def refitting(
             milliseconds(lambda now=now: now.classifier(tagger.model, name)) for now in after
         )
         found[f"all labels after a {answer}"] = min(
-            milliseconds(lambda now=now: now.classifiers(tagger.model)) for now in after
+            milliseconds(lambda now=now: scorer_of(tagger, now)) for now in after
         )
     return {what: round(value, 3) for what, value in found.items()}
 

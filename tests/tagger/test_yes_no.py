@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tiny import classifiers_of
 from tiny import same_classifiers as same
 
 from fewtag import InputError, Tagger
@@ -110,14 +111,14 @@ def test_fit_knows_labels_by_their_definition_or_by_this_call_alone(pets: Tagger
 
 
 def test_forgetting_takes_a_no_away(model: Model, pets: Tagger, draw: Draw, tmp_path: Path) -> None:
-    before = pets.bank_.classifiers(model)
+    before = classifiers_of(pets.bank_, model)
     draw(9, "cat").save(tmp_path / "tom.png")
     for forget in ({"image": draw(9, "cat")}, {"example": "tom.png"}):
         pets.partial_fit([tmp_path / "tom.png"], [[]], absent=[["dog"]])
         assert pets.absent_counts_["dog"] == 1
         pets.forget("dog", **forget)
         assert pets.absent_counts_["dog"] == 0
-        assert np.array_equal(pets.bank_.classifiers(model).focused, before.focused), "as if it had not been said"
+        assert np.array_equal(classifiers_of(pets.bank_, model).focused, before.focused), "as if it had not been said"
     pets.partial_fit([tmp_path / "tom.png"], [["sofa"]], absent=[["dog"]]).forget("dog")
     assert "dog" not in pets.definitions_
     assert not any("dog" in told.said.absent for told in pets.bank_.examples.values())
@@ -251,7 +252,7 @@ def test_teaching_in_any_order_is_teaching_at_once(
         assert grown.classes == whole.classes
         if whole.classes:
             queries = np.random.default_rng(99).normal(size=(5, model.places, model.space.size)).astype(np.float32)
-            one, other = (bank.classifiers(model).logits(queries, model.strengths) for bank in (grown, whole))
+            one, other = (classifiers_of(bank, model).logits(queries, model.strengths) for bank in (grown, whole))
             assert np.abs(one - other).max() < 1e-4
 
 
