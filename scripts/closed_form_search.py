@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fewtag.core.calibration import sigmoid
 from fewtag.core.closed_form import Space, fit_words
 from fewtag.research.bench.metrics import episode_metrics
 from fewtag.research.data.sampling import Draw, EpisodeSampler
@@ -76,8 +77,7 @@ def judge(method: ClosedForm, local: NDArray[np.float16], held: Held) -> dict[st
         metrics = []
         for draw in draws:
             scores, targets = episode_scores(method, local, held, draw)
-            logits = torch.from_numpy(method.scale * scores.astype(np.float64))
-            metrics.append(episode_metrics(logits.sigmoid(), torch.from_numpy(targets)))
+            metrics.append(episode_metrics(sigmoid(method.scale * scores.astype(np.float64)), targets))
         for name in ("macro_ap", "micro_ap"):
             found[f"{name}_{shots}"] = sum(row[name] for row in metrics) / len(metrics)
     found["mean"] = sum(found.values()) / len(found)

@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from packs import Packs, add_arguments
 
@@ -53,7 +52,7 @@ def measure(packs: Packs, model: Model, phase: str, shots: int, episodes: int) -
             scorer.probabilities(places[list(draw.query)]),
             images.targets[list(draw.query)][:, order],
         )
-        metrics.append(episode_metrics(torch.from_numpy(probabilities).double(), torch.from_numpy(shown)))
+        metrics.append(episode_metrics(probabilities.astype(np.float64), shown))
         said.append(probabilities)
         true.append(shown)
         given.append(probabilities >= scorer.thresholds)

@@ -137,6 +137,7 @@ def test_a_space_is_cleared_alone(tmp_path: Path) -> None:
 # Eviction
 
 
+@pytest.mark.slow
 def test_the_least_recently_used_go_first_and_reading_is_use(tmp_path: Path) -> None:
     put(open_space(tmp_path), range(40))
     use(tmp_path, range(40), 1000.0)
@@ -191,6 +192,7 @@ def test_the_file_never_takes_more_than_its_limit(tmp_path: Path) -> None:
     assert held(open_space(tmp_path), [1000]) == [1000]
 
 
+@pytest.mark.slow
 def test_prune_gives_the_disk_back(tmp_path: Path) -> None:
     put(open_space(tmp_path), range(60))
     use(tmp_path, range(30), 1000.0)
@@ -245,6 +247,7 @@ def test_several_processes_put_at_once_and_nothing_is_lost_or_doubled(tmp_path: 
     assert is_sound(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs kill -9")
 def test_a_kill_in_the_middle_of_writing_loses_no_finished_row(tmp_path: Path) -> None:
     finished = -1
@@ -393,6 +396,7 @@ def test_a_damaged_database_is_begun_anew_and_says_nothing_wrong(
     assert len(list(warned)) <= 2
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 70 * ROW), st.integers(1, 3000)), min_size=1, max_size=4), st.booleans())
 def test_whatever_is_overwritten_no_wrong_row_is_handed_out(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import typer
 from PIL import Image
 
@@ -153,10 +152,13 @@ def test_no_page_has_a_gap_left_to_fill() -> None:
         assert not re.findall(r"\b[A-Z]+_[A-Z_0-9]+\b", re.sub(r"`[^`]*`", "", text)), page.name
 
 
+@pytest.mark.slow
 def test_the_method_of_the_docs_keeps_the_contract_in_one_file() -> None:
     _, example = blocks(ROOT / "docs" / "add-a-method.md", "python")
     names: dict[str, Any] = {}
     exec(example, names)
+    import torch
+
     from fewtag.research.methods import Support
 
     method = names["MixedPrototypes"](4, 3)

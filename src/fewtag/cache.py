@@ -15,7 +15,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,11 +23,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fewtag.files import parse_size
+from fewtag.files import cache_limit
 
 FILE = "features.sqlite"
-LIMIT_VARIABLE = "FEWTAG_CACHE_LIMIT"
-LIMIT = "10GB"
 PROTECTED_SECONDS = 86_400.0
 """New rows evict none that was used since the cache was opened; in a session that lasts, none used so recently."""
 TOUCH_SECONDS = 5.0
@@ -42,6 +40,7 @@ _SETTINGS = (
     "PRAGMA secure_delete = OFF",  # some builds overwrite with zeros what is deleted
     "PRAGMA journal_size_limit = 67108864",
 )
+_APPLICATION, _VERSION = 0x66777467, 1
 _SCHEMA = (
     "CREATE TABLE spaces (id INTEGER PRIMARY KEY, kind TEXT, what TEXT, key TEXT, shape TEXT, dtype TEXT,"
     " row_bytes INTEGER, UNIQUE (kind, key, shape, dtype))",
@@ -50,8 +49,9 @@ _SCHEMA = (
     "CREATE INDEX rows_by_use ON rows (used)",
     # apart from the times of use, since SQLite writes a whole record anew when one of its columns changes
     "CREATE TABLE contents (id INTEGER PRIMARY KEY, content BLOB)",
+    f"PRAGMA application_id = {_APPLICATION}",
+    f"PRAGMA user_version = {_VERSION}",
 )
-_APPLICATION, _VERSION = 0x66777467, 1
 _CIRCUMSTANCES = {
     *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY),
     *(sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN),
@@ -76,11 +76,6 @@ def content_digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:16]
 
 
-def cache_limit() -> int:
-    """The most bytes that a cache may take."""
-    return parse_size(os.environ.get(LIMIT_VARIABLE) or LIMIT, LIMIT_VARIABLE)
-
-
 class UnusableError(Exception):
     """Why the file can be neither used nor begun anew, in a few words."""
 
@@ -97,12 +92,11 @@ class Cache:
     """
 
     def __init__(self, folder: Path, limit: int | None = None) -> None:
-        self.path = folder / FILE
-        self.limit = cache_limit() if limit is None else limit
+        self._stale: set[int] = set()
         self._idle: dict[int, list[tuple[Identity, sqlite3.Connection]]] = {}  # by process: a fork opens its own
+        self.path, self.limit = folder / FILE, cache_limit() if limit is None else limit
         self._removing = threading.Lock()
         self.opened, self._touched = time.time(), time.monotonic()
-        self._stale: set[int] = set()
         self._possible, self._told = {"read", "written"}, set[str]()
 
     def __enter__(self) -> "Cache":
@@ -112,8 +106,7 @@ class Cache:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_told"):  # else it was refused
-            self.close()
+        self.close()
 
     def close(self) -> None:
         """Writes down which rows were used and closes the idle connections; the next use opens others."""
@@ -265,10 +258,9 @@ class Cache:
             try:
                 if identity is None or self._identity() != identity:
                     return
-                try:
+                ours = False
+                with suppress(sqlite3.Error):
                     ours = self._header()[0] == _APPLICATION
-                except sqlite3.Error:
-                    ours = False
                 if not ours:
                     self.path.replace(self.path.with_name(f"{self.path.name}.damaged"))
                 self.remove()
@@ -277,6 +269,7 @@ class Cache:
         _log.warning("the cache %s was damaged (%s) and is begun anew", self.path, error)
 
     def remove(self) -> None:
+        """Whatever is in it."""
         self._stale.clear()
         self.close()
         for path in self.files():
@@ -393,7 +386,13 @@ def _prepare(connection: sqlite3.Connection) -> None:
     while True:
         try:
             if number(connection, "PRAGMA user_version") == 0:
-                _create_tables(connection)
+                # in one transaction with the application id: no process ever sees a file of ours without it
+                connection.execute("BEGIN")
+                # writes, and so waits for whoever is faster; cannot be set any more once BEGIN IMMEDIATE has written
+                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+                for statement in _SCHEMA if number(connection, "PRAGMA user_version") == 0 else ():
+                    connection.execute(statement)
+                connection.execute("COMMIT")
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
@@ -402,17 +401,6 @@ def _prepare(connection: sqlite3.Connection) -> None:
             if _code(error) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
-
-
-def _create_tables(connection: sqlite3.Connection) -> None:
-    """In one transaction with the application id: no process ever sees a file of ours without it."""
-    connection.execute("BEGIN")
-    # writes, and so waits for whoever is faster; cannot be set any more once BEGIN IMMEDIATE has written
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    if number(connection, "PRAGMA user_version") == 0:
-        for statement in (*_SCHEMA, f"PRAGMA application_id = {_APPLICATION}", f"PRAGMA user_version = {_VERSION}"):
-            connection.execute(statement)
-    connection.execute("COMMIT")
 
 
 def evict(connection: sqlite3.Connection, limit: int, *, unused_since: float, keep_free: int = 0) -> None:

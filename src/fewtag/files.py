@@ -1,4 +1,4 @@
-"""Files written whole or not at all, locks, digests, sizes, the user's folder, and arrays under a checked header."""
+"""Files written whole or not at all, locks, digests, sizes, the user's caches, and arrays under a checked header."""
 
 import hashlib
 import json
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 LOCK_SECONDS = 60.0
+LIMIT_VARIABLE = "FEWTAG_CACHE_LIMIT"
+LIMIT = "10GB"
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SUM = "sha256"
 
@@ -116,6 +118,11 @@ def user_cache_folder() -> Path:
     else:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
     return folder / "fewtag"
+
+
+def cache_limit() -> int:
+    """The most bytes that a cache may take."""
+    return parse_size(os.environ.get(LIMIT_VARIABLE) or LIMIT, LIMIT_VARIABLE)
 
 
 def parse_size(text: str, source: str) -> int:

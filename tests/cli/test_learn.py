@@ -224,6 +224,7 @@ def test_skip_bad_leaves_bad_pictures_out_and_names_and_counts_them(learn: Cli, 
     assert not Path("new.fewtag").exists()
 
 
+@pytest.mark.slow
 def test_no_words_and_unknown_ones_mean_pictures_only(learn: Cli, album: Path) -> None:
     assert learn(album / "dog0.png", "--label", "Rex", "--no-words").code == 0
     said = learn(album / "cat1.png", "--label", "zzqxv flurbish")

@@ -157,6 +157,7 @@ def test_a_folder_that_may_not_be_read_is_one_failure(cli: Cli, bank: Path, phot
     (photos / "sub" / "deep").chmod(0o755)
 
 
+@pytest.mark.slow
 def test_no_cell_is_a_formula_to_a_spreadsheet_and_learning_reads_the_same_names(
     cli: Cli, bank: Path, tmp_path: Path
 ) -> None:
@@ -252,7 +253,7 @@ def test_what_is_refused_leaves_nothing(cli: Cli, bank: Path, arguments: tuple[s
 def test_a_label_called_image_cannot_be_a_column(cli: Cli, bank: Path, photos: Path) -> None:
     assert cli("define", bank, "image", "--like", "moon").code == 0
     said = cli("tag", bank, photos, "--out", "tags.csv", "--scores")
-    assert (said.code, "label 'image' would be a second column of that name" in said.err) == (2, True)
+    assert (said.code, "label 'image' would be taken for the column of that name" in said.err) == (2, True)
     assert cli("tag", bank, photos, "--out", "tags.csv").code == 0
 
 

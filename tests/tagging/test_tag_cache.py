@@ -166,14 +166,14 @@ def test_of_more_pictures_than_fit_as_many_as_fit_are_kept(
     pictures.mkdir()
     for number in range(1200):
         draw(number, size=(24, 24)).save(pictures / f"{number}.bmp")
-    tagged(cli, bank, pictures)
+    tagged(cli, bank, pictures, "--prior", "bank")  # no sample goes before
     size, count = CacheUpkeep(Path("cache/fewtag")).size, sum(encoded)
     shutil.rmtree("cache")
     monkeypatch.setenv("FEWTAG_CACHE_LIMIT", str(int(0.6 * size)))
-    table, cached = tagged(cli, bank, pictures)
+    table, cached = tagged(cli, bank, pictures, "--prior", "bank")
     assert cached == 0
     encoded.clear()
-    again, cached = tagged(cli, bank, pictures)
+    again, cached = tagged(cli, bank, pictures, "--prior", "bank")
     assert again == table
     assert 0.1 * count < cached < 0.7 * count, "going over them in turn does not remove each before it is asked for"
     assert sum(encoded) == count - cached

@@ -69,6 +69,7 @@ def vocabulary(shipped: PieceVectors) -> dict[str, int]:
     return dict(shipped._places)
 
 
+@pytest.mark.slow
 def test_any_text_is_split_as_the_tokenizers_library_splits_it(vocabulary: dict[str, int]) -> None:
     tokenizer = oracle(vocabulary)
 
@@ -80,6 +81,7 @@ def test_any_text_is_split_as_the_tokenizers_library_splits_it(vocabulary: dict[
     agree()
 
 
+@pytest.mark.slow
 def test_real_words_are_split_as_the_tokenizers_library_splits_them(vocabulary: dict[str, int]) -> None:
     from timm.data import ImageNetInfo
 
@@ -147,6 +149,7 @@ def test_an_unknown_name_is_told_with_its_neighbours_and_without_flags(shipped: 
         assert name not in shipped, name
 
 
+@pytest.mark.slow
 @given(label=st.text())
 def test_a_vector_is_finite_or_refused(label: str) -> None:
     try:

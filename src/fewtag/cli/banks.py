@@ -73,19 +73,20 @@ def learn(
         for name in sorted(names - known):
             tagger.define(name, words=False)
     skipped: list[InputError] = []
+
+    def refuse(error: InputError) -> None:
+        raise InputError(f"{error} (--skip-bad leaves out what cannot be read)") from error
+
     with Bars() as bars:
         bars.start("learning", len(shown))
-        try:
-            tagger.partial_fit(
-                [each.picture for each in shown],
-                [each.labels for each in shown],
-                absent=[each.absent for each in shown],
-                complete=complete,
-                on_error=skipped.append if skip_bad else None,
-                progress=bars.advance,
-            )
-        except InputError as error:
-            raise InputError(f"{error} (--skip-bad leaves out what cannot be read)") from error
+        tagger.partial_fit(
+            [each.picture for each in shown],
+            [each.labels for each in shown],
+            absent=[each.absent for each in shown],
+            complete=complete,
+            on_error=skipped.append if skip_bad else refuse,
+            progress=bars.advance,
+        )
     tagger.save(bank)
     warn_of_names(tagger, names)
     for reason in skipped:

@@ -215,10 +215,13 @@ def check(
         bars.start("checking", len(shown))
         kept = None if no_cache else cache or user_cache_folder()
         found = check_bank(tagger, shown, cache=kept, skip_bad=skip_bad, progress=bars.advance)
+        if set_priors:
+            tagger.set_priors(found.priors)
+        if set_priors and set_thresholds:  # thresholds are for the probabilities that the new priors make
+            bars.start("checking again with these priors", len(shown))
+            found = check_bank(tagger, shown, cache=kept, skip_bad=skip_bad, progress=bars.advance)
     if set_thresholds:
         tagger.set_thresholds(found.best_thresholds)
-    if set_priors:
-        tagger.set_priors(found.priors)
     if set_thresholds or set_priors:
         tagger.save(bank)
     if as_json:

@@ -57,6 +57,8 @@ class Fitted(NamedTuple):
     bias: float
     trust: float = 1.0
     """The probability that the name means what the examples show; one without examples."""
+    noes: float = 0.0
+    """Weight of the pictures that do not show it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,12 +101,12 @@ class NameEvidence:
     and one between the pictures of a label: the probability that a name is right is then a logistic curve.
     """
 
-    right: float = 0.5
+    right: float = 0.24
     """Mean score of a picture with its label's name."""
-    wrong: float = 0.0
-    between: float = 0.1
+    wrong: float = 0.05
+    between: float = 0.07
     """Standard deviation between labels."""
-    within: float = 0.1
+    within: float = 0.07
     """Standard deviation between pictures of one label."""
     prior: float = 0.9
     """The share of names that are right, before any picture."""
@@ -145,6 +147,7 @@ def fit_label(
         fitted.focused + (local * (dual @ focused)).astype(np.float32),
         fitted.bias + strengths.bias * float(dual.sum()),
         trust,
+        float(weights[~shown].sum()),
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.core.closed_form import unit
-from fewtag.core.posterior import Classifiers, Fitted, Pictures, fit_label, place_lengths
+from fewtag.core.posterior import Fitted, Pictures, fit_label, place_lengths
 from fewtag.errors import InputError, UnknownWordError, nearest
 
 if TYPE_CHECKING:
@@ -173,10 +173,6 @@ class Bank:
             self._checked.add(label)
         return known.classifier
 
-    def classifiers(self, model: "Model") -> Classifiers:
-        """Of all classes, in their order."""
-        return Classifiers.of([self.classifier(model, label) for label in self.classes])
-
     def _fit(self, model: "Model", guide: NDArray[np.float32] | None, said: Said) -> Fitted:
         chosen = [self.examples[key] for keys in said for key in keys]
         weights = np.ones(len(chosen), np.float32)
@@ -186,7 +182,7 @@ class Bank:
         for row, example in zip(places, chosen, strict=True):
             row[:] = example.places
         lengths = np.array([each.lengths for each in chosen], np.float32).reshape(places.shape[:2])
-        whole = np.array([each.whole for each in chosen], np.float32).reshape(len(chosen), -1)
+        whole = np.array([each.whole for each in chosen], np.float32).reshape(len(chosen), model.space.size)
         return fit_label(Pictures(places, lengths, whole), shown, weights, guide, model.strengths, model.evidence)
 
     def said(self, label: str) -> Said:
@@ -291,7 +287,7 @@ class Bank:
             label: each
             if each.said is not None
             else Known(each.classifier, self.definitions[label].guide, self.said(label))
-            for label, each in self.known.items()
+            for label, each in list(self.known.items())  # who asks meanwhile may add to them
             if label in kept
         }
         return Bank(kept, spoken, known)

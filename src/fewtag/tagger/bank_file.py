@@ -65,7 +65,7 @@ def _arrays(bank: Bank, model: Model) -> dict[str, NDArray[Any]]:
         "prototypes": [each.guide for each in fitted],
         "whole": [each.whole for each in fitted],
         "focused": [each.focused for each in fitted],
-        "bias": [np.array([each.bias, each.trust], np.float32) for each in fitted],
+        "bias": [np.array([each.bias, each.trust, each.noes], np.float32) for each in fitted],
         "codes": [example.codes for example in bank.examples.values()],
         "scales": [example.scales for example in bank.examples.values()],
     }
@@ -122,7 +122,7 @@ def _checked(path: Path, header: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_label(label: dict[str, Any]) -> bool:
-    chances = (label["threshold"], label["own_threshold"], label.get("prior"))
+    chances, prior = (label["threshold"], label["own_threshold"]), label.get("prior")
     return (
         isinstance(label["name"], str)
         and bool(label["name"].strip())
@@ -133,6 +133,7 @@ def _is_label(label: dict[str, Any]) -> bool:
         and isinstance(label["examples"], int)
         and isinstance(label.get("absent", 0), int)
         and all(chance is None or (isinstance(chance, int | float) and 0 <= chance <= 1) for chance in chances)
+        and (prior is None or (isinstance(prior, float) and 0 < prior < 1))
     )
 
 
@@ -166,8 +167,10 @@ def _bank(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Bank:
     }
     names = list(definitions)
     bank = Bank(definitions, _examples(header, arrays, names))
-    if [len(bank.members[name]) for name in names] != [label["examples"] for label in header["labels"]]:
-        raise ValueError("labels count other examples than there are")
+    for label in header["labels"]:
+        counted = len(bank.members[label["name"]]), len(bank.refused[label["name"]])
+        if counted != (label["examples"], label.get("absent", 0)):
+            raise ValueError("labels count other examples than there are")
     places, space = header["model"]["places"], header["model"]["space"]
     if header["format"] == FORMAT:
         bank.known.update(
@@ -184,13 +187,9 @@ def _fitted(arrays: dict[str, NDArray[Any]], space: int) -> list[Fitted]:
     """Each label's classifier."""
     vectors = [_typed(arrays, name, np.float32, 2) for name in ("prototypes", "whole", "focused")]
     bias = _typed(arrays, "bias", np.float32, 2)
-    if any(len(each) and each.shape[1] != space for each in vectors) or (len(bias) and bias.shape[1] != 2):
+    if any(len(each) and each.shape[1] != space for each in vectors) or (len(bias) and bias.shape[1] != 3):
         raise ValueError("classifiers are of another space")
-    rows = zip(*vectors, *bias.reshape(-1, 2).T, strict=True)
-    return [
-        Fitted(guide, whole, focused, float(intercept), float(trust))
-        for guide, whole, focused, intercept, trust in rows
-    ]
+    return [Fitted(*rows, *map(float, numbers)) for *rows, numbers in zip(*vectors, bias, strict=True)]
 
 
 def _examples(header: dict[str, Any], arrays: dict[str, NDArray[Any]], names: list[str]) -> dict[str, Example]:
@@ -200,6 +199,8 @@ def _examples(header: dict[str, Any], arrays: dict[str, NDArray[Any]], names: li
     for facts, places, scale in zip(header["examples"], codes, scales, strict=True):
         after = first + int(facts["bytes"])
         shown, absent = (frozenset(names[number] for number in facts.get(side, ())) for side in ("labels", "absent"))
+        if shown & absent:
+            raise ValueError("an example both shows a label and does not")
         said = Told(shown, absent, facts.get("complete", False))
         examples[facts["digest"]] = Example(said, places, scale, str(facts["name"]), pictures[first:after])
         first = after

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fewtag.core.calibration import sigmoid
 from fewtag.core.closed_form import Strengths
 from fewtag.errors import InputError
 from fewtag.files import digest, replacing
@@ -116,7 +117,7 @@ def make_graph(model: Model) -> bytes:
 
     proto = onnx.load(model.network.graph)
     graph = proto.graph
-    for name, values in (("mean", model.space.mean), ("basis", model.space.basis)):
+    for name, values in {"mean": model.space.mean, "basis": model.space.basis, **model.network.constants}.items():
         graph.initializer.append(numpy_helper.from_array(values, name))
     pixels = next(each for each in graph.input if each.name == "pixels")
     del graph.input[:]
@@ -246,11 +247,11 @@ def picture_pixels(size: int, pictures: Iterable[object], advance: Callable[[int
 
 
 def differences(tagger: Tagger, labels: Table, runs: Sequence[Run], compared: Iterable[Pixels]) -> list[float]:
-    """Each graph's greatest difference from what the tagger itself says."""
+    """Each graph's greatest difference from what the tagger itself says of a picture that nobody said 'no' to."""
     scorer = tagger.scorer()
     greatest = np.zeros(len(runs))
     for pixels in compared:
-        expected = scorer.probabilities(tagger.model.encode(pixels))
+        expected = sigmoid(scorer.logits(tagger.model.encode(pixels)))
         found = [float(np.abs(run(pixels, labels) - expected).max()) for run in runs]
         greatest = np.maximum(greatest, found)  # unlike Python's max, it keeps what is not a number
     return greatest.tolist()

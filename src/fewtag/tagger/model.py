@@ -1,6 +1,6 @@
 """A model: what stays the same while labels come and go. Network, whitened space, words, strengths, calibration."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -9,19 +9,22 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL.Image import Image
 
 from fewtag.core.calibration import Calibration
 from fewtag.core.closed_form import Places, Space, Strengths, Vectors, WordMap, fit_words
 from fewtag.core.posterior import NameEvidence
 from fewtag.errors import InputError, nearest
 from fewtag.files import digest, read_arrays, write_arrays
-from fewtag.pictures.decode import Pixels, Square
+from fewtag.pictures.decode import Pixels, Square, squash
 from fewtag.runtime import Network
 from fewtag.words.vectors import SHIPPED as SHIPPED_WORDS
 from fewtag.words.vectors import WordTable, class_vectors, load_words
 
 SHIPPED = ("default", "accurate", "coco52")
 KIND = "fewtag-model"
+CONSTANTS = ("pool", "positions")
+"""Arrays that are inputs of the network."""
 _FORMAT = 3
 
 
@@ -85,7 +88,8 @@ class Model:
     def space_key(self) -> str:
         """A digest of all that decides a picture's places."""
         graph = str(self.header["network"]["sha256"])
-        return digest(graph, str(self.size), self.space.mean.tobytes(), self.space.basis.tobytes())
+        constants = (values.tobytes() for _, values in sorted(self.network.constants.items()))
+        return digest(graph, str(self.size), self.space.mean.tobytes(), self.space.basis.tobytes(), *constants)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -110,6 +114,10 @@ class Model:
     def encode(self, pixels: Pixels | Sequence[Square]) -> Places:
         """One pass of the network."""
         return self.network(pixels, self.space)
+
+    def fine_places(self, picture: Image) -> NDArray[np.float32]:
+        """The picture's places in a map fine enough to point with: of a larger square, where the network takes one."""
+        return self.network.fine(squash(picture, self.zoom * self.size)[None], self.space)[0]
 
     def word_prototypes(self, words: Vectors) -> Vectors:
         return self.word_map.prototypes(words)
@@ -147,7 +155,12 @@ def load_model(
             int(network["places"]),
             int(network.get("zoom", 1)),
             header,
-            Network(path.parent / network["file"], device, sha256=network["sha256"]),
+            Network(
+                path.parent / network["file"],
+                device,
+                sha256=network["sha256"],
+                constants={key: array for key, array in floats.items() if key in CONSTANTS},
+            ),
             Space(floats["mean"], floats["basis"]),
             floats["base_prototypes"],
             WordMap(floats["word_mean"], floats["word_map"]),
@@ -174,6 +187,7 @@ def save_model(
     path: Path,
     *,
     network: dict[str, Any],
+    constants: Mapping[str, NDArray[np.float32]],
     space: Space,
     base_prototypes: Vectors,
     word_map: WordMap,
@@ -192,6 +206,7 @@ def save_model(
         "base_prototypes": base_prototypes,
         "word_mean": word_map.mean,
         "word_map": word_map.matrix,
+        **constants,
     }
     header = {
         "format": _FORMAT,

@@ -16,6 +16,7 @@ from PIL import __version__ as pillow_version
 from fewtag.cache import Cache, Space, content_digest
 from fewtag.core.calibration import estimate_shares, log_odds, sigmoid
 from fewtag.core.closed_form import Places, unit
+from fewtag.core.posterior import Classifiers
 from fewtag.errors import InputError
 from fewtag.files import digest
 from fewtag.pictures.decode import DRAFT, Square, decode, squash
@@ -70,19 +71,24 @@ class Scorer:
         if not bank.classes:
             raise InputError("no label is known yet; learn one from a picture, or define one by its name")
         self.labels = bank.classes
-        self.classifiers, self._strengths = bank.classifiers(model), model.strengths
+        fitted = [bank.classifier(model, label) for label in bank.classes]
+        self.classifiers, self._strengths = Classifiers.of(fitted), model.strengths
         calibration, own = model.calibration, [bank.definitions[label] for label in bank.classes]
         usual = [(shares or {}).get(label, calibration.share) for label in bank.classes]
         given = [each.prior if each.prior is not None else other for each, other in zip(own, usual, strict=True)]
         self.shares = np.array(given, np.float32)
-        self.slopes, self.offsets = calibration.curves(bank.counts, self.shares)
+        noes = np.array([each.noes for each in fitted], np.float32)
+        self.slopes, self.offsets = calibration.curves(bank.counts, noes, self.shares)
         self.thresholds = calibration.threshold(bank.counts, self.shares)
         for column, each in enumerate(own):
             if threshold is not None or each.threshold is not None:
                 self.thresholds[column] = threshold if threshold is not None else each.threshold
         refused = [each for each in bank.examples.values() if each.said.absent]
         self._refused = np.array([each.whole for each in refused], np.float32)
-        self._absent = np.array([[label in each.said.absent for label in bank.classes] for each in refused], np.bool_)
+        self._absent = np.zeros((len(refused), len(bank.classes)), np.bool_)
+        column_of = {label: column for column, label in enumerate(bank.classes)}
+        for row, example in zip(self._absent, refused, strict=True):
+            row[[column_of[label] for label in example.said.absent if label in column_of]] = True
 
     def logits(self, places: Places) -> NDArray[np.float32]:
         """Calibrated log-odds, images × labels."""
@@ -101,15 +107,21 @@ class Scorer:
         """Slope and offset from a label's logit to its calibrated one."""
         return float(self.slopes[column]), float(self.offsets[column])
 
-    def tags(self, probabilities: NDArray[np.float32]) -> tuple[str, ...]:
-        """The names over their threshold, likeliest first; equally likely ones by name."""
-        given = np.flatnonzero(probabilities >= self.thresholds)
-        return tuple(self.labels[column] for column in given[np.argsort(-probabilities[given], kind="stable")])
+    def tags(self, probabilities: NDArray[np.float32]) -> list[tuple[str, ...]]:
+        """Of each image the names over their threshold, likeliest first; equally likely ones by name."""
+        images, columns = np.nonzero(probabilities >= self.thresholds)
+        order = np.lexsort((columns, -probabilities[images, columns], images))
+        given: list[list[str]] = [[] for _ in probabilities]
+        for image, column in zip(images[order].tolist(), columns[order].tolist(), strict=True):
+            given[image].append(self.labels[column])
+        return [tuple(names) for names in given]
 
-    def row(self, name: str, probabilities: NDArray[np.float32], *, scores: bool, cached: bool) -> Tagged:
-        values = [round(value, DIGITS) for value in probabilities.tolist()] if scores else []
-        every = dict(zip(self.labels, values, strict=True)) if scores else {}
-        return Tagged(name, self.tags(probabilities), every, cached=cached)
+    def scores(self, probabilities: NDArray[np.float32]) -> list[dict[str, float]]:
+        """Of each image every label's probability, rounded."""
+        return [
+            {label: round(value, DIGITS) for label, value in zip(self.labels, values, strict=True)}
+            for values in probabilities.tolist()
+        ]
 
 
 @contextmanager
@@ -154,20 +166,21 @@ def tag_stream(
     know it. Memory is that of a few batches.
     """
 
-    def encode(reads: Sequence[_Read]) -> tuple[Sequence[_Read], Places | None]:
+    def tag(reads: Sequence[_Read]) -> list[Tagged]:
         good = [read for read in reads if not read.failure]
-        return reads, _places(model, good, space) if good else None
-
-    # two batches at once: a core that is done with the one goes on with the next, and none waits for scores and cache
-    encoded = prefetch(encode, _read_ahead(model, items, batch, space, loaders), 1, threads=2, give_way=False)
-    for reads, places in encoded:
-        values = iter(() if places is None else scorer.probabilities(places))
-        yield [
+        places = _places(model, good, space) if good else np.empty((0, model.places, model.space.size), np.float32)
+        probabilities = scorer.probabilities(places)
+        every = scorer.scores(probabilities) if scores else [{}] * len(good)
+        given = zip(scorer.tags(probabilities), every, strict=True)
+        return [
             Tagged(read.name, failure=read.failure)
             if read.failure
-            else scorer.row(read.name, next(values), scores=scores, cached=read.places is not None)
+            else Tagged(read.name, *next(given), cached=read.places is not None)
             for read in reads
         ]
+
+    # two batches at once: a core that is done with the one goes on with the next, and none waits for scores and cache
+    return prefetch(tag, _read_ahead(model, items, batch, space, loaders), 1, threads=2, give_way=False)
 
 
 def encode_stream(

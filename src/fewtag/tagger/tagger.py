@@ -157,7 +157,8 @@ class Tagger:
     def forget(self, label: str, image: ImageLike | None = None, *, example: str | int | None = None) -> "Tagger":
         """Forget a label, or one example of it: by its picture, by its file's name or by its number in `examples_`.
 
-        A label that was never defined goes with its last example.
+        A picture that was said not to show the label becomes unknown again in the same way. A label that was never
+        defined goes with the last picture that something is said of it by.
         """
         with self._lock:
             name = self._bank.find(label)
@@ -280,7 +281,7 @@ class Tagger:
         """
         scorer = self.scorer(threshold)
         places = encode_stream(self.model, items_of(several(images)))
-        return [scorer.tags(row) for batch in places for row in scorer.probabilities(batch)]
+        return [tags for batch in places for tags in scorer.tags(scorer.probabilities(batch))]
 
     def tag(
         self,
@@ -334,8 +335,7 @@ class Tagger:
             if name not in bank.classes:
                 raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
         chances = scorer.probabilities(self.model.encode(squash(picture, self.model.size)[None]))[0]
-        # a larger square is more work for one picture, and a map fine enough to point with
-        places = self.model.encode(squash(picture, self.model.zoom * self.model.size)[None])[0]
+        places = self.model.fine_places(picture)
         columns = {name: scorer.labels.index(name) for name in names}
         heats = {
             name: heat_map(places, bank.classifier(self.model, name), scorer.curve(column), picture.size)
@@ -439,9 +439,9 @@ class Tagger:
         if isinstance(pictures, Sized):
             same_length(len(pictures), len(told))
         names = sorted(frozenset().union(*(each.labels for each in told)))
-        self._check_absent(told, names, afresh=afresh)
-        known = self._bank.examples
-        learnt = encode_examples(self.model, pictures, told, known, self.keep_pictures, on_error, progress)
+        before = self._bank
+        refused = self._absent_known(before, told, names, afresh=afresh)
+        learnt = encode_examples(self.model, pictures, told, before.examples, self.keep_pictures, on_error, progress)
         with self._lock:
             kept = {label for label, each in self._bank.definitions.items() if each.explicit or not afresh}
             # known ones too: another process may have forgotten them when this is saved
@@ -449,17 +449,19 @@ class Tagger:
                 name: self._bank.definitions[name] if name in kept else by_name_or_none(name, self.model)
                 for name in names
             }
-            for name in sorted(frozenset().union(*(each.absent for each in told)) - set(names)):
-                definitions[name] = self._bank.definitions[name]
-            self._do(lambda bank: bank.learn(definitions, learnt, afresh=afresh))
+            self._do(lambda bank: bank.learn({**refused, **definitions}, learnt, afresh=afresh))
         return self
 
-    def _check_absent(self, told: Sequence[Told], names: Sequence[str], *, afresh: bool) -> None:
-        """Refuses a 'no' to a label that nobody taught: a slip of the pen, or a label that cannot be scored."""
-        known = {label for label, each in self._bank.definitions.items() if each.explicit or not afresh} | set(names)
-        for label in sorted(frozenset().union(*(each.absent for each in told)) - known):
-            hint = nearest(label, known) if known else "none is known yet"
-            raise InputError(f"label {label!r} is said to be absent, but it is not known; {hint}")
+    @staticmethod
+    def _absent_known(bank: Bank, told: Sequence[Told], names: Sequence[str], *, afresh: bool) -> dict[str, Definition]:
+        """What the labels that are absent alone mean; one that nobody taught is a slip of the pen, and refused."""
+        known = {label: each for label, each in bank.definitions.items() if each.explicit or not afresh}
+        wanted = sorted(frozenset().union(*(each.absent for each in told)) - set(names))
+        for label in wanted:
+            if label not in known:
+                hint = nearest(label, {*known, *names}) if known or names else "none is known yet"
+                raise InputError(f"label {label!r} is said to be absent, but it is not known; {hint}")
+        return {label: known[label] for label in wanted}
 
     def _do(self, change: Change) -> None:
         self._bank = change(self._bank)
@@ -485,18 +487,18 @@ class Tagger:
 
     def _examples_meant(self, name: str, image: ImageLike | None, example: str | int | None) -> list[str] | None:
         """The keys of the examples of a label that a person means; None for all of it."""
-        keys = self._bank.members[name]
+        keys, refused = self._bank.members[name], self._bank.refused[name]
         if image is not None and example is not None:
             raise InputError("an example is named twice; give its picture, or its name or number")
         if image is not None:
             key = pixel_digest(open_image(image))
-            if key in keys:
+            if key in keys or key in refused:
                 return [key]
             shown = image if isinstance(image, str | os.PathLike) else "given"
             raise InputError(f"image {shown} is no example of label {name!r}, which has {len(keys)}")
         if example is None:
             return None
-        names = [self._bank.examples[key].name for key in keys]
+        names = [self._bank.examples[key].name for key in (*keys, *refused)]
         if isinstance(example, int) or (str(example).isdigit() and str(example) not in names):
             number = int(example)
             if not 1 <= number <= len(keys):
@@ -504,7 +506,7 @@ class Tagger:
             return [keys[number - 1]]
         if example not in names:
             raise InputError(f"no example of label {name!r} is called {example!r}; they are {', '.join(names)}")
-        return [key for key, each in zip(keys, names, strict=True) if each == example]
+        return [key for key, each in zip((*keys, *refused), names, strict=True) if each == example]
 
     def scorer(
         self, threshold: float | None = None, shares: Mapping[str, float] | None = None, *, bank: Bank | None = None

@@ -13,13 +13,10 @@ from fewtag.errors import InputError
 from fewtag.pictures.files import Picture, is_image_name, walk
 from fewtag.tagger.bank import label_name
 from fewtag.tagging.sources import is_url
-from fewtag.tagging.tables import SEPARATOR, record_of
+from fewtag.tagging.tables import ABSENT, NOT, SEPARATOR, record_of
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _COLUMNS = {"image": ("image", "path", "file", "filename"), "labels": ("labels", "label", "tags", "tag")}
-_ABSENT = "absent"
-NOT = "!"
-"""Before a label in a cell: the picture does not show it."""
 _MOST_BYTES = 1_000_000_000
 
 
@@ -162,7 +159,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, str, str, str]]:
     try:
         names = [name.strip().casefold() for name in next(reader, [])]
         image, labels = (_column(path, names, wanted) for wanted in ("image", "labels"))
-        absent = names.index(_ABSENT) if _ABSENT in names else None
+        absent = names.index(ABSENT) if ABSENT in names else None
         empty = True
         for row in reader:
             if not row:

@@ -237,7 +237,7 @@ def finish_on_ray(
     shards: Sequence[Shard], work: Work, share: Share, advance: Advance
 ) -> tuple[float, dict[int, Counts]]:
     """When the first worker was ready, and the counts of each shard; refuses if some could not be finished."""
-    sizes = {shard.number: len(shard) for shard in shards}
+    sizes = {shard.number: shard.size for shard in shards}
     ready, finished, refusals = math.inf, dict[int, Counts](), dict[int, str]()
     for answer in _answers(shards, work, share):
         ready = min(ready, answer["ready"])

@@ -108,7 +108,7 @@ def tag(
     labels = tagger.scorer().labels
     scored = labels if options.scores else None
     with open_output(out, labels, about, scores=options.scores, shard=options.shard, force=force) as output:
-        if not output.is_begun:
+        if output.begun is None:
             output.shares = shares_in(source, tagger, options, begin)
         scorer = tagger.scorer(options.threshold, output.shares)
         if ray is not None:
@@ -117,8 +117,7 @@ def tag(
             missing, workers = output.missing(source, options.shard or LOCAL_SHARD), 1
             ready = time.time()
             if missing:
-                pictures = sum(map(len, missing))
-                advance = begin(output.task, pictures)
+                advance = begin(*_task(output, missing))
                 work = Work(b"", scored, options, output.parts, output.shares)
                 with cached_places(tagger.model, options.cache) as space:
                     output.done |= finish_shards(tagger.model, scorer, missing, work, space, advance)
@@ -152,7 +151,7 @@ def _tag_on_ray(
     """By the workers of a cluster: when the first one was ready, and how many there were."""
     from fewtag.tagging.ray_engine import finish_on_ray, open_cluster
 
-    if output.is_begun and not output.missing(source, 0):
+    if output.begun is not None and not output.missing(source, 0):
         return time.time(), 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bank.fewtag"
@@ -161,10 +160,15 @@ def _tag_on_ray(
     with open_cluster(ray.address) as nodes:
         share = nodes.share(ray.workers)
         missing = output.missing(source, options.shard or shard_size(len(source), share.workers))
-        advance = begin(output.task, sum(map(len, missing)))
-        ready, finished = finish_on_ray(missing, work, share, advance)
+        ready, finished = finish_on_ray(missing, work, share, begin(*_task(output, missing)))
     output.done |= finished
     return ready, share.workers
+
+
+def _task(output: Output, missing: Sequence[Shard]) -> tuple[str, int]:
+    """What is about to be done, for people, and of how many pictures."""
+    before = sum(counts.tagged + counts.failed for counts in output.done.values())
+    return f"tagging ({before} done before)" if before else "tagging", sum(shard.size for shard in missing)
 
 
 def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Iterator[tuple[Item, Tagged]]:
@@ -183,9 +187,11 @@ def shares_in(
 ) -> dict[str, float]:
     """The share of a source's pictures that show each label without a prior: as asked, or by a sample of them.
 
-    The sample is the same each time, whatever tags it and however often; what it takes is in the cache afterwards.
+    The sample is the same each time, whatever tags it and however often; what it takes is in the cache afterwards. A
+    label with a threshold of its own keeps the probabilities that it was chosen by.
     """
-    asked = [label for label in tagger.classes_ if tagger.definitions_[label].prior is None]
+    known = tagger.definitions_
+    asked = [label for label in tagger.classes_ if known[label].prior is None and known[label].threshold is None]
     if options.prior == "bank" or not asked:
         return {}
     if options.prior != "estimate":
@@ -254,9 +260,9 @@ def finish_shards(
     for batch in stream:
         rows += batch
         advance(len(batch))
-        while waiting and len(rows) >= len(waiting[-1]):
+        while waiting and len(rows) >= waiting[-1].size:
             shard = waiting.pop()
-            mine, rows = rows[: len(shard)], rows[len(shard) :]
+            mine, rows = rows[: shard.size], rows[shard.size :]
             finished[shard.number] = work.parts.write(shard, mine, work.scored)
     if waiting:
         raise InputError(f"{waiting[-1].table or 'the source'} changed while it was read; run the same command again")

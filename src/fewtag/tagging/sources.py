@@ -74,9 +74,6 @@ class Shard:
     is_remote: bool = False
     """Whether reading waits for something far away: then many are read at once."""
 
-    def __len__(self) -> int:
-        return self.size
-
     def items(self, batch: int) -> Iterator[Item]:
         """The pictures, in order; a table's rows are read a batch at a time."""
         yield from (entry.item() for entry in self.entries)

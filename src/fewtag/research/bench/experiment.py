@@ -94,7 +94,9 @@ class Experiment:
         left_out = {number for overlap in listed for number in overlap.classes}
         kept = [row for row, number in enumerate(numbers) if number not in left_out]
         if not kept:
-            raise InputError(f"words {self.vectors.name!r} know no class name of {settings.classes!r}; name other words")
+            raise InputError(
+                f"words {self.vectors.name!r} know no class name of {settings.classes!r}; name other words"
+            )
         return torch.from_numpy(vectors[kept]), [numbers[row] for row in kept]
 
     def words(self, labels: Sequence[str]) -> Words:

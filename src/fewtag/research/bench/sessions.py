@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from lightning_fabric import Fabric
 from numpy.typing import NDArray
 
 from fewtag.core.closed_form import Places, Strengths, Vectors, softmax
+from fewtag.core.metrics import average_precision
 from fewtag.core.posterior import Classifiers, Fitted, Pictures
 from fewtag.errors import InputError
 from fewtag.research.bench.distributed import (
@@ -28,7 +28,7 @@ from fewtag.research.bench.distributed import (
 )
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import device_name, solve
-from fewtag.research.bench.metrics import average_precision, mean_and_interval
+from fewtag.research.bench.metrics import mean_and_interval
 from fewtag.research.bench.recipe import SessionSettings
 from fewtag.research.bench.results import SESSIONS, SessionRow, Summary, read_rows_of, run_columns, write_rows
 from fewtag.research.data.sampling import halve
@@ -132,7 +132,7 @@ def run_sessions(
 def held_precision(logits: NDArray[np.float32], shown: NDArray[np.bool_], askable: NDArray[np.bool_]) -> float:
     """Average precision on the pictures that cannot be asked about."""
     held = ~askable
-    return average_precision(torch.from_numpy(logits[held]), torch.from_numpy(shown[held])).item()
+    return average_precision(logits[held], shown[held])
 
 
 def measure_sessions(

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from fewtag.errors import InputError
-from fewtag.files import write_atomically
+from fewtag.files import read_json, write_atomically
 from fewtag.research.data.images import LabelledImages
 
 _TRIES = 50
@@ -318,12 +318,7 @@ def load_draws(path: Path, images: LabelledImages) -> list[Draw]:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read the draws {path}: {error.strerror}; check the path") from error
-    except ValueError as error:
-        raise InputError(f"the draws {path} are not valid JSON ({error}); draw again") from error
+    content = read_json(path, "file of draws")
     if not isinstance(content, dict) or not isinstance(content.get("draws"), list):
         raise InputError(f'{path} is no file of draws: it has no list "draws"; check the path')
     if content.get("format") != _FORMAT:

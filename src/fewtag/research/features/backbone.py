@@ -1,6 +1,5 @@
 """Backbones: any timm network from pixels to local feature maps, fed the way its weights were trained; or several."""
 
-import copy
 import hashlib
 import math
 from collections.abc import Sequence
@@ -66,14 +65,6 @@ class Backbone(nn.Module):
         # channels last: convolutions run twice as fast on a CPU, and on tensor cores
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         return (pixels.to(self.mean.dtype) - self.mean) / self.std
-
-    def zoomed(self, factor: int = 2) -> "Backbone":
-        """The same network on larger images, for finer maps; itself where the network is bound to one size."""
-        if self.layout != "NCHW":
-            return self
-        larger = copy.copy(self)  # shares the network and its weights
-        larger.size = factor * self.size
-        return larger
 
     @property
     def fingerprint(self) -> str:
@@ -189,7 +180,8 @@ def _create(name: str, *, pretrained: bool, head: bool, size: int | None = None)
 
 def resize_network(network: Network, name: str, size: int) -> None:
     """Let a network of fixed size take another, resampling its position embeddings."""
-    if hasattr(network, "set_input_size") and size != network.pretrained_cfg["input_size"][-1]:
+    now = getattr(getattr(network, "patch_embed", None), "img_size", None) or network.pretrained_cfg["input_size"][1:]
+    if hasattr(network, "set_input_size") and size != now[-1]:
         try:
             network.set_input_size(img_size=(size, size))
         except (AssertionError, RuntimeError, ValueError, TypeError, ZeroDivisionError) as error:

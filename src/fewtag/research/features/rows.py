@@ -15,9 +15,9 @@ from jaxtyping import Num, UInt8
 from PIL import Image
 from torch import Tensor
 
-from fewtag.cache import LIMIT_VARIABLE, Cache, Space, content_digest
+from fewtag.cache import Cache, Space, content_digest
 from fewtag.errors import InputError
-from fewtag.files import format_size
+from fewtag.files import LIMIT_VARIABLE, format_size
 from fewtag.pictures.decode import squash_bytes, stack
 from fewtag.pictures.files import Picture
 from fewtag.pictures.prefetch import prefetch
@@ -50,8 +50,8 @@ class MemoryRows:
     def __len__(self) -> int:
         return len(self.tensor)
 
-    def take(self, rows: Sequence[int]) -> Num[Tensor, "images *shape"]:
-        return self.tensor.index_select(0, torch.as_tensor(rows, dtype=torch.long, device=self.tensor.device))
+    def take(self, rows: Sequence[int] | Tensor) -> Num[Tensor, "images *shape"]:
+        return self.tensor.index_select(0, torch.as_tensor(rows, device=self.tensor.device))
 
 
 class JoinedRows:

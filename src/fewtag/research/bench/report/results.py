@@ -1,6 +1,5 @@
 """Measured runs, published systems, and which of them stand together on the page."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from fewtag.errors import InputError
+from fewtag.files import read_json
 from fewtag.research.bench.metrics import METRICS, mean_and_interval
 from fewtag.research.bench.results import SESSIONS, ResultRow, SessionRow, read_rows, read_rows_of
 
@@ -212,10 +212,10 @@ def _test_first(phase: str) -> tuple[bool, bool, str]:
 
 
 def _reason(path: Path, paper: Published) -> tuple[str, str]:
+    facts = read_json(path, "reason")
     try:
-        facts = json.loads(path.read_text())
         return f"{paper.originals.get(path.parent.name, path.parent.name)}/{facts['run']}", str(facts["reason"])
-    except (ValueError, TypeError, KeyError) as error:
+    except (TypeError, KeyError) as error:
         raise InputError(f"{path} gives no reason for a run without rows; bench its recipe again") from error
 
 
