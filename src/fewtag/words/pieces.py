@@ -196,7 +196,7 @@ def phrase_variants(words: Sequence[str]) -> Iterator[str]:
 def pack(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Two numbers below `LEVELS` in a byte: those of the first half of the row in the low bits."""
     half = codes.shape[1] // 2
-    return codes[:, :half] | codes[:, half:] << 4
+    return codes[:, :half] | codes[:, half:] << np.uint8(4)
 
 
 def unpack(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -239,7 +239,7 @@ def checksum(arrays: Iterable[np.ndarray]) -> int:
     """CRC-32 of the arrays' bytes, one after the other."""
     total = 0
     for array in arrays:
-        total = zlib.crc32(np.ascontiguousarray(array), total)
+        total = zlib.crc32(np.ascontiguousarray(array).data, total)
     return total
 
 
