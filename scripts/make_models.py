@@ -20,35 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 from packs import PHASES, Packs, add_arguments
 
-from fewtag.core.calibration import Calibration, Pairs, calibrate
-from fewtag.core.closed_form import Places, Space, Strengths, Vectors, base_prototypes, class_prototypes, fit_space
-from fewtag.core.posterior import Classifiers, NameEvidence, Pictures, fit_label, prior
+from fewtag.core.calibration import Calibration
+from fewtag.core.closed_form import Places, Space
+from fewtag.core.posterior import NameEvidence, Pictures
 from fewtag.research.bench.results import commit
-from fewtag.research.data.class_names import class_names
 from fewtag.research.features.backbone import create_backbone
 from fewtag.research.features.graph import write_graph
+from fewtag.research.fit import STRENGTHS, Base, Held, Solved, calibrated, solve, wrong_names
 from fewtag.tagger.model import save_model, solve_words
-from fewtag.words.vectors import WordTable
 
 NETWORK = "vit_small_patch14_dinov2"
 SIZES = {"default": 126, "accurate": 224}
 MODELS = Path(__file__).parents[1] / "src" / "fewtag" / "models"
 RESULTS = Path(__file__).parents[1] / "results" / "models"
-STRENGTHS = Strengths(
-    shrinkage=2.0,
-    ridge=0.5,
-    word_weight=3.0,
-    word_decay=0.5,
-    support_focus=16.0,
-    query_local=0.8,
-)
-EXAMPLES = (0, 1, 2, 5, 10, 20)
-NOES = (0, 8, 64)
-"""Pictures beside a label's own, that do not name it, in the banks that calibration looks at."""
-SHARE, SHARES = 0.08, (0.003, 0.01, 0.03, 0.08, 0.2)
-REPEATS = 3
-QUERIES = 600
-WRONG_NAMES = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,103 +73,23 @@ class Encoded:
             return {phase: file[phase].tolist() for phase in PHASES}
 
 
-@dataclass(frozen=True, eq=False)
-class Solved:
-    """What base pictures decide of a model."""
-
-    space: Space
-    prototypes: Vectors
-    base_words: list[str]
-    classes: list[str]
-
-
-def solve(encoded: Encoded, packs: Packs, phases: Sequence[str]) -> Solved:
-    """Space and prototypes of base labels and of the classifier's classes, on the pictures of these phases."""
-    pooled = encoded.pooled(phases)
+def base_of(encoded: Encoded, packs: Packs, phases: Sequence[str]) -> Base:
+    """The 52 base labels on their own pictures, or all 80 on all packs'."""
     if list(phases) == ["train"]:
         labels, targets = packs.images("train").labels, packs.images("train").targets
     else:
         whole = packs.experiment.pictures()
         shown = whole.select(whole.rows([image for phase in phases for image in packs.images(phase).ids]))
         labels, targets = shown.labels, shown.targets
-    space = fit_space(pooled, pooled.shape[1], STRENGTHS.shrinkage)
-    projected = space.project(pooled)
-    prototypes = np.concatenate(
-        [
-            base_prototypes(projected, targets, STRENGTHS.separation),
-            class_prototypes(projected, encoded.chances(phases)),
-        ]
-    )
-    return Solved(space, prototypes, packs.names(labels), class_names("imagenet-1k"))
+    return Base(labels, packs.names(labels), targets, encoded.pooled(phases), encoded.chances(phases))
 
 
-@dataclass(frozen=True, eq=False)
-class Validation:
-    """The validation labels in a model's space."""
-
-    pictures: Pictures
-    targets: NDArray[np.bool_]
-    words: Vectors
-    wrong: Vectors
-
-    @classmethod
-    def of(cls, encoded: Encoded, solved: Solved, packs: Packs, table: WordTable) -> "Validation":
-        images = packs.images("val")
-        word_map = solve_words(table, solved.base_words, solved.classes, solved.prototypes, STRENGTHS)
-        names = np.random.default_rng(0).permutation(solved.classes)[:WRONG_NAMES]
-        first = [name.split(", ")[0] for name in names]
-        wrong = word_map.prototypes(table.vectors([name for name in first if name in table]))
-        words = word_map.prototypes(packs.words(images.labels))
-        return cls(Pictures.of(encoded.places("val", solved.space)), images.targets, words, wrong)
-
-    def evidence(self) -> NameEvidence:
-        """Scores of pictures with their own label's name, and with the names of other things."""
-        plain = {**vars(STRENGTHS), "kappa": 1.0, "offset": 0.0}
-        scores = Classifiers.of([prior(word, Strengths(**plain)) for word in np.concatenate([self.words, self.wrong])])
-        found = scores.logits(self.pictures.places, STRENGTHS)
-        mine = [found[shown, label] for label, shown in enumerate(self.targets.T)]
-        others = [found[shown, len(self.words) :] for shown in self.targets.T]
-        between = [np.std([each.mean() for each in mine]), np.std([each.mean(axis=0) for each in others])]
-        return NameEvidence(
-            right=round(float(np.median([each.mean() for each in mine])), 4),
-            wrong=round(float(np.mean([each.mean() for each in others])), 4),
-            between=round(float(np.mean(between)), 4),
-            within=round(float(np.mean([each.std() for each in mine])), 4),
-        )
-
-    def calibration(self, evidence: NameEvidence) -> Calibration:
-        """On banks of one to twenty examples a label, with few and many others, named in part or completely."""
-        random = np.random.default_rng(0)
-        pairs = []
-        for _ in range(REPEATS):
-            for label, shown in enumerate(self.targets.T):
-                for number in EXAMPLES:
-                    if shown.sum() < number + 30:
-                        continue
-                    yes = random.choice(np.flatnonzero(shown), number, replace=False)
-                    for noes in NOES if number else (0,):
-                        no = random.choice(np.flatnonzero(~shown), noes, replace=False)
-                        for weight in {STRENGTHS.unnamed, 1.0} if noes else {1.0}:
-                            pairs.append(self._pairs(label, yes, no, weight, evidence, random))
-        return calibrate(pairs, SHARE, SHARES)
-
-    def _pairs(
-        self,
-        label: int,
-        yes: NDArray[np.int64],
-        no: NDArray[np.int64],
-        weight: float,
-        evidence: NameEvidence,
-        random: np.random.Generator,
-    ) -> Pairs:
-        rows = np.concatenate([yes, no]).astype(np.int64)
-        shown = np.arange(len(rows)) < len(yes)
-        weights = np.where(shown, 1.0, weight).astype(np.float32)
-        support = Pictures(*(part[rows] for part in self.pictures))
-        fitted = fit_label(support, shown, weights, self.words[label], STRENGTHS, evidence)
-        rest = random.permutation(np.setdiff1d(np.arange(len(self.targets)), rows))[:QUERIES]
-        logits = Classifiers.of([fitted]).logits(self.pictures.places[rest], STRENGTHS)[:, 0]
-        return Pairs(len(yes), fitted.noes, logits, self.targets[rest, label])
+def validation(encoded: Encoded, solved: Solved, packs: Packs) -> Held:
+    """The validation labels."""
+    images = packs.images("val")
+    guides = solved.guides(packs.table, packs.names(images.labels))
+    pictures = Pictures.of(encoded.places("val", solved.space))
+    return Held(pictures, images.targets, guides, wrong_names(solved, packs.table))
 
 
 def main() -> None:
@@ -206,11 +110,9 @@ def main() -> None:
             backbone = create_backbone(NETWORK, weights=weights[name], size=size)
             network, constants = write_graph(backbone, arguments.out / f"dinov2-{name}.onnx", bits=8)
             encoded = Encoded(arguments.features, name, size, packs)
-            solved = solve(encoded, packs, phases)
+            solved = solve(base_of(encoded, packs, phases))
             if name == "coco52":
-                validation = Validation.of(encoded, solved, packs, packs.table)
-                evidence = validation.evidence()
-                fitted[size] = evidence, validation.calibration(evidence)
+                fitted[size] = calibrated([validation(encoded, solved, packs)])
                 print(size, *fitted[size], sep="\n", flush=True)
             evidence, calibration = fitted[size]
             model = {"all80": kind, "coco52": "coco52" if kind == "default" else "accurate-coco52"}[name]

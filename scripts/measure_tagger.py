@@ -119,9 +119,7 @@ def accuracy(episodes: Iterator[tuple[Scorer, NDArray[np.float32], Shown]]) -> d
     return found | reliability(chances, shown) | thresholds(chances, shown, np.concatenate(given))
 
 
-def reliability(
-    chances: NDArray[np.float64], shown: Shown, weights: NDArray[np.float64] | None = None
-) -> dict[str, Any]:
+def reliability(chances: NDArray[np.float64], shown: Shown) -> dict[str, Any]:
     """How far what is said is from what is, over pairs said to be likely enough, with the table."""
     bins = np.minimum((chances * BINS).astype(np.int64), BINS - 1)
     table, wrong, total = [], 0.0, 0.0

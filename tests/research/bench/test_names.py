@@ -23,6 +23,12 @@ NAMES = ('names={classifier="test_resnet", weights="random", size=64}',)
 CLOSED = ("method={name='closed-form', space=16}",)
 
 
+@pytest.fixture(autouse=True)
+def look_for_no_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words of these tests know two classes; suggestions for the 998 others would take seconds."""
+    monkeypatch.setattr("fewtag.words.vectors.spelt_like", lambda *_: [])
+
+
 def opened(shapes: Path, *changes: str) -> Experiment:
     ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=["protonet"], changes=changes)
     return Experiment(recipe, shapes, shapes)

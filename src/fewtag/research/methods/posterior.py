@@ -42,11 +42,11 @@ class Posterior(ClosedForm):
         bias: float = 0.3,
         unnamed: float = 0.25,
         complete: bool = True,
-        name_right: float = 0.5,
-        name_wrong: float = 0.0,
-        name_between: float = 0.1,
-        name_within: float = 0.1,
-        name_prior: float = 0.9,
+        name_right: float = NameEvidence.right,
+        name_wrong: float = NameEvidence.wrong,
+        name_between: float = NameEvidence.between,
+        name_within: float = NameEvidence.within,
+        name_prior: float = NameEvidence.prior,
         parts: list[int] | None = None,
     ) -> None:
         super().__init__(

@@ -27,6 +27,7 @@ class Whitened(Precoded):
         self.method, self.shrinkage = method, shrinkage
         self.serves_words_alone, self.uses_images = method.serves_words_alone, method.uses_images
         self.uses_names = method.uses_names
+        self.stacks_episodes = isinstance(method, Precoded) and method.stacks_episodes
 
     def prepare(self, base: Base) -> None:
         """Solves for the space; the method's own base stage then sees the base pictures in it."""
