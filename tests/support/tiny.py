@@ -12,9 +12,10 @@ from PIL import Image, ImageDraw
 from fewtag import Tagger
 from fewtag.core.calibration import Calibration
 from fewtag.core.closed_form import Strengths, base_prototypes, fit_space, fit_words
-from fewtag.core.posterior import NameEvidence
+from fewtag.core.posterior import Classifiers, NameEvidence
 from fewtag.runtime import INPUTS
-from fewtag.tagger.model import save_model
+from fewtag.tagger.bank import Bank
+from fewtag.tagger.model import Model, save_model
 from fewtag.words.vectors import SHIPPED, load_words
 
 SIZE, CELL, CHANNELS, SPACE = 32, 8, 16, 8
@@ -33,9 +34,14 @@ def draw(number: int, *labels: str, size: tuple[int, int] = (48, 40)) -> Image.I
     return image
 
 
+def classifiers_of(bank: Bank, model: Model) -> Classifiers:
+    """Of all its labels, in their order."""
+    return Classifiers.of([bank.classifier(model, label) for label in bank.classes])
+
+
 def same_classifiers(left: Tagger, right: Tagger) -> bool:
     """The same labels and the same numbers for each, to the last bit."""
-    ours, theirs = (tagger.bank_.classifiers(tagger.model) for tagger in (left, right))
+    ours, theirs = (classifiers_of(tagger.bank_, tagger.model) for tagger in (left, right))
     pairs = zip(vars(ours).values(), vars(theirs).values(), strict=True)
     return left.classes_ == right.classes_ and all(np.array_equal(one, other) for one, other in pairs)
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tiny import classifiers_of
 from tiny import same_classifiers as same
 
 from fewtag import InputError, Tagged, Tagger
@@ -23,6 +24,7 @@ from fewtag.core.posterior import Classifiers, Fitted, Pictures, fit_label
 from fewtag.pictures.decode import squash, stack
 from fewtag.pictures.files import Picture
 from fewtag.runtime import Network
+from fewtag.tagger.explain import heat_map
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import encode_stream, items_of
 
@@ -119,7 +121,8 @@ def test_probabilities_are_the_posteriors(model: Model, tagger: Tagger, pets: Ex
         for column in range(3)
     ]
     logits = Classifiers.of(fitted).logits(encode(model, queries), model.strengths)
-    slopes, offsets = model.calibration.curves(shown.sum(axis=0), np.full(3, 0.3, np.float32))
+    noes = (weights * ~shown).sum(axis=0)
+    slopes, offsets = model.calibration.curves(shown.sum(axis=0), noes, np.full(3, 0.3, np.float32))
     np.testing.assert_allclose(tagger.predict_proba(queries), 1 / (1 + np.exp(-slopes * logits - offsets)), atol=0.02)
 
 
@@ -132,7 +135,7 @@ def test_the_prototype_is_the_closed_forms_where_the_pictures_bear_the_names_out
     pooled = attend(encode(model, pets[0]), words, model.strengths.support_focus)
     visual = np.einsum("il,ils->ls", shown.astype(np.float32), pooled)
     expected = mix(visual, words, shown.sum(axis=0), model.strengths)
-    assert (tagger.bank_.classifiers(sure).guides * expected).sum(axis=1).min() > 0.999
+    assert (classifiers_of(tagger.bank_, sure).guides * expected).sum(axis=1).min() > 0.999
 
 
 @settings(max_examples=15, deadline=None)
@@ -277,7 +280,9 @@ def test_a_name_alone_is_scored_at_once(model: Model, tagger: Tagger, queries: l
     word = model.word_prototypes(model.words.vectors(["zebra"]))
     np.testing.assert_allclose(classifier(tagger, "zebra").guide[None], word, atol=1e-6)
     logits = model.strengths.kappa * (score(encode(model, queries), word, model.strengths) - model.strengths.offset)
-    slopes, offsets = model.calibration.curves(np.zeros(1, np.int64), np.array([0.3], np.float32))
+    slopes, offsets = model.calibration.curves(
+        np.zeros(1, np.int64), np.zeros(1, np.float32), np.array([0.3], np.float32)
+    )
     np.testing.assert_allclose(tagger.predict_proba(queries), 1 / (1 + np.exp(-slopes * logits - offsets)), atol=1e-5)
 
 
@@ -510,6 +515,34 @@ def test_a_heat_map_has_the_pictures_size(tagger: Tagger, draw: Draw) -> None:
     assert heat.shape == (50, 90)
     assert heat.dtype == np.float32
     assert 0 <= heat.min() < heat.max() <= 1
+
+
+def test_a_heat_map_is_of_the_finest_places_and_a_probability_of_the_usual_ones(
+    tagger: Tagger, draw: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = draw(1, "dog")
+    tagger.fit([picture, draw(2, "cat")], ["dog", "cat"])
+    fine = np.random.default_rng(0).normal(size=(1, 144, tagger.model.space.size)).astype(np.float32)
+    seen = []
+
+    def finest(_network: Network, pixels: np.ndarray, _space: object) -> np.ndarray:
+        seen.append(pixels.shape)
+        return fine
+
+    monkeypatch.setattr(Network, "fine", finest)
+    heats, chances = tagger.explain_all(picture, ["dog"])
+    side = tagger.model.zoom * tagger.model.size
+    assert seen == [(1, 3, side, side)]
+    curve = tagger.scorer().curve(tagger.classes_.index("dog"))
+    expected = heat_map(fine[0], classifier(tagger, "dog"), curve, picture.size)
+    assert np.array_equal(heats["dog"], expected)
+    assert chances["dog"] == pytest.approx(tagger.predict_proba(picture)[0, 1], abs=1e-6)
+
+
+def test_the_finest_map_of_a_graph_with_one_is_that_one(model: Model, draw: Draw) -> None:
+    pixels = stack([squash(draw(1, "dog"), model.size)])
+    assert np.array_equal(model.network.fine(pixels, model.space), model.network(pixels, model.space))
+    assert model.fine_places(draw(1, "dog")).shape == (4 * model.places, model.space.size), "of a larger square"
 
 
 def test_what_is_not_there_stays_dark_and_what_is_glows(shipped: Tagger) -> None:

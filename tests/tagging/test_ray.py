@@ -130,6 +130,22 @@ def test_the_local_engines_rows_and_failures_and_nothing_twice(cli: Cli, bank: P
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_workers_use_the_shares_that_were_estimated_before_them(
+    cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In their processes a sample is as large as ever: an estimate of their own would find too few pictures."""
+    monkeypatch.setattr("fewtag.tagging.run.SMALLEST_SAMPLE", 2)
+    assert cli("tag", bank, photos, "--out", "here.csv", "--scores").code == 0
+    assert cli("tag", bank, photos, "--out", "there.csv", "--scores", "--engine", "ray", "--workers", 1).code == 0
+    here, there = (json.loads(Path(f"{name}.csv.run.json").read_text())["shares"] for name in ("here", "there"))
+    assert there == here != {}
+    assert Path("there.csv").read_bytes() == Path("here.csv").read_bytes()
+    assert cli("tag", bank, photos, "--out", "usual.csv", "--scores", "--prior", "bank").code == 0
+    assert Path("usual.csv").read_bytes() != Path("here.csv").read_bytes()
+
+
+@pytest.mark.ray
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
 @pytest.mark.usefixtures("cluster")
 def test_a_killed_worker_loses_and_repeats_nothing(cli: Cli, bank: Path, tmp_path: Path) -> None:

@@ -264,6 +264,17 @@ def test_a_label_with_a_semicolon_from_python_needs_another_format(cli: Cli, ban
     assert cli("tag", bank, photos, "--out", "tags.jsonl").code == 0
 
 
+def test_labels_that_a_mended_table_would_take_for_a_no_need_another_format(cli: Cli, bank: Path, photos: Path) -> None:
+    Tagger.load(bank).define("absent", like=["moon"]).save(bank)
+    said = cli("tag", bank, photos, "--out", "tags.csv", "--scores")
+    assert (said.code, "label 'absent' would be taken for the column of that name" in said.err) == (2, True)
+    assert cli("tag", bank, photos, "--out", "tags.csv").code == 0
+    Tagger.load(bank).define("!moon", like=["moon"]).save(bank)
+    said = cli("tag", bank, photos, "--out", "other.csv")
+    assert (said.code, "label '!moon' begins with \"!\"" in said.err) == (2, True)
+    assert cli("tag", bank, photos, "--out", "other.jsonl").code == 0
+
+
 def test_a_bank_without_labels_says_so(cli: Cli, tiny_model: Path, photos: Path) -> None:
     Tagger(str(tiny_model)).save("empty.fewtag")
     assert "0 labels" in cli("labels", "empty.fewtag").out

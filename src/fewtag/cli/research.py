@@ -29,6 +29,64 @@ Compiled = Annotated[
 Accelerator = Annotated[str, typer.Option(help="auto, cpu or gpu.")]
 
 
+def fit(
+    out: Annotated[Path, typer.Argument(metavar="MODEL", help="Where the model goes: MODEL.safetensors, MODEL.onnx.")],
+    base: Annotated[
+        list[Path],
+        typer.Argument(metavar="PICTURES", help="Base pictures: a table or a folder per label; or unlabelled ones."),
+    ],
+    network: Annotated[str, typer.Option(metavar="NAME", help="timm's name of a network, or an ONNX file.")],
+    weights: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="Its weights: a file, timm, or package:NAME.")
+    ] = None,
+    size: Annotated[int, typer.Option(min=16, help="Side of the squares that it takes.")] = 224,
+    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="The pictures have no labels.")] = False,
+    words: Annotated[str | None, typer.Option(metavar="FILE", help="Word vectors of one's own.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Make a model of one's own from any network and some base pictures; use it as --model MODEL.
+
+    The space, the word map and the calibration are solved on the pictures; the network stays as it is. An ONNX file
+    takes pixels normalised as ImageNet's and answers with a feature map. Some thousand pictures of dozens of labels
+    are good; without labels, what a classifier is sure of stands for them.
+
+    Example: fewtag fit mine pictures.csv --network vit_small_patch14_dinov2 --weights dinov2.safetensors
+    """
+    import json
+
+    from fewtag.cli.terminal import Bars
+    from fewtag.pictures.files import Picture, walk
+    from fewtag.research.fit import fit_model
+    from fewtag.tagging.examples import read_examples
+    from fewtag.words.vectors import SHIPPED
+
+    if unlabelled:
+        pictures = [Picture(found.path, name=str(found.path)) for folder in base for found in walk(folder)]
+        shown: list[frozenset[str]] = [frozenset()] * len(pictures)
+    else:
+        examples = read_examples(base)
+        pictures, shown = [each.picture for each in examples], [each.labels for each in examples]
+    with Bars() as bars:
+        made = fit_model(
+            out,
+            pictures,
+            shown,
+            network=network,
+            weights=weights,
+            size=size,
+            words=words or SHIPPED,
+            device=device,
+            begin=bars.begin,
+        )
+    if as_json:
+        print(json.dumps(made))
+        return
+    typer.echo(f"{made['model']}: fitted on {made['pictures']} pictures of {len(made['labels'])} labels")
+    if made["left_out"]:
+        typer.echo(f"no known words, left out: {', '.join(made['left_out'])}")
+
+
 def train(
     recipe: RecipePath,
     data: DataFolder = None,

@@ -108,8 +108,8 @@ class NameEvidence:
     """Standard deviation between labels."""
     within: float = 0.07
     """Standard deviation between pictures of one label."""
-    prior: float = 0.9
-    """The share of names that are right, before any picture."""
+    prior: float = 0.5
+    """The share of names that are right, before any picture: private ones ("Rex") are as common as words."""
 
     def trust(self, scores: NDArray[np.float32]) -> float:
         """The probability that a name is right whose pictures score so."""

@@ -22,6 +22,7 @@ from fewtag.words.vectors import SHIPPED as SHIPPED_WORDS
 from fewtag.words.vectors import WordTable, class_vectors, load_words
 
 SHIPPED = ("default", "accurate", "coco52")
+SHIPPED_FOLDER = Path(str(files("fewtag"))) / "models"
 KIND = "fewtag-model"
 CONSTANTS = ("pool", "positions")
 """Arrays that are inputs of the network."""
@@ -138,7 +139,7 @@ def load_model(
 ) -> Model:
     """A shipped model by name, or one of one's own by path; `words` is a file of other word vectors."""
     if source in SHIPPED:
-        name, path = source, Path(str(files("fewtag"))) / "models" / f"{source}.safetensors"
+        name, path = source, SHIPPED_FOLDER / f"{source}.safetensors"
     else:
         path = _own_file(source)
         name, source = path.stem, str(path.resolve())
@@ -156,7 +157,7 @@ def load_model(
             int(network.get("zoom", 1)),
             header,
             Network(
-                path.parent / network["file"],
+                _graph(path.parent, network["file"]),
                 device,
                 sha256=network["sha256"],
                 constants={key: array for key, array in floats.items() if key in CONSTANTS},
@@ -172,6 +173,12 @@ def load_model(
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"model {path} cannot be read ({error!r}); name one that fewtag wrote") from error
+
+
+def _graph(folder: Path, name: str) -> Path:
+    """A model's graph lies beside it, or among the shipped ones, which several models share."""
+    beside = folder / Path(name).name
+    return beside if beside.exists() else SHIPPED_FOLDER / Path(name).name
 
 
 def _own_file(source: str) -> Path:

@@ -7,7 +7,9 @@ output. The squares may be of any size that the network allows.
 
 import copy
 import hashlib
+import math
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +29,7 @@ TOLERANCE = {16: 1e-3, 8: 0.1}
 """How far a place of the graph may be from torch's, of the greatest number in it, by the bits of its weights."""
 Constants = dict[str, NDArray[np.float32]]
 """Inputs of a graph that are the same for all pictures of one size."""
+IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 SIDE = 8
 """Of a map's places, at most: a finer grid is pooled."""
 
@@ -127,6 +130,94 @@ def write_graph(backbone: Backbone, path: Path, bits: Literal[8, 16] = 16) -> tu
         "weights": backbone.fingerprint,
     }
     return facts, constants
+
+
+def wrap_graph(source: Path, path: Path, size: int) -> tuple[dict[str, Any], Constants]:
+    """An ONNX file, from pixels normalised as ImageNet's to a feature map, as a graph that the product runs."""
+    import onnx
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+
+    try:
+        graph = onnx.load(source)
+        session = onnxruntime.InferenceSession(str(source), providers=["CPUExecutionProvider"])
+        wanted, given = session.get_inputs()[0].name, session.get_outputs()[0].name
+        features = session.run([given], {wanted: np.zeros((1, 3, size, size), np.float32)})[0]
+    except Exception as error:  # onnxruntime has many kinds, without a base of their own
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise InputError(f"{source} cannot be run on 1 × 3 × {size} × {size} numbers ({said}); check --size") from error
+    steps, places, channels = _to_places(features.shape, source)
+    constants = {"pool": pooling(math.isqrt(places), min(SIDE, math.isqrt(places)))}
+    shift, scale = (np.array(each, np.float32).reshape(1, 3, 1, 1) for each in (IMAGENET_MEAN, IMAGENET_STD))
+    before = [
+        helper.make_node("Cast", ["pixels"], ["fewtag.numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Sub", ["fewtag.numbers", "fewtag.shift"], ["fewtag.centred"]),
+        helper.make_node("Div", ["fewtag.centred", "fewtag.scale"], [wanted]),
+    ]
+    after, last = [], given
+    for number, (kind, facts) in enumerate(steps):
+        constant = [f"fewtag.constant{number}"] if "constant" in facts else []
+        if constant:
+            graph.graph.initializer.append(numpy_helper.from_array(np.array(facts.pop("constant")), constant[0]))
+        after.append(helper.make_node(kind, [last, *constant], [f"fewtag.step{number}"], **facts))
+        last = f"fewtag.step{number}"
+    after += [
+        helper.make_node("Sub", [last, "mean"], ["fewtag.rest"]),
+        helper.make_node("MatMul", ["fewtag.rest", "basis"], ["fine"]),
+        helper.make_node("MatMul", ["pool", "fine"], ["places"]),
+    ]
+    nodes = [*before, *graph.graph.node, *after]
+    for part in (graph.graph.node, graph.graph.input, graph.graph.output):
+        del part[:]
+    graph.graph.node.extend(nodes)
+    graph.graph.initializer.extend(
+        [numpy_helper.from_array(shift, "fewtag.shift"), numpy_helper.from_array(scale, "fewtag.scale")]
+    )
+    shapes: dict[str, tuple[int, list[str | int | None]]] = {
+        "pixels": (TensorProto.UINT8, ["images", 3, size, size]),
+        "mean": (TensorProto.FLOAT, [channels]),
+        "basis": (TensorProto.FLOAT, [channels, "space"]),
+        "pool": (TensorProto.FLOAT, ["places", "fine places"]),
+    }
+    graph.graph.input.extend(
+        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in shapes.items()]
+    )
+    graph.graph.output.extend(
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["images", None, "space"]) for name in OUTPUTS]
+    )
+    without_notes(graph)
+    onnx.checker.check_model(graph)
+    content = graph.SerializeToString()
+    write_atomically(path, content)
+    facts = {
+        "file": path.name,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "name": source.name,
+        "size": size,
+        "channels": channels,
+        "places": len(constants["pool"]),
+    }
+    return facts, constants
+
+
+def _to_places(shape: Sequence[int], source: Path) -> tuple[list[tuple[str, dict[str, Any]]], int, int]:
+    """Nodes from a network's output to images × places × channels; how many places and channels there are."""
+    if len(shape) == 4 and shape[2] == shape[3]:  # images × channels × rows × columns
+        places = shape[2] * shape[3]
+        return (
+            [
+                ("Reshape", {"constant": np.array([0, shape[1], places])}),
+                ("Transpose", {"perm": [0, 2, 1]}),
+            ],
+            places,
+            shape[1],
+        )
+    if len(shape) == 4 and shape[1] == shape[2]:
+        return [("Reshape", {"constant": np.array([0, shape[1] * shape[2], shape[3]])})], shape[1] * shape[2], shape[3]
+    if len(shape) == 3 and math.isqrt(shape[1]) ** 2 == shape[1]:
+        return [], shape[1], shape[2]
+    found = " × ".join(map(str, shape))
+    raise InputError(f"the first output of {source} is {found} numbers; a feature map of one square grid is needed")
 
 
 @torch.inference_mode()
