@@ -342,7 +342,7 @@ def test_torchrun_starts_two_processes_that_write_the_rows_of_one_and_refuse_in_
     for key in (*METRICS, "episode", "draws_digest", "data_digest", "recipe_digest"):
         assert [row[key] for row in rows] == [row[key] for row in wanted]
 
-    assert done.stderr.count("fewtag: cannot read the draws") == 1
+    assert done.stderr.count("fewtag: there is no file of draws") == 1
     assert re.search(r"exitcode\s*: 2\b", done.stderr), "torchrun's report tells what the process exited with"
     assert "src/fewtag" not in done.stderr, "no traceback of ours"
     assert (done.returncode, done.stdout) == (1, "")

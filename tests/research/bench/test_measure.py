@@ -193,7 +193,7 @@ def test_rows_cut_short_are_refused_until_forced(bench) -> None:
 
 def test_a_bad_protocol_is_refused_before_training(cli: Cli, shapes: Path) -> None:
     said = cli("bench", shapes / "recipe.toml", "--only", "attention", "--set", "evaluation.draws.test=gone.json")
-    assert (said.code, "cannot read the draws" in said.err) == (2, True)
+    assert (said.code, "there is no file of draws" in said.err) == (2, True)
     assert not Path("runs").exists()
 
 
