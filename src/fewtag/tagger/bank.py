@@ -22,8 +22,8 @@ Kind = Literal["name", "like", "vector", "none"]
 KINDS: tuple[Kind, ...] = ("name", "like", "vector", "none")
 ANSWERS = 400
 """Of one kind, yes or no, that a label's fit looks at: it stays in milliseconds, and more change nothing much."""
-UNNAMED = 64
-"""Pictures that say nothing of a label which its fit looks at, as weak 'no's."""
+COMPLETE, UNNAMED = 256, 64
+"""Pictures beside these that its fit looks at: complete ones that do not name the label, and others, as weak 'no's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,10 +196,10 @@ class Bank:
         )
         silent = np.ones(len(self._keys), np.bool_)
         silent[yes] = silent[no] = False
-        drawn = self._drawn(label, np.flatnonzero(silent), UNNAMED)
-        complete = np.array([self.examples[self._keys[row]].said.complete for row in drawn], np.bool_)
-        no = np.concatenate([self._drawn(label, no, ANSWERS), drawn[complete]])
-        rows = self._drawn(label, yes, ANSWERS), np.sort(no), drawn[~complete]
+        complete = self._drawn(label, np.flatnonzero(silent & self._complete), COMPLETE)
+        unnamed = self._drawn(label, np.flatnonzero(silent & ~self._complete), UNNAMED)
+        no = np.sort(np.concatenate([self._drawn(label, no, ANSWERS), complete]))
+        rows = self._drawn(label, yes, ANSWERS), no, unnamed
         return Said(*(tuple(self._keys[row] for row in some) for some in rows))
 
     @cached_property
@@ -209,6 +209,10 @@ class Bank:
     @cached_property
     def _rows(self) -> Mapping[str, int]:
         return {key: row for row, key in enumerate(self._keys)}
+
+    @cached_property
+    def _complete(self) -> NDArray[np.bool_]:
+        return np.array([each.said.complete for each in self.examples.values()], np.bool_)
 
     @cached_property
     def _lots(self) -> NDArray[np.uint64]:

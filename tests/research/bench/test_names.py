@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fewtag.errors import InputError
+from fewtag.research.bench import measure
 from fewtag.research.bench.evaluate import Pool
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.recipe_files import load_recipes
@@ -81,6 +82,20 @@ def test_names_change_a_method_with_words_and_are_told_in_its_rows(cli: Cli, sha
     whitened = rows("whitened", "space.size=16")
     assert {row.space for row in whitened} == {"16, shrinkage 2"}
     assert [row.micro_ap for row in whitened] != [row.micro_ap for row in rows("as-they-are")]
+
+
+def test_runs_on_the_same_base_pictures_and_network_read_their_features_once(
+    cli: Cli, shapes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[int] = []
+    read = measure.global_features
+    monkeypatch.setattr(measure, "global_features", lambda rows: (times.append(1), read(rows))[1])
+    monkeypatch.setattr(measure, "_base_features", {})
+    recipe = ("bench", shapes / "recipe.toml", "--only", "protonet", "--set", "space.size=8", "--force")
+    said = [cli(*recipe, "--json", "--set", f"seed={seed}") for seed in (0, 0, 1)]
+    assert [each.code for each in said] == [0, 0, 0]
+    assert said[0].out == said[1].out
+    assert len(times) == 2, "another seed has other random weights"
 
 
 def test_a_classifier_of_other_classes_is_refused(shapes: Path) -> None:

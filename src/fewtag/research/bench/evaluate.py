@@ -30,7 +30,7 @@ class Pool(NamedTuple):
 
     def episode(self, draw: Draw) -> Episode:
         """The tensors of a draw, on the pool's device."""
-        return name_support(self.split(torch.tensor([*draw.support, *draw.query]), len(draw.support)), draw.named)
+        return as_named(self.split(torch.tensor([*draw.support, *draw.query]), len(draw.support)), draw)
 
     def split(self, rows: Int[Tensor, "*episodes rows"], shots: int) -> Episode:
         """An episode of these rows, of which the first are the support; or several, stacked."""
@@ -48,13 +48,13 @@ class Pool(NamedTuple):
         return taken if taken.dtype == torch.uint8 else taken.float()
 
 
-def name_support(episode: Episode, named: Sequence[int]) -> Episode:
-    """The episode with a support in which each picture names one label only; as it is where nothing is named."""
-    if not named:
+def as_named(episode: Episode, draw: Draw) -> Episode:
+    """The episode with what its support pictures are said to show, where that is one label each."""
+    if not draw.named:
         return episode
-    support, columns = episode.support, torch.tensor(named, device=episode.targets.device)
-    targets = F.one_hot(columns, len(support.labels)).bool()
-    return episode._replace(support=support._replace(targets=targets))
+    targets = episode.support.targets
+    named = F.one_hot(torch.tensor(draw.named, device=targets.device), targets.shape[-1]).bool()
+    return episode._replace(support=episode.support._replace(targets=named))
 
 
 MOST_ENCODED = 2**29
@@ -90,14 +90,14 @@ def score_draws(method: Method, pool: Pool, draws: Sequence[Draw]) -> Iterator[t
     rows = [torch.tensor([*draw.support, *draw.query]) for draw in draws]
     if draws and isinstance(method, Precoded) and (encoded := encode_once(method, pool, rows)):
         (pool, rows), adapt = encoded, method.adapt_encoded
-        alike = {(len(draw.support), len(draw.query), draw.named) for draw in draws}
-        if method.stacks_episodes and len(alike) == 1 and not draws[0].named:
+        alike = len({(len(draw.support), len(draw.query)) for draw in draws}) == 1
+        if method.stacks_episodes and alike and not any(draw.named for draw in draws):
             for stacked in torch.split(torch.stack(rows), EPISODES_AT_ONCE):
                 episodes = pool.split(stacked, len(draws[0].support))
                 yield from zip(adapt(episodes.support)(episodes.maps), episodes.targets, strict=True)
             return
     for draw, chosen in zip(draws, rows, strict=True):
-        episode = name_support(pool.split(chosen, len(draw.support)), draw.named)
+        episode = as_named(pool.split(chosen, len(draw.support)), draw)
         yield adapt(episode.support)(episode.maps), episode.targets
 
 

@@ -40,6 +40,9 @@ from fewtag.research.methods.base import pool
 
 Network = Backbone | JoinedBackbone
 
+_base_features: dict[tuple[str, str], Tensor] = {}
+"""Of the last pictures and network: runs of a recipe mostly share them, and reading takes longer than solving."""
+
 
 def measure(
     experiment: Experiment,
@@ -148,8 +151,12 @@ def solve(
     names = None
     if method.uses_names and experiment.recipe.names is not None:
         names = _class_names(experiment, images, cache, fabric, report)
+    key = (images.digest, backbone.fingerprint)
+    if key not in _base_features:
+        _base_features.clear()
+        _base_features[key] = global_features(rows)
     device, targets = fabric.device, torch.from_numpy(images.targets)
-    method.prepare(Base(images.labels, words.to(device), targets.to(device), global_features(rows).to(device), names))
+    method.prepare(Base(images.labels, words.to(device), targets.to(device), _base_features[key].to(device), names))
 
 
 def _class_names(
