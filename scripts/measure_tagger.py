@@ -9,7 +9,7 @@ wrote. Supports are complete (what a picture does not name is absent), unless a 
 import argparse
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -228,45 +228,58 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--phases", nargs="+", default=["test", "mixed"])
     parser.add_argument("--pools", type=Path, default=Path("results/pools-1-percent.json"))
+    parser.add_argument("--only", default="", help="rows whose name holds this; others stay as they are in the file")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     model = load_model(arguments.model)
     packs = Packs(arguments.data, arguments.cache)
     command = f"python scripts/measure_tagger.py --data data --features features --model {arguments.model}"
-    found: dict[str, Any] = {"command": command, "commit": commit(), "model": model.name, "size": model.size}
-
-    def tell(key: str, value: dict[str, Any]) -> None:
-        found[key] = value
-        print(key, {name: each for name, each in value.items() if name != "reliability"}, flush=True)
-        write_atomically(arguments.out, json.dumps(found, indent=1).encode())
-
+    found: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    found |= {"command": command, "model": model.name, "size": model.size}
     pools = json.loads(arguments.pools.read_text()) if arguments.pools.exists() else {}
     for phase in arguments.phases:
         bench = Bench(packs, model, arguments.features, phase, arguments.name)
         if phase not in pools:
             pools[phase] = draw_pools(bench)
             write_atomically(arguments.pools, json.dumps(pools).encode())
-        names, clean = bench.words(clean=False), bench.words(clean=True)
-        number = arguments.episodes
-        tell(f"{phase}, name alone", accuracy(bench.episodes(0, number, names)))
-        tell(f"{phase}, name alone, clean", accuracy(bench.episodes(0, number, clean)))
-        for shots in (1, 5, *((20,) if phase == "mixed" else ())):
-            tell(f"{phase}, {shots} examples", accuracy(bench.episodes(shots, number, names)))
-        tell(f"{phase}, 1 examples, clean", accuracy(bench.episodes(1, number, clean)))
-        tell(f"{phase}, 1 examples, no words", accuracy(bench.episodes(1, number, None)))
-        private = model.words.vectors([name for name in PRIVATE if name in model.words][: len(bench.images.labels)])
-        wrong = model.word_prototypes(private)
-        tell(f"{phase}, 1 examples, private names", accuracy(bench.episodes(1, number, wrong)))
-        for shots in (1, 5):
-            key = f"{phase}, {shots} examples, one label a picture"
-            tell(key, accuracy(bench.episodes(shots, number, names, single=True)))
-            for estimate in (False, True):
-                how = "estimated" if estimate else "given"
-                tell(
-                    f"{phase}, {shots} examples, 1 %, prior {how}", rare(bench, names, shots, pools, estimate=estimate)
-                )
-        if phase == "mixed":
-            tell(f"{phase}, habits", habits(bench, names))
+        for key, measure in rows(bench, arguments.episodes, pools).items():
+            if arguments.only in key:
+                found[key] = {"commit": commit(), **measure()}
+                print(key, {name: each for name, each in found[key].items() if name != "reliability"}, flush=True)
+                write_atomically(arguments.out, json.dumps(found, indent=1).encode())
+
+
+def rows(bench: Bench, number: int, pools: dict[str, Any]) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What is measured on a phase, by name."""
+    model, phase = bench.model, bench.phase
+    names, clean = bench.words(clean=False), bench.words(clean=True)
+    private = [name for name in PRIVATE if name in model.words][: len(bench.images.labels)]
+    wrong = model.word_prototypes(model.words.vectors(private))
+
+    def taught(shots: int, guides: Vectors | None, *, single: bool = False) -> Callable[[], dict[str, Any]]:
+        return lambda: accuracy(bench.episodes(shots, number, guides, single=single))
+
+    def scarce(shots: int, *, estimate: bool) -> Callable[[], dict[str, Any]]:
+        return lambda: rare(bench, names, shots, pools, estimate=estimate)
+
+    found = {
+        f"{phase}, name alone": taught(0, names),
+        f"{phase}, name alone, clean": taught(0, clean),
+        f"{phase}, 1 examples": taught(1, names),
+        f"{phase}, 5 examples": taught(5, names),
+        f"{phase}, 1 examples, clean": taught(1, clean),
+        f"{phase}, 1 examples, no words": taught(1, None),
+        f"{phase}, 1 examples, private names": taught(1, wrong),
+    }
+    for shots in (1, 5):
+        found |= {
+            f"{phase}, {shots} examples, one label a picture": taught(shots, names, single=True),
+            f"{phase}, {shots} examples, 1 %, prior given": scarce(shots, estimate=False),
+            f"{phase}, {shots} examples, 1 %, prior estimated": scarce(shots, estimate=True),
+        }
+    if phase == "mixed":
+        found |= {f"{phase}, 20 examples": taught(20, names), f"{phase}, habits": lambda: habits(bench, names)}
+    return found
 
 
 if __name__ == "__main__":
