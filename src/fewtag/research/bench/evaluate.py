@@ -55,8 +55,8 @@ EPISODES_AT_ONCE = 4
 
 
 def encode_once(
-    method: Precoded, pool: Pool, rows: list[Int[Tensor, "rows"]]
-) -> tuple[Pool, list[Int[Tensor, "rows"]]] | None:
+    method: Precoded, pool: Pool, rows: list[Int[Tensor, "_"]]
+) -> tuple[Pool, list[Int[Tensor, "_"]]] | None:
     """A pool of the episodes' pictures alone, encoded, and the episodes by its row numbers.
 
     None where that would take too much memory, or no picture is used twice.
