@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 import numpy as np
 from jaxtyping import Bool, Float
 
-from fewtag.core.metrics import average_precision
+from fewtag.core.metrics import average_precision, average_precisions
 
 METRICS = tuple(f"{scope}_{name}" for scope in ("micro", "macro") for name in ("precision", "recall", "f1", "ap"))
 
@@ -24,14 +24,13 @@ def episode_metrics(
     """
     predicted = probabilities > threshold
     right, tagged, shown = (np.sum(each, axis=0) for each in (predicted & targets, predicted, targets))
-    by_label = [average_precision(*columns) for columns in zip(probabilities.T, targets.T, strict=True)]
     values = {
         "micro_precision": right.sum() / max(tagged.sum(), 1),
         "micro_recall": right.sum() / max(shown.sum(), 1),
         "micro_ap": np.nan_to_num(average_precision(probabilities.ravel(), targets.ravel())),
         "macro_precision": np.mean(right / np.maximum(tagged, 1)),
         "macro_recall": np.mean(right / np.maximum(shown, 1)),
-        "macro_ap": np.mean(np.nan_to_num(by_label)),
+        "macro_ap": np.mean(np.nan_to_num(average_precisions(probabilities.T, targets.T))),
     }
     for scope in ("micro", "macro"):
         precision, recall = values[f"{scope}_precision"], values[f"{scope}_recall"]

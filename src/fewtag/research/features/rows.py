@@ -51,7 +51,7 @@ class MemoryRows:
         return len(self.tensor)
 
     def take(self, rows: Sequence[int] | Tensor) -> Num[Tensor, "images *shape"]:
-        return self.tensor.index_select(0, torch.as_tensor(rows, device=self.tensor.device))
+        return self.tensor.index_select(0, torch.as_tensor(rows, dtype=torch.long, device=self.tensor.device))
 
 
 class JoinedRows:
