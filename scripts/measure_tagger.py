@@ -228,7 +228,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--phases", nargs="+", default=["test", "mixed"])
     parser.add_argument("--pools", type=Path, default=Path("results/pools-1-percent.json"))
-    parser.add_argument("--only", default="", help="rows whose name holds this; others stay as they are in the file")
+    parser.add_argument("--only", nargs="+", metavar="ROW", help="these rows; others stay as they are in the file")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     model = load_model(arguments.model)
@@ -243,7 +243,7 @@ def main() -> None:
             pools[phase] = draw_pools(bench)
             write_atomically(arguments.pools, json.dumps(pools).encode())
         for key, measure in rows(bench, arguments.episodes, pools).items():
-            if arguments.only in key:
+            if arguments.only is None or key in arguments.only:
                 found[key] = {"commit": commit(), **measure()}
                 print(key, {name: each for name, each in found[key].items() if name != "reliability"}, flush=True)
                 write_atomically(arguments.out, json.dumps(found, indent=1).encode())

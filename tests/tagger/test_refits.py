@@ -70,6 +70,7 @@ def test_a_picture_more_changes_the_labels_that_it_is_silent_of_until_they_have_
     pets.partial_fit([draw(7)], ["dog"]).predict([draw(5)])
     assert len(fits) == 3
     monkeypatch.setattr(bank_module, "UNNAMED", 0)
+    monkeypatch.setattr(bank_module, "COMPLETE", 0)
     pets.predict([draw(5)])
     fits.clear()
     pets.partial_fit([draw(8)], ["dog"]).predict([draw(5)])
@@ -149,12 +150,14 @@ def test_a_picture_more_seldom_changes_who_is_drawn(model: Model) -> None:
     assert 0 < changes < 25, "64 of 900: 7 of 99 are expected"
 
 
-def test_complete_pictures_count_in_full_and_no_more_of_them_are_looked_at(model: Model) -> None:
+def test_complete_pictures_count_in_full_up_to_a_limit_of_their_own(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bank_module, "COMPLETE", 100)
     names = {name: Definition("none", explicit=True) for name in ("dog", "cat")}
     examples = numbered(model, 300, lambda number: Told(frozenset({"dog"}), complete=number % 2 == 0))
     said = Bank().learn(names, examples, afresh=False).said("cat")
-    assert len(said.no) + len(said.unnamed) == UNNAMED
-    assert len(said.no) > 10
+    assert (len(said.no), len(said.unnamed)) == (100, UNNAMED)
     assert all(examples[key].said.complete for key in said.no)
     assert not any(examples[key].said.complete for key in said.unnamed)
 

@@ -68,8 +68,8 @@ ASKING: dict[str, tuple[Callable[[Tagger], object], str]] = {
     "like unknown": (lambda tagger: tagger.define("x", like=["dog", "zebbra"]), "'zebbra' is unknown"),
     "like nothing": (lambda tagger: tagger.define("x", like=[]), "is like nothing"),
     "like commas": (lambda tagger: tagger.define("x", like=" , "), "is like nothing"),
-    "short vector": (lambda tagger: tagger.define("x", vector=[1.0] * 3), "has 3 numbers, words 'pieces' have 128"),
-    "bad vector": (lambda tagger: tagger.define("x", vector=[np.nan] * 128), "not finite"),
+    "short vector": (lambda tagger: tagger.define("x", vector=[1.0] * 3), "has 3 numbers, words 'pieces' have 384"),
+    "bad vector": (lambda tagger: tagger.define("x", vector=[np.nan] * 384), "not finite"),
     "no name": (lambda tagger: tagger.define(""), "a label is empty"),
     "forget unknown": (lambda tagger: tagger.forget("dgo"), r"there is no label 'dgo'; did you mean 'dog'\?"),
     "forget no example": (

@@ -549,7 +549,7 @@ def test_what_is_not_there_stays_dark_and_what_is_glows(shipped: Tagger) -> None
     """On one scale for all labels: a ball and a bird, each where it is, and no pizza anywhere."""
     for picture, shown, absent in (("001.jpg", "ball", "bird"), ("003.jpg", "bird", "ball")):
         heats, chances = shipped.explain_all(ALBUM / picture, ["ball", "bird", "pizza"])
-        assert heats[shown].max() > 0.8
+        assert heats[shown].max() > 0.7
         assert heats[absent].max() < 0.3
         assert heats["pizza"].max() < 0.3
         (row,) = shipped.predict_proba(ALBUM / picture)

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from fewtag.tagger.tagger import Tagger
 
 
+DOUBTFUL = 0.2
+"""The probability of a name being right below which a person is told."""
+
+
 def learn(
     bank: Bank,
     examples: Annotated[
@@ -282,7 +286,7 @@ def warn_of_case(names: set[str]) -> None:
 def warn_of_names(tagger: "Tagger", names: set[str]) -> None:
     """Says which labels' pictures do not look like what their name suggests."""
     for name, trust in tagger.trusts_.items():
-        if name in names and trust < 0.5:
+        if name in names and trust < DOUBTFUL:
             print(
                 f"fewtag: the pictures of {name!r} do not look like what its name suggests, so the name counts for "
                 f"{trust:.0%} of what it could; say --like what it is, or --no-words",
