@@ -30,7 +30,8 @@ test: lint
 
 # the product alone, without what starts processes or takes seconds
 test-fast: .venv/installed
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/research -m 'not slow and not processes and not ray' tests
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/research --ignore tests/scripts --ignore tests/test_benchmarks.py \
+		-m 'not slow and not processes and not ray' tests
 
 # 10,000 mutated files, and 200 kills at random moments, some on a full disk
 fuzz: .venv/installed

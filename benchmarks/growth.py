@@ -1,15 +1,22 @@
-"""How seconds grow with labels, pictures and shots: the tagger's own work on random places, without the network."""
+"""How seconds grow with labels, pictures and shots: the tagger's own work on random places, without the network.
 
+python benchmarks/growth.py        # refitting a bank of 1,000 labels with five examples each, as JSON
+"""
+
+import hashlib
+import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from measuring import Figure
 from numpy.typing import NDArray
 
 from fewtag import Tagger
-from fewtag.tagger.bank import Bank, Definition, Example
+from fewtag.tagger.bank import Bank, Definition, Example, Told
 from fewtag.tagger.stream import BATCH, Scorer
 
 LABELS = (10, 30, 100, 300, 1_000, 3_000, 10_000)
@@ -75,13 +82,54 @@ def learning_shots(tagger: Tagger, sizes: Sequence[int]) -> dict[int, Callable[[
 
 
 def learning_beside(tagger: Tagger, sizes: Sequence[int]) -> dict[int, Callable[[], object]]:
-    """From one picture, beside labels of one picture each: all but the new one are kept as they are."""
+    """From one picture, beside labels of one picture each, whose classifiers are known."""
     banks = {count: random_bank(tagger, count, examples=1) for count in sizes}
+    for bank in banks.values():
+        scorer_of(tagger, bank)
     return {count: lambda bank=bank: learn(tagger, bank, 1) for count, bank in banks.items()}
 
 
+def refitting(
+    tagger: Tagger,
+    labels: int = 1_000,
+    examples: int = 5,
+    rounds: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, float]:
+    """Milliseconds that a bank's classifiers take: all of them, none that changed, one after a 'yes' or a 'no'.
+
+    The examples differ from each other, as pictures do.
+    """
+    bank = random_bank(tagger, labels, examples=examples, different=True)
+    name = next(iter(bank.definitions))
+    ((key, new),) = random_examples(tagger, [name], 1, since=10**9, different=True).items()
+    answers = {"yes": new, "no": replace(new, said=Told(absent=frozenset({name})))}
+
+    def milliseconds(work: Callable[[], object]) -> float:
+        since = clock()
+        work()
+        return 1000 * (clock() - since)
+
+    def taught(example: Example) -> Bank:
+        return bank.learn({}, {key: example}, afresh=False)
+
+    every = min(milliseconds(lambda: scorer_of(tagger, Bank(bank.definitions, bank.examples))) for _ in range(rounds))
+    scorer_of(tagger, bank)
+    found = {"all labels": every, "no label": milliseconds(lambda: scorer_of(tagger, bank))}
+    for answer, example in answers.items():
+        after = [taught(example) for _ in range(rounds)]
+        found[f"learning a {answer}"] = min(milliseconds(lambda: taught(example)) for _ in range(rounds))  # noqa: B023
+        found[f"its label after a {answer}"] = min(
+            milliseconds(lambda now=now: now.classifier(tagger.model, name)) for now in after
+        )
+        found[f"all labels after a {answer}"] = min(
+            milliseconds(lambda now=now: scorer_of(tagger, now)) for now in after
+        )
+    return {what: round(value, 3) for what, value in found.items()}
+
+
 def scorer_of(tagger: Tagger, bank: Bank) -> Scorer:
-    return Scorer(bank, tagger.model.calibration, tagger.model.strengths)
+    return Scorer(bank, tagger.model)
 
 
 def random_places(tagger: Tagger, pictures: int) -> NDArray[np.float32]:
@@ -89,26 +137,41 @@ def random_places(tagger: Tagger, pictures: int) -> NDArray[np.float32]:
     return np.random.default_rng(0).standard_normal(shape, np.float32)
 
 
-def random_bank(tagger: Tagger, labels: int, *, examples: int = 0) -> Bank:
-    """Labels with a vector each and so many examples, which share one picture's places to need little memory."""
+def random_bank(tagger: Tagger, labels: int, *, examples: int = 0, different: bool = False) -> Bank:
+    """Labels with a vector each and so many examples; unless they differ, those share one picture's places."""
     names = [f"label {number:05d}" for number in range(labels)]
     vectors = np.random.default_rng(0).standard_normal((labels, len(tagger.model.own_map.mean)), np.float32)
+    guides = tagger.model.word_prototypes(vectors)
     definitions = {
-        name: Definition("vector", vector=vector, explicit=True) for name, vector in zip(names, vectors, strict=True)
+        name: Definition("vector", vector=vector, guide=guide, explicit=True)
+        for name, vector, guide in zip(names, vectors, guides, strict=True)
     }
-    return Bank().learn(tagger.model, definitions, random_examples(tagger, names, examples), afresh=False)
+    return Bank().learn(definitions, random_examples(tagger, names, examples, different=different), afresh=False)
 
 
-def random_examples(tagger: Tagger, names: Sequence[str], each: int, since: int = 0) -> dict[str, Example]:
-    pattern = Example.of(frozenset(), random_places(tagger, 1)[0])
-    return {
-        f"{since + number:064x}": Example(frozenset({names[number // each]}), pattern.codes, pattern.scales)
-        for number in range(len(names) * each)
-    }
+def random_examples(
+    tagger: Tagger, names: Sequence[str], each: int, since: int = 0, *, different: bool = False
+) -> dict[str, Example]:
+    """So many of each label; digests are spread as those of pictures are."""
+    random = np.random.default_rng(since)
+    pattern = Example.of(Told(), random_places(tagger, 1)[0])
+    found = {}
+    for number in range(len(names) * each):
+        codes = random.integers(-127, 128, pattern.codes.shape, np.int8) if different else pattern.codes
+        key = hashlib.sha256(str(since + number).encode()).hexdigest()
+        found[key] = Example(Told(frozenset({names[number // each]})), codes, pattern.scales)
+    return found
 
 
 def learn(tagger: Tagger, bank: Bank, shots: int) -> Bank:
-    """One more label, from so many encoded pictures."""
-    new = Definition("vector", vector=np.ones(len(tagger.model.own_map.mean), np.float32))
-    more = random_examples(tagger, ["zebra"], shots, since=10**9)
-    return bank.learn(tagger.model, {"zebra": new}, more, afresh=False)
+    """One more label, from so many encoded pictures, ready to be scored."""
+    vector, guide = (np.ones(size, np.float32) for size in (len(tagger.model.own_map.mean), tagger.model.space.size))
+    new = Definition("vector", vector=vector, guide=guide / np.linalg.norm(guide))
+    learnt = bank.learn({"zebra": new}, random_examples(tagger, ["zebra"], shots, since=10**9), afresh=False)
+    learnt.classifier(tagger.model, "zebra")
+    return learnt
+
+
+if __name__ == "__main__":
+    clocks = {"seen": time.perf_counter, "of the processor": time.process_time}
+    json.dump({name: refitting(Tagger(), clock=clock) for name, clock in clocks.items()}, sys.stdout, indent=2)

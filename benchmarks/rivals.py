@@ -95,7 +95,7 @@ def easyfsl_metrics(setting: Setting) -> list[dict[str, float]]:
     """The same eight numbers of easyfsl's scores, an episode at a time, since that is how they come."""
     truths = (setting.pool.targets[list(draw.query)] for draw in setting.draws)
     return [
-        episode_metrics(logits.double().sigmoid(), truth)
+        episode_metrics(logits.double().sigmoid().numpy(), truth.numpy())
         for logits, truth in zip(easyfsl_scores(setting), truths, strict=True)
     ]
 

@@ -21,7 +21,7 @@ for path in paths:
     image = ImageOps.exif_transpose(Image.open(path)).convert("RGBA")
     image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     image = image.resize((int(labels["size"]),) * 2, Image.Resampling.BILINEAR)
-    inputs = {name: labels[name] for name in ("prototypes", "slopes", "offsets")}
+    inputs = {name: labels[name] for name in ("prototypes", "whole", "focused", "slopes", "offsets")}
     inputs["pixels"] = np.array(image).transpose(2, 0, 1)[None]
     (probabilities,) = session.run(["probabilities"], inputs)[0]
     order = [column for column in np.argsort(-probabilities) if probabilities[column] >= labels["thresholds"][column]]

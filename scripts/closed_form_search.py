@@ -7,13 +7,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fewtag.core.calibration import sigmoid
+from fewtag.core.closed_form import Space, fit_words
 from fewtag.research.bench.metrics import episode_metrics
 from fewtag.research.data.sampling import Draw, EpisodeSampler
 from fewtag.research.features.rows import Rows
-from fewtag.research.methods.base import Base
+from fewtag.research.methods.base import Base, places
 from fewtag.research.methods.closed_form import ClosedForm
+from fewtag.research.methods.word_map import to_array
 from fewtag.research.types import Targets, Words
 
 Strengths = dict[str, Any]
@@ -49,29 +53,31 @@ def build(base: Base, strengths: Strengths) -> ClosedForm:
     return method
 
 
-def project_all(method: ClosedForm, rows: Rows, batch: int = 128) -> Float[Tensor, "images places space"]:
-    """Every picture's places in the method's space, in half precision."""
-    chunks = [range(start, min(start + batch, len(rows))) for start in range(0, len(rows), batch)]
-    return torch.cat([method.project(rows.take(chunk).to(method.mean.device)).half() for chunk in chunks])
+def project_all(space: Space, rows: Rows, numbers: Sequence[int], batch: int = 128) -> NDArray[np.float16]:
+    """These pictures' places in the space, in half precision: images × places × space."""
+    chunks = [numbers[start : start + batch] for start in range(0, len(numbers), batch)]
+    maps = (to_array(places(rows.take(chunk).float())) for chunk in chunks)
+    return np.concatenate([space.project(each).astype(np.float16) for each in maps])
 
 
 def episode_scores(
-    method: ClosedForm, local: Float[Tensor, "pictures places space"], held: Held, draw: Draw
-) -> tuple[Float[Tensor, "images labels"], Targets]:
+    method: ClosedForm, local: NDArray[np.float16], held: Held, draw: Draw
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """The query images' scores, before any scale or calibration, and what they show."""
     support, query = list(draw.support), list(draw.query)
-    prototypes = method.label_prototypes(local[support].float(), held.targets[support], held.words)
-    return method.score(local[query].float(), prototypes), held.targets[query]
+    shown = to_array(held.targets)
+    scorer = method.scorer(local[support].astype(np.float32), shown[support], to_array(held.words))
+    return scorer(local[query].astype(np.float32)), shown[query]
 
 
-def judge(method: ClosedForm, local: Float[Tensor, "pictures places space"], held: Held) -> dict[str, float]:
+def judge(method: ClosedForm, local: NDArray[np.float16], held: Held) -> dict[str, float]:
     """Macro- and micro-AP for each number of shots, and their mean: what the search raises."""
     found: dict[str, float] = {}
     for shots, draws in held.draws.items():
         metrics = []
         for draw in draws:
             scores, targets = episode_scores(method, local, held, draw)
-            metrics.append(episode_metrics((scores.cpu().double() * method.scale).sigmoid(), targets.cpu()))
+            metrics.append(episode_metrics(sigmoid(method.scale * scores.astype(np.float64)), targets))
         for name in ("macro_ap", "micro_ap"):
             found[f"{name}_{shots}"] = sum(row[name] for row in metrics) / len(metrics)
     found["mean"] = sum(found.values()) / len(found)
@@ -89,19 +95,19 @@ def search(
     tell: Callable[[Strengths, dict[str, float]], None] = lambda _strengths, _found: None,
 ) -> tuple[Strengths, dict[str, float]]:
     """Tries every value of one strength with the others held, keeps the best, goes on with the next."""
-    spaces: dict[tuple[Any, Any], tuple[ClosedForm, Tensor]] = {}
+    spaces: dict[tuple[Any, Any], tuple[Space, NDArray[np.float16]]] = {}
+    features, targets = to_array(base.features), to_array(base.targets)
 
     def measure(strengths: Strengths) -> dict[str, float]:
-        method = ClosedForm(base.features.shape[1], base.words.shape[1], **strengths).to(base.features.device)
+        method = ClosedForm(features.shape[1], base.words.shape[1], **strengths)
         key = (method.shrinkage, method.space)  # nothing else moves the places
         if key not in spaces:
             spaces.clear()
-            method.fit_space(base.features)
-            spaces[key] = method, project_all(method, held.rows)
-        fitted, local = spaces[key]
-        method.mean.copy_(fitted.mean)
-        method.basis.copy_(fitted.basis)
-        method.fit_words(base.words, method.base_prototypes(base))
+            space = method.fit_space(features)
+            spaces[key] = space, project_all(space, held.rows, range(len(held.rows)))
+        method.space_, local = spaces[key]
+        prototypes = method.base_prototypes(method.space_.project(features), targets)
+        method.word_map_ = fit_words(to_array(base.words), prototypes, method.ridge)
         found = judge(method, local, held)
         tell(strengths, found)
         return found
@@ -136,19 +142,20 @@ def score_episodes(method: ClosedForm, held: Held, words_alone: bool = False) ->
     """All pairs of all episodes, for each number of shots; for 0 shots where words alone must do."""
     used = sorted({row for draws in held.draws.values() for draw in draws for row in (*draw.support, *draw.query)})
     place = {row: number for number, row in enumerate(used)}
-    chunks = [used[start : start + 128] for start in range(0, len(used), 128)]
-    local = torch.cat([method.project(held.rows.take(chunk)).half() for chunk in chunks])
-    targets = held.targets[used]
+    local = project_all(method.space_, held.rows, used)
+    targets, words = to_array(held.targets)[used], to_array(held.words)
     found = {}
     for shots, draws in held.draws.items():
         scores, shown = [], []
         for draw in draws:
             support, query = [place[row] for row in draw.support], [place[row] for row in draw.query]
             known = targets[support] & (not words_alone)
-            prototypes = method.label_prototypes(local[support].float(), known, held.words)
-            scores.append(method.score(local[query].float(), prototypes).flatten())
+            scorer = method.scorer(local[support].astype(np.float32), known, words)
+            scores.append(scorer(local[query].astype(np.float32)).flatten())
             shown.append(targets[query].flatten())
-        found[0 if words_alone else shots] = Scored(torch.cat(scores), torch.cat(shown))
+        found[0 if words_alone else shots] = Scored(
+            torch.from_numpy(np.concatenate(scores)), torch.from_numpy(np.concatenate(shown))
+        )
     return found
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import torch
 from measure_tagger import episode_bank
 from numpy.typing import NDArray
 from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -112,8 +111,8 @@ def summarise(
         for number, (of, draw, prototypes) in enumerate(drawn):
             if of == shots:
                 columns = slice(number * len(prototypes), (number + 1) * len(prototypes))
-                query, shown = [place[row] for row in draw.query], torch.from_numpy(targets[list(draw.query)])
-                both = (torch.from_numpy(said[query, columns]).double() for said in (found, exact))
+                query, shown = [place[row] for row in draw.query], targets[list(draw.query)]
+                both = (said[query, columns].astype(np.float64) for said in (found, exact))
                 scored.append([episode_metrics(probabilities, shown) for probabilities in both])
         for metric in METRICS:
             mean, _ = mean_and_interval([row[metric] for row, _ in scored])

@@ -1,6 +1,6 @@
 """Writes the word vectors of COCO's 80 labels and of ImageNet's 1,000 classes, for `tune_network.py --names`.
 
-    python scripts/name_vectors.py --words glove-50+minilm --out names.npz
+    python scripts/name_vectors.py --out names.npz
 
 A class's vector is the mean of its first three synonyms'. `known` marks classes with a vector, `clean` those that are
 not, do not contain and are no kind of a validation or novel label of the COCO split; OVERLAPS says why, class by class.
@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from fewtag.research.data.split_files import load_content
 from timm.data import ImageNetInfo
 
-from fewtag.words.spelling import split_label, variants
-from fewtag.words.vectors import WordVectors, load_words
+from fewtag.research.data.splits import Split
+from fewtag.words.vectors import SHIPPED, WordTable, load_words
 
 SYNONYMS = 3
 
@@ -50,29 +49,19 @@ OVERLAPS: dict[str, tuple[str, tuple[int, ...]]] = {
 """ImageNet classes that overlap a validation or novel label: the label, why, and the classes' numbers."""
 
 
-def class_vectors(descriptions: Sequence[str], words: WordVectors) -> list[np.ndarray | None]:
-    """The mean of each class's first synonyms whose every word is known; None if there is none."""
-    synonyms = [
-        (number, synonym)
-        for number, description in enumerate(descriptions)
-        for synonym in description.split(", ")[:SYNONYMS]
-        if all(any(spelling in words for spelling in variants(word)) for word in split_label(synonym))
-    ]
-    vectors = words.vectors([synonym for _, synonym in synonyms]).numpy()
-    rows: dict[int, list[int]] = {}
-    for row, (number, _) in enumerate(synonyms):
-        rows.setdefault(number, []).append(row)
-    return [vectors[rows[number]].mean(axis=0) if number in rows else None for number in range(len(descriptions))]
+def class_vectors(descriptions: Sequence[str], words: WordTable) -> list[np.ndarray | None]:
+    """The mean of each class's first synonyms that have a vector; None if there is none."""
+    known = [[name for name in text.split(", ")[:SYNONYMS] if name in words] for text in descriptions]
+    return [words.vectors(synonyms).mean(axis=0) if synonyms else None for synonyms in known]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--words", default="glove-50+minilm")
+    parser.add_argument("--words", default=SHIPPED, help="the shipped table, or a file")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     words = load_words(arguments.words)
-    content = load_content("coco")
-    labels = [label for group in content.groups.values() for label in group]
+    split = Split.load("coco")
     classes = [ImageNetInfo("imagenet-1k").index_to_description(number) for number in range(1000)]
     vectors = class_vectors(classes, words)
     overlapping = sorted(number for _, numbers in OVERLAPS.values() for number in numbers)
@@ -80,8 +69,8 @@ def main() -> None:
     clean[overlapping] = False
     np.savez(
         arguments.out,
-        labels=np.array(labels),
-        words=np.stack([words.vector(content.words.get(label, label)) for label in labels]),
+        labels=np.array(split.labels),
+        words=words.vectors([split.words(label) for label in split.labels]),
         classes=np.array(classes),
         class_words=np.stack([np.zeros(words.dimensions) if vector is None else vector for vector in vectors]),
         known=np.array([vector is not None for vector in vectors]),
@@ -89,7 +78,8 @@ def main() -> None:
     )
     for label, (reason, numbers) in OVERLAPS.items():
         print(f"{label} ({reason}): " + "; ".join(classes[number].split(",")[0] for number in numbers))
-    print(f"{len(labels)} labels; {sum(vector is not None for vector in vectors)} of {len(classes)} classes are known")
+    known = sum(vector is not None for vector in vectors)
+    print(f"{len(split.labels)} labels; {known} of {len(classes)} classes are known")
     print(f"{len(overlapping)} classes overlap a validation or novel label")
 
 

@@ -21,12 +21,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from fewtag.research.data.split_files import load_content
 from measure_posterior import Base, Draws, Names, Pool, Strengths, fit, measure, sessions
-from torch import Tensor
-from tune_network import (
+from networks import (
     Pictures,
-    Tuning,
     average,
     build,
     copy_state,
@@ -36,8 +33,11 @@ from tune_network import (
     read_pictures,
     read_weights,
     soft_labels,
-    tune,
 )
+from torch import Tensor
+from tune_network import Tuning, tune
+
+from fewtag.research.data.splits import Split
 
 FOLDS = 4
 COORDINATES: dict[str, tuple[float, ...]] = {
@@ -83,13 +83,7 @@ class World:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.arguments = arguments
-        groups = load_content("coco").groups
-        self.groups = {
-            "train": groups["base"],
-            "val": groups["validation"],
-            "test": groups["novel"],
-            "mixed": groups["novel"],
-        }
+        self.phases = Split.load("coco").phases
         self.names = read_names(arguments.names, arguments.variant, self.device)
         self.train = self.pictures("train")
         if arguments.base_pictures:
@@ -99,19 +93,24 @@ class World:
         state = {
             name: tensor.to(self.device) for name, tensor in read_weights(arguments.network, arguments.weights).items()
         }
-        self.network = build(arguments.network, state, size=arguments.size).to(self.device)
-        features = encode(self.network, self.train.pixels).float().mean(dim=1)
+        self.network = build(arguments.network, state).to(self.device)
+        features = encode(self.network, self.train.pixels, arguments.size).float().mean(dim=1)
         self.base = Base(self.train.labels, features, self.train.targets, self.soft)
 
     def pictures(self, phase: str) -> Pictures:
-        return read_pictures(self.arguments.data / "coco", (phase,), self.groups[phase], self.device)
+        return read_pictures(self.arguments.data / "coco", (phase,), self.phases[phase].labels, self.device)
 
     def held(self, phase: str, shots: Sequence[int], episodes: int) -> Held:
         """A phase of the split."""
         pictures = self.pictures(phase)
         draws = {number: draw(pictures, number, self.arguments.queries, episodes, 0) for number in shots}
         return Held(
-            self.base, self.names, pictures.labels, encode(self.network, pictures.pixels), pictures.targets, draws
+            self.base,
+            self.names,
+            pictures.labels,
+            encode(self.network, pictures.pixels, self.arguments.size),
+            pictures.targets,
+            draws,
         )
 
     def folds(self, shots: Sequence[int], episodes: int) -> list[Held]:
@@ -130,20 +129,24 @@ class World:
             labels = [tuple(self.train.labels[column] for column in part) for part in (others, columns)]
             rest = Pictures(labels[0], self.train.pixels[~shows], self.train.targets[~shows][:, others])
             unseen = Pictures(labels[1], self.train.pixels[shows], self.train.targets[shows][:, columns])
-            network = build(arguments.network, state, size=arguments.size).to(self.device)
+            network = build(arguments.network, state).to(self.device)
             before = copy_state(network)
-            tune(network, rest, Tuning(rate=arguments.rate, epochs=arguments.epochs))
+            tune(
+                network,
+                rest,
+                Tuning(rate=arguments.rate, layer_decay=arguments.layer_decay, epochs=arguments.epochs),
+            )
             network.body.load_state_dict(
                 average([copy_state(network), before], [arguments.average, 1 - arguments.average])
             )
-            features = encode(network, rest.pixels).float().mean(dim=1)
+            features = encode(network, rest.pixels, arguments.size).float().mean(dim=1)
             enough = [label for label, count in zip(unseen.labels, unseen.targets.sum(dim=0).tolist(), strict=True)
                       if count >= 2 * (max(shots) + arguments.queries)]  # fmt: skip
             kept = [unseen.labels.index(label) for label in enough]
             unseen = Pictures(tuple(enough), unseen.pixels, unseen.targets[:, kept])
             draws = {number: draw(unseen, number, arguments.queries, episodes, 0) for number in shots}
             base = Base(rest.labels, features, rest.targets, self.soft[~shows])
-            maps = encode(network, unseen.pixels)
+            maps = encode(network, unseen.pixels, arguments.size)
             found.append(Held(base, self.names, unseen.labels, maps, unseen.targets, draws))
         return found
 
@@ -284,8 +287,9 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True, help="the network under study")
     parser.add_argument("--pretrained", type=Path, help="what the folds' networks are tuned from")
     parser.add_argument("--rate", type=float, default=2e-5)
-    parser.add_argument("--tuning-epochs", dest="epochs", type=int, default=4)
-    parser.add_argument("--average", type=float, default=0.7)
+    parser.add_argument("--layer-decay", type=float, default=0.75)
+    parser.add_argument("--tuning-epochs", dest="epochs", type=int, default=3)
+    parser.add_argument("--average", type=float, default=0.8)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--names", type=Path, required=True)

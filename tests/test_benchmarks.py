@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,13 @@ import plain
 import pytest
 import torch
 from drawn import draw, make_bank, write_jpegs
-from growth import exponent, learn, random_bank, random_places, scorer_of
+from growth import exponent, learn, random_bank, random_places, refitting, scorer_of
 from measuring import FailedError, Figure, in_turns, peak_megabytes, run
 from rivals import CHANNELS, LABELS, WORDS, Setting, easyfsl_scores, protonet_scores
 from speed import page
 
 from fewtag import Tagger
-from fewtag.core import closed_form
+from fewtag.core import posterior
 from fewtag.research.methods import create_method
 
 
@@ -86,11 +87,19 @@ def test_a_random_bank_learns_one_label_more() -> None:
     assert counts == {"label 00000": 2, "label 00001": 2, "label 00002": 2, "zebra": 4}
 
 
+def test_a_changed_label_is_refitted_in_milliseconds_and_an_unchanged_one_in_none() -> None:
+    """A tenth of the 1,000 labels that are promised all in 10 s and a changed one in 50 ms."""
+    found = refitting(Tagger(), labels=100, examples=5, rounds=2, clock=time.process_time)
+    assert found["all labels"] < 2_000
+    assert max(found["its label after a yes"], found["its label after a no"]) < 50
+    assert found["no label"] < 0.2 * found["all labels"]
+
+
 def test_labels_scored_in_parts_have_the_same_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     tagger = Tagger()
     scorer, places = scorer_of(tagger, random_bank(tagger, 7)), random_places(tagger, 3)
     whole = scorer.probabilities(places)
-    monkeypatch.setattr(closed_form, "LABELS_AT_ONCE", 3)
+    monkeypatch.setattr(posterior, "LABELS_AT_ONCE", 3)
     assert scorer.probabilities(places) == pytest.approx(whole, abs=1e-6)
 
 

@@ -21,9 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewtag import cache as cache_module
-from fewtag import cache_file
-from fewtag.cache import FILE, UNITS, Cache, Space, content_digest, format_size, parse_size, user_cache_folder
+from fewtag.cache import FILE, PAGE_BYTES, Cache, Space, content_digest
+from fewtag.cache_upkeep import CacheUpkeep
 from fewtag.errors import InputError
+from fewtag.files import UNITS, format_size, parse_size, user_cache_folder
 
 FACTS = ("features", "tiny", "key", (10_000,), "float16")
 ROW = 20_000
@@ -93,7 +94,7 @@ def test_rows_come_back_as_they_went_in_also_to_another_cache_later(tmp_path: Pa
 
 
 def test_opening_and_asking_make_no_folder(tmp_path: Path) -> None:
-    with Cache(tmp_path / "none") as cache:
+    with CacheUpkeep(tmp_path / "none") as cache:
         assert cache.space(*FACTS).get_many([digest(0)]) == [None]
         assert (cache.contents(), cache.size, cache.prune(0), cache.check(), cache.clear()) == ([], 0, 0, 0, 0)
     assert list(tmp_path.iterdir()) == []
@@ -136,6 +137,7 @@ def test_a_space_is_cleared_alone(tmp_path: Path) -> None:
 # Eviction
 
 
+@pytest.mark.slow
 def test_the_least_recently_used_go_first_and_reading_is_use(tmp_path: Path) -> None:
     put(open_space(tmp_path), range(40))
     use(tmp_path, range(40), 1000.0)
@@ -146,7 +148,7 @@ def test_the_least_recently_used_go_first_and_reading_is_use(tmp_path: Path) -> 
     kept = held(open_space(tmp_path), range(130))
     assert set(kept) >= {5, 30, *range(100, 130)}
     assert len(kept) < 40
-    assert (tmp_path / FILE).stat().st_size <= 40 * ROW + 16 * cache_file.PAGE_BYTES
+    assert (tmp_path / FILE).stat().st_size <= 40 * ROW + 16 * PAGE_BYTES
 
 
 def test_a_row_read_again_and_again_costs_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +156,9 @@ def test_a_row_read_again_and_again_costs_one_write(tmp_path: Path, monkeypatch:
     use(tmp_path, range(4), 1000.0)
     monkeypatch.setattr(cache_module, "TOUCH_SECONDS", 0.0)
     space, writes = open_space(tmp_path), []
-    write = cache_file.CacheFile.write
-    monkeypatch.setattr(cache_file.CacheFile, "write", lambda file, work: writes.append(1) or write(file, work))
+    run = Cache.run
+    spy = lambda cache, work, *, write=False: writes.extend([1] * write) or run(cache, work, write=write)  # noqa: E731
+    monkeypatch.setattr(Cache, "run", spy)
     for _ in range(5):
         held(space, range(4))
     assert len(writes) == 1
@@ -181,22 +184,23 @@ def test_the_file_never_takes_more_than_its_limit(tmp_path: Path) -> None:
     for turn in range(5):
         with Cache(tmp_path, limit) as cache:
             put(cache.space(*FACTS), range(100 * turn, 100 * turn + 60))
-        assert (tmp_path / FILE).stat().st_size <= limit + 4 * cache_file.PAGE_BYTES
+        assert (tmp_path / FILE).stat().st_size <= limit + 4 * PAGE_BYTES
     assert held(open_space(tmp_path), range(400)) == [], "older sessions' rows made room"
     with Cache(tmp_path, limit // 2) as cache:
         put(cache.space(*FACTS), [1000])
-    assert (tmp_path / FILE).stat().st_size <= limit // 2 + 4 * cache_file.PAGE_BYTES, "a lower limit shrinks it"
+    assert (tmp_path / FILE).stat().st_size <= limit // 2 + 4 * PAGE_BYTES, "a lower limit shrinks it"
     assert held(open_space(tmp_path), [1000]) == [1000]
 
 
+@pytest.mark.slow
 def test_prune_gives_the_disk_back(tmp_path: Path) -> None:
     put(open_space(tmp_path), range(60))
     use(tmp_path, range(30), 1000.0)
-    with Cache(tmp_path) as cache:
+    with CacheUpkeep(tmp_path) as cache:
         before = cache.size
         freed = cache.prune(30 * ROW)
         assert freed == before - cache.size
-        assert cache.size <= 30 * ROW + 8 * cache_file.PAGE_BYTES
+        assert cache.size <= 30 * ROW + 8 * PAGE_BYTES
         kept = held(cache.space(*FACTS), range(60))
     assert set(kept) <= set(range(30, 60))
     assert len(kept) > 15
@@ -243,6 +247,7 @@ def test_several_processes_put_at_once_and_nothing_is_lost_or_doubled(tmp_path: 
     assert is_sound(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs kill -9")
 def test_a_kill_in_the_middle_of_writing_loses_no_finished_row(tmp_path: Path) -> None:
     finished = -1
@@ -297,13 +302,13 @@ def test_threads_share_a_space(tmp_path: Path) -> None:
 def test_whoever_has_a_cleared_cache_open_goes_on(tmp_path: Path) -> None:
     space = open_space(tmp_path)
     put(space, range(30))
-    with Cache(tmp_path) as other:
+    with CacheUpkeep(tmp_path) as other:
         assert other.clear() > 30 * ROW // 2, "emptied, since it is in use"
         assert other.contents() == []
     put(space, [1])
     assert held(open_space(tmp_path), range(30)) == [1]
     space.cache.close()
-    assert Cache(tmp_path).clear() > 0
+    assert CacheUpkeep(tmp_path).clear() > 0
     assert list(tmp_path.iterdir()) == []
     put(space, [2])
     assert held(open_space(tmp_path), range(30)) == [2]
@@ -340,7 +345,7 @@ def test_every_row_can_be_checked(tmp_path: Path) -> None:
     change(tmp_path, "UPDATE contents SET content = zeroblob(20000) WHERE id IN (3, 7)")
     change(tmp_path, "UPDATE rows SET space = 99 WHERE id = 9")
     told: list[int] = []
-    with Cache(tmp_path) as cache:
+    with CacheUpkeep(tmp_path) as cache:
         used = [contents.used for contents in cache.contents()]
         assert (cache.check(told.append), sum(told), len(cache)) == (3, 20, 17)
         assert [contents.used for contents in cache.contents()] == used, "to check rows is not to use them"
@@ -359,9 +364,9 @@ DAMAGES = {
     "truncated": lambda path: os.truncate(path, path.stat().st_size // 3),
     "a few bytes": lambda path: os.truncate(path, 30),
     "the schema": lambda path: scribble(path, 100, 16_000),
-    "pages": lambda path: scribble(path, 5 * cache_file.PAGE_BYTES, 10 * cache_file.PAGE_BYTES),
+    "pages": lambda path: scribble(path, 5 * PAGE_BYTES, 10 * PAGE_BYTES),
     "every other page": lambda path: [
-        scribble(path, start, 200) for start in range(cache_file.PAGE_BYTES, path.stat().st_size, 2 * 16_384)
+        scribble(path, start, 200) for start in range(PAGE_BYTES, path.stat().st_size, 2 * 16_384)
     ],
     "empty": lambda path: os.truncate(path, 0),
 }
@@ -391,6 +396,7 @@ def test_a_damaged_database_is_begun_anew_and_says_nothing_wrong(
     assert len(list(warned)) <= 2
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 70 * ROW), st.integers(1, 3000)), min_size=1, max_size=4), st.booleans())
 def test_whatever_is_overwritten_no_wrong_row_is_handed_out(
@@ -407,7 +413,7 @@ def test_whatever_is_overwritten_no_wrong_row_is_handed_out(
     put(space, range(50))
     held(space, range(50))
     held(open_space(folder), range(50))
-    Cache(folder).check()
+    CacheUpkeep(folder).check()
     put(open_space(folder), range(50))
     assert held(open_space(folder), range(50)) == list(range(50))
 
@@ -429,7 +435,7 @@ def test_another_programs_database_is_never_touched(tmp_path: Path, warned: list
     put(space, [1])
     assert held(space, [1]) == []
     assert ["another program's database" in message for message in warned] == [True]
-    with Cache(tmp_path) as cache:
+    with CacheUpkeep(tmp_path) as cache:
         for action in (cache.contents, cache.check, cache.clear, lambda: cache.prune(0)):
             with pytest.raises(InputError, match=r"another program's database; name another"):
                 action()
@@ -470,7 +476,7 @@ def test_a_full_disk_is_told_of_once_and_what_is_finished_stays(
 ) -> None:
     with Cache(tmp_path) as cache:
         put(cache.space(*FACTS), range(5))
-    monkeypatch.setattr(cache_file, "_SETTINGS", (*cache_file._SETTINGS, "PRAGMA max_page_count = 10"))
+    monkeypatch.setattr(cache_module, "_SETTINGS", (*cache_module._SETTINGS, "PRAGMA max_page_count = 10"))
     space = open_space(tmp_path)
     check_goes_on(space, warned, "disk is full")
     assert held(space, range(5)) == list(range(5))
@@ -479,7 +485,7 @@ def test_a_full_disk_is_told_of_once_and_what_is_finished_stays(
 def test_a_database_that_another_process_holds_is_told_of_once(
     tmp_path: Path, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_file, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(cache_module, "BUSY_SECONDS", 0.05)
     put(open_space(tmp_path), range(5))
     other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

@@ -144,6 +144,7 @@ for _ in range(25):
 """
 
 
+@pytest.mark.slow
 def test_four_processes_do_not_write_over_each_other(tmp_path: Path) -> None:
     path = tmp_path / "count"
     path.write_text("0")
@@ -217,6 +218,7 @@ def test_arrays_need_not_lie_in_a_row(tmp_path: Path) -> None:
     assert np.array_equal(read_arrays(tmp_path / "x", KIND)[1]["a"], turned)
 
 
+@pytest.mark.slow
 def test_any_single_flipped_bit_is_refused(written: Path, tmp_path: Path) -> None:
     """Also in the names of the sums themselves."""
     sound, path = written.read_bytes(), tmp_path / "flipped"

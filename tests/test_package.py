@@ -57,7 +57,9 @@ def test_the_wheel_carries_the_data_and_the_types(wheel: Path) -> None:
     assert names >= splits | {"fewtag/py.typed", "fewtag/research/bench/report/published.json"}
     modules = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").glob("fewtag/**/*.py")}
     assert modules <= names
-    models = {"default.safetensors", "coco52.safetensors", "efficientnet-lite2.onnx", "words.safetensors"}
+    models = {f"{name}.safetensors" for name in ("default", "accurate", "coco52", "words")} | {
+        f"dinov2-{name}.onnx" for name in ("all80", "coco52")
+    }
     assert names >= {f"fewtag/models/{name}" for name in models}
     assert not [name for name in names if name.startswith("tests/")]
     assert wheel.stat().st_size < 70_000_000

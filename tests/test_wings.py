@@ -73,6 +73,7 @@ def run(prelude: str, commands: list[list[str]], folder: Path, out: Path) -> str
     return done.stdout
 
 
+@pytest.mark.slow
 def test_every_command_of_the_product_runs_without_the_research_wings_packages(album: Path, tmp_path: Path) -> None:
     bank, tags = str(tmp_path / "pets.fewtag"), tmp_path / "tags.csv"
     commands = [
@@ -101,6 +102,7 @@ def test_every_command_of_the_product_runs_without_the_research_wings_packages(a
     assert (tmp_path / "onnx" / "tagger.onnx").is_file()
 
 
+@pytest.mark.slow
 def test_learning_tagging_and_the_cache_need_nothing_of_posix(album: Path, tmp_path: Path) -> None:
     bank = str(tmp_path / "pets.fewtag")
     commands = [

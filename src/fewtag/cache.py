@@ -4,39 +4,43 @@ Threads and processes share it. Whatever is wrong with it (damage, a full disk, 
 warning and the work of making rows again: never a wrong number, never the run.
 """
 
+import errno
 import hashlib
 import json
 import logging
 import math
 import os
-import re
 import sqlite3
-import sys
+import threading
 import time
-import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import numpy as np
 
-from fewtag.cache_file import PAGE_BYTES, CacheFile, UnusableError, fetch_one
-from fewtag.errors import InputError
+from fewtag.files import cache_limit
 
 FILE = "features.sqlite"
-LIMIT_VARIABLE = "FEWTAG_CACHE_LIMIT"
-LIMIT = "10GB"
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 PROTECTED_SECONDS = 86_400.0
 """New rows evict none that was used since the cache was opened; in a session that lasts, none used so recently."""
 TOUCH_SECONDS = 5.0
 """Times of use are written for many rows at once, so many seconds apart."""
+BUSY_SECONDS = 10.0
+"""How long to wait for another process's transaction, which takes milliseconds unless that process hangs."""
+PAGE_BYTES = 16_384
+"""Rows of 50 KB are read faster than in SQLite's pages of 4 KB, and take less than in larger ones."""
 
+_SETTINGS = (
+    "PRAGMA synchronous = NORMAL",  # a power cut may cost the last rows, never the file
+    "PRAGMA secure_delete = OFF",  # some builds overwrite with zeros what is deleted
+    "PRAGMA journal_size_limit = 67108864",
+)
+_APPLICATION, _VERSION = 0x66777467, 1
 _SCHEMA = (
     "CREATE TABLE spaces (id INTEGER PRIMARY KEY, kind TEXT, what TEXT, key TEXT, shape TEXT, dtype TEXT,"
     " row_bytes INTEGER, UNIQUE (kind, key, shape, dtype))",
@@ -45,15 +49,26 @@ _SCHEMA = (
     "CREATE INDEX rows_by_use ON rows (used)",
     # apart from the times of use, since SQLite writes a whole record anew when one of its columns changes
     "CREATE TABLE contents (id INTEGER PRIMARY KEY, content BLOB)",
+    f"PRAGMA application_id = {_APPLICATION}",
+    f"PRAGMA user_version = {_VERSION}",
 )
-_APPLICATION, _VERSION = 0x66777467, 1
+_CIRCUMSTANCES = {
+    *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY),
+    *(sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN),
+    *(sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_AUTH),
+}
+"""SQLite's error codes that say nothing against the file; after any other one it counts as damaged."""
 _WHERE_SPACE = " WHERE kind = ? AND key = ? AND shape = ? AND dtype = ?"
-_IN_SPACE = f"space = (SELECT id FROM spaces{_WHERE_SPACE})"
 _ROW_OVERHEAD = 100
 _AT_ONCE = 256
+"""As many digests as one query names."""
 _log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+Work = Callable[[sqlite3.Connection], Result]
 Facts = tuple[str, str, str, str]
 """What tells one space from another: kind, key, shape and type."""
+Identity = tuple[int, int]
+"""What tells a file from another one that has come into its place: device and inode."""
 
 
 def content_digest(data: bytes) -> bytes:
@@ -61,56 +76,8 @@ def content_digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:16]
 
 
-def user_cache_folder() -> Path:
-    """Where the platform keeps a user's caches, and fewtag's in it."""
-    try:
-        home = Path.home()
-    except RuntimeError:  # a user without a home: a folder that cannot be made, of which the cache will warn
-        home = Path(os.devnull)
-    if sys.platform == "win32":
-        folder = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        folder = home / "Library" / "Caches"
-    else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
-    return folder / "fewtag"
-
-
-def cache_limit() -> int:
-    """The most bytes that a cache may take."""
-    return parse_size(os.environ.get(LIMIT_VARIABLE) or LIMIT, LIMIT_VARIABLE)
-
-
-def parse_size(text: str, source: str) -> int:
-    """Bytes from a number and a unit; `source` is for messages.
-
-    >>> parse_size("5GB", "--prune"), parse_size("0.5 kb", "--prune"), parse_size("700", "--prune")
-    (5000000000, 500, 700)
-    """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?B)?", text.strip().upper())
-    if found is None:
-        raise InputError(f"{source} {text!r} is no size; give a number with a unit, such as 500MB or 10GB")
-    return round(float(found[1]) * UNITS[found[2] or "B"])
-
-
-def format_size(size: int) -> str:
-    """For people.
-
-    >>> format_size(12), format_size(3_210_000)
-    ('12 B', '3.2 MB')
-    """
-    unit = next((unit for unit in reversed(UNITS) if size >= UNITS[unit]), "B")
-    return f"{size} B" if unit == "B" else f"{size / UNITS[unit]:.1f} {unit}"
-
-
-class Contents(NamedTuple):
-    """What a space holds; `used` is when one of its rows was used last, in seconds since 1970."""
-
-    kind: str
-    what: str
-    rows: int
-    bytes: int
-    used: float
+class UnusableError(Exception):
+    """Why the file can be neither used nor begun anew, in a few words."""
 
 
 class Cache:
@@ -119,140 +86,198 @@ class Cache:
     The limit is on the database file: pages of evicted rows are used again, and go back to the disk where the file is
     over its limit. Of more rows than fit, those are kept that came first: whoever goes over them in turn would
     otherwise lose each one just before asking for it again. The write-ahead log, some 16 MB, comes on top.
+
+    The file is known as ours by its application id. A damaged one is begun anew, a foreign one is never touched. A
+    connection serves one thread at a time, and only the process that opened it.
     """
 
     def __init__(self, folder: Path, limit: int | None = None) -> None:
-        self.path = folder / FILE
-        self.limit = cache_limit() if limit is None else limit
-        self._file = CacheFile(self.path, _SCHEMA, application=_APPLICATION, version=_VERSION)
-        self._opened, self._touched = time.time(), time.monotonic()
         self._stale: set[int] = set()
-        weakref.finalize(self, _close, self._file, self._stale)
-        self._readable = self._writable = True
-        self._told_of_damage = self._told_of_failure = False
+        self._idle: dict[int, list[tuple[Identity, sqlite3.Connection]]] = {}  # by process: a fork opens its own
+        self.path, self.limit = folder / FILE, cache_limit() if limit is None else limit
+        self._removing = threading.Lock()
+        self.opened, self._touched = time.time(), time.monotonic()
+        self._possible, self._told = {"read", "written"}, set[str]()
 
     def __enter__(self) -> "Cache":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
         self.close()
 
     def close(self) -> None:
-        """Writes down which rows were used and closes the connections; the next use opens others."""
-        _close(self._file, self._stale)
+        """Writes down which rows were used and closes the idle connections; the next use opens others."""
+        if self._stale:
+            self.attempt(self._touch, write=True, tell=False)
+        idle = self._idle.get(os.getpid(), [])
+        while idle:
+            idle.pop()[1].close()
 
     def space(self, kind: str, what: str, key: str, shape: Sequence[int], dtype: str) -> "Space":
         """The rows of one kind: `key` stands for all that decides their numbers, `what` says it to people."""
         return Space(self, kind, what, key, tuple(shape), np.dtype(dtype))
 
-    def __len__(self) -> int:
-        """How many rows there are, in all spaces."""
-        with _refusing(self.path):
-            return self._file.read(lambda connection: fetch_one(connection, "SELECT count(*) FROM rows"), 0)
+    def attempt(self, work: Work[Result], *, write: bool = False, tell: bool = True) -> Result | None:
+        """What `work` finds; None where there is no file, or none that can be used, which is told of once.
 
-    @property
-    def size(self) -> int:
-        """Bytes on the disk."""
-        with _refusing(self.path):
-            return self._file.size()
-
-    def contents(self) -> list[Contents]:
-        """What each space holds, if it holds any row."""
-        query = (
-            "SELECT kind, what, count(*), count(*) * row_bytes, max(used) FROM rows JOIN spaces ON spaces.id = space"
-            " GROUP BY space ORDER BY kind, what"
-        )
-        with _refusing(self.path):
-            return self._file.read(lambda connection: [Contents(*row) for row in connection.execute(query)], [])
-
-    def prune(self, limit: int) -> int:
-        """Evicts the least recently used rows until the file fits; the bytes that went back to the disk."""
-        before = self.size
-        with _refusing(self.path):
-            if self.path.exists():
-                self._file.write(lambda connection: _evict(connection, limit, unused_since=math.inf))
-                self._file.checkpoint()
-        return max(0, before - self.size)
-
-    def clear(self) -> int:
-        """Removes the database, or empties it where another process has it open; the bytes that went."""
-        before = self.size
-        with _refusing(self.path):
-            alone = self._file.remove_if_alone()
-        return before if alone else self.prune(0)
-
-    def check(self, advance: Callable[[int], None] = lambda _: None) -> int:
-        """Reads every row and drops the damaged ones; how many they were. A broken database is begun anew."""
-        before = len(self)
-
-        query = (
-            "SELECT rows.id, kind, key, shape, dtype, digest, checksum, content, row_bytes FROM rows"
-            " LEFT JOIN contents USING (id) LEFT JOIN spaces ON spaces.id = space"
-        )
-
-        def damaged(connection: sqlite3.Connection) -> list[int]:
-            found = []
-            for row, *facts, digest, checksum, content, size in connection.execute(query):
-                if None in facts or not _is_sound(tuple(facts), digest, checksum, content, size):
-                    found.append(row)
-                advance(1)
-            if (said := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-                raise sqlite3.DatabaseError(said)
-            return found
-
-        with _refusing(self.path):
-            found = self._file.read(damaged, list[int]())
-            if found:
-                self._file.write(lambda connection: _delete(connection, found))
-        return max(len(found), before - len(self))
-
-    def _read(self, work: Callable[[sqlite3.Connection], list[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
-        """The rows that `work` finds; none where there is no database, or none that can be read."""
-        if not self._readable:
-            return []
+        Writing is a transaction of its own. After a failure that was told of, nothing more is written.
+        """
+        action = "written" if write else "read"
+        if action not in self._possible:
+            return None
         try:
-            return self._file.read(work, [])
+            return self.run(work, write=write)
         except UnusableError as reason:
-            self._readable = self._writable = False
-            self._warn("read", reason)
-            return []
+            if tell:
+                self._possible -= {action, "written"}
+                what_to_do = "nothing more is kept (name another with --cache, or give --no-cache)"
+                self._tell("failure", f"the cache {self.path} cannot be {action}: {reason}; {what_to_do}")
+            return None
 
-    def _write(self, work: Callable[[sqlite3.Connection], None]) -> None:
-        """In a transaction of its own. After the first failure nothing more is written."""
-        if not self._writable:
-            return
-        try:
-            self._file.write(work)
-        except UnusableError as reason:
-            self._writable = False
-            self._warn("written", reason)
-
-    def _warn(self, what: str, reason: UnusableError) -> None:
-        if self._told_of_failure:
-            return
-        self._told_of_failure = True
-        _log.warning(
-            "the cache %s cannot be %s: %s; nothing more is kept (name another with --cache, or give --no-cache)",
-            self.path,
-            what,
-            reason,
-        )
-
-    def _used(self, rows: Sequence[int]) -> None:
+    def use(self, rows: Sequence[int]) -> None:
         """Remembers that these rows were used, and writes it down for many at once."""
         self._stale.update(rows)
         if self._stale and time.monotonic() - self._touched > TOUCH_SECONDS:
             self._touched = time.monotonic()
-            _try_to_write(self._file, lambda connection: _touch(connection, self._stale))
+            self.attempt(self._touch, write=True, tell=False)
 
-    def _drop(self, rows: Sequence[int]) -> None:
+    def drop(self, rows: Sequence[int]) -> None:
         """Damaged rows."""
-        if not self._told_of_damage:
-            self._told_of_damage = True
-            _log.warning("the cache %s has damaged rows, which are dropped and made again", self.path)
-        _try_to_write(self._file, lambda connection: _delete(connection, rows))
+        self._tell("damage", f"the cache {self.path} has damaged rows, which are dropped and made again")
+        self.attempt(lambda connection: delete(connection, rows), write=True, tell=False)
+
+    def room(self, connection: sqlite3.Connection, rows: int, row_bytes: int) -> int:
+        """How many of so many rows fit, once old ones are evicted."""
+        self._touch(connection)
+        cost, since = row_bytes + _ROW_OVERHEAD, max(self.opened, time.time() - PROTECTED_SECONDS)
+        evict(connection, self.limit, keep_free=rows * cost, unused_since=since)
+        return max(0, self.limit - _in_use(connection)) // cost
+
+    def _touch(self, connection: sqlite3.Connection) -> None:
+        updates = [(time.time(), self._stale.pop()) for _ in range(len(self._stale))]
+        connection.executemany("UPDATE rows SET used = ? WHERE id = ?", updates)
+
+    def _tell(self, kind: str, sentence: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            _log.warning("%s", sentence)
+
+    def run(self, work: Work[Result], *, write: bool = False) -> Result | None:
+        """What `work` finds, None without a file; writing makes one, and is all or nothing."""
+        for again in (True, False):
+            identity = None
+            try:
+                identity = self._identity()
+                with self._connection(identity, create=write) as connection:
+                    if connection is None or not write:
+                        return None if connection is None else work(connection)
+                    connection.execute("BEGIN IMMEDIATE")
+                    result = work(connection)
+                    connection.execute("COMMIT")
+                    return result
+            except OSError as error:
+                raise UnusableError(error.strerror or str(error)) from error
+            except sqlite3.Error as error:
+                if _code(error) in _CIRCUMSTANCES or not again:
+                    raise UnusableError(str(error)) from error
+                self._begin_anew(identity, error)
+        raise AssertionError("the second attempt returns or raises")
+
+    @contextmanager
+    def _connection(self, identity: Identity | None, *, create: bool) -> Iterator[sqlite3.Connection | None]:
+        """An idle connection to this very file, or a new one; None where there is no file and none is wanted."""
+        idle = self._idle.setdefault(os.getpid(), [])
+        connection = None
+        while idle and connection is None:
+            known, candidate = idle.pop()
+            if known == identity:
+                connection = candidate
+            else:  # another process began anew
+                candidate.close()
+        connection = connection or self._connect(identity, create=create)
+        try:
+            yield connection
+        except BaseException:
+            if connection is not None:
+                connection.close()  # and with it an unfinished transaction
+            raise
+        if connection is not None and (identity := identity or self._identity()):
+            idle.append((identity, connection))
+
+    def _connect(self, identity: Identity | None, *, create: bool) -> sqlite3.Connection | None:
+        if create:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        size = 0 if identity is None else self.path.stat().st_size
+        if not size and not create:
+            return None
+        if 0 < size < 512:
+            raise sqlite3.DatabaseError("file is not a database")
+        if size:
+            application, version = self._header()
+            if application != _APPLICATION:
+                raise FileExistsError(errno.EEXIST, "it is another program's database")
+            if version != _VERSION:
+                raise sqlite3.DatabaseError(f"it is of version {version} where {_VERSION} is needed")
+        connection = self._open("rwc" if create else "rw")
+        try:
+            _prepare(connection)
+        except BaseException as error:
+            connection.close()
+            read_only = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR)
+            if create or not isinstance(error, sqlite3.OperationalError) or _code(error) not in read_only:
+                raise
+            # a folder that may only be read has no place for what readers and writers share: nobody writes there
+            connection = self._open("ro&immutable=1")
+        return connection
+
+    def _open(self, mode: str) -> sqlite3.Connection:
+        uri = f"{self.path.absolute().as_uri()}?mode={mode}"
+        return sqlite3.connect(uri, BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
+
+    def _header(self) -> tuple[int, int]:
+        """Whose file it is and of which version, without a lock, a journal's recovery or any other trace.
+
+        Through SQLite, since to open and close the file by hand would drop the locks that this process holds on it.
+        """
+        with closing(self._open("ro&immutable=1")) as connection:
+            return number(connection, "PRAGMA application_id"), number(connection, "PRAGMA user_version")
+
+    def _identity(self) -> Identity | None:
+        try:
+            stat = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return stat.st_dev, stat.st_ino
+
+    def _begin_anew(self, identity: Identity | None, error: sqlite3.Error) -> None:
+        """Removes the damaged file, unless another thread or process has; sets it aside if it may not be ours."""
+        with self._removing:
+            try:
+                if identity is None or self._identity() != identity:
+                    return
+                ours = False
+                with suppress(sqlite3.Error):
+                    ours = self._header()[0] == _APPLICATION
+                if not ours:
+                    self.path.replace(self.path.with_name(f"{self.path.name}.damaged"))
+                self.remove()
+            except OSError as refused:
+                raise UnusableError(f"{error}, and cannot be removed ({refused.strerror})") from refused
+        _log.warning("the cache %s was damaged (%s) and is begun anew", self.path, error)
+
+    def remove(self) -> None:
+        """Whatever is in it."""
+        self._stale.clear()
+        self.close()
+        for path in self.files():
+            path.unlink(missing_ok=True)
+
+    def files(self) -> list[Path]:
+        """The file and what SQLite keeps beside it."""
+        return [self.path.with_name(self.path.name + ending) for ending in ("", "-wal", "-shm", "-journal")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,34 +291,33 @@ class Space:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __len__(self) -> int:
-        return sum(count for (count,) in self._select("count(*)", ""))
+        return sum(count for (count,) in self._select("count(*)"))
 
     def __contains__(self, digest: bytes) -> bool:
         """Whether there is such a row; that it is sound is known once it is read."""
-        return bool(self._select("1", "AND digest = ?", [digest]))
+        return bool(self._select("1", [digest]))
 
     def get_many(self, digests: Sequence[bytes]) -> list[np.ndarray | None]:
         """The rows in this order, read-only arrays; None for one that is not there or was damaged."""
         found: dict[bytes, np.ndarray] = {}
         used, damaged = [], []
-        recently = max(self.cache._opened, time.time() - PROTECTED_SECONDS / 24)
-        for some in _chunks(list(dict.fromkeys(digests))):
-            columns = f"rows.id, digest, checksum, content, used < {recently!r}"
-            for row, digest, checksum, content, is_stale in self._select(columns, _among(some), some):
-                if not _is_sound(self._facts, digest, checksum, content, self.row_bytes):
-                    damaged.append(row)
-                    continue
-                found[digest] = np.frombuffer(content, self.dtype).reshape(self.shape)
-                if is_stale:
-                    used.append(row)
+        recently = max(self.cache.opened, time.time() - PROTECTED_SECONDS / 24)
+        columns = f"rows.id, digest, checksum, content, used < {recently!r}"
+        for row, digest, checksum, content, is_stale in self._select(columns, list(dict.fromkeys(digests))):
+            if not is_sound(self._facts, digest, checksum, content, self.row_bytes):
+                damaged.append(row)
+                continue
+            found[digest] = np.frombuffer(content, self.dtype).reshape(self.shape)
+            if is_stale:
+                used.append(row)
         if damaged:
-            self.cache._drop(damaged)
-        self.cache._used(used)
+            self.cache.drop(damaged)
+        self.cache.use(used)
         return [found.get(digest) for digest in digests]
 
     def put_many(self, digests: Sequence[bytes], rows: np.ndarray) -> None:
@@ -306,13 +330,13 @@ class Space:
         checksums = {digest: _checksum(self._facts, digest, content) for digest, content in contents.items()}
 
         def insert(connection: sqlite3.Connection) -> None:
-            facts = (*self._facts, self.what, self.row_bytes)
             connection.execute(
                 "INSERT OR IGNORE INTO spaces (kind, key, shape, dtype, what, row_bytes) VALUES (?, ?, ?, ?, ?, ?)",
-                facts,
+                (*self._facts, self.what, self.row_bytes),
             )
-            fresh = contents.keys() - self._present(connection, list(contents))
-            for digest in list(filter(fresh.__contains__, contents))[: self._room(connection, len(fresh))]:
+            present = {digest for (digest,) in self._query(connection, "digest", list(contents))}
+            fresh = [digest for digest in contents if digest not in present]
+            for digest in fresh[: self.cache.room(connection, len(fresh), self.row_bytes)]:
                 added = connection.execute(
                     "INSERT INTO rows (digest, checksum, used, space) SELECT ?, ?, ?, id FROM spaces" + _WHERE_SPACE,
                     (digest, checksums[digest], time.time(), *self._facts),
@@ -320,89 +344,66 @@ class Space:
                 # in place of what a damaged index may have left behind
                 connection.execute("INSERT OR REPLACE INTO contents VALUES (?, ?)", (added.lastrowid, contents[digest]))
 
-        self.cache._write(insert)
+        self.cache.attempt(insert, write=True)
 
     def clear(self) -> None:
         """Drops all its rows."""
-        rows = [row for (row,) in self._select("rows.id", "")]
+        rows = [row for (row,) in self._select("rows.id")]
         if rows:
-            self.cache._write(lambda connection: _delete(connection, rows))
+            self.cache.attempt(lambda connection: delete(connection, rows), write=True)
 
     @cached_property
     def _facts(self) -> Facts:
         return self.kind, self.key, json.dumps(self.shape), self.dtype.str
 
-    def _select(self, columns: str, condition: str, parameters: Sequence[bytes] = ()) -> list[tuple[Any, ...]]:
-        return self.cache._read(lambda connection: self._query(connection, columns, condition, parameters))
+    def _select(self, columns: str, digests: Sequence[bytes] | None = None) -> list[tuple[Any, ...]]:
+        return self.cache.attempt(lambda connection: self._query(connection, columns, digests)) or []
 
     def _query(
-        self, connection: sqlite3.Connection, columns: str, condition: str, parameters: Sequence[bytes]
+        self, connection: sqlite3.Connection, columns: str, digests: Sequence[bytes] | None
     ) -> list[tuple[Any, ...]]:
+        """These columns of the rows of these digests, or of all."""
         # with the content's table on the left too: a row whose content is missing is a damaged one
-        query = f"SELECT {columns} FROM rows LEFT JOIN contents USING (id) WHERE {_IN_SPACE} {condition}"
-        return connection.execute(query, (*self._facts, *parameters)).fetchall()
-
-    def _present(self, connection: sqlite3.Connection, digests: Sequence[bytes]) -> set[bytes]:
-        found = [self._query(connection, "digest", _among(some), some) for some in _chunks(digests)]
-        return {digest for rows in found for (digest,) in rows}
-
-    def _room(self, connection: sqlite3.Connection, rows: int) -> int:
-        """How many of so many rows fit, once old ones are evicted."""
-        _touch(connection, self.cache._stale)
-        cost, limit = self.row_bytes + _ROW_OVERHEAD, self.cache.limit
-        unused_since = max(self.cache._opened, time.time() - PROTECTED_SECONDS)
-        _evict(connection, limit, keep_free=rows * cost, unused_since=unused_since)
-        return max(0, limit - _in_use(connection)) // cost
+        query = (
+            f"SELECT {columns} FROM rows LEFT JOIN contents USING (id)"
+            f" WHERE space = (SELECT id FROM spaces{_WHERE_SPACE})"
+        )
+        if digests is None:
+            return connection.execute(query, self._facts).fetchall()
+        found = []
+        for start in range(0, len(digests), _AT_ONCE):
+            some = digests[start : start + _AT_ONCE]
+            among = f" AND digest IN ({','.join('?' * len(some))})"
+            found += connection.execute(query + among, (*self._facts, *some)).fetchall()
+        return found
 
 
-def _close(file: CacheFile, stale: set[int]) -> None:
-    if stale:
-        _try_to_write(file, lambda connection: _touch(connection, stale))
-    file.close()
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Makes the tables of a new file. SQLite does not wait by itself where several change the journal's mode."""
+    for setting in (f"PRAGMA page_size = {PAGE_BYTES}", *_SETTINGS):
+        connection.execute(setting)
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            if number(connection, "PRAGMA user_version") == 0:
+                # in one transaction with the application id: no process ever sees a file of ours without it
+                connection.execute("BEGIN")
+                # writes, and so waits for whoever is faster; cannot be set any more once BEGIN IMMEDIATE has written
+                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+                for statement in _SCHEMA if number(connection, "PRAGMA user_version") == 0 else ():
+                    connection.execute(statement)
+                connection.execute("COMMIT")
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            if _code(error) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
-def _touch(connection: sqlite3.Connection, stale: set[int]) -> None:
-    """Writes down that these rows were used now."""
-    updates = [(time.time(), stale.pop()) for _ in range(len(stale))]
-    connection.executemany("UPDATE rows SET used = ? WHERE id = ?", updates)
-
-
-def _try_to_write(file: CacheFile, work: Callable[[sqlite3.Connection], object]) -> None:
-    """What a cache that may only be read does without."""
-    try:
-        file.write(work)
-    except UnusableError as reason:
-        _log.debug("the cache %s cannot be written: %s", file.path, reason)
-
-
-@contextmanager
-def _refusing(path: Path) -> Iterator[None]:
-    """For whoever looks after the cache itself: what cannot be done is said."""
-    try:
-        yield
-    except (UnusableError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"the cache {path} cannot be used: {reason}; name another folder with --cache") from error
-
-
-def _checksum(facts: Facts, digest: bytes, content: bytes | memoryview) -> int:
-    """CRC-32 of a row and of whose it is, so that a damaged index hands out no other picture's row."""
-    return zlib.crc32(content, zlib.crc32(digest, zlib.crc32("\0".join(facts).encode())))
-
-
-def _is_sound(facts: Facts, digest: object, checksum: object, content: object, size: object) -> bool:
-    """Whether a row is as it was put; damage may have changed its values' types as well."""
-    if not isinstance(digest, bytes) or not isinstance(content, bytes) or len(content) != size:
-        return False
-    return _checksum(facts, digest, content) == checksum
-
-
-def _in_use(connection: sqlite3.Connection) -> int:
-    """Bytes of the file that hold something."""
-    return (fetch_one(connection, "PRAGMA page_count") - fetch_one(connection, "PRAGMA freelist_count")) * PAGE_BYTES
-
-
-def _evict(connection: sqlite3.Connection, limit: int, *, unused_since: float, keep_free: int = 0) -> None:
+def evict(connection: sqlite3.Connection, limit: int, *, unused_since: float, keep_free: int = 0) -> None:
     """Deletes the least recently used rows until the others fit, or all that are left were used since.
 
     Pages that they took are left in the file for other rows, unless the file is over the limit.
@@ -421,26 +422,39 @@ def _evict(connection: sqlite3.Connection, limit: int, *, unused_since: float, k
                     break
         if not gone:
             break
-        _delete(connection, gone)
-    _shrink(connection, limit)
-
-
-def _shrink(connection: sqlite3.Connection, limit: int) -> None:
-    """Gives unused pages back to the disk, as many as the file is over the limit."""
-    over = fetch_one(connection, "PRAGMA page_count") - limit // PAGE_BYTES
-    for _ in range(min(over, fetch_one(connection, "PRAGMA freelist_count"))):
+        delete(connection, gone)
+    surplus = number(connection, "PRAGMA page_count") - limit // PAGE_BYTES
+    for _ in range(min(surplus, number(connection, "PRAGMA freelist_count"))):
         connection.execute("PRAGMA incremental_vacuum(1)")  # of more pages, Python's sqlite3 would free the first
 
 
-def _delete(connection: sqlite3.Connection, rows: Sequence[int]) -> None:
+def delete(connection: sqlite3.Connection, rows: Sequence[int]) -> None:
     for table in ("contents", "rows"):
         connection.executemany(f"DELETE FROM {table} WHERE id = ?", [(row,) for row in rows])
 
 
-def _among(digests: Sequence[bytes]) -> str:
-    return f"AND digest IN ({','.join('?' * len(digests))})"
+def _in_use(connection: sqlite3.Connection) -> int:
+    """Bytes of the file that hold something."""
+    return (number(connection, "PRAGMA page_count") - number(connection, "PRAGMA freelist_count")) * PAGE_BYTES
 
 
-def _chunks(digests: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """As many as one query may name."""
-    return (digests[start : start + _AT_ONCE] for start in range(0, len(digests), _AT_ONCE))
+def number(connection: sqlite3.Connection, query: str) -> int:
+    """The one number that a query answers."""
+    return connection.execute(query).fetchone()[0]
+
+
+def _checksum(facts: Facts, digest: bytes, content: bytes | memoryview) -> int:
+    """CRC-32 of a row and of whose it is, so that a damaged index hands out no other picture's row."""
+    return zlib.crc32(content, zlib.crc32(digest, zlib.crc32("\0".join(facts).encode())))
+
+
+def is_sound(facts: Facts, digest: object, checksum: object, content: object, size: object) -> bool:
+    """Whether a row is as it was put; damage may have changed its values' types as well."""
+    if not isinstance(digest, bytes) or not isinstance(content, bytes) or len(content) != size:
+        return False
+    return _checksum(facts, digest, content) == checksum
+
+
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's primary error code; errors that Python itself found in the file's content have none."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF

@@ -1,9 +1,11 @@
-"""Files written whole or not at all, locks between processes, digests, and arrays under a checked JSON header."""
+"""Files written whole or not at all, locks, digests, sizes, the user's caches, and arrays under a checked header."""
 
 import hashlib
 import json
 import os
+import re
 import sqlite3
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 LOCK_SECONDS = 60.0
+LIMIT_VARIABLE = "FEWTAG_CACHE_LIMIT"
+LIMIT = "10GB"
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SUM = "sha256"
 
 
@@ -98,6 +103,48 @@ def digest(*parts: bytes | str) -> str:
         total.update(f"{len(content)}:".encode())
         total.update(content)
     return total.hexdigest()
+
+
+def user_cache_folder() -> Path:
+    """Where the platform keeps a user's caches, and fewtag's in it."""
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user without a home: a folder that cannot be made, of which the cache will warn
+        home = Path(os.devnull)
+    if sys.platform == "win32":
+        folder = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        folder = home / "Library" / "Caches"
+    else:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    return folder / "fewtag"
+
+
+def cache_limit() -> int:
+    """The most bytes that a cache may take."""
+    return parse_size(os.environ.get(LIMIT_VARIABLE) or LIMIT, LIMIT_VARIABLE)
+
+
+def parse_size(text: str, source: str) -> int:
+    """Bytes from a number and a unit; `source` is for messages.
+
+    >>> parse_size("5GB", "--prune"), parse_size("0.5 kb", "--prune"), parse_size("700", "--prune")
+    (5000000000, 500, 700)
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?B)?", text.strip().upper())
+    if found is None:
+        raise InputError(f"{source} {text!r} is no size; give a number with a unit, such as 500MB or 10GB")
+    return round(float(found[1]) * UNITS[found[2] or "B"])
+
+
+def format_size(size: int) -> str:
+    """For people.
+
+    >>> format_size(12), format_size(3_210_000)
+    ('12 B', '3.2 MB')
+    """
+    unit = next((unit for unit in reversed(UNITS) if size >= UNITS[unit]), "B")
+    return f"{size} B" if unit == "B" else f"{size / UNITS[unit]:.1f} {unit}"
 
 
 def read_json(path: Path, what: str) -> Any:

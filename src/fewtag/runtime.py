@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from fewtag.core.closed_form import Places, Space
 from fewtag.errors import InputError, nearest
-from fewtag.pictures.decode import Pixels
+from fewtag.pictures.decode import Pixels, Square
 from fewtag.pictures.prefetch import usable_cores
 
 if TYPE_CHECKING:
@@ -22,7 +23,12 @@ DEVICES = ("auto", "cpu", "cuda")
 AT_ONCE = 4
 """Pictures that a core works on: so few that what a layer makes of them stays in its cache."""
 INPUTS = ("pixels", "mean", "basis")
-"""Of a model's graph: uint8 pixels of any number of squares, and the space that its features are projected to."""
+"""Of a model's graph: uint8 pixels of any number of squares, and the space that its features are projected to.
+
+Some have constants for the size of the squares, too: how places are pooled, a transformer's positions.
+"""
+OUTPUTS = ("places", "fine")
+"""Places of the map, at most 8 × 8; and those that they were pooled from, if the graph says them."""
 
 
 class Network:
@@ -32,14 +38,21 @@ class Network:
     them, which costs most where other programs are busy.
     """
 
-    def __init__(self, graph: Path, device: str = "auto", threads: int | None = None, sha256: str = "") -> None:
+    def __init__(
+        self,
+        graph: Path,
+        device: str = "auto",
+        threads: int | None = None,
+        sha256: str = "",
+        constants: Mapping[str, NDArray[np.float32]] | None = None,
+    ) -> None:
         if device not in DEVICES:
             raise InputError(f"there is no device {device!r}; {nearest(device, DEVICES)}")
         self.graph, self.wanted, self.sha256 = graph, device, sha256
-        self.limit = threads
+        self.limit, self.constants = threads, dict(constants or {})
         self._lock = threading.Lock()
 
-    def __call__(self, pixels: Pixels, space: Space) -> Places:
+    def __call__(self, pixels: Pixels | Sequence[Square], space: Space) -> Places:
         """One pass; images × places × space, rounded to half precision, as a cache keeps them."""
         if self.device == "cuda" or len(pixels) <= 1:
             return self._run(pixels, space)
@@ -47,6 +60,11 @@ class Network:
         chunks = [pixels[first : first + size] for first in range(0, len(pixels), size)]
         spread = map if self.threads == 1 else self._pool.map
         return np.concatenate(list(spread(lambda chunk: self._run(chunk, space), chunks)))
+
+    def fine(self, pixels: Pixels, space: Space) -> Places:
+        """The finest map there is, for heat-maps: images × places × space."""
+        finest = [each.name for each in self._session.get_outputs()][-1]
+        return self._run(pixels, space, finest)
 
     @cached_property
     def threads(self) -> int:
@@ -58,11 +76,12 @@ class Network:
         """Where it works: cpu or cuda."""
         return "cuda" if self._session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
 
-    def _run(self, pixels: Pixels, space: Space) -> Places:
+    def _run(self, pixels: Pixels | Sequence[Square], space: Space, output: str = OUTPUTS[0]) -> Places:
         inputs: dict[str, NDArray[np.generic]] = dict(
-            zip(INPUTS, (np.ascontiguousarray(pixels), space.mean, space.basis), strict=True)
+            zip(INPUTS, (np.ascontiguousarray(np.stack(list(pixels))), space.mean, space.basis), strict=True)
         )
-        places: NDArray[np.float32] = self._session.run(None, inputs)[0]
+        inputs |= self.constants
+        places: NDArray[np.float32] = self._session.run([output], inputs)[0]
         return places.astype(np.float16).astype(np.float32)
 
     @cached_property
@@ -102,7 +121,7 @@ class Network:
         return ["CUDAExecutionProvider", "CPUExecutionProvider"] if use_gpu else ["CPUExecutionProvider"]
 
     def __getstate__(self) -> dict[str, object]:
-        return {"graph": self.graph, "wanted": self.wanted, "limit": self.limit, "sha256": self.sha256}
+        return {name: self.__dict__[name] for name in ("graph", "wanted", "limit", "sha256", "constants")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__ |= state

@@ -59,8 +59,8 @@ class Page(HTMLParser):
     [
         ("", (), "its name"),
         ("", ("--like", "star, heart"), "like star, heart"),
-        ("1, 2 3\n" + "4 " * 125, ("--vector", "vector.txt"), "a vector of its own"),
-        (np.ones(128), ("--vector", "vector.npy"), "a vector of its own"),
+        ("1, 2 3\n" + "4 " * 381, ("--vector", "vector.txt"), "a vector of its own"),
+        (np.ones(384), ("--vector", "vector.npy"), "a vector of its own"),
         ("", ("--no-words",), "pictures only"),
     ],
 )
@@ -69,7 +69,8 @@ def test_define_in_every_way(cli: Cli, tiny_model: Path, content: Any, options: 
     said = cli("define", "new.fewtag", "moon", "--model", tiny_model, *options)
     assert (said.code, said.out) == (0, f"new.fewtag: label 'moon' is defined: {word}\n")
     facts = json.loads(cli("labels", "new.fewtag", "--json").out)["moon"]
-    assert facts == {"examples": 0, "threshold": None if word == "pictures only" else 0.3, "word": word}
+    threshold = None if word == "pictures only" else 0.3
+    assert facts == {"examples": 0, "absent": 0, "threshold": threshold, "word": word}
     assert word in cli("labels", "new.fewtag").out
 
 
@@ -83,7 +84,7 @@ def test_define_in_every_way(cli: Cli, tiny_model: Path, content: Any, options: 
         ("moon", ("--vector", "gone.npy"), "cannot read the vector gone.npy: No such file"),
         ("moon", ("--vector", "words.npy"), "words.npy holds no vector of numbers"),
         ("moon", ("--vector", "words.txt"), "words.txt holds no vector of numbers"),
-        ("moon", ("--vector", "short.txt"), "has 2 numbers, words 'pieces' have 128"),
+        ("moon", ("--vector", "short.txt"), "has 2 numbers, words 'pieces' have 384"),
         ("moon", ("--model", "defualt"), "there is no model 'defualt'; did you mean 'default'"),
         ("moon;ring", (), "label 'moon;ring' contains \";\", which separates labels in tables; name it otherwise"),
     ],

@@ -98,3 +98,35 @@ def test_a_label_that_no_picture_shows_has_no_average_precision(cli: Cli, bank: 
     assert cli("define", bank, "zebra").code == 0
     found = json.loads(cli("check", bank, tmp_path / "examples", "--json").out)["labels"]["zebra"]
     assert (found["pictures"], found["average_precision"], found["best_threshold"]) == (0, None, None)
+
+
+def test_the_priors_that_are_kept_are_the_shares_of_the_pictures(cli: Cli, bank: Path, truth: Path) -> None:
+    assert cli("define", bank, "zebra").code == 0
+    assert cli("check", bank, truth, "--set-priors").code == 0
+    targets = measured(bank, truth)[1]
+    priors = Tagger.load(bank).priors_
+    assert [priors[label] for label in LABELS] == pytest.approx(((targets.sum(axis=0) + 0.5) / 41).tolist())
+    assert priors["zebra"] == pytest.approx(0.5 / 41), "rarer than one in all of them"
+    assert Tagger.load(bank).definitions_["dog"].threshold is None
+
+
+def test_thresholds_that_are_kept_with_priors_are_for_the_probabilities_that_these_make(
+    cli: Cli, bank: Path, truth: Path
+) -> None:
+    assert cli("check", bank, truth, "--set-priors", "--set-thresholds").code == 0
+    probabilities, targets, thresholds = measured(bank, truth)
+    for column in range(3):
+        precision, recall, _ = precision_recall_curve(targets[:, column], probabilities[:, column])
+        best = (2 * precision * recall / np.maximum(precision + recall, 1e-12)).max()
+        mine = f1_score(targets[:, column], probabilities[:, column] >= np.float32(thresholds[column]))
+        assert mine == pytest.approx(best, abs=1e-6)
+
+
+def test_a_row_without_labels_is_a_picture_that_shows_none_of_them(cli: Cli, bank: Path, truth: Path) -> None:
+    draw(900).save(truth.parent / "empty.png")
+    draw(901, "dog").save(truth.parent / "refused.png")
+    with truth.open("a") as file:
+        file.write("empty.png,\nrefused.png,cat;!dog\n")
+    found = json.loads(cli("check", bank, truth, "--json").out)
+    assert found["pictures"] == 42
+    assert sum(each["pairs"] for each in found["reliability"]) == 42 * 3

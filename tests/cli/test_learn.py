@@ -168,6 +168,117 @@ def test_a_table_that_tag_wrote_and_a_person_mended_is_learnt_as_it_is(cli: Cli,
     assert cli("tag", bank, album, "--out", table).code == 2, "and is not overwritten"
 
 
+def absents(bank: Path | str = "new.fewtag") -> dict[str, int]:
+    """Of how many pictures someone said that they do not show each label."""
+    return {label: count for label, count in Tagger.load(bank).absent_counts_.items() if count}
+
+
+NOES = {
+    "a mark in the cell": "image,labels\ndog0.png,dog;!cat\ncat1.png,cat\nsofa2.png,!dog; ! cat\n",
+    "a column": "image,labels,absent\ndog0.png,dog,cat\ncat1.png,cat,\nsofa2.png,,dog;cat\n",
+    "a column of another case": "image,labels, Absent\ndog0.png,dog,cat\ncat1.png,cat,\nsofa2.png,,dog;cat\n",
+    "both": "image,labels,absent\ndog0.png,dog;!cat,cat\ncat1.png,cat,\nsofa2.png,!dog,cat\n",
+    "semicolons": 'image;labels;absent\ndog0.png;dog;cat\ncat1.png;cat;\nsofa2.png;;"dog;cat"\n',
+    "tabs": "image\tlabels\tabsent\ndog0.png\tdog\tcat\ncat1.png\tcat\t\nsofa2.png\t\tdog;cat\n",
+}
+
+
+@pytest.mark.parametrize("kind", NOES)
+def test_a_table_says_what_a_picture_does_not_show(learn: Cli, album: Path, kind: str) -> None:
+    (album / "labels.csv").write_text(NOES[kind])
+    said = learn(album / "labels.csv")
+    assert (said.code, said.out) == (0, "new.fewtag: 3 pictures learnt; 2 labels, 2 of them new\n"), said.err
+    assert (known(), absents()) == ({"cat": 1, "dog": 1}, {"cat": 2, "dog": 1})
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("image,labels\ndog0.png,dog;!dog\n", "line 2 says both that 'dog0.png' shows 'dog' and that it does not"),
+        (
+            "image,labels,absent\ndog0.png,dog,dog\n",
+            "line 2 says both that 'dog0.png' shows 'dog' and that it does not",
+        ),
+        ("image,labels\ndog0.png,dog;!\n", "line 2 has an empty label in 'dog;!'"),
+        ("image,labels,absent\ndog0.png,dog,!cat\n", "label '!cat' begins with \"!\""),
+        ("image,labels\ndog0.png,!!cat\n", "label '!cat' begins with \"!\""),
+        ("image,labels\ndog0.png,dog;!cta\n", "label 'cta' is said to be absent, but it is not known; known: 'dog'"),
+    ],
+)
+def test_a_no_that_cannot_be_meant_is_one_sentence(learn: Cli, album: Path, content: str, sentence: str) -> None:
+    (album / "labels.csv").write_text(content)
+    said = learn(album / "labels.csv")
+    assert refused(said, sentence)
+    assert "--skip-bad" not in said.err, "that would not help"
+    assert not Path("new.fewtag").exists()
+
+
+def test_pictures_by_path_that_do_not_show_a_label(cli: Cli, bank: Path, album: Path) -> None:
+    draw(77, "sofa").save(album / "other.png")
+    before = known(bank)
+    assert cli("learn", bank, album / "other.png", "--absent", "dog", "--absent", "cat").code == 0
+    assert (known(bank), absents(bank)) == (before, {"cat": 1, "dog": 1})
+    rows = json.loads(cli("labels", bank, "--json").out)
+    assert [rows[label]["absent"] for label in ("cat", "dog", "sofa")] == [1, 1, 0]
+    said = cli("learn", bank, album / "other.png", "--absent", "dgo")
+    assert refused(said, "label 'dgo' is said to be absent, but it is not known; did you mean 'dog'?")
+    assert refused(cli("learn", bank, album / "other.png", "--absent", "dog", "--label", "dog"), "and not to show it")
+    assert cli("forget", bank, "dog", "--image", album / "other.png").code == 0
+    assert absents(bank) == {"cat": 1}
+    assert cli("forget", bank, "cat", "--example", "other.png").code == 0
+    assert absents(bank) == {}
+
+
+def test_in_a_complete_table_an_empty_row_shows_nothing(cli: Cli, learn: Cli, album: Path) -> None:
+    (album / "labels.csv").write_text("image,labels\ndog0.png,dog\ncat1.png,\nsofa2.png,\n")
+    assert learn(album / "labels.csv").out == "new.fewtag: 1 picture learnt; 1 label, 1 of them new\n"
+    assert learn(album / "labels.csv", "--complete").out == "new.fewtag: 3 pictures learnt; 1 label, 0 of them new\n"
+    examples = Tagger.load("new.fewtag").bank_.examples.values()
+    assert sorted((sorted(each.said.labels), each.said.complete) for each in examples) == [
+        ([], True),
+        ([], True),
+        (["dog"], True),
+    ]
+    assert cli("learn", "new.fewtag", album / "sofa2.png", "--label", "sofa").code == 0
+    said = Tagger.load("new.fewtag").bank_.said("sofa")
+    assert (len(said.yes), len(said.no), len(said.unnamed)) == (1, 2, 0), "a label of the future"
+
+
+def test_a_wrong_tag_in_a_table_that_tag_wrote_is_mended_by_a_mark(cli: Cli, bank: Path, album: Path) -> None:
+    draw(0, "dog", "cat").save(album / "both.png")
+    command = ("tag", bank, album, "--out", "tags.csv", "--scores", "--threshold", 0.02)
+    assert cli(*command).code == 0
+    lines = Path("tags.csv").read_text().splitlines()
+    (number,) = [number for number, line in enumerate(lines) if line.startswith("both.png,")]
+    cells = lines[number].split(",")
+    assert "cat" in cells[1].split(";")
+    cells[1] = ";".join(f"!{tag}" if tag == "cat" else tag for tag in cells[1].split(";"))
+    Path("tags.csv").write_text("\n".join([lines[0], ",".join(cells)]) + "\n")
+    assert cli("learn", bank, "tags.csv").code == 0
+    assert absents(bank) == {"cat": 1}
+    assert cli(*command, "--force").code == 0
+    mended = {line.split(",")[0]: line.split(",") for line in Path("tags.csv").read_text().splitlines()}
+    assert "cat" not in mended["both.png"][1].split(";"), "it is never given to this picture again"
+    assert float(mended["both.png"][2]) == 0
+
+
+def test_a_name_that_the_pictures_contradict_is_told_of(cli: Cli, learn: Cli, album: Path) -> None:
+    said = learn(album / "dog0.png", album / "dog3.png", "--label", "dog")
+    assert (said.code, "what its name suggests" in said.err) == (0, False)
+    said = learn(*(album / f"sofa{number}.png" for number in (2, 5)), "--label", "cat")
+    assert said.code == 0
+    (line,) = [line for line in said.err.splitlines() if "what its name suggests" in line]
+    trust = Tagger.load("new.fewtag").trusts_["cat"]
+    assert trust < 0.5
+    assert line == (
+        "fewtag: the pictures of 'cat' do not look like what its name suggests, so the name counts for "
+        f"{trust:.0%} of what it could; say --like what it is, or --no-words"
+    )
+    assert cli("define", "new.fewtag", "cat", "--no-words").code == 0
+    said = cli("learn", "new.fewtag", album / "cat1.png", "--label", "cat")
+    assert "what its name suggests" not in said.err
+
+
 def test_what_is_known_stays_and_labels_add_up(cli: Cli, album: Path, bank: Path) -> None:
     said = cli("learn", bank, album / "dog0.png", "--label", "pet", "--json")
     assert json.loads(said.out) == {"bank": str(bank), "pictures": 1, "skipped": 0, "new": ["pet"], "labels": 4}
@@ -224,6 +335,7 @@ def test_skip_bad_leaves_bad_pictures_out_and_names_and_counts_them(learn: Cli, 
     assert not Path("new.fewtag").exists()
 
 
+@pytest.mark.slow
 def test_no_words_and_unknown_ones_mean_pictures_only(learn: Cli, album: Path) -> None:
     assert learn(album / "dog0.png", "--label", "Rex", "--no-words").code == 0
     said = learn(album / "cat1.png", "--label", "zzqxv flurbish")

@@ -1,13 +1,25 @@
 """Calibration against scikit-learn and by hand."""
 
+import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 
-from fewtag.core.calibration import Calibration, best_threshold, calibration_error, fit_curve, sigmoid
+from fewtag.core.calibration import (
+    Calibration,
+    Pairs,
+    best_threshold,
+    calibrate,
+    calibration_error,
+    estimate_shares,
+    fit_logistic,
+    log_odds,
+    sigmoid,
+)
 
 
 def pairs(count: int = 4000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -17,38 +29,93 @@ def pairs(count: int = 4000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return scores, generator.random(count) < sigmoid(8 * scores - 3)
 
 
+def fit_curve(scores: np.ndarray, shown: np.ndarray) -> tuple[float, float]:
+    """Slope and offset of the likeliest curve."""
+    inputs = np.stack([scores, np.ones(len(scores))], axis=1).astype(np.float64)
+    slope, offset = fit_logistic(inputs, shown, np.ones(len(scores)))
+    return float(slope), float(offset)
+
+
 def test_the_curve_is_scikit_learns_logistic_regression() -> None:
     scores, shown = pairs()
     oracle = LogisticRegression(C=1e9, tol=1e-10).fit(scores[:, None], shown)
-    slope, offset = fit_curve(scores, shown)
-    assert slope == pytest.approx(oracle.coef_[0, 0], rel=0.02)
-    assert offset == pytest.approx(oracle.intercept_[0], rel=0.02)
-
-
-@pytest.mark.parametrize("count", [8, 40])
-def test_the_curve_has_platts_targets(count: int) -> None:
-    """With few pairs they move it: a weighted logistic regression on (n+1)/(n+2) and 1/(n+2) is the oracle."""
-    scores, shown = pairs(count, seed=3)
-    positives, negatives = shown.sum(), (~shown).sum()
-    targets = np.where(shown, (positives + 1) / (positives + 2), 1 / (negatives + 2))
-    oracle = LogisticRegression(C=1e9, tol=1e-12, max_iter=10_000).fit(
-        np.concatenate([scores, scores])[:, None],
-        np.repeat([True, False], count),
-        sample_weight=np.concatenate([targets, 1 - targets]),
-    )
     slope, offset = fit_curve(scores, shown)
     assert slope == pytest.approx(oracle.coef_[0, 0], rel=1e-3)
     assert offset == pytest.approx(oracle.intercept_[0], rel=1e-3)
 
 
-def test_a_curve_over_scores_that_separate_perfectly_is_gentle() -> None:
-    """Without Platt's targets the slope would be 73, and rise with every step."""
+def test_a_pair_of_weight_three_counts_like_three() -> None:
+    scores, shown = pairs(300)
+    inputs = np.stack([scores, np.ones(300)], axis=1).astype(np.float64)
+    weights = np.random.default_rng(0).integers(1, 4, 300)
+    oracle = LogisticRegression(C=1e9, tol=1e-10).fit(scores[:, None], shown, sample_weight=weights)
+    found = fit_logistic(inputs, shown, weights.astype(np.float64))
+    assert found.tolist() == pytest.approx([oracle.coef_[0, 0], oracle.intercept_[0]], rel=1e-3)
+    probabilities = sigmoid(8 * scores - 3)
+    repeated = best_threshold(np.repeat(probabilities, weights), np.repeat(shown, weights))
+    assert best_threshold(probabilities, shown, weights.astype(np.float64)) == pytest.approx(repeated)
+
+
+def test_curves_over_scores_that_separate_perfectly_are_finite() -> None:
     scores, shown = np.array([0.1, 0.2, 0.8, 0.9], np.float32), np.array([False, False, True, True])
     slope, offset = fit_curve(scores, shown)
-    told_right, told_wrong = sigmoid(slope * scores + offset)[[2, 0]]
-    assert 2 < slope < 4
-    assert told_right == pytest.approx(0.75, abs=0.1)
-    assert told_wrong == pytest.approx(0.25, abs=0.1)
+    assert np.isfinite([slope, offset]).all()
+    assert sigmoid(slope * scores + offset)[[2, 0]] == pytest.approx([1, 0], abs=0.01)
+
+
+def drawn_label(examples: int, noes: float, count: int, share: float, seed: int) -> Pairs:
+    """Pictures whose odds of showing the label at a share of 0.2 are exp(2·logit − 1 + 0.5·log(1 + noes))."""
+    random = np.random.default_rng(seed)
+    logits = random.normal(0, 2, 40 * count)
+    at_share = 2 * logits - 1 + 0.5 * np.log1p(noes)
+    shown = random.random(len(logits)) < sigmoid(at_share)
+    # then as many of each kind as make up a share of one's own
+    yes, no = np.flatnonzero(shown)[: int(share * count)], np.flatnonzero(~shown)[: int((1 - share) * count)]
+    chosen = np.concatenate([yes, no])
+    return Pairs(examples, noes, logits[chosen].astype(np.float32), shown[chosen])
+
+
+def test_calibration_finds_slopes_and_the_weight_of_the_noes_whatever_the_labels_shares() -> None:
+    """Offsets hold where the pairs' weights put the share; slopes and the noes' number are those that drew them."""
+    labels = [
+        drawn_label(examples, noes, 3000, share, seed)
+        for seed, (examples, noes, share) in enumerate(
+            (examples, noes, share) for examples in (0, 5) for noes in (0.0, 3.0, 15.0) for share in (0.1, 0.3, 0.5)
+        )
+    ]
+    found = calibrate(labels, 0.2, (0.01, 0.2))
+    assert found.examples == (0, 5)
+    assert (found.share, found.shares) == (0.2, (0.01, 0.2))
+    assert found.slopes == pytest.approx((2, 2), rel=0.1)
+    shown, weights = np.concatenate([each.shown for each in labels]), []
+    said = []
+    for each in labels:
+        slope, offset = found.curves(
+            np.array([each.examples]), np.array([each.noes], np.float32), np.array([0.2], np.float32)
+        )
+        said.append(sigmoid(slope * each.logits + offset))
+        weights.append(np.where(each.shown, 0.2 / each.shown.sum(), 0.8 / (~each.shown).sum()))
+    assert np.average(np.concatenate(said), weights=np.concatenate(weights)) == pytest.approx(0.2, abs=0.005)
+    assert np.average(shown, weights=np.concatenate(weights)) == pytest.approx(0.2)
+
+
+def test_calibrated_thresholds_have_the_best_f1_at_each_share() -> None:
+    labels = [drawn_label(1, 0.0, 400, 0.3, seed) for seed in range(3)]
+    shares = (0.05, 0.2)
+    found = calibrate(labels, 0.2, shares)
+    shown = np.concatenate([each.shown for each in labels])
+    for column, share in enumerate(shares):
+        weights = np.concatenate(
+            [np.where(each.shown, share / each.shown.sum(), (1 - share) / (~each.shown).sum()) for each in labels]
+        )
+        slope, offset = found.curves(np.array([1]), np.zeros(1, np.float32), np.array([share], np.float32))
+        said = sigmoid(slope * np.concatenate([each.logits for each in labels]) + offset)
+
+        def f1(cut: float, said: np.ndarray = said, weights: np.ndarray = weights) -> float:
+            return f1_score(shown, said >= cut, sample_weight=weights)
+
+        best = max(f1(cut) for cut in said[::7])
+        assert f1(found.thresholds[0][column]) >= best - 2e-3
 
 
 def test_no_score_overflows() -> None:
@@ -82,11 +149,80 @@ def test_honest_probabilities_have_a_small_calibration_error() -> None:
 
 
 def test_between_two_numbers_of_examples_the_curve_lies_between() -> None:
-    calibration = Calibration((1, 5), (10.0, 20.0), (-1.0, -3.0), (0.3, 0.5))
-    counts = np.array([0, 1, 3, 5, 50])
-    thresholds = calibration.threshold(counts).tolist()
+    calibration = Calibration((1, 5), (10.0, 20.0), (-1.0, -3.0), 0.2, (0.2,), ((0.3,), (0.5,)))
+    counts, usual = np.array([0, 1, 3, 5, 50]), np.full(5, 0.2, np.float32)
+    thresholds = calibration.threshold(counts, usual).tolist()
     assert thresholds[0] == thresholds[1] == pytest.approx(0.3)
     assert thresholds[2] == pytest.approx(0.3 + 0.2 * np.log(2) / np.log(3), abs=1e-6), "a line over log(1 + examples)"
     assert thresholds[3] == thresholds[4] == pytest.approx(0.5)
-    found = calibration.probabilities(np.full((1, 5), 0.2, np.float32), counts)[0]
-    assert found[1] == found[3] == pytest.approx(1 / (1 + np.exp(-1)))
+    slopes, offsets = calibration.curves(counts, np.zeros(5, np.float32), usual)
+    found = sigmoid(slopes * np.full(5, 0.2, np.float32) + offsets)
+    assert found[1] == pytest.approx(1 / (1 + np.exp(-1)))
+    assert found[3] == pytest.approx(1 / (1 + np.exp(-1)))
+    assert slopes[2] == pytest.approx(10 + 10 * np.log(2) / np.log(3), abs=1e-5)
+
+
+def test_another_share_of_the_pictures_moves_the_odds_by_bayes_rule() -> None:
+    """Probability p where a share s shows the label: the likelihood ratio is odds(p) / odds(s), whatever the share."""
+    calibration = Calibration((0,), (2.0,), (-0.5,), 0.3)
+    counts, scores = np.zeros(3, np.int64), np.float32(0.7)
+    shares = np.array([0.3, 0.01, 0.9], np.float32)
+    slopes, offsets = calibration.curves(counts, np.zeros(3, np.float32), shares)
+    found = sigmoid(slopes * scores + offsets).astype(np.float64)
+    usual = 1 / (1 + np.exp(-(2.0 * 0.7 - 0.5)))
+    ratio = usual / (1 - usual) / (0.3 / 0.7)
+    for share, chance in zip((0.3, 0.01, 0.9), found, strict=True):
+        odds = ratio * share / (1 - share)
+        assert chance == pytest.approx(odds / (1 + odds), rel=1e-5)
+
+
+def test_the_weight_of_the_noes_lifts_the_odds_by_its_logarithm() -> None:
+    calibration = Calibration((0,), (2.0,), (-0.5,), 0.3, noes=0.75)
+    _, offsets = calibration.curves(np.zeros(2, np.int64), np.array([0, 15], np.float32), np.full(2, 0.3, np.float32))
+    assert offsets.tolist() == pytest.approx([-0.5, -0.5 + 0.75 * np.log(16)])
+
+
+def test_thresholds_follow_the_share_in_a_line_over_its_log_odds() -> None:
+    calibration = Calibration((0, 5), (1.0, 1.0), (0.0, 0.0), 0.3, (0.01, 0.3), ((0.1, 0.3), (0.2, 0.4)))
+    shares = np.array([0.001, 0.01, 0.05, 0.3, 0.9], np.float32)
+    found = calibration.threshold(np.zeros(5, np.int64), shares).tolist()
+    part = (np.log(0.05 / 0.95) - np.log(0.01 / 0.99)) / (np.log(0.3 / 0.7) - np.log(0.01 / 0.99))
+    assert found == pytest.approx([0.1, 0.1, 0.1 + 0.2 * part, 0.3, 0.3], abs=1e-6)
+    assert calibration.threshold(np.full(5, 9), shares).tolist() == pytest.approx(
+        [0.2, 0.2, 0.2 + 0.2 * part, 0.4, 0.4], abs=1e-6
+    )
+
+
+def test_a_calibration_is_read_from_what_json_makes_of_it() -> None:
+    calibration = Calibration((0, 5), (1.0, 2.0), (0.0, -1.0), 0.3, (0.01, 0.3), ((0.1, 0.3), (0.2, 0.4)))
+    calibration = replace(calibration, noes=0.25)
+    assert Calibration.read(json.loads(json.dumps(vars(calibration)))) == calibration
+
+
+def sampled(shares: np.ndarray, pictures: int, apart: float, seed: int) -> np.ndarray:
+    """Log-likelihood ratios of pictures, so many of which show each label: of two normals that lie apart."""
+    random = np.random.default_rng(seed)
+    shown = random.random((pictures, len(shares))) < shares
+    seen = random.normal(size=shown.shape) + np.where(shown, apart, 0)
+    return (apart * seen - apart**2 / 2).astype(np.float32)
+
+
+def test_shares_are_found_that_labels_were_drawn_with() -> None:
+    """Wherever the search starts; to within four standard errors of a sample of that size."""
+    shares = np.array([0.01, 0.05, 0.2, 0.5, 0.8], np.float32)
+    evidence = sampled(shares, 4000, 3.0, 0)
+    found = estimate_shares(evidence, np.full(5, 0.08, np.float32))
+    assert np.abs(found - shares).max() < 4 * np.sqrt(0.25 / 4000)
+    other = estimate_shares(evidence, np.full(5, 0.6, np.float32))
+    assert np.abs(found - other).max() < 1e-3
+
+
+def test_a_small_sample_without_any_sign_leaves_a_small_share_not_none() -> None:
+    found = estimate_shares(np.full((100, 1), -20, np.float32), np.full(1, 0.3, np.float32))
+    assert found[0] == pytest.approx(0.01 * 20 / 120, rel=1e-3)
+    full = estimate_shares(np.full((100, 1), 20, np.float32), np.full(1, 0.3, np.float32))
+    assert 0.8 < full[0] < 1
+
+
+def test_log_odds_by_hand() -> None:
+    assert log_odds(np.array([0.5, 0.2])).tolist() == pytest.approx([0, np.log(0.25)])

@@ -1,15 +1,14 @@
-"""The closed form against torch's implementation and against sums done by hand."""
+"""The closed form against scikit-learn, plain loops and sums done by hand."""
 
 import math
 
 import numpy as np
 import pytest
-import torch
+from sklearn.decomposition import PCA
+from sklearn.linear_model import Ridge
 
 from fewtag.core import closed_form
 from fewtag.core.closed_form import Strengths, WordMap, attend, base_prototypes, fit_space, fit_words, mix, score, unit
-from fewtag.research.methods.base import Base
-from fewtag.research.methods.closed_form import ClosedForm
 
 STRENGTHS = Strengths(shrinkage=2.0, separation=5.0, ridge=1.5, support_focus=4.0, query_focus=9.0, query_local=0.3)
 
@@ -23,41 +22,56 @@ def normal(generator: np.random.Generator, *shape: int) -> np.ndarray:
     return generator.normal(size=shape).astype(np.float32)
 
 
-def torch_method(channels: int, dimensions: int, space: int) -> ClosedForm:
-    return ClosedForm(channels, dimensions, space=space, scale=1.0, **vars(STRENGTHS)).eval()
+@pytest.mark.parametrize("size", [12, 5])
+def test_the_space_is_pca_with_softened_whitening(generator: np.random.Generator, size: int) -> None:
+    features = normal(generator, 60, 12) + 3
+    pca = PCA(size).fit(features.astype(np.float64))
+    variances = pca.explained_variance_ * 59 / 60
+    expected = pca.transform(features) / np.sqrt(variances + 2 * variances.mean())
+    found = fit_space(features, size, shrinkage=2.0).project(features)[:, ::-1]  # ours rise
+    signs = np.sign((found * expected).sum(axis=0))
+    np.testing.assert_allclose(found * signs, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("space", [12, 5])
-def test_a_fit_is_that_of_torch(generator: np.random.Generator, space: int) -> None:
-    features, words = normal(generator, 60, 12) + 3, normal(generator, 7, 20)
-    targets = generator.random((60, 7)) < 0.3
-    method = torch_method(12, 20, space)
-    base = Base(tuple("abcdefg"), *map(torch.from_numpy, (words, targets, features)))
-    method.prepare(base)
-    found = fit_space(features, space, STRENGTHS.shrinkage)
-    np.testing.assert_allclose(found.mean, method.mean, atol=1e-5)
-    # a direction may point either way: what both spaces agree on is inner products
-    np.testing.assert_allclose(found.basis @ found.basis.T, method.basis @ method.basis.T, atol=1e-5)
-    prototypes = base_prototypes(found.project(features), targets, STRENGTHS.separation)
-    expected = method.base_prototypes(base).numpy()
-    np.testing.assert_allclose(prototypes @ prototypes.T, expected @ expected.T, atol=1e-5)
-    word_map = fit_words(words, expected, STRENGTHS.ridge)
-    np.testing.assert_allclose(word_map.matrix, method.word_map, atol=1e-5)
-    asked = normal(generator, 3, 20)
-    np.testing.assert_allclose(
-        word_map.prototypes(asked), method.word_prototypes(torch.from_numpy(asked)).numpy(), atol=1e-5
-    )
+def test_base_prototypes_are_least_squares(generator: np.random.Generator) -> None:
+    """Of the images' features on what they show, as scikit-learn's ridge regression has it."""
+    projected, targets = normal(generator, 60, 5), generator.random((60, 7)) < 0.3
+    ridge = Ridge(alpha=5.0, fit_intercept=False).fit(targets.astype(np.float64), projected)
+    np.testing.assert_allclose(base_prototypes(projected, targets, 5.0), unit(ridge.coef_.T), atol=1e-5)
 
 
-def test_attention_mixing_and_scores_are_those_of_torch(generator: np.random.Generator) -> None:
-    method = torch_method(6, 4, 6)
+def test_base_prototypes_tell_apart_labels_that_occur_together() -> None:
+    targets = np.array([[1, 1], [1, 1], [1, 1], [0, 1]] * 5, bool)
+    projected = targets.astype(np.float32)
+    means = unit(np.stack([projected[targets[:, label]].mean(axis=0) for label in (0, 1)]))
+    solved = base_prototypes(projected, targets, 0.01)
+    assert solved[0] @ solved[1] < means[0] @ means[1]
+
+
+def test_words_are_mapped_by_scikit_learns_ridge_regression(generator: np.random.Generator) -> None:
+    words, prototypes, asked = normal(generator, 7, 20), unit(normal(generator, 7, 5)), normal(generator, 3, 20)
+    word_map = fit_words(words, prototypes, 1.5)
+    ridge = Ridge(alpha=1.5, fit_intercept=False).fit(unit(words - words.mean(axis=0)), prototypes)
+    np.testing.assert_allclose(word_map.matrix, ridge.coef_.T, atol=1e-5)
+    expected = unit(ridge.predict(unit(asked - words.mean(axis=0))))
+    np.testing.assert_allclose(word_map.prototypes(asked), expected, atol=1e-5)
+
+
+def test_attention_and_scores_equal_plain_loops(generator: np.random.Generator) -> None:
     places, guides = normal(generator, 5, 9, 6), unit(normal(generator, 3, 6))
-    tensors = torch.from_numpy(places), torch.from_numpy(guides)
-    np.testing.assert_allclose(attend(places, guides, STRENGTHS.support_focus), method.attend(*tensors), atol=1e-5)
-    counts, visual = np.array([0, 1, 5]), normal(generator, 3, 6)
-    mixed = method.mix(torch.from_numpy(visual), tensors[1], torch.from_numpy(counts).float())
-    np.testing.assert_allclose(mix(visual, guides, counts, STRENGTHS), mixed, atol=1e-5)
-    np.testing.assert_allclose(score(places, guides, STRENGTHS), method.score(*tensors), atol=1e-5)
+    pooled = attend(places, guides, 4.0)
+    scores = score(places, guides, STRENGTHS)
+    for image, of_image in enumerate(places.astype(np.float64)):
+        for label, guide in enumerate(guides):
+            np.testing.assert_allclose(pooled[image, label], unit(weighted(of_image, guide, 4.0)), atol=1e-5)
+            whole, focused = unit(of_image.mean(axis=0)) @ guide, unit(weighted(of_image, guide, 9.0)) @ guide
+            assert scores[image, label] == pytest.approx(0.7 * whole + 0.3 * focused, abs=1e-5)
+
+
+def weighted(places: np.ndarray, guide: np.ndarray, focus: float) -> np.ndarray:
+    """The places, each by how much it looks like the guide."""
+    weights = [math.exp(focus * float(unit(place) @ guide)) for place in places]
+    return sum(weight / sum(weights) * place for weight, place in zip(weights, places, strict=True))
 
 
 def test_a_score_by_hand() -> None:

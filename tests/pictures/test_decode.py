@@ -53,6 +53,29 @@ def test_a_phones_heic_is_read_and_turned_once(name):
     assert (np.asarray(upright(image, "again")) == np.asarray(image)).all(), "what was turned is not turned again"
 
 
+@pytest.mark.parametrize(
+    "how", [{}, {"progressive": True}, {"restart_marker_rows": 1}, {"subsampling": 0}, {"quality": 97}], ids=str
+)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_jpeg_that_lacks_its_end_marker_alone_is_read_and_one_that_lacks_more_is_not(how: dict, mode: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (6, 5, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).resize((90, 70)).convert(mode).save(file, "JPEG", **how)
+    whole = file.getvalue()
+    seen = np.asarray(decode(whole, "a.jpg"))
+    assert whole.endswith(b"\xff\xd9")
+    for cut in (1, 2):
+        assert (np.asarray(decode(whole[:-cut], "a.jpg")) == seen).all()
+        assert decode(whole[:-cut], "a.jpg", at_least=20).size == decode(whole, "a.jpg", at_least=20).size
+    # the last bytes one by one, scans and restart markers wherever they are, and the middle of the data
+    for length in {*range(len(whole) // 3, len(whole) - 60, 7), *range(len(whole) - 60, len(whole) - 2)}:
+        try:
+            read = np.asarray(decode(whole[:length], "a.jpg"))
+        except InputError:
+            continue
+        assert (read == seen).all(), "bits that fill up the last byte may be missing, pixels may not"
+
+
 def test_a_truncated_heic_is_named(tmp_path):
     (tmp_path / "cut.heic").write_bytes((DATA / "upright.heic").read_bytes()[:-100])
     with pytest.raises(InputError, match=r"cut\.heic cannot be decoded"):

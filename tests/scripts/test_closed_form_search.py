@@ -43,7 +43,9 @@ def test_the_search_never_ends_below_its_start_and_tells_of_every_try() -> None:
     assert score["mean"] == max(tried) >= tried[0]
     assert set(best) <= set(grid)
     again = build(base, best)
-    assert judge(again, project_all(again, rows), held_of(unseen, rows)) == pytest.approx(score)
+    assert judge(again, project_all(again.space_, rows, range(len(rows))), held_of(unseen, rows)) == pytest.approx(
+        score
+    )
 
 
 def test_words_help_where_looks_follow_from_words() -> None:
@@ -52,7 +54,7 @@ def test_words_help_where_looks_follow_from_words() -> None:
     found = {}
     for weight in (0.0, 1.0):
         method = build(base, {"word_weight": weight, "ridge": 0.1})
-        found[weight] = judge(method, project_all(method, rows), held)["mean"]
+        found[weight] = judge(method, project_all(method.space_, rows, range(len(rows))), held)["mean"]
     assert found[1.0] > found[0.0] + 0.02
 
 

@@ -32,6 +32,7 @@ from PIL import Image
 from tiny import draw, write_tiny_model
 
 from fewtag.cache import FILE, Cache, content_digest
+from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError
 from fewtag.pictures.files import Picture, encoded_bytes
 from fewtag.tagger.bank_file import read_header
@@ -47,7 +48,7 @@ SECONDS = 20.0
 """Of one case, on a busy machine."""
 MOST_MEMORY = 6 * 2**30
 WORDS = "dog 0.5 1 -2\ncat 1.5 0.25 3\nsofa 0 1 0\n"
-TABLE = "image,labels\na.png,dog;cat\nsub/b.png,sofa\n"
+TABLE = "image,labels,absent\na.png,dog;!cat,sofa\nsub/b.png,sofa,\n"
 ROWS = [Tagged("a.png", ("dog",), {"dog": 0.75, "cat": 0.25}), Tagged("b.png", failure="no picture")]
 SHARD = Shard(0, "digest", 2)
 DIGESTS = [content_digest(bytes([number])) for number in range(4)]
@@ -76,14 +77,19 @@ def facts(tagger: Tagger) -> dict[str, Any]:
     """All that a bank decides."""
     bank = tagger.bank_
     return {
-        "prototypes": {label: row.tobytes() for label, row in bank.prototypes.items()},
+        "classifiers": {label: _bytes(bank.classifier(tagger.model, label)) for label in bank.classes},
         "thresholds": dict(tagger.thresholds_),
+        "priors": dict(tagger.priors_),
         "definitions": {label: (each.kind, each.words, each.explicit) for label, each in bank.definitions.items()},
         "examples": {
-            key: (each.labels, each.codes.tobytes(), each.scales.tobytes(), each.name, each.picture)
+            key: (each.said, each.codes.tobytes(), each.scales.tobytes(), each.name, each.picture)
             for key, each in bank.examples.items()
         },
     }
+
+
+def _bytes(fitted: Fitted) -> tuple[bytes, ...]:
+    return tuple(np.asarray(part, np.float32).tobytes() for part in fitted)
 
 
 def make_seeds(folder: Path, also: Path | None = None) -> list[Seed]:
@@ -91,8 +97,10 @@ def make_seeds(folder: Path, also: Path | None = None) -> list[Seed]:
     model = write_tiny_model(folder)
     seeds = [Seed("picture", name, content) for name, content in _pictures()]
     seeds += [Seed("picture", path.name, path.read_bytes()) for path in sorted(also.iterdir())] if also else []
-    tagger = Tagger(str(model)).fit([draw(0, "dog"), draw(1, "cat")], [["dog"], ["cat", "sofa"]])
+    pictures, shown = [draw(0, "dog"), draw(1, "cat")], [["dog"], ["cat", "sofa"]]
+    tagger = Tagger(str(model)).fit(pictures, shown, absent=[["cat"], []], complete=True)
     tagger.define("puppy", like=["dog"]).define("private", words=False).set_thresholds({"dog": 0.25})
+    tagger.set_priors({"cat": 0.125})
     tagger.save(folder / "pets.fewtag")
     seeds += [Seed("bank", "pets.fewtag", (folder / "pets.fewtag").read_bytes())] * 6
     seeds += [Seed("model", "tiny.safetensors", model.read_bytes())] * 2
@@ -256,7 +264,7 @@ def try_network(path: Path, laboratory: Laboratory) -> None:
 
 
 def try_table(path: Path, _: Laboratory) -> None:
-    assert all(each.labels for each in read_examples([path]))
+    assert all((each.labels or each.absent) and not each.labels & each.absent for each in read_examples([path]))
 
 
 def try_record(path: Path, laboratory: Laboratory) -> None:

@@ -24,7 +24,8 @@ from pathlib import Path
 import numpy as np
 from tiny import draw, write_tiny_model
 
-from fewtag.cache import FILE, Cache
+from fewtag.cache import FILE
+from fewtag.cache_upkeep import CacheUpkeep
 from fewtag.tagger.tagger import Tagger
 
 LABELS = ["dog", "cat", "sofa"]
@@ -133,7 +134,7 @@ def _table_is_whole(place: Path) -> None:
 
 def _cache_is_sound(place: Path) -> None:
     if (place / "fewtag" / FILE).exists():
-        with Cache(place / "fewtag") as cache:
+        with CacheUpkeep(place / "fewtag") as cache:
             if damaged := cache.check():
                 raise TornError(f"{damaged} rows of the cache are damaged")
 

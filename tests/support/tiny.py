@@ -9,10 +9,13 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image, ImageDraw
 
+from fewtag import Tagger
 from fewtag.core.calibration import Calibration
 from fewtag.core.closed_form import Strengths, base_prototypes, fit_space, fit_words
+from fewtag.core.posterior import Classifiers, NameEvidence
 from fewtag.runtime import INPUTS
-from fewtag.tagger.model import save_model
+from fewtag.tagger.bank import Bank
+from fewtag.tagger.model import Model, save_model
 from fewtag.words.vectors import SHIPPED, load_words
 
 SIZE, CELL, CHANNELS, SPACE = 32, 8, 16, 8
@@ -29,6 +32,18 @@ def draw(number: int, *labels: str, size: tuple[int, int] = (48, 40)) -> Image.I
         left, top = (int(generator.integers(0, side - 20)) for side in size)
         pen.ellipse((left, top, left + 19, top + 19), fill=COLOURS[label])
     return image
+
+
+def classifiers_of(bank: Bank, model: Model) -> Classifiers:
+    """Of all its labels, in their order."""
+    return Classifiers.of([bank.classifier(model, label) for label in bank.classes])
+
+
+def same_classifiers(left: Tagger, right: Tagger) -> bool:
+    """The same labels and the same numbers for each, to the last bit."""
+    ours, theirs = (classifiers_of(tagger.bank_, tagger.model) for tagger in (left, right))
+    pairs = zip(vars(ours).values(), vars(theirs).values(), strict=True)
+    return left.classes_ == right.classes_ and all(np.array_equal(one, other) for one, other in pairs)
 
 
 def write_tiny_model(folder: Path, name: str = "tiny", seed: int = 0) -> Path:
@@ -56,13 +71,16 @@ def write_tiny_model(folder: Path, name: str = "tiny", seed: int = 0) -> Path:
             "places": (SIZE // CELL) ** 2,
             "zoom": 2,
         },
+        constants={},
         space=space,
         base_prototypes=prototypes,
         word_map=fit_words(load_words(SHIPPED).vectors(BASE), prototypes, 3.0),
         strengths=Strengths(),
-        calibration=Calibration((0, 5), (8.0, 12.0), (-1.0, -2.0), (0.3, 0.4)),
+        evidence=NameEvidence(right=0.6, wrong=0.0, between=0.2, within=0.2),
+        calibration=Calibration((0, 5), (1.0, 1.2), (-1.0, -0.5), 0.3, (0.01, 0.3), ((0.1, 0.3), (0.2, 0.4))),
         words=SHIPPED,
         base_words=BASE,
+        class_names=[],
     )
     return folder / f"{name}.safetensors"
 

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import save_file
+from tiny import classifiers_of, same_classifiers
 
 import fewtag
 from fewtag import InputError, Tagger
+from fewtag.core.posterior import Fitted
 from fewtag.files import read_arrays, write_arrays
-from fewtag.tagger.bank import Bank, Definition, Example
+from fewtag.tagger.bank import Bank, Definition, Example, Known, Told
 from fewtag.tagger.bank_file import FORMAT, KIND, read_bank, read_header, write_bank
 from fewtag.tagger.model import Model, load_model
 
 Draw = Callable[..., Image.Image]
-FACTS = {"source": "default", "name": "default", "words": "pieces", "own_words": False, "fingerprint": "0"}
-"""What a large bank says of its model."""
 
 
 @pytest.fixture
@@ -33,12 +33,13 @@ def taught(tagger: Tagger, draw: Draw, model: Model) -> Tagger:
     tagger.define("lens cap", like=["lens", "eye"]).define("thing", vector=np.linspace(-1, 1, model.words.dimensions))
     tagger.define("xyzzy", words=False).define("zebra").define("waiting", words=False)
     images = [draw(number, "dog") for number in range(4)]
-    return tagger.fit(images, [["dog", "lens cap"], ["cat", "xyzzy"], ["dog", "thing"], ["cat", "xyzzy"]])
+    shown = [["dog", "lens cap"], ["cat", "xyzzy"], ["dog", "thing"], ["cat", "xyzzy"]]
+    return tagger.fit(images, shown, absent=[["cat"], [], ["zebra", "cat"], []])
 
 
 @pytest.fixture
 def saved(taught: Tagger, tmp_path: Path) -> Path:
-    taught.set_thresholds({"cat": 0.9}).save(tmp_path / "pets.fewtag")
+    taught.set_thresholds({"cat": 0.9}).set_priors({"dog": 0.05}).save(tmp_path / "pets.fewtag")
     return tmp_path / "pets.fewtag"
 
 
@@ -50,15 +51,19 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object], **arrays: np
 
 
 def facts_of(tagger: Tagger) -> list[tuple[object, ...]]:
-    return [(label, str(each), each.explicit, each.threshold, each.kind) for label, each in tagger.definitions_.items()]
+    return [
+        (label, str(each), each.explicit, each.threshold, each.prior, each.kind)
+        for label, each in tagger.definitions_.items()
+    ]
 
 
 def same(left: Tagger, right: Tagger) -> bool:
     """To the last bit."""
     return (
-        left.classes_ == right.classes_
+        same_classifiers(left, right)
         and left.bank_.members == right.bank_.members
-        and np.array_equal(left.bank_.matrix, right.bank_.matrix)
+        and left.bank_.refused == right.bank_.refused
+        and [each.said for each in left.bank_.examples.values()] == [e.said for e in right.bank_.examples.values()]
         and facts_of(left) == facts_of(right)
         and all(
             np.array_equal(left.bank_.examples[key].places, right.bank_.examples[key].places)
@@ -73,7 +78,10 @@ def test_what_is_loaded_is_what_was_saved(taught: Tagger, saved: Path, draw: Dra
     assert same(loaded, taught)
     assert loaded.classes_ == ("cat", "dog", "lens cap", "thing", "xyzzy", "zebra")
     assert loaded.counts_ == {"cat": 2, "dog": 2, "lens cap": 1, "thing": 1, "waiting": 0, "xyzzy": 2, "zebra": 0}
+    assert loaded.absent_counts_ == {**dict.fromkeys(loaded.counts_, 0), "cat": 2, "zebra": 1}
     assert loaded.thresholds_["cat"] == pytest.approx(0.9)
+    assert loaded.priors_["dog"] == pytest.approx(0.05)
+    assert loaded.trusts_ == pytest.approx(dict(taught.trusts_))
     queries = [draw(30, "cat"), draw(31)]
     assert np.array_equal(loaded.predict_proba(queries), taught.predict_proba(queries))
 
@@ -195,6 +203,34 @@ def test_a_newer_and_an_older_format_are_refused(saved: Path) -> None:
         Tagger.load(saved)
 
 
+def to_format_2(path: Path) -> None:
+    """As fewtag 0.2 wrote it: no 'no's, no priors, of each label its prototype alone."""
+    header, arrays = read_arrays(path, KIND)
+    header["format"] = 2
+    for label in header["labels"]:
+        del label["absent"], label["prior"]
+    for example in header["examples"]:
+        del example["absent"], example["complete"]
+    for name in ("whole", "focused", "bias"):
+        del arrays[name]
+    arrays["prototypes"][:] = 1  # whatever they were, they are fitted anew
+    write_arrays(path, KIND, header, arrays)
+
+
+def test_a_bank_of_format_2_loads_and_is_fitted_anew(model: Model, draw: Draw, tmp_path: Path) -> None:
+    images, shown = [draw(number, "dog") for number in range(3)], [["dog"], ["cat", "dog"], ["cat"]]
+    now = Tagger(model).define("zebra").partial_fit(images, shown)
+    now.save(tmp_path / "pets")
+    to_format_2(tmp_path / "pets")
+    loaded = Tagger.load(tmp_path / "pets")
+    assert not loaded.bank_.known
+    assert same(loaded, now)
+    assert loaded.absent_counts_ == {"cat": 0, "dog": 0, "zebra": 0}
+    loaded.partial_fit([draw(9)], [[]], absent=[["dog"]]).save(tmp_path / "pets")
+    assert read_header(tmp_path / "pets")["format"] == FORMAT
+    assert same(Tagger.load(tmp_path / "pets"), loaded)
+
+
 def test_a_missing_bank_and_a_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no bank .*no\.fewtag"):
         Tagger.load(tmp_path / "no.fewtag")
@@ -253,6 +289,14 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "a threshold of text": lambda header: header["labels"][0].update(threshold="x"),
     "a threshold over one": lambda header: header["labels"][0].update(own_threshold=7.0),
     "other counts": lambda header: header["labels"][0].update(examples=5),
+    "other counts of the absent": lambda header: header["labels"][0].update(absent=5),
+    "counts of the absent as text": lambda header: header["labels"][0].update(absent="2"),
+    "an absent label that is not there": lambda header: header["examples"][0].update(absent=[99]),
+    "a label shown and absent": lambda header: [each.update(absent=each["labels"]) for each in header["examples"]],
+    "complete as text": lambda header: header["examples"][0].update(complete="yes"),
+    "a prior of none": lambda header: header["labels"][0].update(prior=0.0),
+    "a prior of all": lambda header: header["labels"][0].update(prior=1.0),
+    "a prior of text": lambda header: header["labels"][0].update(prior="x"),
     "a picture of minus bytes": lambda header: header["examples"][0].update(bytes=-1),
     "other pictures": lambda header: header["examples"][0].update(bytes=header["examples"][0]["bytes"] + 1),
     "another space": lambda header: header["model"].update(space=9),
@@ -272,6 +316,12 @@ ARRAYS: dict[str, dict[str, np.ndarray]] = {
     "integer prototypes": {"prototypes": np.ones((6, 8), np.int64)},
     "prototypes that are no numbers": {"prototypes": np.full((6, 8), np.nan, np.float32)},
     "one prototype": {"prototypes": np.ones((1, 8), np.float32)},
+    "prototypes of another space": {"prototypes": np.ones((6, 9), np.float32)},
+    "weights of another space": {"focused": np.ones((6, 9), np.float32)},
+    "endless weights": {"whole": np.full((6, 8), np.inf, np.float32)},
+    "a bias without trust": {"bias": np.ones((6, 1), np.float32)},
+    "a bias without the weight of the noes": {"bias": np.ones((6, 2), np.float32)},
+    "a bias less": {"bias": np.ones((5, 3), np.float32)},
     "flat codes": {"codes": np.ones(8, np.int8)},
     "endless scales": {"scales": np.full((4, 16), np.inf, np.float32)},
 }
@@ -337,8 +387,11 @@ def test_a_bank_moves_to_another_model_by_the_copies_it_keeps(
     assert moved.model.name == "other"
     assert moved.counts_ == taught.counts_
     assert moved.thresholds_["cat"] == pytest.approx(0.9)
+    assert moved.absent_counts_ == taught.absent_counts_
+    assert moved.priors_["dog"] == pytest.approx(0.05)
     fresh = Tagger(str(other_file)).partial_fit([draw(0, "dog"), draw(2, "dog")], [["dog"], ["dog"]])
-    assert fresh.bank_.prototypes["dog"] @ moved.bank_.prototypes["dog"] > 0.98, "copies are compressed"
+    ours, theirs = (each.bank_.classifier(each.model, "dog").guide for each in (fresh, moved))
+    assert ours @ theirs > 0.98, "copies are compressed"
     moved.save(saved)
     assert Tagger.load(saved).model.name == "other"
     assert Tagger.load(saved, upgrade=True).counts_ == moved.counts_, "once more changes nothing"
@@ -354,13 +407,13 @@ def test_a_bank_without_copies_cannot_move(model: Model, other_file: Path, draw:
 @settings(max_examples=20, deadline=None)
 def test_a_byte_a_number_is_within_a_half_of_a_127th_of_the_largest(seed: int, size: float) -> None:
     places = (size * np.random.default_rng(seed).normal(size=(5, 16))).astype(np.float32)
-    kept = Example.of(frozenset({"dog"}), places).places
+    kept = Example.of(Told(), places).places
     assert (np.abs(kept - places) <= np.abs(places).max(axis=1, keepdims=True) / 253).all()
-    assert np.array_equal(Example.of(frozenset(), kept).codes, Example.of(frozenset(), places).codes)
+    assert np.array_equal(Example.of(Told(), kept).codes, Example.of(Told(), places).codes)
 
 
 def test_places_that_are_all_zero_stay_so() -> None:
-    assert not Example.of(frozenset({"dog"}), np.zeros((3, 4), np.float32)).places.any()
+    assert not Example.of(Told(), np.zeros((3, 4), np.float32)).places.any()
 
 
 def make_bank(labels: int, examples: int) -> Bank:
@@ -369,25 +422,33 @@ def make_bank(labels: int, examples: int) -> Bank:
     codes, scales = np.ones((49, 512), np.int8), np.ones(49, np.float32)
     shown = {f"{number:064x}": names[number % labels] for number in range(labels * examples)}
     words, guide = np.ones(256, np.float32), np.ones(512, np.float32)
+    fitted = Known(Fitted(guide, guide, guide, 0.0))
     return Bank(
         {name: Definition("name", (name,), words, guide) for name in names},
-        {key: Example(frozenset({name}), codes, scales) for key, name in shown.items()},
-        dict.fromkeys(names, guide),
+        {key: Example(Told(frozenset({name})), codes, scales) for key, name in shown.items()},
+        dict.fromkeys(names, fitted),
     )
 
 
-def test_a_label_with_five_examples_takes_less_than_200_kilobytes(tmp_path: Path) -> None:
-    write_bank(tmp_path / "ten", make_bank(10, 5), {**FACTS, "places": 49, "space": 512}, {})
+@pytest.fixture
+def large_model(model: Model) -> Model:
+    """It says of itself that it is as large as the default one."""
+    basis = np.zeros((16, 512), np.float32)
+    return replace(model, places=49, space=replace(model.space, basis=basis))
+
+
+def test_a_label_with_five_examples_takes_less_than_200_kilobytes(large_model: Model, tmp_path: Path) -> None:
+    write_bank(tmp_path / "ten", make_bank(10, 5), large_model, {})
     assert (tmp_path / "ten").stat().st_size < 10 * 200_000
 
 
-def test_hundreds_of_labels_load_in_a_second(tmp_path: Path) -> None:
+def test_hundreds_of_labels_load_in_a_second(large_model: Model, tmp_path: Path) -> None:
     path = tmp_path / "large"
-    write_bank(path, make_bank(300, 5), {**FACTS, "places": 49, "space": 512}, {})
+    write_bank(path, make_bank(300, 5), large_model, {})
     assert path.stat().st_size > 36_000_000
     start = time.perf_counter()
     bank = read_bank(path)[1]
-    assert bank.matrix.shape == (300, 512)
+    assert classifiers_of(bank, large_model).guides.shape == (300, 512)
     assert int(bank.counts.sum()) == 1500
     assert time.perf_counter() - start < 1
     start = time.perf_counter()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fewtag.core.posterior import Fitted
 from fewtag.tagger.explain import grid, heat_map, overlay
 
 SLOPE, OFFSET = 12.0, -4.0
@@ -18,11 +19,12 @@ def places(side: int, row: int, column: int, strength: float = 1.0) -> np.ndarra
     return made.reshape(side * side, 4)
 
 
-LABEL = np.array([1, 0, 0, 0], np.float32)
+TOWARDS = np.array([1, 0, 0, 0], np.float32)
+LABEL = Fitted(TOWARDS, 0.4 * TOWARDS, 0.6 * TOWARDS, 0.0)
 
 
 def heat_of(made: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    return heat_map(made, LABEL, SLOPE, OFFSET, size)
+    return heat_map(made, LABEL, (SLOPE, OFFSET), size)
 
 
 def test_heat_has_the_size_of_the_picture_width_first_and_is_from_zero_to_one() -> None:
@@ -52,6 +54,13 @@ def test_a_place_shows_the_probability_that_it_speaks_for() -> None:
     expected = 1 / (1 + np.exp(-(SLOPE * 0.6 + OFFSET)))
     np.testing.assert_allclose(heat_of(made, (30, 30)), expected, atol=1e-5)
     np.testing.assert_allclose(heat_of(7 * made, (30, 30)), expected, atol=1e-5)
+
+
+def test_a_labels_own_bias_counts_and_both_its_weights() -> None:
+    made = np.tile(np.array([[0.6, 0.8, 0, 0]], np.float32), (9, 1))
+    biased = Fitted(TOWARDS, TOWARDS, np.array([0, 0.5, 0, 0], np.float32), -0.2)
+    expected = 1 / (1 + np.exp(-(SLOPE * (0.6 + 0.5 * 0.8 - 0.2) + OFFSET)))
+    np.testing.assert_allclose(heat_map(made, biased, (SLOPE, OFFSET), (30, 30)), expected, atol=1e-5)
 
 
 def test_an_empty_picture_says_what_an_empty_score_says() -> None:

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from fewtag import InputError, Tagger
 from fewtag.files import read_arrays, write_arrays
 from fewtag.research.data.splits import Split
-from fewtag.tagger.model import KIND, SHIPPED, Model, load_model
+from fewtag.tagger.model import KIND, SHIPPED, Model, load_model, solve_words
 
 Draw = Callable[..., Image.Image]
 
@@ -24,10 +24,13 @@ def coco52() -> Model:
     return load_model("coco52")
 
 
-@pytest.mark.parametrize(("name", "labels"), [("default", 80), ("coco52", 52)])
+@pytest.mark.parametrize(("name", "labels"), [("default", 80), ("accurate", 80), ("coco52", 52)])
 def test_a_shipped_model_loads_and_says_what_it_was_fitted_on(name: str, labels: int) -> None:
     model = load_model(name)
-    assert len(model.header["base_words"]) == len(model.base_prototypes) == labels
+    header = model.header
+    assert len(header["base_words"]) == labels
+    assert len(header["class_names"]) == 1000
+    assert len(model.base_prototypes) == labels + 1000
     assert model.words_name == "pieces"
     assert model.calibration.examples[0] == 0
     assert model.places <= 64
@@ -49,10 +52,10 @@ def test_words_that_look_alike_are_near_and_others_are_not(coco52: Model) -> Non
 
 
 def test_the_map_of_words_that_is_kept_is_the_one_that_is_solved_anew(coco52: Model) -> None:
-    from fewtag.core.closed_form import fit_words
-
-    words = coco52.words.vectors(coco52.header["base_words"])
-    solved = fit_words(words, coco52.base_prototypes, coco52.strengths.ridge)
+    header = coco52.header
+    solved = solve_words(
+        coco52.words, header["base_words"], header["class_names"], coco52.base_prototypes, coco52.strengths
+    )
     asked = coco52.words.vectors(["horse", "laptop", "penguin"])
     assert (solved.prototypes(asked) * coco52.word_prototypes(asked)).sum(axis=1).min() > 0.999
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from fewtag import InputError, Tagger
 from fewtag.pictures.files import encoded_bytes, open_image, several
-from fewtag.tagger.bank import label_name, label_sets
+from fewtag.tagger.bank import label_name, told_of
 
 Draw = Callable[..., Image.Image]
 GOOD = np.zeros((8, 8, 3), np.uint8)
@@ -68,8 +68,8 @@ ASKING: dict[str, tuple[Callable[[Tagger], object], str]] = {
     "like unknown": (lambda tagger: tagger.define("x", like=["dog", "zebbra"]), "'zebbra' is unknown"),
     "like nothing": (lambda tagger: tagger.define("x", like=[]), "is like nothing"),
     "like commas": (lambda tagger: tagger.define("x", like=" , "), "is like nothing"),
-    "short vector": (lambda tagger: tagger.define("x", vector=[1.0] * 3), "has 3 numbers, words 'pieces' have 128"),
-    "bad vector": (lambda tagger: tagger.define("x", vector=[np.nan] * 128), "not finite"),
+    "short vector": (lambda tagger: tagger.define("x", vector=[1.0] * 3), "has 3 numbers, words 'pieces' have 384"),
+    "bad vector": (lambda tagger: tagger.define("x", vector=[np.nan] * 384), "not finite"),
     "no name": (lambda tagger: tagger.define(""), "a label is empty"),
     "forget unknown": (lambda tagger: tagger.forget("dgo"), r"there is no label 'dgo'; did you mean 'dog'\?"),
     "forget no example": (
@@ -164,11 +164,11 @@ def test_a_damaged_pil_image_is_named(tmp_path: Path) -> None:
 
 def test_labels_are_names() -> None:
     with pytest.raises(InputError, match="label of image number 2 is 7, a int"):
-        label_sets([["dog"], ["dog", 7]])
+        told_of([["dog"], ["dog", 7]], None, False)
     with pytest.raises(InputError, match="labels of image number 1 are 7"):
-        label_sets([7])
+        told_of([7], None, False)
     with pytest.raises(InputError, match="found None"):
-        label_sets(None)
+        told_of(None, None, False)
 
 
 def test_one_spelling_of_each_name() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tiny import same_classifiers
 
 from fewtag import InputError, Tagger
 from fewtag.tagger.model import Model
@@ -44,7 +45,24 @@ def test_what_comes_of_it_is_what_one_would_have_taught(bank: Path, draw: Draw) 
     second.partial_fit([draw(11, "dog")], ["dog"]).save(bank)
     alone.partial_fit([draw(11, "dog"), draw(10, "dog")], ["dog", "dog"])
     merged = Tagger.load(bank)
-    assert (merged.bank_.matrix == alone.bank_.matrix).all()
+    assert same_classifiers(merged, alone)
+
+
+def test_a_no_here_and_a_yes_there_are_both_kept(bank: Path, draw: Draw) -> None:
+    first, second = both(bank)
+    first.partial_fit([draw(10, "dog")], [[]], absent=[["cat"]]).save(bank)
+    second.partial_fit([draw(10, "dog"), draw(11)], [["dog"], []], absent=[[], ["dog"]]).save(bank)
+    merged = Tagger.load(bank)
+    assert merged.counts_ == {"cat": 1, "dog": 2, "sofa": 1}
+    assert merged.absent_counts_ == {"cat": 1, "dog": 1, "sofa": 0}
+
+
+def test_a_no_to_a_label_that_was_forgotten_meanwhile_brings_its_name_back(bank: Path, draw: Draw) -> None:
+    first, second = both(bank)
+    first.forget("dog").save(bank)
+    second.partial_fit([draw(10, "cat")], [[]], absent=[["dog"]]).save(bank)
+    merged = Tagger.load(bank)
+    assert (merged.counts_["dog"], merged.absent_counts_["dog"]) == (0, 1)
 
 
 def test_one_forgets_what_the_other_learns(bank: Path, draw: Draw) -> None:

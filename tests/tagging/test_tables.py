@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pyarrow.parquet
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ def same_path(cell: str, image: str) -> bool:
     return cell == image or (cell == f"./{image}" and image[0] in "=+-@\t\r")
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(names, labels.filter(lambda found: not {"image", "tags"} & set(found)), st.integers(0, 10**6))
 def test_names_survive_every_format(images: list[str], known: list[str], millionths: int) -> None:

@@ -157,6 +157,7 @@ def test_a_folder_that_may_not_be_read_is_one_failure(cli: Cli, bank: Path, phot
     (photos / "sub" / "deep").chmod(0o755)
 
 
+@pytest.mark.slow
 def test_no_cell_is_a_formula_to_a_spreadsheet_and_learning_reads_the_same_names(
     cli: Cli, bank: Path, tmp_path: Path
 ) -> None:
@@ -252,7 +253,7 @@ def test_what_is_refused_leaves_nothing(cli: Cli, bank: Path, arguments: tuple[s
 def test_a_label_called_image_cannot_be_a_column(cli: Cli, bank: Path, photos: Path) -> None:
     assert cli("define", bank, "image", "--like", "moon").code == 0
     said = cli("tag", bank, photos, "--out", "tags.csv", "--scores")
-    assert (said.code, "label 'image' would be a second column of that name" in said.err) == (2, True)
+    assert (said.code, "label 'image' would be taken for the column of that name" in said.err) == (2, True)
     assert cli("tag", bank, photos, "--out", "tags.csv").code == 0
 
 
@@ -263,11 +264,22 @@ def test_a_label_with_a_semicolon_from_python_needs_another_format(cli: Cli, ban
     assert cli("tag", bank, photos, "--out", "tags.jsonl").code == 0
 
 
+def test_labels_that_a_mended_table_would_take_for_a_no_need_another_format(cli: Cli, bank: Path, photos: Path) -> None:
+    Tagger.load(bank).define("absent", like=["moon"]).save(bank)
+    said = cli("tag", bank, photos, "--out", "tags.csv", "--scores")
+    assert (said.code, "label 'absent' would be taken for the column of that name" in said.err) == (2, True)
+    assert cli("tag", bank, photos, "--out", "tags.csv").code == 0
+    Tagger.load(bank).define("!moon", like=["moon"]).save(bank)
+    said = cli("tag", bank, photos, "--out", "other.csv")
+    assert (said.code, "label '!moon' begins with \"!\"" in said.err) == (2, True)
+    assert cli("tag", bank, photos, "--out", "other.jsonl").code == 0
+
+
 def test_a_bank_without_labels_says_so(cli: Cli, tiny_model: Path, photos: Path) -> None:
     Tagger(str(tiny_model)).save("empty.fewtag")
     assert "0 labels" in cli("labels", "empty.fewtag").out
     said = cli("tag", "empty.fewtag", photos, "--out", "tags.csv")
-    assert (said.code, "the bank empty.fewtag knows no label yet; teach it some with fewtag learn" in said.err) == (
+    assert (said.code, "no label is known yet; learn one from a picture, or define one by its name" in said.err) == (
         2,
         True,
     )
@@ -296,6 +308,6 @@ def test_an_interrupted_run_says_that_the_same_command_goes_on(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fewtag.tagging.run.open_tagger", interrupt)
+    monkeypatch.setattr("fewtag.tagging.run.finish_shards", interrupt)
     said = cli("tag", bank, photos, "--out", "tags.csv")
     assert (said.code, "run the same command again, and it goes on from here" in said.err) == (130, True)

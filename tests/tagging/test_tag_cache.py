@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from tiny import draw, write_tiny_model
 
-from fewtag import cache_file
-from fewtag.cache import FILE, Cache, Space
+from fewtag import cache as cache_module
+from fewtag.cache import FILE, Space
+from fewtag.cache_upkeep import CacheUpkeep
 from fewtag.tagger.model import Model
 
 Cli = Callable[..., Any]
@@ -138,7 +139,7 @@ def test_a_full_disk_is_a_warning_and_changes_nothing(
     cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     table, _ = tagged(cli, bank, photos, "--no-cache", "--batch", 1)
-    monkeypatch.setattr(cache_file, "_SETTINGS", (*cache_file._SETTINGS, "PRAGMA max_page_count = 5"))
+    monkeypatch.setattr(cache_module, "_SETTINGS", (*cache_module._SETTINGS, "PRAGMA max_page_count = 5"))
     caplog.clear()
     assert tagged(cli, bank, photos, "--batch", 1) == (table, 0)
     assert ["disk is full; nothing more is kept" in record.getMessage() for record in caplog.records] == [True]
@@ -151,7 +152,7 @@ def test_a_tiny_limit_slows_down_but_changes_nothing(
     monkeypatch.setenv("FEWTAG_CACHE_LIMIT", "1B")
     for _ in range(2):
         assert tagged(cli, bank, photos, "--batch", 1)[0] == table
-        assert len(Cache(Path("cache/fewtag"))) == 0
+        assert len(CacheUpkeep(Path("cache/fewtag"))) == 0
     monkeypatch.setenv("FEWTAG_CACHE_LIMIT", "a lot")
     said = cli("tag", bank, photos, "--out", "tags.csv")
     assert (said.code, "FEWTAG_CACHE_LIMIT 'a lot' is no size" in said.err) == (2, True)
@@ -165,14 +166,14 @@ def test_of_more_pictures_than_fit_as_many_as_fit_are_kept(
     pictures.mkdir()
     for number in range(1200):
         draw(number, size=(24, 24)).save(pictures / f"{number}.bmp")
-    tagged(cli, bank, pictures)
-    size, count = Cache(Path("cache/fewtag")).size, sum(encoded)
+    tagged(cli, bank, pictures, "--prior", "bank")  # no sample goes before
+    size, count = CacheUpkeep(Path("cache/fewtag")).size, sum(encoded)
     shutil.rmtree("cache")
     monkeypatch.setenv("FEWTAG_CACHE_LIMIT", str(int(0.6 * size)))
-    table, cached = tagged(cli, bank, pictures)
+    table, cached = tagged(cli, bank, pictures, "--prior", "bank")
     assert cached == 0
     encoded.clear()
-    again, cached = tagged(cli, bank, pictures)
+    again, cached = tagged(cli, bank, pictures, "--prior", "bank")
     assert again == table
     assert 0.1 * count < cached < 0.7 * count, "going over them in turn does not remove each before it is asked for"
     assert sum(encoded) == count - cached

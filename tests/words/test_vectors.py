@@ -96,6 +96,7 @@ def test_a_label_without_letters_is_refused(label: str) -> None:
         WORDS.vector(label)
 
 
+@settings(deadline=None)
 @given(st.text() | st.lists(st.sampled_from(KNOWN), min_size=1).map(" ".join))
 def test_a_vector_is_finite_or_refused(label: str) -> None:
     broken = WordVectors("broken", [*KNOWN, "dog2"], np.vstack([np.eye(len(KNOWN)), np.full(len(KNOWN), np.nan)]))

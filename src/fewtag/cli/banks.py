@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from fewtag.tagger.tagger import Tagger
 
 
+DOUBTFUL = 0.2
+"""The probability of a name being right below which a person is told."""
+
+
 def learn(
     bank: Bank,
     examples: Annotated[
@@ -26,6 +30,12 @@ def learn(
     label: Annotated[
         list[str] | None, typer.Option("--label", metavar="NAME", help="What all the pictures show; repeatable.")
     ] = None,
+    absent: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="What none of the pictures shows; repeatable.")
+    ] = None,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="The pictures show nothing but what is said: all else is absent.")
+    ] = False,
     root: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")
     ] = None,
@@ -42,10 +52,14 @@ def learn(
 ) -> None:
     """Learn labels from example pictures, into a new or an existing bank; what is known already stays.
 
-    In a table several labels of a picture are joined by ";", and paths are relative to the table. The bank keeps a
-    small copy of each example, so that it can show them and move to a newer model: share it like the pictures.
+    In a table several labels of a picture are joined by ";", and paths are relative to the table. "!cat" among them,
+    or a column `absent`, says what a picture does not show; what is neither named nor absent is unknown. A table that
+    `fewtag tag` wrote and a person mended is learnt as it is. The bank keeps a small copy of each example, so that it
+    can show them and move to a newer model: share it like the pictures.
 
     Example: fewtag learn pets.fewtag examples.csv
+
+    Example: fewtag learn pets.fewtag sofa.jpg --absent dog
 
     Example: fewtag learn pets.fewtag rex.jpg max.jpg --label dog
     """
@@ -53,7 +67,7 @@ def learn(
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.examples import read_examples
 
-    shown = read_examples(examples, label or (), root)
+    shown = read_examples(examples, label or (), root, absent=absent or (), complete=complete)
     tagger = Tagger.open(bank, model=model, words=words, keep_pictures=not no_pictures)
     check_writable(bank)
     known = set(tagger.definitions_)
@@ -63,18 +77,22 @@ def learn(
         for name in sorted(names - known):
             tagger.define(name, words=False)
     skipped: list[InputError] = []
+
+    def refuse(error: InputError) -> None:
+        raise InputError(f"{error} (--skip-bad leaves out what cannot be read)") from error
+
     with Bars() as bars:
         bars.start("learning", len(shown))
-        try:
-            tagger.partial_fit(
-                [each.picture for each in shown],
-                [each.labels for each in shown],
-                on_error=skipped.append if skip_bad else None,
-                progress=bars.advance,
-            )
-        except InputError as error:
-            raise InputError(f"{error} (--skip-bad leaves out what cannot be read)") from error
+        tagger.partial_fit(
+            [each.picture for each in shown],
+            [each.labels for each in shown],
+            absent=[each.absent for each in shown],
+            complete=complete,
+            on_error=skipped.append if skip_bad else refuse,
+            progress=bars.advance,
+        )
     tagger.save(bank)
+    warn_of_names(tagger, names)
     for reason in skipped:
         print(f"skipped: {reason}", file=sys.stderr)
     learnt, new = len(shown) - len(skipped), sorted(set(tagger.definitions_) - known)
@@ -175,6 +193,7 @@ def labels(bank: Bank, as_json: AsJson = False) -> None:
     rows: dict[str, dict[str, Any]] = {
         label["name"]: {
             "examples": label["examples"],
+            "absent": label.get("absent", 0),
             # a label without word or picture cannot be given yet
             "threshold": None if label["threshold"] is None else round(label["threshold"], 6),
             "word": str(Definition(label["kind"], tuple(label["words"]))),
@@ -204,13 +223,15 @@ def examples(
     name = contents.find(label)
     members = [contents.examples[key] for key in contents.members[name]]
     rows: dict[str, dict[str, Any]] = {
-        str(number): {"name": example.name, "shows": ", ".join(sorted(example.labels))}
+        str(number): {"name": example.name, "shows": ", ".join(sorted(example.said.labels))}
         for number, example in enumerate(members, 1)
     }
     if page is not None:
         cards = [
             Card(
-                f"{number}  {each.name}", embed_bytes(each.picture), [(each_label, "tag") for each_label in each.labels]
+                f"{number}  {each.name}",
+                embed_bytes(each.picture),
+                [(each_label, "tag") for each_label in each.said.labels],
             )
             for number, each in enumerate(members, 1)
         ]
@@ -260,6 +281,17 @@ def warn_of_case(names: set[str]) -> None:
         other = by_case.setdefault(name.casefold(), name)
         if other != name:
             print(f"fewtag: {other!r} and {name!r} are two labels, which differ in case alone", file=sys.stderr)
+
+
+def warn_of_names(tagger: "Tagger", names: set[str]) -> None:
+    """Says which labels' pictures do not look like what their name suggests."""
+    for name, trust in tagger.trusts_.items():
+        if name in names and trust < DOUBTFUL:
+            print(
+                f"fewtag: the pictures of {name!r} do not look like what its name suggests, so the name counts for "
+                f"{trust:.0%} of what it could; say --like what it is, or --no-words",
+                file=sys.stderr,
+            )
 
 
 def read_vector(path: Path) -> "np.ndarray":

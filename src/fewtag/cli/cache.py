@@ -1,16 +1,14 @@
 """The command that looks after the feature cache, and the option that names its folder."""
 
 import json
+from contextlib import closing
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Cache, cache_folder
+from fewtag.cli.terminal import AsJson, Cache
 from fewtag.errors import InputError
-
-if TYPE_CHECKING:
-    from fewtag.cache import Cache as FeatureCache
 
 
 def cache(
@@ -29,22 +27,25 @@ def cache(
 
     Example: fewtag cache --prune 2GB
     """
-    from fewtag.cache import Cache as FeatureCache
-    from fewtag.cache import cache_limit, format_size, parse_size
+    from fewtag.cache_upkeep import CacheUpkeep
+    from fewtag.cli.terminal import Bars, show
+    from fewtag.files import cache_limit, format_size, parse_size, user_cache_folder
 
     if sum((clear, prune is not None, check)) > 1:
         raise InputError("--clear, --prune and --check exclude each other; give one of them")
-    folder = cache_folder(named)
+    folder = named or user_cache_folder()
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--cache {folder} is a file; name the folder that the cache is in")
-    with FeatureCache(folder) as opened:
+    with closing(CacheUpkeep(folder)) as opened:
         done: dict[str, int] = {}
         if clear:
             done = {"freed": opened.clear()}
         elif prune is not None:
             done = {"freed": opened.prune(parse_size(prune, "--prune"))}
         elif check:
-            done = {"damaged": _check(opened)}
+            with Bars() as bars:
+                bars.start("checking", len(opened))
+                done = {"damaged": opened.check(bars.advance)}
         spaces = [
             space._asdict() | {"used": datetime.fromtimestamp(space.used).isoformat(" ", "seconds")}
             for space in opened.contents()
@@ -54,35 +55,10 @@ def cache(
         facts = {"place": str(folder), "limit": cache_limit(), "total": total}
         print(json.dumps({**facts, **done, "spaces": spaces}, indent=2))
         return
-    _show(spaces)
+    rows = {str(number): space | {"bytes": format_size(space["bytes"])} for number, space in enumerate(spaces, 1)}
+    show(rows, as_json=False, title="what is kept" if rows else "nothing is kept yet")
     if "freed" in done:
         typer.echo(f"{format_size(done['freed'])} freed")
     if "damaged" in done:
         typer.echo(f"{done['damaged']} damaged rows dropped" if done["damaged"] else "every row is sound")
     typer.echo(f"{folder}: {format_size(total)} of at most {format_size(cache_limit())}")
-
-
-def _check(opened: "FeatureCache") -> int:
-    """How many damaged rows were dropped."""
-    from fewtag.cli.terminal import Bars
-
-    with Bars() as bars:
-        bars.start("checking", len(opened))
-        return opened.check(bars.advance)
-
-
-def _show(spaces: list[dict[str, Any]]) -> None:
-    from fewtag.cache import format_size
-    from fewtag.cli.terminal import show
-
-    rows = {
-        f"{number}": {
-            "kind": space["kind"],
-            "what": space["what"],
-            "rows": space["rows"],
-            "size": format_size(space["bytes"]),
-            "used": space["used"],
-        }
-        for number, space in enumerate(spaces, 1)
-    }
-    show(rows, as_json=False, title="what is kept" if rows else "nothing is kept yet")

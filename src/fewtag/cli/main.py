@@ -19,7 +19,7 @@ from fewtag.errors import InputError
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Teach": (banks.learn, banks.define, banks.forget, banks.rename, banks.labels, banks.examples, banks.upgrade),
     "Tag": (pictures.tag, pictures.check, pictures.explain, pictures.export),
-    "Research": (research.train, research.bench, research.draws, research.report),
+    "Research": (research.fit, research.train, research.bench, research.draws, research.report),
     "Upkeep": (cache.cache,),
 }
 INTERRUPTED = 130

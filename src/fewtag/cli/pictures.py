@@ -5,11 +5,11 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Bank, Cache, DataFolder, Device, SkipBad, cache_folder, plural, printable
+from fewtag.cli.terminal import AsJson, Bank, Cache, DataFolder, Device, SkipBad, plural, printable
 from fewtag.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -39,6 +39,13 @@ def tag(
         float | None,
         typer.Option(min=0, max=1, help="Give a label from this probability on.", show_default="each label's own"),
     ] = None,
+    prior: Annotated[
+        str,
+        typer.Option(
+            metavar="SHARE",
+            help="How common a label is: a share of the pictures (0.01), estimate (by a sample of them), or bank.",
+        ),
+    ] = "estimate",
     page: Annotated[
         Path | None, typer.Option(metavar="HTML", help="Also a page to look at: pictures with their tags.")
     ] = None,
@@ -64,8 +71,10 @@ def tag(
 ) -> None:
     """Tag pictures: a row for each. Run again after a kill, it goes on where it stopped.
 
-    Pictures that cannot be read are listed in FILE.failures.csv, and the exit code is 1. A picture that was seen
-    before, wherever it lay and whatever it is called, does not go through the network again.
+    Probabilities depend on how common a label is. Where the bank has no prior of its own for it, that is estimated by a
+    sample of 256 pictures, or bank's default where there are fewer than a hundred. Pictures that cannot be read are
+    listed in FILE.failures.csv, and the exit code is 1. A picture that was seen before, wherever it lay and whatever it
+    is called, does not go through the network again.
 
     Example: fewtag tag pets.fewtag photos/ --out tags.csv
 
@@ -73,6 +82,7 @@ def tag(
 
     Example: fewtag tag pets.fewtag s3://bucket/photos --out s3://bucket/tags --engine ray --address auto
     """
+    from fewtag.files import user_cache_folder
     from fewtag.tagging.run import Cluster, Options
 
     if cache is not None and no_cache:
@@ -83,8 +93,8 @@ def tag(
         given := [name for name, value in (("--address", address), ("--workers", workers)) if value]
     ):
         raise InputError(f"{given[0]} is for --engine ray; add that, or leave it out")
-    kept = None if no_cache else str(cache_folder(cache).resolve())
-    options = Options(scores, threshold, batch, device, kept, shard)
+    kept = None if no_cache else str((cache or user_cache_folder()).resolve())
+    options = Options(scores, threshold, read_prior(prior), batch, device, kept, shard)
     if out is None:
         if engine == "ray":
             raise InputError("--engine ray needs --out: a table, or a folder for Parquet parts")
@@ -96,6 +106,19 @@ def tag(
         _to_page(bank, sources, page, options)
     if failed:
         raise typer.Exit(1)
+
+
+def read_prior(text: str) -> "float | Literal['estimate', 'bank']":
+    """What --prior says."""
+    if text in {"estimate", "bank"}:
+        return cast("Literal['estimate', 'bank']", text)
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise InputError(f"--prior {text} is no share of pictures; give one such as 0.01, or estimate, or bank")
+    return share
 
 
 def _to_table(
@@ -165,6 +188,9 @@ def check(
     set_thresholds: Annotated[
         bool, typer.Option("--set-thresholds", help="Keep, in the bank, the threshold with the best F1 for each label.")
     ] = False,
+    set_priors: Annotated[
+        bool, typer.Option("--set-priors", help="Keep, in the bank, the share of these pictures that shows each label.")
+    ] = False,
     skip_bad: SkipBad = False,
     cache: Cache = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")] = False,
@@ -172,24 +198,31 @@ def check(
 ) -> None:
     """Measure a bank on labelled pictures of one's own: precision, recall, average precision, and reliability.
 
-    A picture counts as not showing whatever label it does not name. Take pictures that the bank was not taught with.
+    A picture counts as not showing whatever label it does not name. Take pictures that the bank was not taught with,
+    and for --set-priors ones that were drawn by chance.
 
     Example: fewtag check pets.fewtag truth.csv
     """
     from fewtag.cli.banks import open_bank
     from fewtag.cli.terminal import Bars, show
+    from fewtag.files import user_cache_folder
     from fewtag.tagging.check import check_bank
     from fewtag.tagging.examples import read_examples
 
-    shown = read_examples([truth], root=root)
+    shown = read_examples([truth], root=root, complete=True)
     tagger = open_bank(bank)
     with Bars() as bars:
         bars.start("checking", len(shown))
-        found = check_bank(
-            tagger, shown, cache=None if no_cache else cache_folder(cache), skip_bad=skip_bad, progress=bars.advance
-        )
+        kept = None if no_cache else cache or user_cache_folder()
+        found = check_bank(tagger, shown, cache=kept, skip_bad=skip_bad, progress=bars.advance)
+        if set_priors:
+            tagger.set_priors(found.priors)
+        if set_priors and set_thresholds:  # thresholds are for the probabilities that the new priors make
+            bars.start("checking again with these priors", len(shown))
+            found = check_bank(tagger, shown, cache=kept, skip_bad=skip_bad, progress=bars.advance)
     if set_thresholds:
         tagger.set_thresholds(found.best_thresholds)
+    if set_thresholds or set_priors:
         tagger.save(bank)
     if as_json:
         print(json.dumps(found.as_dict(), indent=2, allow_nan=False))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Cache, DataFolder, SkipBad, cache_folder
+from fewtag.cli.terminal import AsJson, Cache, DataFolder, SkipBad
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,6 +29,64 @@ Compiled = Annotated[
 Accelerator = Annotated[str, typer.Option(help="auto, cpu or gpu.")]
 
 
+def fit(
+    out: Annotated[Path, typer.Argument(metavar="MODEL", help="Where the model goes: MODEL.safetensors, MODEL.onnx.")],
+    base: Annotated[
+        list[Path],
+        typer.Argument(metavar="PICTURES", help="Base pictures: a table or a folder per label; or unlabelled ones."),
+    ],
+    network: Annotated[str, typer.Option(metavar="NAME", help="timm's name of a network, or an ONNX file.")],
+    weights: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="Its weights: a file, timm, or package:NAME.")
+    ] = None,
+    size: Annotated[int, typer.Option(min=16, help="Side of the squares that it takes.")] = 224,
+    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="The pictures have no labels.")] = False,
+    words: Annotated[str | None, typer.Option(metavar="FILE", help="Word vectors of one's own.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Make a model of one's own from any network and some base pictures; use it as --model MODEL.
+
+    The space, the word map and the calibration are solved on the pictures; the network stays as it is. An ONNX file
+    takes pixels normalised as ImageNet's and answers with a feature map. Some thousand pictures of dozens of labels
+    are good; without labels, what a classifier is sure of stands for them.
+
+    Example: fewtag fit mine pictures.csv --network vit_small_patch14_dinov2 --weights dinov2.safetensors
+    """
+    import json
+
+    from fewtag.cli.terminal import Bars
+    from fewtag.pictures.files import Picture, walk
+    from fewtag.research.fit import fit_model
+    from fewtag.tagging.examples import read_examples
+    from fewtag.words.vectors import SHIPPED
+
+    if unlabelled:
+        pictures = [Picture(found.path, name=str(found.path)) for folder in base for found in walk(folder)]
+        shown: list[frozenset[str]] = [frozenset()] * len(pictures)
+    else:
+        examples = read_examples(base)
+        pictures, shown = [each.picture for each in examples], [each.labels for each in examples]
+    with Bars() as bars:
+        made = fit_model(
+            out,
+            pictures,
+            shown,
+            network=network,
+            weights=weights,
+            size=size,
+            words=words or SHIPPED,
+            device=device,
+            begin=bars.begin,
+        )
+    if as_json:
+        print(json.dumps(made))
+        return
+    typer.echo(f"{made['model']}: fitted on {made['pictures']} pictures of {len(made['labels'])} labels")
+    if made["left_out"]:
+        typer.echo(f"no known words, left out: {', '.join(made['left_out'])}")
+
+
 def train(
     recipe: RecipePath,
     data: DataFolder = None,
@@ -44,6 +102,7 @@ def train(
 ) -> None:
     """Train a recipe's method on the base labels, stopped early by the validation labels. Resumes."""
     from fewtag.cli.terminal import Bars, show
+    from fewtag.files import user_cache_folder
     from fewtag.research.bench.distributed import collective_refusal, open_fabric
     from fewtag.research.bench.run_folder import RunFolder
     from fewtag.research.bench.train import train as train_run
@@ -60,7 +119,7 @@ def train(
         with collective_refusal():
             run = RunFolder.of(experiment, runs)
         with Bars(shown=fabric.is_global_zero) as bars:
-            summary = train_run(experiment, run, fabric, cache=cache_folder(cache), report=bars)
+            summary = train_run(experiment, run, fabric, cache=cache or user_cache_folder(), report=bars)
         if fabric.is_global_zero:
             _tell_skipped(experiment)
         summaries[settings.name] = asdict(summary) | {"checkpoint": str(run.best)}
@@ -85,15 +144,18 @@ def bench(
 ) -> None:
     """Measure a recipe's runs on their test episodes, training first where needed; writes a row an episode."""
     from fewtag.cli.terminal import Bars, show
+    from fewtag.files import user_cache_folder
     from fewtag.research.bench.distributed import collective_refusal, open_fabric
     from fewtag.research.bench.measure import measure
     from fewtag.research.bench.results import summarise, write_reason
+    from fewtag.research.bench.sessions import measure_sessions, summarise_sessions
 
     fabric = open_fabric(accelerator, precision)
     with collective_refusal():
         recipes = _recipes(recipe, changes, only)
         _check_folder(data)
     found: dict[str, Any] = {}
+    sessions: dict[str, Any] = {}
     for file, settings in recipes:
         if settings.not_measured:
             if fabric.is_global_zero:
@@ -102,22 +164,30 @@ def bench(
             continue
         experiment = _experiment(settings, file, data, skip_bad=skip_bad, compiled=compiled)
         with Bars(shown=fabric.is_global_zero) as bars:
-            rows = measure(
-                experiment,
-                fabric,
-                runs=runs,
-                out=out / file.stem,
-                cache=cache_folder(cache),
-                command=shlex.join(["fewtag", *sys.argv[1:]]),
-                force=force,
-                report=bars,
-            )
+            common: dict[str, Any] = {
+                "out": out / file.stem,
+                "cache": cache or user_cache_folder(),
+                "command": shlex.join(["fewtag", *sys.argv[1:]]),
+                "force": force,
+                "report": bars,
+            }
+            if settings.sessions is None:
+                for phase, rows in measure(experiment, fabric, runs=runs, **common).items():
+                    found[f"{settings.name} on {phase}"] = summarise(rows)
+            else:
+                for phase, answered in measure_sessions(experiment, fabric, **common).items():
+                    for order, summary in summarise_sessions(answered).items():
+                        sessions[f"{settings.name} on {phase}, {order} first"] = summary
         if fabric.is_global_zero:
             _tell_skipped(experiment)
-        for phase, phase_rows in rows.items():
-            found[f"{settings.name} on {phase}"] = summarise(phase_rows)
-    if fabric.is_global_zero:
-        show(found, as_json=as_json, title="Measured, in percent (± 95 % interval over episodes)")
+    if not fabric.is_global_zero:
+        return
+    if as_json:
+        show(found | sessions, as_json=True, title="")
+        return
+    for measured, over in ((found, "episodes"), (sessions, "seeds and labels")):
+        if measured:
+            show(measured, as_json=False, title=f"Measured, in percent (± 95 % interval over {over})")
 
 
 def draws(

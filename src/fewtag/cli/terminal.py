@@ -63,13 +63,6 @@ Cache = Annotated[
 ]
 
 
-def cache_folder(named: Path | None) -> Path:
-    """The one named, or the user's own."""
-    from fewtag.cache import user_cache_folder
-
-    return named or user_cache_folder()
-
-
 HEADLINES = ("macro_ap", "micro_ap", "macro_f1", "micro_f1")
 
 

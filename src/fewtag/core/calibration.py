@@ -1,9 +1,9 @@
 """Calibration: logistic curves from score to probability, for labels never seen in fitting, from one example upward."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,35 +11,76 @@ from numpy.typing import NDArray
 Floats = TypeVar("Floats", bound=np.floating)
 Counts = NDArray[np.int64]
 """labels: examples that each was learnt from."""
+Shares = NDArray[np.float32]
+"""labels: which part of the pictures shows each."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Logistic curves, one for each of some numbers of examples, interpolated between."""
+    """Logistic curves, one for each of some numbers of examples, and thresholds, interpolated between.
+
+    The curves hold where a label is on `share` of the pictures. Elsewhere the log-odds move by the difference of the
+    shares' own (prior shift), and the thresholds follow.
+    """
 
     examples: tuple[int, ...] = (0,)
     """Numbers of examples a label had when each curve was fitted, rising."""
-    slopes: tuple[float, ...] = (20.0,)
+    slopes: tuple[float, ...] = (1.0,)
     offsets: tuple[float, ...] = (0.0,)
-    thresholds: tuple[float, ...] = (0.5,)
-    """The probability from which a label is given, for the best F1."""
+    share: float = 0.5
+    """Of the pictures that showed a label when the curves were fitted; also what is taken where nothing is known."""
+    shares: tuple[float, ...] = (0.5,)
+    """For which thresholds are known, rising."""
+    thresholds: tuple[tuple[float, ...], ...] = ((0.5,),)
+    """The probability from which a label is given, for the best F1: a row for each number of examples."""
+    noes: float = 0.0
+    """By how much the log-odds rise for log(1 + weight of the 'no's): these push the fit's intercept down, as if 'no'
+    were the rule among pictures as it is among examples."""
 
-    def probabilities(self, scores: NDArray[np.float32], counts: Counts) -> NDArray[np.float32]:
-        """Of labels that were learnt from so many examples each; a column a label."""
-        slopes, offsets = self.curves(counts)
-        return sigmoid(scores * slopes + offsets)
+    @classmethod
+    def read(cls, facts: Mapping[str, Any]) -> "Calibration":
+        """From what JSON makes of one."""
+        lists = {key: tuple(facts[key]) for key in ("examples", "slopes", "offsets", "shares")}
+        rows = tuple(tuple(float(value) for value in row) for row in facts["thresholds"])
+        return cls(**lists, share=float(facts["share"]), thresholds=rows, noes=float(facts["noes"]))
 
-    def curves(self, counts: Counts) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Slope and offset of each label's curve."""
-        return self._at(self.slopes, counts), self._at(self.offsets, counts)
+    def curves(
+        self, counts: Counts, noes: NDArray[np.float32], shares: Shares
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Slope and offset of each label's curve: of so many examples, 'no's of such a weight, such a share."""
+        shift = log_odds(shares) - log_odds(np.array(self.share)) + np.log1p(noes) * np.float32(self.noes)
+        offsets = _at(self.examples, self.offsets, counts) + shift
+        return _at(self.examples, self.slopes, counts), offsets.astype(np.float32)
 
-    def threshold(self, counts: Counts) -> NDArray[np.float32]:
-        return self._at(self.thresholds, counts)
+    def threshold(self, counts: Counts, shares: Shares) -> NDArray[np.float32]:
+        rows = np.stack([_at(self.examples, column, counts) for column in zip(*self.thresholds, strict=True)])
+        known, wanted = log_odds(np.array(self.shares)), log_odds(shares)
+        return np.array([np.interp(each, known, row) for each, row in zip(wanted, rows.T, strict=True)], np.float32)
 
-    def _at(self, values: Sequence[float], counts: Counts) -> NDArray[np.float32]:
-        """In a line over log(1 + number of examples): the fifth example changes less than the first."""
-        known = [math.log1p(number) for number in self.examples]
-        return np.interp(np.log1p(counts), known, values).astype(np.float32)
+
+def _at(examples: Sequence[int], values: Sequence[float], counts: Counts) -> NDArray[np.float32]:
+    """In a line over log(1 + number of examples): the fifth example changes less than the first."""
+    return np.interp(np.log1p(counts), np.log1p(examples), values).astype(np.float32)
+
+
+def log_odds(shares: NDArray[np.floating]) -> NDArray[np.float32]:
+    """The logarithm of how much likelier something is than not."""
+    return np.asarray(np.log(shares / (1 - shares)), np.float32)
+
+
+def estimate_shares(
+    evidence: NDArray[np.float32], start: Shares, *, steps: int = 200, guess: float = 0.01, weight: float = 20.0
+) -> Shares:
+    """The share of pictures that show each label, from a sample's log-likelihood ratios, by expectation maximisation.
+
+    `evidence` is images × labels: calibrated log-odds without the share that they held for. A sample in which nothing
+    is found says little of what is rare, so a guess counts as so many pictures more (a Beta prior).
+    """
+    found = start.astype(np.float64)
+    for _ in range(steps):
+        sure = sigmoid(evidence + np.log(found / (1 - found))).sum(axis=0)
+        found = (sure + guess * weight) / (len(evidence) + weight)
+    return found.astype(np.float32)
 
 
 def sigmoid(logits: NDArray[Floats]) -> NDArray[Floats]:
@@ -47,30 +88,85 @@ def sigmoid(logits: NDArray[Floats]) -> NDArray[Floats]:
     return np.exp(-np.logaddexp(np.zeros((), logits.dtype), -logits))
 
 
-def fit_curve(scores: NDArray[np.float32], shown: NDArray[np.bool_], steps: int = 50) -> tuple[float, float]:
-    """Platt scaling: slope and offset of the likeliest logistic curve, by Newton's method on two numbers."""
-    inputs = np.stack([scores.astype(np.float64), np.ones(len(scores))], axis=1)
-    # Platt's targets keep the curve finite where the two kinds do not overlap
-    positives, negatives = int(shown.sum()), int((~shown).sum())
-    targets = np.where(shown, (positives + 1) / (positives + 2), 1 / (negatives + 2))
-    curve = np.array([1.0, 0.0])
+class Pairs(NamedTuple):
+    """A label's logits for pictures it was not learnt from, and which of these show it."""
+
+    examples: int
+    noes: float
+    """Weight of the 'no's that it was learnt from."""
+    logits: NDArray[np.float32]
+    shown: NDArray[np.bool_]
+
+
+def calibrate(pairs: Sequence[Pairs], share: float, shares: Sequence[float]) -> Calibration:
+    """The likeliest curves, and the thresholds of the best F1, over labels never seen in fitting.
+
+    Every label counts alike, and as if a part `share` of its pictures showed it.
+    """
+    numbers = sorted({each.examples for each in pairs})
+    rows = []
+    for each in pairs:
+        inputs = np.zeros((len(each.logits), 2 * len(numbers) + 1))
+        at = 2 * numbers.index(each.examples)
+        inputs[:, at], inputs[:, at + 1], inputs[:, -1] = each.logits, 1, math.log1p(each.noes)
+        rows.append(inputs)
+    shown = np.concatenate([each.shown for each in pairs])
+    weights = np.concatenate([_weights(each.shown, share) for each in pairs])
+    # the curves are those of the share by their weights: no number for it is needed
+    found = fit_logistic(np.concatenate(rows), shown, weights)
+    slopes, offsets = (tuple(round(float(value), 4) for value in found[side:-1:2]) for side in (0, 1))
+    noes = round(float(found[-1]), 4)
+    curves = Calibration(tuple(numbers), slopes, offsets, share, noes=noes)
+    thresholds = tuple(
+        tuple(_threshold([each for each in pairs if each.examples == number], curves, wanted) for wanted in shares)
+        for number in numbers
+    )
+    return replace(curves, shares=tuple(shares), thresholds=thresholds)
+
+
+def _weights(shown: NDArray[np.bool_], share: float) -> NDArray[np.float64]:
+    """Of a label's pictures, one in all, so that a part `share` of the weight shows it."""
+    return np.where(shown, share / max(shown.sum(), 1), (1 - share) / max((~shown).sum(), 1))
+
+
+def _threshold(pairs: Sequence[Pairs], curves: Calibration, share: float) -> float:
+    """Of labels with one number of examples, where a part `share` of the pictures shows each."""
+    shares = np.array([share], np.float32)
+    said = []
+    for each in pairs:
+        counts, noes = np.array([each.examples]), np.array([each.noes], np.float32)
+        slope, offset = curves.curves(counts, noes, shares)
+        said.append(sigmoid(slope * each.logits + offset))
+    shown = np.concatenate([each.shown for each in pairs])
+    weights = np.concatenate([_weights(each.shown, share) for each in pairs])
+    return round(best_threshold(np.concatenate(said), shown, weights), 4)
+
+
+def fit_logistic(
+    inputs: NDArray[np.float64], shown: NDArray[np.bool_], weights: NDArray[np.float64], steps: int = 100
+) -> NDArray[np.float64]:
+    """Weighted logistic regression without a penalty to speak of, by damped Newton steps."""
+    found = np.zeros(inputs.shape[1])
+    ridge = 1e-9 * np.eye(inputs.shape[1]) * weights.sum()
     for _ in range(steps):
-        probabilities = sigmoid(inputs @ curve)
-        gradient = inputs.T @ (probabilities - targets)
-        weights = np.maximum(probabilities * (1 - probabilities), 1e-9)
-        hessian = (inputs * weights[:, None]).T @ inputs + 1e-9 * np.eye(2)
-        step = np.linalg.solve(hessian, gradient)
-        curve = curve - step / max(1.0, float(np.abs(step).max()) / 10)  # no leaps from a flat start
-        if np.abs(step).max() < 1e-10:
+        chances = sigmoid(inputs @ found)
+        gradient = inputs.T @ (weights * (chances - shown))
+        curvature = weights * np.maximum(chances * (1 - chances), 1e-9)
+        step = np.linalg.solve((inputs * curvature[:, None]).T @ inputs + ridge, gradient)
+        found = found - step / max(1.0, float(np.abs(step).max()) / 2)  # no leaps from a flat start
+        if np.abs(step).max() < 1e-9:
             break
-    return float(curve[0]), float(curve[1])
+    return found
 
 
-def best_threshold(probabilities: NDArray[np.float32], shown: NDArray[np.bool_]) -> float:
+def best_threshold(
+    probabilities: NDArray[np.float32], shown: NDArray[np.bool_], weights: NDArray[np.float64] | None = None
+) -> float:
     """The threshold with the best F1 over all pairs of image and label: halfway between two neighbours."""
     order = np.argsort(-probabilities, kind="stable")
-    ranked, right = probabilities[order].astype(np.float64), np.cumsum(shown[order])
-    f1 = 2 * right / (np.arange(1, len(order) + 1) + shown.sum())
+    each = np.ones(len(order)) if weights is None else weights[order]
+    ranked, right = probabilities[order].astype(np.float64), np.cumsum(each * shown[order])
+    f1 = 2 * right / (np.cumsum(each) + right[-1])
     best = int(f1.argmax())
     below = ranked[best + 1] if best + 1 < len(ranked) else 0.0
     return float((ranked[best] + below) / 2)

@@ -25,18 +25,30 @@ LABELS_AT_ONCE = 1000
 """With more, what lies between places and scores leaves the processor's cache, and a label takes twice as long."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Strengths:
     """What the validation labels chose; they travel with a model."""
 
     shrinkage: float = 5.0
     separation: float = 200.0
     ridge: float = 3.0
+    class_weight: float = 0.3
+    """Of a class's name beside a base label's, in the word map."""
     word_weight: float = 1.0
     word_decay: float = 0.75
     support_focus: float = 8.0
     query_focus: float = 48.0
     query_local: float = 0.6
+    kappa: float = 6.0
+    """The posterior's: how steep the prior's logit is in the prototype's score,"""
+    offset: float = 0.3
+    """the score at which it is even,"""
+    penalty: float = 0.2
+    """how firmly examples are held to the prior,"""
+    bias: float = 0.3
+    """the prior's variance of the intercept, as part of the kernel,"""
+    unnamed: float = 0.25
+    """and how much a picture counts as a 'no' to a label that it does not name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,13 +107,27 @@ def base_prototypes(projected: Features, targets: NDArray[np.bool_], separation:
     return unit(np.linalg.solve(together, shown.T @ projected.astype(np.float64))).astype(np.float32)
 
 
-def fit_words(words: Vectors, prototypes: Vectors, ridge: float) -> WordMap:
-    """Ridge regression from the base labels' words, centred and of unit length, to their prototypes."""
-    mean = words.astype(np.float64).mean(axis=0).astype(np.float32)
-    inputs = unit(words - mean).astype(np.float64)
-    kernel = inputs @ inputs.T + ridge * np.eye(len(inputs))  # labels are fewer than dimensions
-    matrix = inputs.T @ np.linalg.solve(kernel, prototypes.astype(np.float64))
+def fit_words(words: Vectors, prototypes: Vectors, ridge: float, weights: NDArray[np.float32] | None = None) -> WordMap:
+    """Ridge regression from names' words to their prototypes; `weights` are those of names that are no base labels.
+
+    Words are centred at the base labels' mean and of unit length. The names with weights come last.
+    """
+    extra = np.zeros(0) if weights is None else weights
+    labels = len(words) - len(extra)
+    mean = words[:labels].astype(np.float64).mean(axis=0).astype(np.float32)
+    root = np.sqrt(np.concatenate([np.ones(labels), extra]))[:, None]
+    inputs = root * unit(words - mean).astype(np.float64)
+    outputs = root * prototypes.astype(np.float64)
+    if len(inputs) <= inputs.shape[1]:  # the smaller of the two systems, with one solution
+        matrix = inputs.T @ np.linalg.solve(inputs @ inputs.T + ridge * np.eye(len(inputs)), outputs)
+    else:
+        matrix = np.linalg.solve(inputs.T @ inputs + ridge * np.eye(inputs.shape[1]), inputs.T @ outputs)
     return WordMap(mean, matrix.astype(np.float32))
+
+
+def class_prototypes(projected: Features, chances: NDArray[np.float32]) -> Vectors:
+    """Prototypes of a classifier's classes: base pictures weighted by how much it takes them for each (soft labels)."""
+    return unit(chances.T.astype(np.float64) @ projected).astype(np.float32)
 
 
 def attend(places: Places, guides: Vectors, focus: float) -> NDArray[np.float32]:
@@ -130,13 +156,13 @@ def score(places: Places, prototypes: Vectors, strengths: Strengths) -> Scores:
         some = prototypes[first : first + LABELS_AT_ONCE]
         along = places @ some.T
         attention = softmax(strengths.query_focus * along / np.maximum(lengths, 1e-12), axis=1)
-        length = _pooled_length(places, attention)
+        length = pooled_length(places, attention)
         focused = (attention * along).sum(axis=1) / length
         parts.append((1 - strengths.query_local) * (whole @ some.T) + strengths.query_local * focused)
     return np.concatenate(parts, axis=1) if parts else np.empty((len(places), 0), np.float32)
 
 
-def _pooled_length(places: Places, attention: NDArray[np.float32]) -> NDArray[np.float32]:
+def pooled_length(places: Places, attention: NDArray[np.float32]) -> NDArray[np.float32]:
     """Length of each attention pooling, images × labels.
 
     For many labels it follows from the places' inner products, and the pooled vectors are never made.
@@ -149,12 +175,8 @@ def _pooled_length(places: Places, attention: NDArray[np.float32]) -> NDArray[np
     return np.sqrt(np.maximum(squares, 1e-12))
 
 
-def relevance(places: NDArray[np.float32], prototype: NDArray[np.float32]) -> NDArray[np.float32]:
-    """How much each place speaks for a label: an inner product, since in a cosine an empty wall counts like a thing."""
-    return places @ prototype
-
-
-def softmax(values: NDArray[np.float32], axis: int) -> NDArray[np.float32]:
+def softmax(values: NDArray[np.floating], axis: int) -> NDArray[np.float32]:
     """Exponentials that sum to one along an axis."""
+    powers: NDArray[np.float32]
     powers = np.exp(values - values.max(axis=axis, keepdims=True))
     return powers / powers.sum(axis=axis, keepdims=True)

@@ -6,15 +6,20 @@ from numpy.typing import NDArray
 
 def average_precision(scores: NDArray[np.floating], shown: NDArray[np.bool_]) -> float:
     """Area under the precision-recall steps, not interpolated (scikit-learn's); not a number without a positive."""
-    positives = int(shown.sum())
-    if not positives:
-        return float("nan")
-    order = np.argsort(-scores, kind="stable")
-    ranked, right = scores[order], np.cumsum(shown[order])
-    last = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)  # equal scores are one step
-    precision = right[last] / (last + 1)
-    recall = right[last] / positives
-    return float(np.sum(np.diff(recall, prepend=0.0) * precision))
+    return float(average_precisions(scores[None], shown[None])[0])
+
+
+def average_precisions(scores: NDArray[np.floating], shown: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """The average precision of each row of scores (rows × ranked)."""
+    order = np.argsort(-scores, axis=1, kind="stable")
+    ranked, right = np.take_along_axis(scores, order, 1), np.cumsum(np.take_along_axis(shown, order, 1), axis=1)
+    last = np.ones(ranked.shape, bool)
+    last[:, :-1] = ranked[:, 1:] != ranked[:, :-1]  # equal scores are one step
+    reached = np.maximum.accumulate(right * last, axis=1)
+    gained = np.diff(reached, axis=1, prepend=0)  # of what is right, at the last of each equals
+    precision = right / np.arange(1, right.shape[1] + 1)
+    with np.errstate(invalid="ignore"):
+        return (gained * precision).sum(axis=1) / shown.sum(axis=1)
 
 
 def precision_recall_f1(tagged: NDArray[np.bool_], shown: NDArray[np.bool_]) -> tuple[float, float, float]:

@@ -1,6 +1,7 @@
 """Decoding: encoded bytes to an upright RGB picture and to a square of pixels, or one clear sentence about why not."""
 
 import functools
+import hashlib
 import importlib
 import io
 import threading
@@ -39,6 +40,7 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
+_END_OF_IMAGE = b"\xff\xd9"
 _QUIET = threading.Lock()
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -53,7 +55,56 @@ def decode(data: bytes, name: str, *, at_least: int | None = None) -> Image.Imag
     _check_size(image, name)
     if at_least is not None:
         image.draft(None, (at_least, at_least))
-    return _without_notes(_upright(image, name))
+    try:
+        return _without_notes(_upright(image, name))
+    except InputError:
+        if image.format != "JPEG" or not _lacks_only_its_end(data):
+            raise
+    return decode(data.rstrip(b"\xff") + _END_OF_IMAGE, name, at_least=at_least)
+
+
+def _lacks_only_its_end(data: bytes) -> bool:
+    """Whether all of a JPEG is there but its end-of-image marker, as viewers show it.
+
+    The decoder does not say how much it got. But as long as it waits for data, what comes next changes the picture.
+    """
+    if data.endswith(_END_OF_IMAGE):
+        return False
+    fillers = [b"", 64 * b"\x00", 64 * b"\x55", 64 * b"\xaa"]
+    if b"\xff\xdd" in data:  # it waits for restart markers too
+        fillers += [bytes([0xFF, 0xD0 + number]) + fillers[2] for number in range(8)]
+    pictures = set()
+    try:
+        for filler in fillers:
+            with _quiet():
+                image = Image.open(io.BytesIO(data.rstrip(b"\xff") + filler + _END_OF_IMAGE), formats=("JPEG",))
+            pictures.add(hashlib.sha256(image.tobytes()).digest())
+            if len(pictures) > 1:
+                return False
+        return _has_every_scan(data)
+    except Exception:  # as in `_open`
+        return False
+
+
+def _has_every_scan(data: bytes) -> bool:
+    """Whether the scans of a progressive JPEG give each coefficient of each component to its last bit."""
+    wanted, exact = set[tuple[int, int]](), set[tuple[int, int]]()
+    place = 2
+    while 0 <= (place := data.find(b"\xff", place)) < len(data) - 4:
+        marker, length = data[place + 1], int.from_bytes(data[place + 2 : place + 4], "big")
+        if marker in {0x00, 0xFF} or 0xD0 <= marker <= 0xD7:  # inside a scan: a plain 255, a restart
+            place += 1
+            continue
+        segment = data[place + 4 : place + 2 + length]
+        if marker == 0xC2:  # the frame of a progressive one: its components
+            wanted = {(segment[6 + 3 * number], each) for number in range(segment[5]) for each in range(64)}
+        elif marker == 0xDA:  # a scan: components, first and last coefficient, bits that are yet to come
+            first, last, bits = segment[2 * segment[0] + 1 : 2 * segment[0] + 4]
+            if not bits & 0x0F:
+                names = segment[1 : 2 * segment[0] + 1 : 2]
+                exact |= {(name, each) for name in names for each in range(first, last + 1)}
+        place += 2 + length
+    return wanted <= exact
 
 
 def squash_bytes(data: bytes, name: str, size: int) -> Square:

@@ -6,8 +6,8 @@ from torch import Tensor
 Maps = Num[Tensor, "images channels height width"]
 """Local feature maps; pixels are maps with three channels (uint8)."""
 
-Encoded = Num[Tensor, "images size rows columns"]
-"""Maps in a method's own space, on a grid of its own."""
+Encoded = Num[Tensor, "images *encoded"]
+"""What a method makes of each image by itself, in a shape of its own."""
 
 Targets = Bool[Tensor, "images labels"]
 """Which image shows which label."""

@@ -1,22 +1,29 @@
-"""A bank: all that was learnt, in one value that never changes. What labels mean, examples, prototypes."""
+"""A bank: all that was learnt, in one value that never changes. What labels mean, examples, each label's classifier."""
 
+import hashlib
 import unicodedata
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.closed_form import attend, mix
-from fewtag.errors import InputError, nearest
+from fewtag.core.closed_form import unit
+from fewtag.core.posterior import Fitted, Pictures, fit_label, place_lengths
+from fewtag.errors import InputError, UnknownWordError, nearest
 
 if TYPE_CHECKING:
     from fewtag.tagger.model import Model
 
 Kind = Literal["name", "like", "vector", "none"]
 KINDS: tuple[Kind, ...] = ("name", "like", "vector", "none")
+ANSWERS = 400
+"""Of one kind, yes or no, that a label's fit looks at: it stays in milliseconds, and more change nothing much."""
+COMPLETE, UNNAMED = 256, 64
+"""Pictures beside these that its fit looks at: complete ones that do not name the label, and others, as weak 'no's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +41,8 @@ class Definition:
     """Whether a person said so: it then outlives the label's examples."""
     threshold: float | None = None
     """The probability from which it is given, where a person's own pictures chose it."""
+    prior: float | None = None
+    """The share of pictures that show it, where a person said so or `check` counted them."""
 
     def __str__(self) -> str:
         if self.kind == "like":
@@ -41,11 +50,25 @@ class Definition:
         return {"name": "its name", "vector": "a vector of its own", "none": "pictures only"}[self.kind]
 
 
+class Told(NamedTuple):
+    """What a person says of a picture."""
+
+    labels: frozenset[str] = frozenset()
+    """What it shows."""
+    absent: frozenset[str] = frozenset()
+    """What it does not show."""
+    complete: bool = False
+    """Whether it shows nothing but that, labels of the future included."""
+
+    def __bool__(self) -> bool:
+        return bool(self.labels or self.absent or self.complete)
+
+
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A picture's places in the model's space, quantised to a byte a number, and the labels it shows."""
+    """A picture's places in the model's space, quantised to a byte a number, and what is said of it."""
 
-    labels: frozenset[str]
+    said: Told
     codes: NDArray[np.int8]
     """places × space"""
     scales: NDArray[np.float32]
@@ -56,46 +79,150 @@ class Example:
     """A small copy in WebP; empty where a person wants none kept."""
 
     @classmethod
-    def of(cls, labels: frozenset[str], places: NDArray[np.float32], name: str = "", picture: bytes = b"") -> "Example":
+    def of(cls, said: Told, places: NDArray[np.float32], name: str = "", picture: bytes = b"") -> "Example":
         scales = np.maximum(np.abs(places).max(axis=1) / 127, np.finfo(np.float32).tiny)
-        return cls(labels, np.round(places / scales[:, None]).astype(np.int8), scales, name, picture)
+        return cls(said, np.round(places / scales[:, None]).astype(np.int8), scales, name, picture)
 
     @property
     def places(self) -> NDArray[np.float32]:
         return self.codes.astype(np.float32) * self.scales[:, None]
 
+    @cached_property
+    def whole(self) -> NDArray[np.float32]:
+        """space: the picture as a whole, of unit length"""
+        return unit(self.places.mean(axis=0))
+
+    @cached_property
+    def lengths(self) -> NDArray[np.float32]:
+        return place_lengths(self.places[None])[0]
+
+    def told(self, more: Told) -> "Example":
+        """With more said of it; of one label the latest word counts."""
+        shown, absent, complete = self.said
+        shown, absent = (shown - more.absent) | more.labels, (absent - more.labels) | more.absent
+        return replace(self, said=Told(shown, absent, complete or more.complete))
+
+
+class Said(NamedTuple):
+    """The digests of the examples that a label's fit looks at, each kind sorted."""
+
+    yes: tuple[str, ...]
+    no: tuple[str, ...]
+    """Those that someone said do not show it, and complete ones that do not name it."""
+    unnamed: tuple[str, ...]
+
+
+class Known(NamedTuple):
+    """A classifier, and what it was fitted to; that is left out where it is this very bank."""
+
+    classifier: Fitted
+    guide: NDArray[np.float32] | None = None
+    said: Said | None = None
+
 
 @dataclass(frozen=True, eq=False)
 class Bank:
-    """Definitions by label and examples by digest, both sorted, and what follows from them."""
+    """Definitions by label and examples by digest, both sorted, and what follows from them.
+
+    A label's classifier is a function of its definition and of some of the examples; it is fitted when it is first
+    asked for, and taken over from the bank before where neither changed.
+    """
 
     definitions: Mapping[str, Definition] = field(default_factory=dict)
     examples: Mapping[str, Example] = field(default_factory=dict)
-    prototypes: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    """Of each label that can be scored: one defined without words has none until its first example."""
+    known: dict[str, Known] = field(default_factory=dict)
+    """Classifiers that a file held, or that an earlier bank was asked for."""
+    _checked: set[str] = field(default_factory=set)
+    """Labels whose classifier is known to be this bank's."""
 
     @cached_property
     def members(self) -> Mapping[str, tuple[str, ...]]:
-        """The digests of each label's examples, sorted."""
-        members: dict[str, list[str]] = {label: [] for label in self.definitions}
+        """The digests of the examples that show each label, sorted."""
+        return self._by_label("labels")
+
+    @cached_property
+    def refused(self) -> Mapping[str, tuple[str, ...]]:
+        """The digests of the examples of which someone said that they do not show the label, sorted."""
+        return self._by_label("absent")
+
+    def _by_label(self, side: Literal["labels", "absent"]) -> Mapping[str, tuple[str, ...]]:
+        found: dict[str, list[str]] = {label: [] for label in self.definitions}
         for key, example in self.examples.items():
-            for label in example.labels:
-                members[label].append(key)
-        return {label: tuple(keys) for label, keys in members.items()}
+            for label in getattr(example.said, side):
+                found[label].append(key)
+        return {label: tuple(keys) for label, keys in found.items()}
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        """The labels that can be scored, sorted."""
-        return tuple(self.prototypes)
-
-    @cached_property
-    def matrix(self) -> NDArray[np.float32]:
-        """labels × space"""
-        return np.stack(list(self.prototypes.values()))
+        """The labels that can be scored, sorted: one defined without words cannot until its first example."""
+        known = self.definitions.items()
+        return tuple(label for label, each in known if each.vector is not None or self.members[label])
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
+        """Examples of each of the classes."""
         return np.array([len(self.members[label]) for label in self.classes], dtype=np.int64)
+
+    def classifier(self, model: "Model", label: str) -> Fitted:
+        """A label's own, fitted if need be."""
+        known, guide = self.known.get(label), self.definitions[label].guide
+        if known is None or (known.said is not None and label not in self._checked):
+            said = self.said(label)
+            if known is None or known.guide is not guide or known.said != said:
+                known = self.known[label] = Known(self._fit(model, guide, said), guide, said)
+            self._checked.add(label)
+        return known.classifier
+
+    def _fit(self, model: "Model", guide: NDArray[np.float32] | None, said: Said) -> Fitted:
+        chosen = [self.examples[key] for keys in said for key in keys]
+        weights = np.ones(len(chosen), np.float32)
+        weights[len(chosen) - len(said.unnamed) :] = model.strengths.unnamed
+        shown = np.arange(len(chosen)) < len(said.yes)
+        places = np.empty((len(chosen), model.places, model.space.size), np.float32)
+        for row, example in zip(places, chosen, strict=True):
+            row[:] = example.places
+        lengths = np.array([each.lengths for each in chosen], np.float32).reshape(places.shape[:2])
+        whole = np.array([each.whole for each in chosen], np.float32).reshape(len(chosen), model.space.size)
+        return fit_label(Pictures(places, lengths, whole), shown, weights, guide, model.strengths, model.evidence)
+
+    def said(self, label: str) -> Said:
+        """Which examples speak for and against a label.
+
+        Where there are too many, their digests draw lots, another draw for each label: neither the order of learning
+        nor what else is in the bank decides who stays, and a new example seldom changes another label.
+        """
+        yes, no = (
+            np.array([self._rows[key] for key in keys], np.int64) for keys in (self.members[label], self.refused[label])
+        )
+        silent = np.ones(len(self._keys), np.bool_)
+        silent[yes] = silent[no] = False
+        complete = self._drawn(label, np.flatnonzero(silent & self._complete), COMPLETE)
+        unnamed = self._drawn(label, np.flatnonzero(silent & ~self._complete), UNNAMED)
+        no = np.sort(np.concatenate([self._drawn(label, no, ANSWERS), complete]))
+        rows = self._drawn(label, yes, ANSWERS), no, unnamed
+        return Said(*(tuple(self._keys[row] for row in some) for some in rows))
+
+    @cached_property
+    def _keys(self) -> tuple[str, ...]:
+        return tuple(self.examples)
+
+    @cached_property
+    def _rows(self) -> Mapping[str, int]:
+        return {key: row for row, key in enumerate(self._keys)}
+
+    @cached_property
+    def _complete(self) -> NDArray[np.bool_]:
+        return np.array([each.said.complete for each in self.examples.values()], np.bool_)
+
+    @cached_property
+    def _lots(self) -> NDArray[np.uint64]:
+        return np.array([int(key[:16], 16) for key in self._keys], np.uint64)
+
+    def _drawn(self, label: str, rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+        if len(rows) <= most:
+            return rows
+        lot = np.frombuffer(hashlib.sha256(label.encode()).digest()[:8], "<u8")
+        return np.sort(rows[np.argpartition(self._lots[rows] ^ lot, most)[:most]])
 
     def find(self, label: object) -> str:
         """A label by its name; refuses one that is not known."""
@@ -105,92 +232,89 @@ class Bank:
             raise InputError(f"there is no label {name!r}; {hint}")
         return name
 
-    def learn(
-        self, model: "Model", definitions: Mapping[str, Definition], examples: Mapping[str, Example], *, afresh: bool
-    ) -> "Bank":
-        """With these examples too; a picture known already gains the labels given now. Afresh: with these alone."""
+    def learn(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example], *, afresh: bool) -> "Bank":
+        """With these examples too; of a picture known already it is said what is said now. Afresh: with these alone."""
         known: dict[str, Example] = {} if afresh else dict(self.examples)
         for key, example in examples.items():
             before = known.get(key)
-            known[key] = example if before is None else replace(before, labels=before.labels | example.labels)
+            known[key] = example if before is None else before.told(example.said)
         kept = {label: each for label, each in self.definitions.items() if each.explicit or not afresh}
-        return self._change(model, {**definitions, **kept}, known)
+        return self._change({**definitions, **kept}, known)
 
-    def define(self, model: "Model", label: str, definition: Definition) -> "Bank":
-        """Says anew what a label means; its threshold stays."""
+    def define(self, label: str, definition: Definition) -> "Bank":
+        """Says anew what a label means; its threshold and prior stay."""
         before = self.definitions.get(label)
-        kept = definition if before is None else replace(definition, threshold=before.threshold)
-        return self._change(model, {**self.definitions, label: kept}, self.examples)
+        if before is not None:
+            definition = replace(definition, threshold=before.threshold, prior=before.prior)
+        return self._change({**self.definitions, label: definition}, self.examples)
 
-    def forget(self, model: "Model", label: str, keys: Iterable[str] | None = None) -> "Bank":
-        """Without this label, or without these examples of it; those that others say are missing stay missing."""
+    def forget(self, label: str, keys: Iterable[str] | None = None) -> "Bank":
+        """Without this label, or without what these examples say of it; those that are missing stay missing."""
         definitions, examples = dict(self.definitions), dict(self.examples)
         if keys is None:
             definitions.pop(label, None)
-        for key in self.members.get(label, ()) if keys is None else keys:
-            example = examples.get(key)
-            if example is not None and label in example.labels:
-                if left := example.labels - {label}:
-                    examples[key] = replace(example, labels=left)
-                else:
-                    del examples[key]
-        return self._change(model, definitions, examples)
+            keys = (*self.members.get(label, ()), *self.refused.get(label, ()))
+        for key in keys:
+            if example := examples.get(key):
+                shown, absent, complete = example.said
+                examples[key] = replace(example, said=Told(shown - {label}, absent - {label}, complete))
+        return self._change(definitions, examples)
 
-    def rename(self, model: "Model", old: str, new: str, definition: Definition) -> "Bank":
+    def rename(self, old: str, new: str, definition: Definition) -> "Bank":
         """The examples of a label under another name; where that is a label already, the two become one."""
         definitions = dict(self.definitions)
         before = definitions.pop(old, None)
         if before is not None:
             kept = definition if before.kind == "name" else before
-            definitions.setdefault(new, replace(kept, explicit=before.explicit, threshold=before.threshold))
-        examples = {
-            key: replace(each, labels=(each.labels - {old}) | {new}) if old in each.labels else each
-            for key, each in self.examples.items()
-        }
-        return self._change(model, definitions, examples)
+            kept = replace(kept, explicit=before.explicit, threshold=before.threshold, prior=before.prior)
+            definitions.setdefault(new, kept)
+        examples = dict(self.examples)
+        for key, each in self.examples.items():
+            shown = frozenset(new if label == old else label for label in each.said.labels)
+            absent = frozenset(new if label == old else label for label in each.said.absent)
+            # who shows one of the two shows both
+            examples[key] = replace(each, said=Told(shown, absent - shown, each.said.complete))
+        return self._change(definitions, examples)
 
-    def set_thresholds(self, model: "Model", thresholds: Mapping[str, float | None]) -> "Bank":
-        definitions = {
-            label: replace(each, threshold=thresholds[label]) if label in thresholds else each
-            for label, each in self.definitions.items()
-        }
-        return self._change(model, definitions, self.examples)
+    def set(self, values: Mapping[str, Mapping[str, Any]]) -> "Bank":
+        """Thresholds and priors of labels, by name: what `check` found or a person said."""
+        changed = {label: replace(each, **values.get(label, {})) for label, each in self.definitions.items()}
+        return self._change(changed, self.examples)
 
-    def _change(self, model: "Model", definitions: Mapping[str, Definition], examples: Mapping[str, Example]) -> "Bank":
+    def _change(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example]) -> "Bank":
         """Another bank with these; labels that nobody defined go with their last example."""
-        shown = {label for example in examples.values() for label in example.labels}
-        kept = {label: each for label, each in sorted(definitions.items()) if each.explicit or label in shown}
+        named = {label for example in examples.values() for label in (*example.said.labels, *example.said.absent)}
+        kept = {label: each for label, each in sorted(definitions.items()) if each.explicit or label in named}
         # sorted, so that the order of learning leaves no trace, not even in the last bit of a sum
-        changed = Bank(kept, dict(sorted(examples.items())))
-        prototypes = {}
-        for label, definition in kept.items():
-            keys = changed.members[label]
-            before = self.definitions.get(label)
-            same = before is not None and definition.vector is before.vector and keys == self.members[label]
-            if same and label in self.prototypes:
-                prototypes[label] = self.prototypes[label]
-            elif keys or definition.vector is not None:
-                prototypes[label] = prototype(model, definition, [examples[key] for key in keys])
-        return Bank(changed.definitions, changed.examples, prototypes)
-
-
-def prototype(model: "Model", definition: Definition, examples: Sequence[Example]) -> NDArray[np.float32]:
-    """The sum of what is attended to in each example, with the label's word mixed in."""
-    # guided by nothing, all places count alike; mixed with nothing, pictures alone speak
-    guide = np.zeros((1, model.space.size), np.float32) if definition.guide is None else definition.guide[None]
-    if not examples:
-        return guide[0]
-    # one at a time, so that a thousand examples of a label need no more memory than one
-    visual = np.zeros((1, model.space.size), np.float32)
-    for example in examples:
-        visual += attend(example.places[None], guide, model.strengths.support_focus)[0]
-    return mix(visual, guide, np.array([len(examples)]), model.strengths)[0]
+        spoken = {key: each for key, each in sorted(examples.items()) if each.said}
+        known = {
+            label: each
+            if each.said is not None
+            else Known(each.classifier, self.definitions[label].guide, self.said(label))
+            for label, each in list(self.known.items())  # who asks meanwhile may add to them
+            if label in kept
+        }
+        return Bank(kept, spoken, known)
 
 
 def by_name(name: str, model: "Model", *, explicit: bool = False) -> Definition:
     """Its own word; an unknown one is refused with the ways out."""
-    vector = model.words.vector(name)
-    return Definition("name", (name,), vector, model.word_prototypes(vector[None])[0], explicit)
+    word_map, vector = model.word_map, model.words.vector(name)
+    return Definition("name", (name,), vector, word_map.prototypes(vector[None])[0], explicit)
+
+
+def by_name_or_none(name: str, model: "Model") -> Definition:
+    """By its name; a name that says nothing is learnt from pictures alone, with a warning."""
+    try:
+        return by_name(name, model)
+    except UnknownWordError as error:
+        hint = f" (nearest known words: {', '.join(error.nearest)})" if error.nearest else ""
+        warnings.warn(
+            f"label {name!r} is no known word{hint}: it is learnt from its pictures alone; "
+            "define it like words that are known, if there are some",
+            stacklevel=5,
+        )
+        return Definition("none")
 
 
 def define(
@@ -242,21 +366,36 @@ def _own_vector(name: str, vector: object, model: "Model") -> NDArray[np.float32
     return numbers
 
 
-def label_sets(labels: object) -> list[frozenset[str]]:
-    """The names given with each picture; a bare string is one name."""
-    if isinstance(labels, str) or not isinstance(labels, Iterable):
-        raise InputError(f"labels are a list with the names of each picture, found {labels!r}; use [[{labels!r}]]")
-    return [_shown(given, f"image number {number}") for number, given in enumerate(labels, 1)]
+def told_of(labels: object, absent: object | None, complete: bool) -> list[Told]:
+    """What is said of each picture; a bare string is one name."""
+    shown = _name_sets(labels, "labels")
+    missing = [frozenset[str]()] * len(shown) if absent is None else _name_sets(absent, "absent labels")
+    if len(missing) != len(shown):
+        raise InputError(f"labels are given for {len(shown)} pictures and absent ones for {len(missing)}; give as many")
+    told = [Told(*each, complete) for each in zip(shown, missing, strict=True)]
+    for number, each in enumerate(told, 1):
+        check_told(each, f"image number {number}")
+    return told
 
 
-def _shown(given: object, image: str) -> frozenset[str]:
-    names = [given] if isinstance(given, str) else given
-    if not isinstance(names, Iterable):
-        raise InputError(f"the labels of {image} are {given!r}; give a list of names")
-    shown = frozenset(label_name(name, f" of {image}") for name in names)
-    if not shown:
-        raise InputError(f"{image} has no label; name at least one thing it shows, or leave it out")
-    return shown
+def check_told(said: Told, image: str) -> None:
+    """Refuses what says nothing, and what says both yes and no."""
+    if not said:
+        raise InputError(f"{image} has no label; name one thing it shows or does not show, or leave it out")
+    if both := sorted(said.labels & said.absent):
+        raise InputError(f"{image} is said to show {both[0]!r} and not to show it; take one of the two away")
+
+
+def _name_sets(names: object, what: str) -> list[frozenset[str]]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InputError(f"{what} are a list with the names of each picture, found {names!r}; use [[{names!r}]]")
+    found = []
+    for number, given in enumerate(names, 1):
+        some = [given] if isinstance(given, str) else given
+        if not isinstance(some, Iterable):
+            raise InputError(f"the {what} of image number {number} are {given!r}; give a list of names")
+        found.append(frozenset(label_name(name, f" of image number {number}") for name in some))
+    return found
 
 
 def label_name(name: object, where: str = "") -> str:

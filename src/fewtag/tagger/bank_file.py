@@ -12,17 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag import __version__
+from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError
 from fewtag.files import read_arrays, write_arrays
 from fewtag.files import read_header as read_file_header
-from fewtag.tagger.bank import KINDS, Bank, Definition, Example
+from fewtag.tagger.bank import KINDS, Bank, Definition, Example, Known, Told
+from fewtag.tagger.model import Model
 
-FORMAT = 2
+FORMAT = 3
+"""2 had no 'no's and no classifiers: such a bank loads, and its labels are fitted anew."""
 KIND = "fewtag-bank"
 
 
-def write_bank(path: Path, bank: Bank, model: dict[str, Any], thresholds: Mapping[str, float]) -> None:
-    """All of it or nothing; `model` says what the bank is of, `thresholds` are for whoever reads the header."""
+def write_bank(path: Path, bank: Bank, model: Model, thresholds: Mapping[str, float]) -> None:
+    """All of it or nothing; `thresholds` are for whoever reads the header."""
     column = {label: number for number, label in enumerate(bank.definitions)}
     labels = [
         {
@@ -31,30 +34,38 @@ def write_bank(path: Path, bank: Bank, model: dict[str, Any], thresholds: Mappin
             "words": definition.words,
             "explicit": definition.explicit,
             "examples": len(bank.members[label]),
+            "absent": len(bank.refused[label]),
             "threshold": thresholds.get(label),
             "own_threshold": definition.threshold,
+            "prior": definition.prior,
         }
         for label, definition in bank.definitions.items()
     ]
     examples = [
         {
             "digest": key,
-            "labels": sorted(column[label] for label in example.labels),
+            "labels": sorted(column[label] for label in example.said.labels),
+            "absent": sorted(column[label] for label in example.said.absent),
+            "complete": example.said.complete,
             "name": example.name,
             "bytes": len(example.picture),
         }
         for key, example in bank.examples.items()
     ]
-    header = {"format": FORMAT, "fewtag": __version__, "model": model, "labels": labels, "examples": examples}
-    write_arrays(path, KIND, header, _arrays(bank))
+    header = {"format": FORMAT, "fewtag": __version__, "model": model.facts, "labels": labels, "examples": examples}
+    write_arrays(path, KIND, header, _arrays(bank, model))
 
 
-def _arrays(bank: Bank) -> dict[str, NDArray[Any]]:
-    """A row for each word, prototype and example; kinds that there are none of are left out."""
+def _arrays(bank: Bank, model: Model) -> dict[str, NDArray[Any]]:
+    """A row for each word, classifier and example; kinds that there are none of are left out."""
+    fitted = [bank.classifier(model, label) for label in bank.classes]
     rows: dict[str, list[NDArray[Any]]] = {
         "words": [each.vector for each in bank.definitions.values() if each.vector is not None],
         "guides": [each.guide for each in bank.definitions.values() if each.guide is not None],
-        "prototypes": list(bank.prototypes.values()),
+        "prototypes": [each.guide for each in fitted],
+        "whole": [each.whole for each in fitted],
+        "focused": [each.focused for each in fitted],
+        "bias": [np.array([each.bias, each.trust, each.noes], np.float32) for each in fitted],
         "codes": [example.codes for example in bank.examples.values()],
         "scales": [example.scales for example in bank.examples.values()],
     }
@@ -64,21 +75,27 @@ def _arrays(bank: Bank) -> dict[str, NDArray[Any]]:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """What the file says of itself, before anything else is loaded."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder, not a bank; name the file that fewtag wrote")
-    if not path.exists():
-        raise InputError(f"there is no bank {path}; check the path, or make one with `learn`")
+    """What the file says of itself, without its numbers."""
+    _refuse_absent(path)
     return _checked(path, read_file_header(path, KIND))
 
 
 def read_bank(path: Path) -> tuple[dict[str, Any], Bank]:
     """Header and labels; every number was checked against the sums."""
+    _refuse_absent(path)
     header, arrays = read_arrays(path, KIND)
+    _checked(path, header)
     try:
-        return _checked(path, header), _bank(header, arrays)
+        return header, _bank(header, arrays)
     except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise _damaged(path) from error
+
+
+def _refuse_absent(path: Path) -> None:
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a bank; name the file that fewtag wrote")
+    if not path.exists():
+        raise InputError(f"there is no bank {path}; check the path, or make one with `learn`")
 
 
 def _checked(path: Path, header: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +122,7 @@ def _checked(path: Path, header: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_label(label: dict[str, Any]) -> bool:
-    chances = (label["threshold"], label["own_threshold"])
+    chances, prior = (label["threshold"], label["own_threshold"]), label.get("prior")
     return (
         isinstance(label["name"], str)
         and bool(label["name"].strip())
@@ -114,7 +131,9 @@ def _is_label(label: dict[str, Any]) -> bool:
         and all(isinstance(word, str) for word in label["words"])
         and isinstance(label["explicit"], bool)
         and isinstance(label["examples"], int)
+        and isinstance(label.get("absent", 0), int)
         and all(chance is None or (isinstance(chance, int | float) and 0 <= chance <= 1) for chance in chances)
+        and (prior is None or (isinstance(prior, float) and 0 < prior < 1))
     )
 
 
@@ -124,7 +143,8 @@ def _is_example(example: dict[str, Any]) -> bool:
         and isinstance(example["name"], str)
         and isinstance(example["bytes"], int)
         and example["bytes"] >= 0
-        and all(isinstance(number, int) and number >= 0 for number in example["labels"])
+        and all(isinstance(number, int) and number >= 0 for number in (*example["labels"], *example.get("absent", ())))
+        and isinstance(example.get("complete", False), bool)
     )
 
 
@@ -141,22 +161,35 @@ def _bank(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Bank:
             suggested.get(label["name"]),
             label["explicit"],
             label["own_threshold"],
+            label.get("prior"),
         )
         for label in header["labels"]
     }
     names = list(definitions)
-    scored = [label["name"] for label in header["labels"] if label["examples"] or label["kind"] != "none"]
-    prototypes = _typed(arrays, "prototypes", np.float32, 2)
-    examples = _examples(header, arrays, names)
-    bank = Bank(definitions, examples, dict(zip(scored, prototypes, strict=True)))
-    if [len(bank.members[name]) for name in names] != [label["examples"] for label in header["labels"]]:
-        raise ValueError("labels count other examples than there are")
+    bank = Bank(definitions, _examples(header, arrays, names))
+    for label in header["labels"]:
+        counted = len(bank.members[label["name"]]), len(bank.refused[label["name"]])
+        if counted != (label["examples"], label.get("absent", 0)):
+            raise ValueError("labels count other examples than there are")
     places, space = header["model"]["places"], header["model"]["space"]
-    if any(example.codes.shape != (places, space) for example in examples.values()) or any(
-        len(vectors) and vectors.shape[1] != space for vectors in (prototypes, guides)
+    if header["format"] == FORMAT:
+        bank.known.update(
+            {label: Known(each) for label, each in zip(bank.classes, _fitted(arrays, space), strict=True)}
+        )
+    if any(example.codes.shape != (places, space) for example in bank.examples.values()) or (
+        len(guides) and guides.shape[1] != space
     ):
         raise ValueError("the numbers are of another space")
     return bank
+
+
+def _fitted(arrays: dict[str, NDArray[Any]], space: int) -> list[Fitted]:
+    """Each label's classifier."""
+    vectors = [_typed(arrays, name, np.float32, 2) for name in ("prototypes", "whole", "focused")]
+    bias = _typed(arrays, "bias", np.float32, 2)
+    if any(len(each) and each.shape[1] != space for each in vectors) or (len(bias) and bias.shape[1] != 3):
+        raise ValueError("classifiers are of another space")
+    return [Fitted(*rows, *map(float, numbers)) for *rows, numbers in zip(*vectors, bias, strict=True)]
 
 
 def _examples(header: dict[str, Any], arrays: dict[str, NDArray[Any]], names: list[str]) -> dict[str, Example]:
@@ -165,8 +198,11 @@ def _examples(header: dict[str, Any], arrays: dict[str, NDArray[Any]], names: li
     examples, first = {}, 0
     for facts, places, scale in zip(header["examples"], codes, scales, strict=True):
         after = first + int(facts["bytes"])
-        shown = frozenset(names[number] for number in facts["labels"])
-        examples[facts["digest"]] = Example(shown, places, scale, str(facts["name"]), pictures[first:after])
+        shown, absent = (frozenset(names[number] for number in facts.get(side, ())) for side in ("labels", "absent"))
+        if shown & absent:
+            raise ValueError("an example both shows a label and does not")
+        said = Told(shown, absent, facts.get("complete", False))
+        examples[facts["digest"]] = Example(said, places, scale, str(facts["name"]), pictures[first:after])
         first = after
     if first != len(pictures):
         raise ValueError("pictures that belong to no example")

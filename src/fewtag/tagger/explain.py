@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from fewtag.core.calibration import sigmoid
-from fewtag.core.closed_form import relevance
+from fewtag.core.posterior import Fitted
 from fewtag.files import write_atomically
 
 Heat = NDArray[np.float32]
@@ -20,14 +20,15 @@ _GLOW = np.array([[8, 6, 40], [96, 16, 110], [205, 55, 80], [250, 145, 30], [255
 
 
 def heat_map(
-    places: NDArray[np.float32], prototype: NDArray[np.float32], slope: float, offset: float, size: tuple[int, int]
+    places: NDArray[np.float32], classifier: Fitted, curve: tuple[float, float], size: tuple[int, int]
 ) -> Heat:
     """The probability that each place speaks for, had the whole picture looked so, stretched to (width, height)."""
+    # by inner products: in a cosine an empty wall would count like a thing
     length = float(np.sqrt(np.mean(np.square(np.linalg.norm(places, axis=-1)))))
-    likeness = relevance(places, prototype) / max(length, 1e-12)
+    logits = places @ (classifier.whole + classifier.focused) / max(length, 1e-12) + classifier.bias
     side = math.isqrt(len(places))
-    chances = sigmoid(slope * likeness + offset).reshape(side, side).astype(np.float32)
-    return stretch(chances, size)
+    slope, offset = curve
+    return stretch(sigmoid(slope * logits + offset).reshape(side, side).astype(np.float32), size)
 
 
 def stretch(values: NDArray[np.float32], size: tuple[int, int]) -> Heat:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fewtag.core.calibration import sigmoid
 from fewtag.core.closed_form import Strengths
 from fewtag.errors import InputError
 from fewtag.files import digest, replacing
@@ -18,7 +19,7 @@ from fewtag.pictures.decode import Pixels, squash, stack
 from fewtag.pictures.files import open_image
 from fewtag.pictures.prefetch import batches
 from fewtag.tagger.model import Model
-from fewtag.tagger.stream import BATCH, Scorer
+from fewtag.tagger.stream import BATCH
 from fewtag.tagger.tagger import Tagger
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 GRAPH, INT8, LABELS = "tagger.onnx", "tagger-int8.onnx", "labels.npz"
 AGREEMENT = 1e-3
 """How far a probability of the graph may be from the tagger's own."""
-INPUTS = ("pixels", "prototypes", "slopes", "offsets")
+INPUTS = ("pixels", "prototypes", "whole", "focused", "slopes", "offsets")
 OUTPUT = "probabilities"
 KEY = "fewtag-graph"
-_FORMAT = 2
+_FORMAT = 3
 
 Table = Mapping[str, NDArray[Any]]
 Run = Callable[[Pixels, Table], NDArray[np.float32]]
@@ -89,13 +90,15 @@ def export(
 
 def label_table(tagger: Tagger) -> Table:
     """All that a runtime needs to know of the labels, by name; `graph` says which graph they are for."""
-    bank, model = tagger.bank_, tagger.model
-    scorer = Scorer(bank, model.calibration, model.strengths)
+    model, scorer = tagger.model, tagger.scorer()
+    classifiers = scorer.classifiers
     return {
-        "names": np.array(bank.classes),
-        "prototypes": bank.matrix,
+        "names": np.array(scorer.labels),
+        "prototypes": classifiers.guides,
+        "whole": classifiers.whole,
+        "focused": classifiers.focused,
         "slopes": scorer.slopes,
-        "offsets": scorer.offsets,
+        "offsets": scorer.offsets + scorer.slopes * classifiers.bias,
         "thresholds": scorer.thresholds,
         "size": np.array(model.size),
         "graph": np.array(graph_key(model)),
@@ -104,7 +107,7 @@ def label_table(tagger: Tagger) -> Table:
 
 def graph_key(model: Model) -> str:
     """A digest of all that decides the graph; the words do not, since labels come to it as prototypes."""
-    return digest(str(_FORMAT), model.space_key, str(model.strengths.query_focus), str(model.strengths.query_local))
+    return digest(str(_FORMAT), model.space_key, str(model.strengths.query_focus))
 
 
 def make_graph(model: Model) -> bytes:
@@ -114,7 +117,7 @@ def make_graph(model: Model) -> bytes:
 
     proto = onnx.load(model.network.graph)
     graph = proto.graph
-    for name, values in (("mean", model.space.mean), ("basis", model.space.basis)):
+    for name, values in {"mean": model.space.mean, "basis": model.space.basis, **model.network.constants}.items():
         graph.initializer.append(numpy_helper.from_array(values, name))
     pixels = next(each for each in graph.input if each.name == "pixels")
     del graph.input[:]
@@ -122,7 +125,10 @@ def make_graph(model: Model) -> bytes:
     graph.input.extend(
         [
             pixels,
-            helper.make_tensor_value_info("prototypes", TensorProto.FLOAT, ["labels", model.space.size]),
+            *(
+                helper.make_tensor_value_info(name, TensorProto.FLOAT, ["labels", model.space.size])
+                for name in ("prototypes", "whole", "focused")
+            ),
             helper.make_tensor_value_info("slopes", TensorProto.FLOAT, ["labels"]),
             helper.make_tensor_value_info("offsets", TensorProto.FLOAT, ["labels"]),
         ]
@@ -138,42 +144,41 @@ def make_graph(model: Model) -> bytes:
 
 
 def _scoring(strengths: Strengths) -> tuple[list[Any], list[Any]]:
-    """`core.closed_form.score` and the calibration, as nodes; `places` is images × places × space."""
+    """`core.posterior.Classifiers.logits` and the calibration, as nodes; `places` is images × places × space."""
     from onnx import helper, numpy_helper
 
     constants = [
         numpy_helper.from_array(np.array(value, kind), name)
         for name, value, kind in (
             ("focus", strengths.query_focus, np.float32),
-            ("part", strengths.query_local, np.float32),
-            ("rest", 1 - strengths.query_local, np.float32),
             ("tiny", 1e-6, np.float32),
             ("axis_places", [1], np.int64),
         )
     ]
     steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
-        ("Transpose", ["prototypes"], "turned", {"perm": [1, 0]}),
-        # cosine with the whole image
+        # the whole image
         ("ReduceMean", ["places"], "mean_place", {"axes": [1], "keepdims": 0}),
-        ("LpNormalization", ["mean_place"], "whole", {"axis": 1, "p": 2}),
-        ("MatMul", ["whole", "turned"], "whole_score", {}),
-        # cosine with an attention pooling of its places
-        ("MatMul", ["places", "turned"], "along", {}),
+        ("LpNormalization", ["mean_place"], "whole_image", {"axis": 1, "p": 2}),
+        ("Transpose", ["whole"], "turned_whole", {"perm": [1, 0]}),
+        ("MatMul", ["whole_image", "turned_whole"], "whole_score", {}),
+        # an attention pooling of its places
+        ("Transpose", ["prototypes"], "turned_prototypes", {"perm": [1, 0]}),
+        ("MatMul", ["places", "turned_prototypes"], "likeness", {}),
         ("ReduceL2", ["places"], "raw_lengths", {"axes": [2], "keepdims": 1}),
         ("Max", ["raw_lengths", "tiny"], "lengths", {}),
-        ("Div", ["along", "lengths"], "cosines", {}),
+        ("Div", ["likeness", "lengths"], "cosines", {}),
         ("Mul", ["cosines", "focus"], "attention_logits", {}),
         ("Softmax", ["attention_logits"], "attention", {"axis": 1}),
+        ("Transpose", ["focused"], "turned_focused", {"perm": [1, 0]}),
+        ("MatMul", ["places", "turned_focused"], "along", {}),
         ("Mul", ["attention", "along"], "attended", {}),
         ("ReduceSum", ["attended", "axis_places"], "pooled_along", {"keepdims": 0}),
         ("Transpose", ["attention"], "by_label", {"perm": [0, 2, 1]}),
         ("MatMul", ["by_label", "places"], "pooled", {}),
         ("ReduceL2", ["pooled"], "raw_pooled_length", {"axes": [2], "keepdims": 0}),
         ("Max", ["raw_pooled_length", "tiny"], "pooled_length", {}),
-        ("Div", ["pooled_along", "pooled_length"], "focused", {}),
-        ("Mul", ["focused", "part"], "focused_part", {}),
-        ("Mul", ["whole_score", "rest"], "whole_part", {}),
-        ("Add", ["focused_part", "whole_part"], "scores", {}),
+        ("Div", ["pooled_along", "pooled_length"], "focused_score", {}),
+        ("Add", ["focused_score", "whole_score"], "scores", {}),
         ("Mul", ["scores", "slopes"], "steep", {}),
         ("Add", ["steep", "offsets"], "logits", {}),
         ("Sigmoid", ["logits"], OUTPUT, {}),
@@ -242,11 +247,11 @@ def picture_pixels(size: int, pictures: Iterable[object], advance: Callable[[int
 
 
 def differences(tagger: Tagger, labels: Table, runs: Sequence[Run], compared: Iterable[Pixels]) -> list[float]:
-    """Each graph's greatest difference from what the tagger itself says."""
-    scorer = Scorer(tagger.bank_, tagger.model.calibration, tagger.model.strengths)
+    """Each graph's greatest difference from what the tagger itself says of a picture that nobody said 'no' to."""
+    scorer = tagger.scorer()
     greatest = np.zeros(len(runs))
     for pixels in compared:
-        expected = scorer.probabilities(tagger.model.encode(pixels))
+        expected = sigmoid(scorer.logits(tagger.model.encode(pixels)))
         found = [float(np.abs(run(pixels, labels) - expected).max()) for run in runs]
         greatest = np.maximum(greatest, found)  # unlike Python's max, it keeps what is not a number
     return greatest.tolist()

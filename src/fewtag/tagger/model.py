@@ -1,6 +1,6 @@
 """A model: what stays the same while labels come and go. Network, whitened space, words, strengths, calibration."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -9,19 +9,24 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL.Image import Image
 
 from fewtag.core.calibration import Calibration
 from fewtag.core.closed_form import Places, Space, Strengths, Vectors, WordMap, fit_words
+from fewtag.core.posterior import NameEvidence
 from fewtag.errors import InputError, nearest
 from fewtag.files import digest, read_arrays, write_arrays
-from fewtag.pictures.decode import Pixels
+from fewtag.pictures.decode import Pixels, Square, squash
 from fewtag.runtime import Network
 from fewtag.words.vectors import SHIPPED as SHIPPED_WORDS
-from fewtag.words.vectors import WordTable, load_words
+from fewtag.words.vectors import WordTable, class_vectors, load_words
 
-SHIPPED = ("default", "coco52")
+SHIPPED = ("default", "accurate", "coco52")
+SHIPPED_FOLDER = Path(str(files("fewtag"))) / "models"
 KIND = "fewtag-model"
-_FORMAT = 2
+CONSTANTS = ("pool", "positions")
+"""Arrays that are inputs of the network."""
+_FORMAT = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +47,11 @@ class Model:
     network: Network
     space: Space
     base_prototypes: Vectors
+    """Of the base labels, and after them of a classifier's classes: what the word map is solved on."""
     own_map: WordMap
     """From the words that the model was fitted with."""
     strengths: Strengths
+    evidence: NameEvidence
     calibration: Calibration
     words_source: str | None = None
     """A file of word vectors of one's own, in place of the shipped table."""
@@ -73,19 +80,24 @@ class Model:
     def word_map(self) -> WordMap:
         if not self.absent_words and self.words_source is None:
             return self.own_map
-        # other words: the base labels' prototypes are in the file, so the map is solved anew at once
-        return fit_words(self.words.vectors(self.header["base_words"]), self.base_prototypes, self.strengths.ridge)
+        # other words: the prototypes are in the file, so the map is solved anew at once
+        return solve_words(
+            self.words, self.header["base_words"], self.header["class_names"], self.base_prototypes, self.strengths
+        )
 
     @cached_property
     def space_key(self) -> str:
         """A digest of all that decides a picture's places."""
         graph = str(self.header["network"]["sha256"])
-        return digest(graph, str(self.size), self.space.mean.tobytes(), self.space.basis.tobytes())
+        constants = (values.tobytes() for _, values in sorted(self.network.constants.items()))
+        return digest(graph, str(self.size), self.space.mean.tobytes(), self.space.basis.tobytes(), *constants)
 
     @cached_property
     def fingerprint(self) -> str:
         """A digest of all that decides what a bank's numbers mean."""
-        return digest(self.space_key, repr(self.strengths), self.words_name, self.base_prototypes.tobytes())
+        return digest(
+            self.space_key, repr(self.strengths), repr(self.evidence), self.words_name, self.base_prototypes.tobytes()
+        )
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -100,12 +112,26 @@ class Model:
             "fingerprint": self.fingerprint,
         }
 
-    def encode(self, pixels: Pixels) -> Places:
+    def encode(self, pixels: Pixels | Sequence[Square]) -> Places:
         """One pass of the network."""
         return self.network(pixels, self.space)
 
+    def fine_places(self, picture: Image) -> NDArray[np.float32]:
+        """The picture's places in a map fine enough to point with: of a larger square, where the network takes one."""
+        return self.network.fine(squash(picture, self.zoom * self.size)[None], self.space)[0]
+
     def word_prototypes(self, words: Vectors) -> Vectors:
         return self.word_map.prototypes(words)
+
+
+def solve_words(
+    table: WordTable, labels: Sequence[str], classes: Sequence[str], prototypes: Vectors, strengths: Strengths
+) -> WordMap:
+    """The word map of base labels and of a classifier's classes, as far as the table knows their names."""
+    names, known = class_vectors(table, classes)
+    used = np.concatenate([np.ones(len(labels), np.bool_), known])
+    weights = np.full(len(names), strengths.class_weight, np.float32)
+    return fit_words(np.concatenate([table.vectors(labels), names]), prototypes[used], strengths.ridge, weights)
 
 
 def load_model(
@@ -113,7 +139,7 @@ def load_model(
 ) -> Model:
     """A shipped model by name, or one of one's own by path; `words` is a file of other word vectors."""
     if source in SHIPPED:
-        name, path = source, Path(str(files("fewtag"))) / "models" / f"{source}.safetensors"
+        name, path = source, SHIPPED_FOLDER / f"{source}.safetensors"
     else:
         path = _own_file(source)
         name, source = path.stem, str(path.resolve())
@@ -130,17 +156,29 @@ def load_model(
             int(network["places"]),
             int(network.get("zoom", 1)),
             header,
-            Network(path.parent / network["file"], device, sha256=network["sha256"]),
+            Network(
+                _graph(path.parent, network["file"]),
+                device,
+                sha256=network["sha256"],
+                constants={key: array for key, array in floats.items() if key in CONSTANTS},
+            ),
             Space(floats["mean"], floats["basis"]),
             floats["base_prototypes"],
             WordMap(floats["word_mean"], floats["word_map"]),
             Strengths(**header["strengths"]),
-            Calibration(**{key: tuple(values) for key, values in header["calibration"].items()}),
+            NameEvidence(**header["evidence"]),
+            Calibration.read(header["calibration"]),
             None if words in {None, SHIPPED_WORDS} else words,
             absent_words,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"model {path} cannot be read ({error!r}); name one that fewtag wrote") from error
+
+
+def _graph(folder: Path, name: str) -> Path:
+    """A model's graph lies beside it, or among the shipped ones, which several models share."""
+    beside = folder / Path(name).name
+    return beside if beside.exists() else SHIPPED_FOLDER / Path(name).name
 
 
 def _own_file(source: str) -> Path:
@@ -156,13 +194,16 @@ def save_model(
     path: Path,
     *,
     network: dict[str, Any],
+    constants: Mapping[str, NDArray[np.float32]],
     space: Space,
     base_prototypes: Vectors,
     word_map: WordMap,
     strengths: Strengths,
+    evidence: NameEvidence,
     calibration: Calibration,
     words: str,
     base_words: Sequence[str],
+    class_names: Sequence[str],
     **facts: Any,
 ) -> None:
     """Arrays in half precision under a JSON header; `network` has file, sha256, size, places, channels and zoom."""
@@ -172,14 +213,17 @@ def save_model(
         "base_prototypes": base_prototypes,
         "word_mean": word_map.mean,
         "word_map": word_map.matrix,
+        **constants,
     }
     header = {
         "format": _FORMAT,
         "network": network,
         "words": words,
         "strengths": vars(strengths),
+        "evidence": vars(evidence),
         "calibration": vars(calibration),
         "base_words": list(base_words),
+        "class_names": list(class_names),
         **facts,
     }
     write_arrays(path, KIND, header, {key: array.astype(np.float16) for key, array in arrays.items()})

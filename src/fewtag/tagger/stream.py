@@ -1,10 +1,12 @@
 """From pictures to rows and to examples: read ahead in threads, encoded a batch at a time, through the cache."""
 
 import itertools
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import numpy as np
@@ -12,14 +14,15 @@ from numpy.typing import NDArray
 from PIL import __version__ as pillow_version
 
 from fewtag.cache import Cache, Space, content_digest
-from fewtag.core.calibration import Calibration
-from fewtag.core.closed_form import Places, Strengths, score
+from fewtag.core.calibration import estimate_shares, log_odds, sigmoid
+from fewtag.core.closed_form import Places, unit
+from fewtag.core.posterior import Classifiers
 from fewtag.errors import InputError
 from fewtag.files import digest
-from fewtag.pictures.decode import Square, decode, squash, squash_bytes, stack
+from fewtag.pictures.decode import DRAFT, Square, decode, squash
 from fewtag.pictures.files import encoded_bytes, file_name, open_image, pixel_digest, thumbnail
 from fewtag.pictures.prefetch import batches, prefetch
-from fewtag.tagger.bank import Bank, Example
+from fewtag.tagger.bank import Bank, Example, Told, check_told
 from fewtag.tagger.model import Model
 
 BATCH = 32
@@ -27,6 +30,8 @@ GROUP = 8
 """Pictures that a reading thread takes at once: its cost is shared, and their encoded bytes need little memory."""
 DIGITS = 6
 """Of a probability in a row."""
+SAME = 0.995
+"""Cosine of two pictures as wholes from which they are one: decoded or scaled otherwise, not another shot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,42 +56,88 @@ class Item(NamedTuple):
 
 
 class Scorer:
-    """A bank's labels as they are now, ready to score: teaching meanwhile does not change them."""
+    """A bank's labels as they are now, ready to score: teaching meanwhile does not change them.
 
-    def __init__(self, bank: Bank, calibration: Calibration, strengths: Strengths, threshold: float | None = None):
+    `shares` are the parts of the pictures that show labels, where the bank has none of its own.
+    """
+
+    def __init__(
+        self,
+        bank: Bank,
+        model: Model,
+        threshold: float | None = None,
+        shares: Mapping[str, float] | None = None,
+    ):
         if not bank.classes:
             raise InputError("no label is known yet; learn one from a picture, or define one by its name")
         self.labels = bank.classes
-        self._matrix, self._strengths = bank.matrix, strengths
-        self.slopes, self.offsets = calibration.curves(bank.counts)
-        own = (bank.definitions[label].threshold for label in bank.classes)
-        usual = calibration.threshold(bank.counts).tolist()
-        chosen = [common if each is None else each for each, common in zip(own, usual, strict=True)]
-        self.thresholds = np.array(chosen if threshold is None else [threshold] * len(chosen), np.float32)
-        self._calibrated = calibration, bank.counts
+        fitted = [bank.classifier(model, label) for label in bank.classes]
+        self.classifiers, self._strengths = Classifiers.of(fitted), model.strengths
+        calibration, own = model.calibration, [bank.definitions[label] for label in bank.classes]
+        usual = [(shares or {}).get(label, calibration.share) for label in bank.classes]
+        given = [each.prior if each.prior is not None else other for each, other in zip(own, usual, strict=True)]
+        self.shares = np.array(given, np.float32)
+        noes = np.array([each.noes for each in fitted], np.float32)
+        self.slopes, self.offsets = calibration.curves(bank.counts, noes, self.shares)
+        self.thresholds = calibration.threshold(bank.counts, self.shares)
+        for column, each in enumerate(own):
+            if threshold is not None or each.threshold is not None:
+                self.thresholds[column] = threshold if threshold is not None else each.threshold
+        refused = [each for each in bank.examples.values() if each.said.absent]
+        self._refused = np.array([each.whole for each in refused], np.float32)
+        self._absent = np.zeros((len(refused), len(bank.classes)), np.bool_)
+        column_of = {label: column for column, label in enumerate(bank.classes)}
+        for row, example in zip(self._absent, refused, strict=True):
+            row[[column_of[label] for label in example.said.absent if label in column_of]] = True
+
+    def logits(self, places: Places) -> NDArray[np.float32]:
+        """Calibrated log-odds, images × labels."""
+        return self.slopes * self.classifiers.logits(places, self._strengths) + self.offsets
 
     def probabilities(self, places: Places) -> NDArray[np.float32]:
-        """images × labels"""
-        calibration, counts = self._calibrated
-        return calibration.probabilities(score(places, self._matrix, self._strengths), counts)
+        """images × labels; a person's 'no' to a picture is final, by whichever file it comes again"""
+        chances = sigmoid(self.logits(places))
+        if len(self._refused):
+            same = unit(places.mean(axis=1)) @ self._refused.T > SAME
+            for image in np.flatnonzero(same.any(axis=1)):
+                chances[image, self._absent[same[image]].any(axis=0)] = 0
+        return chances
 
-    def tags(self, probabilities: NDArray[np.float32]) -> tuple[str, ...]:
-        """The names over their threshold, likeliest first; equally likely ones by name."""
-        given = np.flatnonzero(probabilities >= self.thresholds)
-        return tuple(self.labels[column] for column in given[np.argsort(-probabilities[given], kind="stable")])
+    def curve(self, column: int) -> tuple[float, float]:
+        """Slope and offset from a label's logit to its calibrated one."""
+        return float(self.slopes[column]), float(self.offsets[column])
 
-    def row(self, name: str, probabilities: NDArray[np.float32], *, scores: bool, cached: bool) -> Tagged:
-        values = [round(value, DIGITS) for value in probabilities.tolist()] if scores else []
-        every = dict(zip(self.labels, values, strict=True)) if scores else {}
-        return Tagged(name, self.tags(probabilities), every, cached=cached)
+    def tags(self, probabilities: NDArray[np.float32]) -> list[tuple[str, ...]]:
+        """Of each image the names over their threshold, likeliest first; equally likely ones by name."""
+        images, columns = np.nonzero(probabilities >= self.thresholds)
+        order = np.lexsort((columns, -probabilities[images, columns], images))
+        given: list[list[str]] = [[] for _ in probabilities]
+        for image, column in zip(images[order].tolist(), columns[order].tolist(), strict=True):
+            given[image].append(self.labels[column])
+        return [tuple(names) for names in given]
+
+    def scores(self, probabilities: NDArray[np.float32]) -> list[dict[str, float]]:
+        """Of each image every label's probability, rounded."""
+        return [
+            {label: round(value, DIGITS) for label, value in zip(self.labels, values, strict=True)}
+            for values in probabilities.tolist()
+        ]
 
 
-def place_space(model: Model, cache: Cache) -> Space:
-    """The cache's rows of this model: places depend on no label, so that a bank may learn and pictures stay known."""
+@contextmanager
+def cached_places(model: Model, folder: str | os.PathLike[str] | None) -> Iterator[Space | None]:
+    """The rows of this model in a folder's cache, or nothing without a folder.
+
+    Places depend on no label, so that a bank may learn and pictures stay known.
+    """
+    if folder is None:
+        yield None
+        return
     network = model.header["network"]
     what = f"model {model.name}: {network.get('name', 'network')}, {model.size} × {model.size} pixels"
     key = digest(model.space_key, model.network.wanted, pillow_version)
-    return cache.space("places", what, key, (model.places, *model.space.basis.shape[1:]), "float16")
+    with Cache(Path(folder)) as cache:
+        yield cache.space("places", what, key, (model.places, *model.space.basis.shape[1:]), "float16")
 
 
 class _Read(NamedTuple):
@@ -95,7 +146,7 @@ class _Read(NamedTuple):
     name: str
     digest: bytes | None = None
     pixels: Square | None = None
-    places: NDArray[np.float32] | None = None
+    places: NDArray[np.float16] | None = None
     failure: str = ""
 
 
@@ -115,29 +166,47 @@ def tag_stream(
     know it. Memory is that of a few batches.
     """
 
-    def encode(reads: Sequence[_Read]) -> tuple[Sequence[_Read], Places | None]:
+    def tag(reads: Sequence[_Read]) -> list[Tagged]:
         good = [read for read in reads if not read.failure]
-        return reads, _places(model, good, space) if good else None
-
-    # two batches at once: a core that is done with the one goes on with the next, and none waits for scores and cache
-    encoded = prefetch(encode, _read_ahead(model, items, batch, space, loaders), 1, threads=2, give_way=False)
-    for reads, places in encoded:
-        values = iter(() if places is None else scorer.probabilities(places))
-        yield [
+        places = _places(model, good, space) if good else np.empty((0, model.places, model.space.size), np.float32)
+        probabilities = scorer.probabilities(places)
+        every = scorer.scores(probabilities) if scores else [{}] * len(good)
+        given = zip(scorer.tags(probabilities), every, strict=True)
+        return [
             Tagged(read.name, failure=read.failure)
             if read.failure
-            else scorer.row(read.name, next(values), scores=scores, cached=read.places is not None)
+            else Tagged(read.name, *next(given), cached=read.places is not None)
             for read in reads
         ]
 
+    # two batches at once: a core that is done with the one goes on with the next, and none waits for scores and cache
+    return prefetch(tag, _read_ahead(model, items, batch, space, loaders), 1, threads=2, give_way=False)
 
-def encode_stream(model: Model, items: Iterable[Item], *, batch: int = BATCH) -> Iterator[Places]:
-    """The pictures' places, a batch at a time; a picture that cannot be read is refused."""
-    for reads in _read_ahead(model, items, batch):
-        for read in reads:
-            if read.failure:
-                raise InputError(read.failure)
-        yield _places(model, reads, None)
+
+def encode_stream(
+    model: Model,
+    items: Iterable[Item],
+    *,
+    batch: int = BATCH,
+    space: Space | None = None,
+    skip_bad: bool = False,
+) -> Iterator[Places]:
+    """The pictures' places, a batch at a time; a picture that cannot be read is refused, or skipped."""
+    for reads in _read_ahead(model, items, batch, space):
+        good = [read for read in reads if not read.failure]
+        if len(good) < len(reads) and not skip_bad:
+            raise InputError(next(read.failure for read in reads if read.failure))
+        if good:
+            yield _places(model, good, space)
+
+
+def estimate_priors(scorer: Scorer, places: Iterable[Places]) -> tuple[dict[str, float], int]:
+    """The share of pictures like these that show each label, and how many pictures there were."""
+    evidence = [scorer.logits(batch) - log_odds(scorer.shares) for batch in places]
+    if not evidence:
+        return {}, 0
+    found = estimate_shares(np.concatenate(evidence), scorer.shares)
+    return dict(zip(scorer.labels, found.tolist(), strict=True)), sum(map(len, evidence))
 
 
 def _read_ahead(
@@ -174,18 +243,14 @@ def _read(some: Iterable[_Loaded], size: int, space: Space | None) -> list[_Read
     """A group of pictures, looked up in the cache at once: it answers several questions in the time of one."""
     loaded = deque(some)
     keys = [None if space is None or each.data is None else content_digest(each.data) for each in loaded]
-    known = {} if space is None else _known(space, [key for key in keys if key is not None])
+    asked = [key for key in keys if key is not None]
+    known = dict(zip(asked, space.get_many(asked), strict=True)) if space is not None and asked else {}
     reads = []
     for key in keys:
         each = loaded.popleft()  # so that the encoded bytes of one that is decoded are let go
         places = None if key is None else known[key]
         reads.append(_decode(each, key, size) if places is None else _Read(each.item.name, key, places=places))
     return reads
-
-
-def _known(space: Space, keys: list[bytes]) -> dict[bytes, NDArray[np.float32] | None]:
-    rows = space.get_many(keys) if keys else []
-    return {key: None if row is None else row.astype(np.float32) for key, row in zip(keys, rows, strict=True)}
 
 
 def _decode(loaded: _Loaded, key: bytes | None, size: int) -> _Read:
@@ -195,7 +260,7 @@ def _decode(loaded: _Loaded, key: bytes | None, size: int) -> _Read:
     try:
         if loaded.data is None:
             return _Read(name, pixels=_pixels(loaded.item.image, name, size))
-        return _Read(name, key, squash_bytes(loaded.data, name, size))
+        return _Read(name, key, squash(decode(loaded.data, name, at_least=DRAFT * size), size))
     except InputError as error:
         return _Read(name, failure=str(error))
 
@@ -217,16 +282,14 @@ def _check_name(name: str) -> None:
 def _places(model: Model, reads: Sequence[_Read], space: Space | None) -> Places:
     """From the cache or through the network and into the cache; the same numbers either way."""
     fresh = [read for read in reads if read.pixels is not None]
-    encoded = model.encode(stack([read.pixels for read in fresh if read.pixels is not None])) if fresh else None
-    if space is not None and encoded is not None:
-        kept = [number for number, read in enumerate(fresh) if read.digest is not None]
-        if kept:
-            keys = [key for read in fresh if (key := read.digest) is not None]
-            space.put_many(keys, encoded[kept].astype(np.float16))
-    if encoded is not None and len(fresh) == len(reads):
-        return encoded
-    rows = iter(() if encoded is None else encoded)
-    return np.stack([next(rows) if read.places is None else read.places for read in reads])
+    if not fresh:
+        return np.stack([read.places for read in reads if read.places is not None]).astype(np.float32)
+    encoded = model.encode([read.pixels for read in fresh if read.pixels is not None])
+    if space is not None:
+        keys = {number: key for number, read in enumerate(fresh) if (key := read.digest) is not None}
+        space.put_many(list(keys.values()), encoded[list(keys)].astype(np.float16))
+    rows = iter(encoded)
+    return np.stack([next(rows) if read.places is None else read.places.astype(np.float32) for read in reads])
 
 
 def items_of(images: Iterable[object]) -> Iterator[Item]:
@@ -249,7 +312,7 @@ class _ReadExample(NamedTuple):
 def encode_examples(
     model: Model,
     images: Iterable[object],
-    shown: Sequence[frozenset[str]],
+    told: Sequence[Told],
     known: Mapping[str, Example],
     keep_pictures: bool,
     on_error: Callable[[InputError], None] | None = None,
@@ -261,44 +324,46 @@ def encode_examples(
         number, image = item
         try:
             picture = open_image(image, f"number {number}")
+            pixels = squash(picture, model.size)
             small = thumbnail(picture) if keep_pictures else b""
-            name = PurePath(file_name(image)).name
-            return _ReadExample(pixel_digest(picture), squash(picture, model.size), name, small)
+            return _ReadExample(pixel_digest(picture), pixels, PurePath(file_name(image)).name, small)
         except InputError as error:
             if on_error is None:
                 raise
             return error
 
-    learnt: dict[str, Example] = {}
+    encoded: dict[str, Example] = {}
+    now: dict[str, Told] = {}
     # one more than there are labels for is enough to know
-    numbered = itertools.islice(enumerate(images, 1), len(shown) + 1)
-    sets = iter(shown)
+    numbered = itertools.islice(enumerate(images, 1), len(told) + 1)
+    each_told = iter(told)
     good = count = 0
     for group in batches(prefetch(read, numbered, READ_AT_ONCE), READ_AT_ONCE):
         count += len(group)
-        same_length(max(count, len(shown)), len(shown))
+        same_length(max(count, len(told)), len(told))
         fresh: dict[str, _ReadExample] = {}
-        labels: dict[str, frozenset[str]] = {}
-        for each, names in zip(group, sets, strict=False):
+        for each, said in zip(group, each_told, strict=False):
             if isinstance(each, InputError):
                 assert on_error is not None
                 on_error(each)
                 continue
             good += 1
             # twice in one call, as in two labels' folders: it shows what both say
-            labels[each.key] = labels.get(each.key, frozenset()) | names
-            if each.key not in known and each.key not in learnt:
+            before = now.get(each.key, Told())
+            now[each.key] = Told(
+                before.labels | said.labels, before.absent | said.absent, before.complete or said.complete
+            )
+            check_told(now[each.key], each.name or "a picture that is given twice")
+            if each.key not in known and each.key not in encoded:
                 fresh[each.key] = each
-        learnt |= _encode_examples(model, fresh)
-        for key, names in labels.items():
-            before = learnt.get(key)
-            learnt[key] = replace(known[key], labels=names) if before is None else _gain(before, names)
+        encoded |= _encode_examples(model, fresh)
         if progress is not None:
             progress(len(group))
-    same_length(count, len(shown))
+    same_length(count, len(told))
     if not good:
         raise InputError("there is no picture to learn from; give at least one that can be read, with its labels")
-    return learnt
+    # of a known one what is said now alone: the bank, or what another process made of it meanwhile, adds the rest
+    return {key: replace(encoded.get(key) or known[key], said=said) for key, said in now.items()}
 
 
 def encode_again(model: Model, examples: Mapping[str, Example]) -> dict[str, Example]:
@@ -306,20 +371,16 @@ def encode_again(model: Model, examples: Mapping[str, Example]) -> dict[str, Exa
     again: dict[str, Example] = {}
     for group in batches(iter(examples.items()), READ_AT_ONCE):
         pixels = [squash(decode(example.picture, example.name), model.size) for _, example in group]
-        for (key, each), places in zip(group, model.encode(stack(pixels)), strict=True):
-            again[key] = Example.of(each.labels, places, each.name, each.picture)
+        for (key, each), places in zip(group, model.encode(pixels), strict=True):
+            again[key] = Example.of(each.said, places, each.name, each.picture)
     return again
 
 
 def _encode_examples(model: Model, fresh: Mapping[str, _ReadExample]) -> Iterator[tuple[str, Example]]:
     if fresh:
-        places = model.encode(stack([read.pixels for read in fresh.values()]))
+        places = model.encode([read.pixels for read in fresh.values()])
         for (key, read), each in zip(fresh.items(), places, strict=True):
-            yield key, Example.of(frozenset(), each, read.name, read.picture)
-
-
-def _gain(example: Example, names: frozenset[str]) -> Example:
-    return replace(example, labels=example.labels | names)
+            yield key, Example.of(Told(), each, read.name, read.picture)
 
 
 def same_length(images: int, labels: int) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.cache import Cache
-from fewtag.errors import InputError, UnknownWordError
+from fewtag.errors import InputError, nearest
 from fewtag.files import digest, locked
 from fewtag.pictures.decode import squash
 from fewtag.pictures.files import ImageLike, open_image, pixel_digest, several
-from fewtag.tagger.bank import Bank, Definition, by_name, define, label_name, label_sets
+from fewtag.tagger.bank import Bank, Definition, Told, by_name_or_none, define, label_name, told_of
 from fewtag.tagger.bank_file import read_bank, read_header, write_bank
 from fewtag.tagger.explain import Heat, heat_map
 from fewtag.tagger.model import Model, load_model
@@ -26,11 +24,12 @@ from fewtag.tagger.stream import (
     BATCH,
     Scorer,
     Tagged,
+    cached_places,
     encode_again,
     encode_examples,
     encode_stream,
+    estimate_priors,
     items_of,
-    place_space,
     same_length,
     tag_stream,
 )
@@ -91,31 +90,48 @@ class Tagger:
         images: Images,
         labels: Labels,
         *,
+        absent: Labels | None = None,
+        complete: bool = False,
         on_error: Callable[[InputError], None] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> "Tagger":
         """Learn these examples and forget all others; what labels were defined to mean stays.
 
         `images` are paths, bytes, PIL images or arrays (height × width × 3 of uint8); `labels` are the names that each
-        one shows. An example is known by its pixels: given twice, it shows what both say. With `on_error` a picture
-        that cannot be read is left out and told of there, instead of refused; `progress` is told how many are done.
+        one shows, `absent` those that it does not show. What is neither is unknown, and counts as a weak 'no'; with
+        `complete` whatever a picture does not name is absent, labels of the future included. An example is known by
+        its pixels: given twice, it shows what both say. With `on_error` a picture that cannot be read is left out and
+        told of there, instead of refused; `progress` is told how many are done.
 
         >>> from PIL import Image
         >>> Tagger().fit([Image.new("RGB", (64, 64), "red")], [["strawberry"]]).classes_
         ('strawberry',)
         """
-        return self._learn(images, labels, afresh=True, on_error=on_error, progress=progress)
+        told = told_of(labels, absent, complete)
+        return self._learn(images, told, afresh=True, on_error=on_error, progress=progress)
 
     def partial_fit(
         self,
         images: Images,
         labels: Labels,
         *,
+        absent: Labels | None = None,
+        complete: bool = False,
         on_error: Callable[[InputError], None] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> "Tagger":
-        """Learn these examples too; a picture known already gains the labels given now. Order does not matter."""
-        return self._learn(images, labels, afresh=False, on_error=on_error, progress=progress)
+        """Learn these examples too, as `fit` does; a picture known already gains what is said now.
+
+        Order does not matter, but of one picture and one label the latest word counts.
+
+        >>> from PIL import Image
+        >>> red, pink = Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "pink")
+        >>> tagger = Tagger().fit([red], [["strawberry"]]).partial_fit([pink], [[]], absent=[["strawberry"]])
+        >>> tagger.predict(pink, threshold=0.001)
+        [()]
+        """
+        told = told_of(labels, absent, complete)
+        return self._learn(images, told, afresh=False, on_error=on_error, progress=progress)
 
     def define(
         self,
@@ -135,18 +151,19 @@ class Tagger:
         name = label_name(label)
         with self._lock:
             meaning = define(name, self.model, self._bank.definitions, like=like, vector=vector, words=words)
-            self._do(lambda bank: bank.define(self.model, name, meaning))
+            self._do(lambda bank: bank.define(name, meaning))
         return self
 
     def forget(self, label: str, image: ImageLike | None = None, *, example: str | int | None = None) -> "Tagger":
         """Forget a label, or one example of it: by its picture, by its file's name or by its number in `examples_`.
 
-        A label that was never defined goes with its last example.
+        A picture that was said not to show the label becomes unknown again in the same way. A label that was never
+        defined goes with the last picture that something is said of it by.
         """
         with self._lock:
             name = self._bank.find(label)
             keys = self._examples_meant(name, image, example)
-            self._do(lambda bank: bank.forget(self.model, name, keys))
+            self._do(lambda bank: bank.forget(name, keys))
         return self
 
     def rename(self, label: str, name: str, *, merge: bool = False) -> "Tagger":
@@ -158,8 +175,10 @@ class Tagger:
             if new in self._bank.definitions and not merge:
                 raise InputError(f"there is a label {new!r} already; merge the two, or choose another name")
             known = self._bank.definitions
-            meaning = self._definition(new) if known[old].kind == "name" and new not in known else known[old]
-            self._do(lambda bank: bank.rename(self.model, old, new, meaning))
+            meaning = known[old]
+            if known[old].kind == "name" and new not in known:
+                meaning = by_name_or_none(new, self.model)
+            self._do(lambda bank: bank.rename(old, new, meaning))
         return self
 
     def set_thresholds(self, thresholds: Mapping[str, float | None]) -> "Tagger":
@@ -167,15 +186,33 @@ class Tagger:
         for label, value in thresholds.items():
             if value is not None and not 0 <= value <= 1:
                 raise InputError(f"the threshold of label {label!r} is {value}; give one from 0 to 1, or None")
+        return self._set("threshold", thresholds)
+
+    def set_priors(self, priors: Mapping[str, float | None]) -> "Tagger":
+        """Say which share of the pictures shows each of these labels; None goes back to the model's own guess.
+
+        Probabilities move with it (prior shift), and thresholds follow, but for those that were set.
+        """
+        for label, value in priors.items():
+            if value is not None and not 0 < value < 1:
+                raise InputError(f"the share of pictures with label {label!r} is {value}; give one between 0 and 1")
+        return self._set("prior", priors)
+
+    def _set(self, what: str, values: Mapping[str, float | None]) -> "Tagger":
         with self._lock:
-            named = {self._bank.find(label): value for label, value in thresholds.items()}
-            self._do(lambda bank: bank.set_thresholds(self.model, named))
+            named = {self._bank.find(label): {what: value} for label, value in values.items()}
+            self._do(lambda bank: bank.set(named))
         return self
 
     @property
     def bank_(self) -> Bank:
         """All that was learnt, as a value that never changes."""
         return self._bank
+
+    @property
+    def saved_digest_(self) -> str:
+        """Of the file that this was loaded from, or saved to last; empty where there is none."""
+        return "" if self._saved is None else self._saved[1]
 
     @property
     def classes_(self) -> tuple[str, ...]:
@@ -188,16 +225,35 @@ class Tagger:
         return MappingProxyType({label: len(keys) for label, keys in self._bank.members.items()})
 
     @property
+    def absent_counts_(self) -> Mapping[str, int]:
+        """Of how many pictures someone said that they do not show each label."""
+        return MappingProxyType({label: len(keys) for label, keys in self._bank.refused.items()})
+
+    @property
+    def priors_(self) -> Mapping[str, float]:
+        """The share of pictures that is taken to show each label."""
+        if not self._bank.classes:
+            return MappingProxyType({})
+        scorer = self.scorer()
+        return MappingProxyType(dict(zip(scorer.labels, scorer.shares.tolist(), strict=True)))
+
+    @property
     def definitions_(self) -> Mapping[str, Definition]:
         """What each label means before any picture of it."""
         return MappingProxyType(dict(self._bank.definitions))
+
+    @property
+    def trusts_(self) -> Mapping[str, float]:
+        """How far each label's pictures bear its name out: the probability that the name means what they show."""
+        bank = self._bank
+        return MappingProxyType({label: bank.classifier(self.model, label).trust for label in bank.classes})
 
     @property
     def thresholds_(self) -> Mapping[str, float]:
         """The probability from which each label is given."""
         if not self._bank.classes:
             return MappingProxyType({})
-        scorer = self._scorer()
+        scorer = self.scorer()
         return MappingProxyType(dict(zip(scorer.labels, scorer.thresholds.tolist(), strict=True)))
 
     def examples_(self, label: str) -> tuple[str, ...]:
@@ -210,7 +266,7 @@ class Tagger:
 
         `tag` gives names and probabilities together, which matters where another thread teaches meanwhile.
         """
-        scorer = self._scorer()
+        scorer = self.scorer()
         places = encode_stream(self.model, items_of(several(images)))
         empty = np.empty((0, len(scorer.labels)), np.float32)
         return np.concatenate([empty, *(scorer.probabilities(batch) for batch in places)])
@@ -223,9 +279,9 @@ class Tagger:
         >>> tagger.predict(Image.new("RGB", (32, 32), "red"), threshold=0.0)
         [('strawberry',)]
         """
-        scorer = self._scorer(threshold)
+        scorer = self.scorer(threshold)
         places = encode_stream(self.model, items_of(several(images)))
-        return [scorer.tags(row) for batch in places for row in scorer.probabilities(batch)]
+        return [tags for batch in places for tags in scorer.tags(scorer.probabilities(batch))]
 
     def tag(
         self,
@@ -246,17 +302,22 @@ class Tagger:
         >>> [(row.image, bool(row.failure)) for row in tagger.tag([Image.new("RGB", (8, 8)), "no-such.jpg"])]
         [('number 1', False), ('no-such.jpg', True)]
         """
-        scorer = self._scorer(threshold)
-        kept = None if cache is None else Cache(Path(cache))
-        space = None if kept is None else place_space(self.model, kept)
-        try:
+        scorer = self.scorer(threshold)
+        with cached_places(self.model, cache) as space:
             for rows in tag_stream(self.model, scorer, items_of(several(images)), batch=batch, space=space):
                 yield from rows
                 if progress is not None:
                     progress(len(rows))
-        finally:
-            if kept is not None:
-                kept.close()
+
+    def estimate_priors(self, images: Images) -> dict[str, float]:
+        """The share of pictures like these that show each label, by expectation maximisation on their probabilities.
+
+        A random sample of some hundred pictures will do. The bank stays as it is: `set_priors` keeps them.
+        """
+        found, count = estimate_priors(self.scorer(), encode_stream(self.model, items_of(several(images))))
+        if not count:
+            raise InputError("there is no picture to estimate priors from; give some hundred")
+        return found
 
     def explain(self, image: ImageLike, label: str) -> Heat:
         """How much each part of the picture speaks for the label, from 0 to 1, height × width of the picture.
@@ -269,18 +330,15 @@ class Tagger:
         """The heat-maps of several labels, and their probabilities."""
         bank, picture = self._bank, open_image(image)
         names = [bank.find(label) for label in labels]
-        scorer = self._scorer(bank=bank)
+        scorer = self.scorer(bank=bank)
         for name in names:
-            if name not in bank.prototypes:
+            if name not in bank.classes:
                 raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
         chances = scorer.probabilities(self.model.encode(squash(picture, self.model.size)[None]))[0]
-        # a larger square is more work for one picture, and a map fine enough to point with
-        places = self.model.encode(squash(picture, self.model.zoom * self.model.size)[None])[0]
+        places = self.model.fine_places(picture)
         columns = {name: scorer.labels.index(name) for name in names}
         heats = {
-            name: heat_map(
-                places, bank.prototypes[name], float(scorer.slopes[column]), float(scorer.offsets[column]), picture.size
-            )
+            name: heat_map(places, bank.classifier(self.model, name), scorer.curve(column), picture.size)
             for name, column in columns.items()
         }
         return heats, {name: float(chances[column]) for name, column in columns.items()}
@@ -295,7 +353,7 @@ class Tagger:
         with self._lock, locked(target):
             if self._saved is not None and self._saved[0] == target.resolve() and target.exists():
                 self._catch_up(target)
-            write_bank(target, self._bank, self.model.facts, self.thresholds_)
+            write_bank(target, self._bank, self.model, self.thresholds_)
             self._note_saved(target, read_header(target))
 
     @classmethod
@@ -311,15 +369,15 @@ class Tagger:
         """What `save` wrote. `model` says where that file is now, if it has moved; `words` where word vectors of one's
         own are, which only new names need. With `upgrade` a bank of another model moves to this one: its examples'
         small copies go through the network again."""
-        header = read_header(Path(path))
+        header, bank = read_bank(Path(path))
         facts = header["model"]
         if not isinstance(model, Model):
             # a path that stands in a bank is never opened for words: who sends a bank could name any file
             absent = facts["words"] if facts["own_words"] and words is None else ""
             model = load_model(model or facts["source"], words=words, device=device, absent_words=absent)
+        same = model.fingerprint == facts["fingerprint"]
         tagger = cls(model)
-        header, bank = read_bank(Path(path))
-        if model.fingerprint == header["model"]["fingerprint"]:
+        if same:
             tagger._bank = bank
         elif upgrade:
             tagger._bank = tagger._moved(bank, path)
@@ -363,47 +421,47 @@ class Tagger:
             if each.kind == "like":
                 meaning = define(label, self.model, {}, like=each.words, vector=None, words=True)
             else:  # a vector of one's own means nothing among other words
-                meaning = Definition("none") if each.kind == "none" else self._definition(label)
-            definitions[label] = replace(meaning, explicit=each.explicit, threshold=each.threshold)
+                meaning = Definition("none") if each.kind == "none" else by_name_or_none(label, self.model)
+            definitions[label] = replace(meaning, explicit=each.explicit, threshold=each.threshold, prior=each.prior)
         examples = encode_again(self.model, old.examples)
-        return Bank().learn(self.model, definitions, examples, afresh=False)
+        return Bank().learn(definitions, examples, afresh=False)
 
     def _learn(
         self,
         images: Images,
-        labels: Labels,
+        told: Sequence[Told],
         *,
         afresh: bool,
         on_error: Callable[[InputError], None] | None,
         progress: Callable[[int], None] | None,
     ) -> "Tagger":
-        pictures, shown = several(images), label_sets(labels)
+        pictures = several(images)
         if isinstance(pictures, Sized):
-            same_length(len(pictures), len(shown))
-        names = sorted(frozenset().union(*shown))
-        known = self._bank.examples
-        learnt = encode_examples(self.model, pictures, shown, known, self.keep_pictures, on_error, progress)
+            same_length(len(pictures), len(told))
+        names = sorted(frozenset().union(*(each.labels for each in told)))
+        before = self._bank
+        refused = self._absent_known(before, told, names, afresh=afresh)
+        learnt = encode_examples(self.model, pictures, told, before.examples, self.keep_pictures, on_error, progress)
         with self._lock:
             kept = {label for label, each in self._bank.definitions.items() if each.explicit or not afresh}
             # known ones too: another process may have forgotten them when this is saved
             definitions = {
-                name: self._bank.definitions[name] if name in kept else self._definition(name) for name in names
+                name: self._bank.definitions[name] if name in kept else by_name_or_none(name, self.model)
+                for name in names
             }
-            self._do(lambda bank: bank.learn(self.model, definitions, learnt, afresh=afresh))
+            self._do(lambda bank: bank.learn({**refused, **definitions}, learnt, afresh=afresh))
         return self
 
-    def _definition(self, name: str) -> Definition:
-        """By its name; a name that says nothing is learnt from pictures alone, with a warning."""
-        try:
-            return by_name(name, self.model)
-        except UnknownWordError as error:
-            hint = f" (nearest known words: {', '.join(error.nearest)})" if error.nearest else ""
-            warnings.warn(
-                f"label {name!r} is no known word{hint}: it is learnt from its pictures alone; "
-                "define it like words that are known, if there are some",
-                stacklevel=4,
-            )
-            return Definition("none")
+    @staticmethod
+    def _absent_known(bank: Bank, told: Sequence[Told], names: Sequence[str], *, afresh: bool) -> dict[str, Definition]:
+        """What the labels that are absent alone mean; one that nobody taught is a slip of the pen, and refused."""
+        known = {label: each for label, each in bank.definitions.items() if each.explicit or not afresh}
+        wanted = sorted(frozenset().union(*(each.absent for each in told)) - set(names))
+        for label in wanted:
+            if label not in known:
+                hint = nearest(label, {*known, *names}) if known or names else "none is known yet"
+                raise InputError(f"label {label!r} is said to be absent, but it is not known; {hint}")
+        return {label: known[label] for label in wanted}
 
     def _do(self, change: Change) -> None:
         self._bank = change(self._bank)
@@ -429,18 +487,18 @@ class Tagger:
 
     def _examples_meant(self, name: str, image: ImageLike | None, example: str | int | None) -> list[str] | None:
         """The keys of the examples of a label that a person means; None for all of it."""
-        keys = self._bank.members[name]
+        keys, refused = self._bank.members[name], self._bank.refused[name]
         if image is not None and example is not None:
             raise InputError("an example is named twice; give its picture, or its name or number")
         if image is not None:
             key = pixel_digest(open_image(image))
-            if key in keys:
+            if key in keys or key in refused:
                 return [key]
             shown = image if isinstance(image, str | os.PathLike) else "given"
             raise InputError(f"image {shown} is no example of label {name!r}, which has {len(keys)}")
         if example is None:
             return None
-        names = [self._bank.examples[key].name for key in keys]
+        names = [self._bank.examples[key].name for key in (*keys, *refused)]
         if isinstance(example, int) or (str(example).isdigit() and str(example) not in names):
             number = int(example)
             if not 1 <= number <= len(keys):
@@ -448,12 +506,18 @@ class Tagger:
             return [keys[number - 1]]
         if example not in names:
             raise InputError(f"no example of label {name!r} is called {example!r}; they are {', '.join(names)}")
-        return [key for key, each in zip(keys, names, strict=True) if each == example]
+        return [key for key, each in zip((*keys, *refused), names, strict=True) if each == example]
 
-    def _scorer(self, threshold: float | None = None, bank: Bank | None = None) -> Scorer:
+    def scorer(
+        self, threshold: float | None = None, shares: Mapping[str, float] | None = None, *, bank: Bank | None = None
+    ) -> Scorer:
+        """The labels as they are now, ready to score; `threshold` stands for each one's own.
+
+        `shares` are the parts of the pictures that show labels, for those without a prior of their own.
+        """
         if threshold is not None and not 0 <= threshold <= 1:
             raise InputError(f"the threshold is {threshold}; give one from 0 to 1, or None for each label's own")
-        return Scorer(bank or self._bank, self.model.calibration, self.model.strengths, threshold)
+        return Scorer(bank or self._bank, self.model, threshold, shares)
 
 
 def _state(header: Mapping[str, Any]) -> str:

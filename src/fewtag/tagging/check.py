@@ -57,6 +57,11 @@ class Check:
     def best_thresholds(self) -> dict[str, float | None]:
         return {label: each.best_threshold for label, each in self.labels.items() if each.best_threshold is not None}
 
+    @property
+    def priors(self) -> dict[str, float | None]:
+        """The share of pictures that show each label; one that none shows is rarer than one in all of them."""
+        return {label: (each.pictures + 0.5) / (self.pictures + 1) for label, each in self.labels.items()}
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -13,7 +13,7 @@ from fewtag.errors import InputError
 from fewtag.pictures.files import Picture, is_image_name, walk
 from fewtag.tagger.bank import label_name
 from fewtag.tagging.sources import is_url
-from fewtag.tagging.tables import SEPARATOR, record_of
+from fewtag.tagging.tables import ABSENT, NOT, SEPARATOR, record_of
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _COLUMNS = {"image": ("image", "path", "file", "filename"), "labels": ("labels", "label", "tags", "tag")}
@@ -21,20 +21,29 @@ _MOST_BYTES = 1_000_000_000
 
 
 class Shown(NamedTuple):
-    """A picture and the labels it shows."""
+    """A picture, the labels it shows and those that it does not show."""
 
     picture: Picture
     labels: frozenset[str]
+    absent: frozenset[str] = frozenset()
 
 
-def read_examples(sources: Sequence[Path], labels: Sequence[str] = (), root: Path | None = None) -> list[Shown]:
-    """With `labels` the sources are pictures, or folders of them, that show these; else a table or label folders."""
+def read_examples(
+    sources: Sequence[Path],
+    labels: Sequence[str] = (),
+    root: Path | None = None,
+    *,
+    absent: Sequence[str] = (),
+    complete: bool = False,
+) -> list[Shown]:
+    """With `labels` or `absent` the sources are pictures, or folders of them, that show these or do not; else a table
+    or label folders. Rows without any label are left out, unless what is said is `complete`."""
     for source in sources:
         if not source.exists():
             raise InputError(f"there are no examples {source}; give pictures with --label, a CSV or a folder per label")
-    if labels:
-        names = frozenset(clean_label(label) for label in labels)
-        return [Shown(picture, names) for source in sources for picture in _pictures(source)]
+    if labels or absent:
+        names, missing = (frozenset(clean_label(label) for label in some) for some in (labels, absent))
+        return [Shown(picture, names, missing) for source in sources for picture in _pictures(source)]
     shown: list[Shown] = []
     for source in sources:
         if source.is_dir():
@@ -42,7 +51,7 @@ def read_examples(sources: Sequence[Path], labels: Sequence[str] = (), root: Pat
         elif is_image_name(source.name):
             raise InputError(f"{source} is a picture, and nothing says what it shows; add --label NAME")
         else:
-            shown += read_table(source, root)
+            shown += read_table(source, root, complete=complete)
     return shown
 
 
@@ -51,6 +60,8 @@ def clean_label(label: str) -> str:
     name = label_name(label)
     if SEPARATOR in name:
         raise InputError(f'label {name!r} contains ";", which separates labels in tables; name it otherwise')
+    if name.startswith(NOT):
+        raise InputError(f'label {name!r} begins with "{NOT}", which means "does not show" in a table; use --absent')
     if re.search(r"\S,\S", name):
         raise InputError(f'label {name!r} contains a comma; several labels are joined by ";", as in "dog;sofa"')
     return name
@@ -84,16 +95,16 @@ def _pictures(source: Path) -> list[Picture]:
     return [Picture(found.path, name=str(found.path)) for found in walk(source)]
 
 
-def read_table(path: Path, root: Path | None = None) -> list[Shown]:
-    """A CSV or TSV with the columns image and labels; one that `tag` wrote, too, with its column tags.
+def read_table(path: Path, root: Path | None = None, *, complete: bool = False) -> list[Shown]:
+    """A CSV or TSV with the columns image, labels and, if need be, absent; one that `tag` wrote, too, with its tags.
 
-    Paths are relative to `root`, or else to the folder that was tagged, or else to the table. A picture without labels
-    shows none that is known, and is left out.
+    Paths are relative to `root`, or else to the folder that was tagged, or else to the table. Of a picture without
+    labels nothing is known, and it is left out, unless the table is `complete`.
     """
     place = root or _tagged_folder(path) or path.parent
     lines: dict[str, int] = {}
     shown = []
-    for line, image, cell in read_rows(path):
+    for line, image, *cells in read_rows(path):
         name = PurePosixPath(image.strip().replace("\\", "/")).as_posix() if image.strip() else ""
         if not name:
             raise InputError(f"{path} line {line} names no image; fill in the column `image` or remove the line")
@@ -102,21 +113,30 @@ def read_table(path: Path, root: Path | None = None) -> list[Shown]:
         if name in lines:
             raise InputError(f"{path} lists image {name!r} twice, in lines {lines[name]} and {line}; join the two")
         lines[name] = line
-        if labels := _labels(path, line, cell):
-            shown.append(Shown(Picture(place / name, name=str(place / name)), labels))
+        named, missing = (_names(path, line, cell) for cell in cells)
+        refused = {each.removeprefix(NOT) for each in named if each.startswith(NOT)} | missing
+        labels, absent = (
+            frozenset(map(clean_label, some)) for some in (named - {NOT + each for each in refused}, refused)
+        )
+        if both := sorted(labels & absent):
+            raise InputError(
+                f"{path} line {line} says both that {name!r} shows {both[0]!r} and that it does not; choose"
+            )
+        if labels or absent or complete:
+            shown.append(Shown(Picture(place / name, name=str(place / name)), labels, absent))
     if not shown:
         raise InputError(f"no row of {path} has a label; fill in the column `labels`")
     return shown
 
 
-def _labels(path: Path, line: int, cell: str) -> frozenset[str]:
+def _names(path: Path, line: int, cell: str) -> set[str]:
     if not cell.strip():
-        return frozenset()
+        return set()
     separator = "[,;]" if path.name.lower().removesuffix(".gz").endswith(".tsv") else SEPARATOR
     names = [name.strip() for name in re.split(separator, cell)]
-    if "" in names:
+    if {"", NOT} & set(names):
         raise InputError(f"{path} line {line} has an empty label in {cell!r}; name it, or remove the spare separator")
-    return frozenset(clean_label(name) for name in names)
+    return {NOT + name.removeprefix(NOT).strip() if name.startswith(NOT) else name for name in names}
 
 
 def _tagged_folder(table: Path) -> Path | None:
@@ -129,8 +149,8 @@ def _tagged_folder(table: Path) -> Path | None:
     return None if alone is None or is_url(str(sources[0])) else alone if alone.is_dir() else alone.parent
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Line number, image and labels of each row; the separator is found by the header."""
+def read_rows(path: Path) -> Iterator[tuple[int, str, str, str]]:
+    """Line number, image, labels and absent ones of each row; the separator is found by the header."""
     text = _text(path)
     header = text.split("\n", 1)[0]
     tabs = path.name.lower().removesuffix(".gz").endswith(".tsv")
@@ -139,6 +159,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, str, str]]:
     try:
         names = [name.strip().casefold() for name in next(reader, [])]
         image, labels = (_column(path, names, wanted) for wanted in ("image", "labels"))
+        absent = names.index(ABSENT) if ABSENT in names else None
         empty = True
         for row in reader:
             if not row:
@@ -149,7 +170,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, str, str]]:
                     'several labels are joined by ";", as in "dog;sofa"'
                 )
             empty = False
-            yield reader.line_num, row[image], row[labels]
+            yield reader.line_num, row[image], row[labels], "" if absent is None else row[absent]
     except csv.Error as error:
         raise InputError(f"{path} line {reader.line_num} cannot be read ({error}); save the table again") from error
     if empty:

@@ -1,4 +1,4 @@
-"""Pictures in Parquet tables: a path or the bytes themselves in each row."""
+"""Parquet: tables of pictures, with a path or the bytes themselves in each row, and tables of tags."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +10,7 @@ from fewtag.tagger.stream import Item
 from fewtag.tagging.sources import Entry, file_system, is_url, join, local_path, reason
 
 if TYPE_CHECKING:
+    import pyarrow
     from pyarrow.parquet import ParquetFile
 
 _PATHS = ("path", "image")
@@ -102,14 +103,15 @@ def _resolve(folder: str, path: str) -> str:
 @contextmanager
 def _reading(url: str) -> Iterator["ParquetFile"]:
     """What goes wrong in the table is told as one sentence."""
-    try:
-        from pyarrow.lib import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError as error:
-        raise InputError(f'{url} needs pyarrow; install it with: pip install "fewtag[parquet]"') from error
+    import_pyarrow(url)
+    from pyarrow.lib import ArrowException
+    from pyarrow.parquet import ParquetFile
+
     here = local_path(url)
     try:
-        with _opened(url) if here is None else here.open("rb") as stream, ParquetFile(stream) as file:
+        if here is None:
+            system, path = file_system(url)
+        with here.open("rb") if here is not None else system.open(path, "rb") as stream, ParquetFile(stream) as file:
             yield file
     except (ArrowException, OSError, ValueError) as error:
         if isinstance(error, InputError):
@@ -117,6 +119,19 @@ def _reading(url: str) -> Iterator["ParquetFile"]:
         raise InputError(f"cannot read the table {url}: {reason(error)}; replace it or leave it out") from error
 
 
-def _opened(url: str) -> Any:
-    system, path = file_system(url)
-    return system.open(path, "rb")
+def arrow_table(records: Sequence[dict[str, Any]], labels: Sequence[str] | None) -> "pyarrow.Table":
+    """Columns image, tags (a list) and with labels scores (a struct with a number for each)."""
+    import pyarrow
+
+    columns = {"image": pyarrow.string(), "tags": pyarrow.list_(pyarrow.string())}
+    if labels is not None:
+        columns["scores"] = pyarrow.struct([(label, pyarrow.float64()) for label in labels])
+    return pyarrow.Table.from_pylist(list(records), pyarrow.schema(columns))
+
+
+def import_pyarrow(what: str) -> None:
+    """Refuses what needs it where it is not installed."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise InputError(f'{what} needs pyarrow; install it with: pip install "fewtag[parquet]"') from error

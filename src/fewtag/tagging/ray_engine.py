@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from fewtag import __version__
-from fewtag.cache import Cache, Space
+from fewtag.cache import Space
 from fewtag.errors import InputError
 from fewtag.pictures.prefetch import usable_cores
-from fewtag.tagger.stream import place_space
+from fewtag.tagger.stream import Scorer, cached_places
 from fewtag.tagger.tagger import Tagger
-from fewtag.tagging.run import Advance, Work, finish_shards, open_tagger
+from fewtag.tagging.run import Advance, Work, finish_shards
 from fewtag.tagging.sources import Shard
 from fewtag.tagging.tables import Counts
 
@@ -181,7 +181,7 @@ class Worker:
 
     def __init__(self, work: Work, share: Share, attempts: Any, version: str = __version__) -> None:
         self._work, self._attempts = work, attempts
-        self._tagger: Tagger | None = None
+        self._opened: tuple[Tagger, Scorer] | None = None
         self._space: Space | None = None
         self._refusal = ""
         try:
@@ -189,9 +189,9 @@ class Worker:
                 raise InputError(
                     f"a worker has fewtag {__version__}, this is {version}; install the same one on every machine"
                 )
-            self._tagger = open_tagger(work, "cuda" if share.gpu else "cpu", share.threads)
-            if work.options.cache is not None:
-                self._space = place_space(self._tagger.model, Cache(Path(work.options.cache)))
+            self._opened = work.open("cuda" if share.gpu else "cpu", share.threads)
+            self._cache = cached_places(self._opened[0].model, work.options.cache)
+            self._space = self._cache.__enter__()  # for as long as this process lives
         except InputError as error:
             self._refusal = str(error)
         self._ready = time.time()  # not monotonic: it is compared with another machine's
@@ -205,11 +205,12 @@ class Worker:
         import ray
 
         counts, refusal = Counts(0, 0), self._refusal
-        if self._tagger is not None:
+        if self._opened is not None:
+            tagger, scorer = self._opened
             attempt = ray.get(self._attempts.begin.remote(shard.number))
             try:
                 refuse_deadly(attempt, self._work.options.max_attempts)
-                ((_, counts),) = finish_shards(self._tagger, [shard], self._work, self._space)
+                counts = finish_shards(tagger.model, scorer, [shard], self._work, self._space)[shard.number]
             except InputError as error:
                 refusal = str(error)
         return {
@@ -218,7 +219,7 @@ class Worker:
             "failed": counts.failed,
             "cached": counts.cached,
             "refusal": refusal,
-            "final": self._tagger is None,
+            "final": self._opened is None,
             "ready": self._ready,
         }
 
@@ -236,7 +237,7 @@ def finish_on_ray(
     shards: Sequence[Shard], work: Work, share: Share, advance: Advance
 ) -> tuple[float, dict[int, Counts]]:
     """When the first worker was ready, and the counts of each shard; refuses if some could not be finished."""
-    sizes = {shard.number: len(shard) for shard in shards}
+    sizes = {shard.number: shard.size for shard in shards}
     ready, finished, refusals = math.inf, dict[int, Counts](), dict[int, str]()
     for answer in _answers(shards, work, share):
         ready = min(ready, answer["ready"])

@@ -1,38 +1,51 @@
 """The tagging engine: sources to shards to one table, in this process or on Ray. Run again after a kill, it goes on."""
 
-import hashlib
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+import numpy as np
 
 from fewtag import __version__
-from fewtag.cache import Cache
 from fewtag.cache import Space as CacheSpace
+from fewtag.core.closed_form import Places
 from fewtag.errors import InputError
-from fewtag.tagger.bank_file import read_header
-from fewtag.tagger.stream import BATCH, Item, Scorer, Tagged, place_space, tag_stream
+from fewtag.tagger.model import Model
+from fewtag.tagger.stream import (
+    BATCH,
+    Item,
+    Scorer,
+    Tagged,
+    cached_places,
+    encode_stream,
+    estimate_priors,
+    tag_stream,
+)
 from fewtag.tagger.tagger import Tagger
 from fewtag.tagging.sources import Shard, Source, open_source
-from fewtag.tagging.tables import Counts, Parts, open_output
+from fewtag.tagging.tables import Counts, Output, Parts, open_output
 
 LARGEST_SHARD, SMALLEST_SHARD = 1024, 64
 LOCAL_SHARD = 256
 # a worker that is slower than the others then takes fewer, rather than all waiting for its last one
 _SHARDS_A_WORKER = 4
 _DOWNLOADS_AT_ONCE = 16
+SAMPLE, SMALLEST_SAMPLE = 256, 100
+"""Pictures by which the labels' shares are estimated; fewer say too little."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What decides the rows (scores, threshold), and how the work is done."""
+    """What decides the rows (scores, threshold, prior), and how the work is done."""
 
     scores: bool = False
     threshold: float | None = None
+    prior: float | Literal["estimate", "bank"] = "estimate"
+    """The share of pictures that show a label: a number for all, by a sample of the source, or as the bank has it."""
     batch: int = BATCH
     device: str = "auto"
     cache: str | None = None
@@ -81,33 +94,125 @@ def tag(
     begin: Begin = lambda _task, _total: lambda _count: None,
 ) -> Summary:
     """Tags every picture into a table, or into a folder of Parquet parts where `out` ends like no table."""
+    since = time.time()
     source = open_source(sources)
-    content, labels = _read_bank(bank)
-    with open_output(out, labels, scores=options.scores, force=force) as output:
-        about = {
-            "fewtag": __version__,
-            "bank": hashlib.sha256(content).hexdigest(),
-            "source": source.locations,
-            "scores": options.scores,
-            "threshold": options.threshold,
-        }
-        work = Work(content, labels if options.scores else None, options, output.parts)
-        run = _Run(work, source, about, begin)
-        outcome = run.on_ray(ray) if ray is not None else run.here()
-        output.finish(outcome.counts, work.scored, about)
-    return _summary(out, outcome)
+    tagger = Tagger.load(bank, device=options.device)
+    about = {
+        "fewtag": __version__,
+        "bank": tagger.saved_digest_,
+        "source": source.locations,
+        "scores": options.scores,
+        "threshold": options.threshold,
+        "prior": options.prior,
+    }
+    labels = tagger.scorer().labels
+    scored = labels if options.scores else None
+    with open_output(out, labels, about, scores=options.scores, shard=options.shard, force=force) as output:
+        if output.begun is None:
+            output.shares = shares_in(source, tagger, options, begin)
+        scorer = tagger.scorer(options.threshold, output.shares)
+        if ray is not None:
+            ready, workers = _tag_on_ray(ray, tagger, source, options, output, scored, begin)
+        else:
+            missing, workers = output.missing(source, options.shard or LOCAL_SHARD), 1
+            ready = time.time()
+            if missing:
+                advance = begin(*_task(output, missing))
+                work = Work(b"", scored, options, output.parts, output.shares)
+                with cached_places(tagger.model, options.cache) as space:
+                    output.done |= finish_shards(tagger.model, scorer, missing, work, space, advance)
+        ended = time.time()
+        output.finish(scored)
+    counts = list(output.done.values())
+    tagged, failed = sum(each.tagged for each in counts), sum(each.failed for each in counts)
+    return Summary(
+        pictures=tagged + failed,
+        tagged=tagged,
+        failed=failed,
+        cached=sum(each.cached for each in counts),
+        seconds=round(ended - ready, 3),
+        startup_seconds=round(ready - since, 3),
+        workers=min(workers, len(counts) - output.finished_before),
+        shards=len(counts),
+        finished_before=output.finished_before,
+        out=out,
+    )
+
+
+def _tag_on_ray(
+    ray: Cluster,
+    tagger: Tagger,
+    source: Source,
+    options: Options,
+    output: Output,
+    scored: Sequence[str] | None,
+    begin: Begin,
+) -> tuple[float, int]:
+    """By the workers of a cluster: when the first one was ready, and how many there were."""
+    from fewtag.tagging.ray_engine import finish_on_ray, open_cluster
+
+    if output.begun is not None and not output.missing(source, 0):
+        return time.time(), 0
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bank.fewtag"
+        tagger.save(path)  # as it was loaded: the bank itself may be taught meanwhile
+        work = Work(path.read_bytes(), scored, options, output.parts, output.shares)
+    with open_cluster(ray.address) as nodes:
+        share = nodes.share(ray.workers)
+        missing = output.missing(source, options.shard or shard_size(len(source), share.workers))
+        ready, finished = finish_on_ray(missing, work, share, begin(*_task(output, missing)))
+    output.done |= finished
+    return ready, share.workers
+
+
+def _task(output: Output, missing: Sequence[Shard]) -> tuple[str, int]:
+    """What is about to be done, for people, and of how many pictures."""
+    before = sum(counts.tagged + counts.failed for counts in output.done.values())
+    return f"tagging ({before} done before)" if before else "tagging", sum(shard.size for shard in missing)
 
 
 def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Iterator[tuple[Item, Tagged]]:
     """Pictures and their rows as soon as they are known, with all scores; nothing is written but the cache."""
-    content, _ = _read_bank(bank)
-    tagger = open_tagger(Work(content, None, options, Parts("", "jsonl")), options.device)
-    items = [item for shard in open_source(sources).shards(LOCAL_SHARD) for item in shard.items(options.batch)]
-    scorer = Scorer(tagger.bank_, tagger.model.calibration, tagger.model.strengths, options.threshold)
+    tagger, source = Tagger.load(bank, device=options.device), open_source(sources)
+    scorer = tagger.scorer(options.threshold, shares_in(source, tagger, options))
+    items = [item for shard in source.shards(LOCAL_SHARD) for item in shard.items(options.batch)]
     waiting = iter(items)
-    with opened_cache(tagger, options.cache) as space:
+    with cached_places(tagger.model, options.cache) as space:
         for rows in tag_stream(tagger.model, scorer, items, batch=options.batch, space=space):
             yield from ((next(waiting), row) for row in rows)
+
+
+def shares_in(
+    source: Source, tagger: Tagger, options: Options, begin: Begin = lambda _task, _total: lambda _count: None
+) -> dict[str, float]:
+    """The share of a source's pictures that show each label without a prior: as asked, or by a sample of them.
+
+    The sample is the same each time, whatever tags it and however often; what it takes is in the cache afterwards. A
+    label with a threshold of its own keeps the probabilities that it was chosen by.
+    """
+    known = tagger.definitions_
+    asked = [label for label in tagger.classes_ if known[label].prior is None and known[label].threshold is None]
+    if options.prior == "bank" or not asked:
+        return {}
+    if options.prior != "estimate":
+        return dict.fromkeys(asked, options.prior)
+    if len(source) < SMALLEST_SAMPLE:
+        return {}
+    shards = source.shards(1 if source.entries else SAMPLE // 8)
+    random = np.random.default_rng(0)
+    chosen = random.choice(len(shards), min(len(shards), SAMPLE if source.entries else 8), replace=False)
+    items = [item for number in sorted(chosen) for item in shards[number].items(options.batch)]
+    advance = begin("estimating how common each label is", len(items))
+
+    def counted(batches: Iterator[Places]) -> Iterator[Places]:
+        for batch in batches:
+            advance(len(batch))
+            yield batch
+
+    with cached_places(tagger.model, options.cache) as space:
+        places = encode_stream(tagger.model, items, batch=options.batch, space=space, skip_bad=True)
+        found, count = estimate_priors(tagger.scorer(), counted(places))
+    return {label: round(found[label], 6) for label in asked} if count >= SMALLEST_SAMPLE // 2 else {}
 
 
 @dataclass(frozen=True)
@@ -118,123 +223,50 @@ class Work:
     scored: Sequence[str] | None
     options: Options
     parts: Parts
+    shares: Mapping[str, float]
 
-
-@dataclass(frozen=True)
-class _Outcome:
-    counts: dict[int, Counts]
-    finished_before: int
-    workers: int = 0
-    seconds: float = 0.0
-    startup_seconds: float = 0.0
-
-
-class _Run:
-    """One run: which shards there are, which are finished, and who finishes the others."""
-
-    def __init__(self, work: Work, source: Source, about: dict[str, Any], begin: Begin) -> None:
-        self.work, self.source, self.about, self.begin = work, source, about, begin
-        before = work.parts.begun(about, work.options.shard)
-        self.begun = before is not None
-        self.size = int(before["shard"]) if before else 0
-        self.done = work.parts.finished(source.shards(self.size)) if before else {}
-
-    def here(self) -> _Outcome:
-        """In this process."""
-        since = time.perf_counter()
-        missing = self._missing(self.work.options.shard or LOCAL_SHARD)
-        if not missing:
-            return _Outcome(self.done, len(self.done))
-        tagger = open_tagger(self.work, self.work.options.device)
-        self._start()
-        advance = self._begin(missing)
-        started = time.perf_counter()
-        with opened_cache(tagger, self.work.options.cache) as space:
-            finished = dict(finish_shards(tagger, missing, self.work, space, advance))
-        ended = time.perf_counter()
-        times = round(ended - started, 3), round(started - since, 3)
-        return _Outcome(self.done | finished, len(self.done), 1, *times)
-
-    def on_ray(self, ray: Cluster) -> _Outcome:
-        """By the workers of a cluster."""
-        from fewtag.tagging.ray_engine import finish_on_ray, open_cluster
-
-        if self.begun and not self._missing(self.size):
-            return _Outcome(self.done, len(self.done))
-        since = time.time()
-        with open_cluster(ray.address) as nodes:
-            share = nodes.share(ray.workers)
-            missing = self._missing(self.work.options.shard or shard_size(len(self.source), share.workers))
-            self._start()
-            ready, finished = finish_on_ray(missing, self.work, share, self._begin(missing))
-            ended = time.time()
-        times = round(ended - ready, 3), round(ready - since, 3)
-        return _Outcome(self.done | finished, len(self.done), min(share.workers, len(missing)), *times)
-
-    def _missing(self, size: int) -> list[Shard]:
-        """The shards that are not finished; of this size, if nothing was begun."""
-        self.size = self.size or size
-        return [shard for shard in self.source.shards(self.size) if shard.number not in self.done]
-
-    def _start(self) -> None:
-        """Once nothing is left to be refused: what is refused leaves nothing behind."""
-        if not self.begun:
-            self.work.parts.begin(self.about | {"shard": self.size})
-
-    def _begin(self, missing: Sequence[Shard]) -> Advance:
-        before = sum(counts.tagged + counts.failed for counts in self.done.values())
-        task = f"tagging ({before} done before)" if before else "tagging"
-        return self.begin(task, sum(map(len, missing)))
+    def open(self, device: str, threads: int) -> tuple[Tagger, Scorer]:
+        """The bank's tagger in another process, on another machine perhaps."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "bank.fewtag"
+            path.write_bytes(self.bank)
+            tagger = Tagger.load(path, device=device)
+        tagger.model.network.limit = threads
+        return tagger, tagger.scorer(self.options.threshold, self.shares)
 
 
 def finish_shards(
-    tagger: Tagger, shards: Sequence[Shard], work: Work, space: CacheSpace | None, advance: Advance = lambda _: None
-) -> Iterator[tuple[int, Counts]]:
+    model: Model,
+    scorer: Scorer,
+    shards: Sequence[Shard],
+    work: Work,
+    space: CacheSpace | None,
+    advance: Advance = lambda _: None,
+) -> dict[int, Counts]:
     """Each shard's rows into a part; the network does not wait between one shard and the next."""
     options = work.options
-    scorer = Scorer(tagger.bank_, tagger.model.calibration, tagger.model.strengths, options.threshold)
-    remote = any(shard.is_remote for shard in shards[:1])
     stream = tag_stream(
-        tagger.model,
+        model,
         scorer,
         (item for shard in shards for item in shard.items(options.batch)),
         batch=options.batch,
         scores=options.scores,
         space=space,
-        loaders=_DOWNLOADS_AT_ONCE if remote else None,
+        loaders=_DOWNLOADS_AT_ONCE if shards[0].is_remote else None,
     )
     rows: list[Tagged] = []
     waiting = list(reversed(shards))
+    finished = {}
     for batch in stream:
         rows += batch
         advance(len(batch))
-        while waiting and len(rows) >= len(waiting[-1]):
+        while waiting and len(rows) >= waiting[-1].size:
             shard = waiting.pop()
-            mine, rows = rows[: len(shard)], rows[len(shard) :]
-            yield shard.number, work.parts.write(shard, mine, work.scored)
+            mine, rows = rows[: shard.size], rows[shard.size :]
+            finished[shard.number] = work.parts.write(shard, mine, work.scored)
     if waiting:
         raise InputError(f"{waiting[-1].table or 'the source'} changed while it was read; run the same command again")
-
-
-def open_tagger(work: Work, device: str, threads: int | None = None) -> Tagger:
-    """The bank's tagger, from the bytes that the run began with: the bank may be taught meanwhile."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "bank.fewtag"
-        path.write_bytes(work.bank)
-        tagger = Tagger.load(path, device=device)
-    if threads is not None:
-        tagger.model.network.limit = threads
-    return tagger
-
-
-@contextmanager
-def opened_cache(tagger: Tagger, folder: str | None) -> Iterator[CacheSpace | None]:
-    """The cache's rows of this model, or nothing without a cache."""
-    if folder is None:
-        yield None
-        return
-    with Cache(Path(folder)) as cache:
-        yield place_space(tagger.model, cache)
+    return finished
 
 
 def shard_size(pictures: int, workers: int) -> int:
@@ -244,29 +276,3 @@ def shard_size(pictures: int, workers: int) -> int:
     (1024, 250, 64)
     """
     return max(SMALLEST_SHARD, min(LARGEST_SHARD, math.ceil(pictures / (_SHARDS_A_WORKER * workers))))
-
-
-def _read_bank(bank: Path) -> tuple[bytes, list[str]]:
-    """The bank as it is now, and the labels that it can score."""
-    header = read_header(bank)
-    labels = [label["name"] for label in header["labels"] if label["examples"] or label["kind"] != "none"]
-    if not labels:
-        raise InputError(f"the bank {bank} knows no label yet; teach it some with fewtag learn or fewtag define")
-    return bank.read_bytes(), labels
-
-
-def _summary(out: str, outcome: _Outcome) -> Summary:
-    counts = list(outcome.counts.values())
-    tagged, failed = sum(each.tagged for each in counts), sum(each.failed for each in counts)
-    return Summary(
-        pictures=tagged + failed,
-        tagged=tagged,
-        failed=failed,
-        cached=sum(each.cached for each in counts),
-        seconds=outcome.seconds,
-        startup_seconds=outcome.startup_seconds,
-        workers=outcome.workers,
-        shards=len(counts),
-        finished_before=outcome.finished_before,
-        out=out,
-    )

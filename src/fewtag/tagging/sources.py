@@ -71,13 +71,8 @@ class Shard:
     entries: tuple[Entry, ...] = ()
     table: str = ""
     first: int = 0
-
-    def __len__(self) -> int:
-        return self.size
-
-    @property
-    def is_remote(self) -> bool:
-        return bool(self.table) or any(is_url(entry.location) for entry in self.entries[:1])
+    is_remote: bool = False
+    """Whether reading waits for something far away: then many are read at once."""
 
     def items(self, batch: int) -> Iterator[Item]:
         """The pictures, in order; a table's rows are read a batch at a time."""
@@ -112,10 +107,13 @@ class Source:
 
     def shards(self, size: int) -> list[Shard]:
         cuts = [self.entries[first : first + size] for first in range(0, len(self.entries), size)]
-        shards = [Shard(number, _digest(some), len(some), tuple(some)) for number, some in enumerate(cuts)]
+        shards = [
+            Shard(number, _digest(some), len(some), tuple(some), is_remote=is_url(some[0].location))
+            for number, some in enumerate(cuts)
+        ]
         pieces = [(table, first, rows) for table in self.tables for first, rows in _cuts(table.groups, size)]
         return shards + [
-            Shard(number, _digest([table.url, table.stamp, first, rows]), rows, table=table.url, first=first)
+            Shard(number, _digest([table.url, table.stamp, first, rows]), rows, (), table.url, first, is_remote=True)
             for number, (table, first, rows) in enumerate(pieces, len(shards))
         ]
 

@@ -10,32 +10,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fewtag.errors import InputError
 from fewtag.files import digest, locked, replacing, write_atomically
+from fewtag.pictures.prefetch import batches
 from fewtag.tagger.stream import Tagged
-from fewtag.tagging.sources import Shard, absolute, file_system, join, local_path, reason
-
-if TYPE_CHECKING:
-    import pyarrow
+from fewtag.tagging.parquet import arrow_table, import_pyarrow
+from fewtag.tagging.sources import Shard, Source, absolute, file_system, join, local_path, reason
 
 # Arrow and Spark take what begins with "_" for notes, not for a part of the table
 MANIFEST = "_fewtag.json"
 _NOTE = b"fewtag"
 _AT_ONCE = 16
-_SHOWN = {
-    "fewtag": "another version of fewtag",
-    "bank": "another bank",
-    "source": "another SOURCE",
-    "scores": "another --scores",
-    "threshold": "another --threshold",
-    "shard": "another --shard",
-}
+_SHOWN = {"fewtag": "version of fewtag", "bank": "bank", "source": "SOURCE", "scores": "--scores"}
+_SHOWN |= {"threshold": "--threshold", "prior": "--prior", "shard": "--shard"}
 Ending = Literal["jsonl", "parquet"]
 SEPARATOR = ";"
+NOT = "!"
+"""Before a label in a cell that a person mends: the picture does not show it."""
+ABSENT = "absent"
+"""The column of labels that pictures do not show, where a person adds one."""
 # JSON leaves these as they are, but str.splitlines() takes them for ends of lines
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _ROWS_AT_ONCE = 1024
@@ -116,7 +112,16 @@ class Parts:
     def rows(self, numbers: Sequence[int]) -> Iterator[Tagged]:
         """Of these parts, in their order, failures too; a part at a time in memory."""
         for number in numbers:
-            yield from self._rows(self.folder.read(self.name(number)))
+            content = self.folder.read(self.name(number))
+            if self.ending == "jsonl":
+                facts = [json.loads(line) for line in content.decode().split("\n")[1:] if line]
+            else:
+                import pyarrow.parquet
+
+                facts = pyarrow.parquet.read_table(io.BytesIO(content)).to_pylist()
+            for row in facts:
+                tags, scores = tuple(row.get("tags", ())), row.get("scores") or {}
+                yield Tagged(row["image"], tags, scores, row.get("failure", ""))
 
     def failures(self, numbers: Sequence[int]) -> Iterator[Tagged]:
         """Of these parts alone."""
@@ -138,7 +143,7 @@ class Parts:
         """None where the part is of other pictures, or damaged."""
         try:
             note = self._note(shard.number)
-            same = note["digest"] == shard.digest and note["tagged"] + note["failed"] == len(shard)
+            same = note["digest"] == shard.digest and note["tagged"] + note["failed"] == shard.size
             return Counts(int(note["tagged"]), int(note["failed"])) if same else None
         except (OSError, ValueError, LookupError, TypeError):
             return None
@@ -163,59 +168,74 @@ class Parts:
             raise ValueError("failures are missing")
         return note
 
-    def _rows(self, content: bytes) -> Iterator[Tagged]:
-        if self.ending == "jsonl":
-            facts = [json.loads(line) for line in content.decode().split("\n")[1:] if line]
-        else:
-            import pyarrow.parquet
 
-            facts = pyarrow.parquet.read_table(io.BytesIO(content)).to_pylist()
-        for row in facts:
-            tags, scores = tuple(row.get("tags", ())), row.get("scores") or {}
-            yield Tagged(row["image"], tags, scores, row.get("failure", ""))
-
-
-@dataclass(frozen=True)
 class Output:
-    """Where the rows of a run go: a table that parts are joined to, or a folder of parts that is the table."""
+    """Where the rows of a run go: a table that parts are joined to, or a folder of parts that is the table.
 
-    out: str
-    parts: Parts
-    table: Path | None
+    `begun` is the manifest of an earlier run of the same command, if there was one; `done` are the finished shards, and
+    that run finished `finished_before` of them. `shares` of the labels are set before the first row, and are those of
+    the manifest from then on.
+    """
 
-    def finish(self, counts: Mapping[int, Counts], labels: Labels, about: Mapping[str, Any]) -> None:
+    def __init__(self, out: str, table: Path | None, about: dict[str, Any], shard: int | None) -> None:
+        self._out, self._table, self._about = out, table, about
+        self.parts = Parts(absolute(out), "parquet") if table is None else Parts(f"{absolute(out)}.parts", "jsonl")
+        self.done: dict[int, Counts] = {}
+        self.finished_before = 0
+        self.begun = self.parts.begun(about, shard)
+        self.shares: dict[str, float] = {} if self.begun is None else dict(self.begun.get("shares", {}))
+
+    def missing(self, source: Source, size: int) -> list[Shard]:
+        """The shards that are not finished, of so many pictures unless it was begun otherwise.
+
+        Called once nothing is left to be refused: what is refused leaves nothing behind.
+        """
+        if self.begun is None:
+            self.begun = self._about | {"shares": self.shares, "shard": size}
+            self.parts.begin(self.begun)
+            return source.shards(size)
+        shards = source.shards(int(self.begun["shard"]))
+        self.done = self.parts.finished(shards)
+        self.finished_before = len(self.done)
+        return [shard for shard in shards if shard.number not in self.done]
+
+    def finish(self, labels: Labels) -> None:
         """The failures' list, then the table with a record by which it is known as ours; then the parts go."""
-        numbers = sorted(counts)
-        failing = [number for number in numbers if counts[number].failed]
-        _write_failures(failures_of(self.out), list(self.parts.failures(failing)))
-        if self.table is None:
+        numbers = sorted(self.done)
+        failing = [number for number in numbers if self.done[number].failed]
+        _write_failures(failures_of(self._out), list(self.parts.failures(failing)))
+        if self._table is None:
             return
-        out = self.table
+        out = self._table
 
         def note(part: Path) -> None:
             # before it takes its place, and with the one that is there: a kill in between makes neither a stranger's
             ours = [_sum(path) for path in (part, out) if path.exists()]
-            write_atomically(record_of(out), json.dumps({**about, "tables": ours}, indent=2).encode())
+            write_atomically(
+                record_of(out), json.dumps({**self._about, "shares": self.shares, "tables": ours}, indent=2).encode()
+            )
 
         write_table(out, (row for row in self.parts.rows(numbers) if not row.failure), labels, note)
         self.parts.remove()
 
 
 @contextmanager
-def open_output(out: str, labels: Sequence[str], *, scores: bool, force: bool) -> Iterator[Output]:
+def open_output(
+    out: str, labels: Sequence[str], about: dict[str, Any], *, scores: bool, shard: int | None, force: bool
+) -> Iterator[Output]:
     """Checked before hours of work, locked against another run, and not somebody else's."""
     here = local_path(out)
-    if here is None or here.suffix.lower() not in WRITERS:
-        _check_folder(out)
-        with nullcontext() if here is None else locked(here, seconds=0.5):
-            yield Output(out, Parts(absolute(out), "parquet"), None)
-        return
-    check_table(here)
-    check_labels(here, labels, scores=scores)
-    with locked(here, seconds=0.5):
-        if not force:
-            _refuse_other_table(here)
-        yield Output(str(here), Parts(f"{absolute(out)}.parts", "jsonl"), here)
+    table = here if here is not None and here.suffix.lower() in WRITERS else None
+    if table is not None:
+        _check_table(table, labels, scores=scores)
+    elif out.lower().endswith((".csv", ".jsonl")):
+        raise InputError(f"--out {out} is a table behind a URL; name a folder there, for Parquet parts")
+    else:
+        import_pyarrow(f"--out {out}, a folder of Parquet parts,")
+    with nullcontext() if here is None else locked(here, seconds=0.5):
+        if table is not None and not force:
+            _refuse_other_table(table)
+        yield Output(out if table is None else str(table), table, about, shard)
 
 
 def failures_of(out: str) -> str:
@@ -240,12 +260,6 @@ def _refuse_other_table(out: Path) -> None:
         raise InputError(f"--out {out} exists and is not what fewtag wrote there; name another, or give --force")
 
 
-def _check_folder(out: str) -> None:
-    if out.lower().endswith((".csv", ".jsonl")):
-        raise InputError(f"--out {out} is a table behind a URL; name a folder there, for Parquet parts")
-    import_pyarrow(f"--out {out}, a folder of Parquet parts,")
-
-
 def _write_failures(where: str, failed: Sequence[Tagged]) -> None:
     folder, _, name = where.rpartition("/") if "/" in where else (".", "", where)
     if failed:
@@ -263,19 +277,13 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any], out: str) -> N
     """Refuses to go on with what another command began, and says what differs."""
     differs = [key for key in _SHOWN if before.get(key) != now.get(key)]
     if differs:
-        was = ", ".join(f"{_SHOWN[key]}{_values(before.get(key), now.get(key), key)}" for key in differs)
+        values = {key: f" ({_shown(before.get(key))}, now {_shown(now.get(key))})" for key in differs if key != "bank"}
+        was = ", ".join(f"another {_SHOWN[key]}{values.get(key, '')}" for key in differs)
         raise InputError(f"--out {out} was begun with {was}; name another --out, or delete this one to begin anew")
 
 
-def _values(before: object, now: object, key: str) -> str:
-    """A digest tells a person nothing."""
-    return "" if key == "bank" else f" ({_value(before)}, now {_value(now)})"
-
-
-def _value(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def _shown(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value).lower()
 
 
 def _jsonl(rows: Sequence[Tagged], note: dict[str, Any], labels: Labels) -> bytes:
@@ -292,7 +300,8 @@ def _parquet(rows: Sequence[Tagged], good: Sequence[Tagged], note: dict[str, Any
     import pyarrow.parquet
 
     failures = [(row.image.encode(errors="backslashreplace").decode(), row.failure) for row in rows if row.failure]
-    table = arrow_table(good, labels).replace_schema_metadata({_NOTE: json.dumps(note | {"failures": failures})})
+    about = {_NOTE: json.dumps(note | {"failures": failures})}
+    table = arrow_table([record(row, labels) for row in good], labels).replace_schema_metadata(about)
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(table, buffer)
     return buffer.getvalue()
@@ -356,25 +365,23 @@ class Folder:
                 self.path.rmdir()
 
 
-def check_table(out: Path) -> None:
-    """Refuses an output that could not be written, before hours of work."""
-    if out.suffix.lower() not in WRITERS:
-        raise InputError(f"--out {out} ends in none of {', '.join(WRITERS)}; name it tags.csv, for example")
+def _check_table(out: Path, labels: Sequence[str], *, scores: bool) -> None:
+    """Refuses a table that could not be written, or labels that could not be told apart in it."""
     if out.is_dir():
         raise InputError(f"--out {out} is a folder; name a file in it, such as {out / 'tags.csv'}")
     if out.suffix.lower() == ".parquet":
         import_pyarrow(str(out))
-
-
-def check_labels(out: Path, labels: Sequence[str], *, scores: bool) -> None:
-    """Refuses labels that could not be told apart in this table."""
     if out.suffix.lower() != ".csv":
         return
     for label in labels:
         if SEPARATOR in label:
             raise InputError(f'label {label!r} contains ";", which joins tags in {out}; write .jsonl instead')
-        if scores and label in ("image", "tags"):
-            raise InputError(f"label {label!r} would be a second column of that name in {out}; write .jsonl instead")
+        if label.startswith(NOT):
+            raise InputError(f'label {label!r} begins with "{NOT}", which means "not" in {out}; write .jsonl instead')
+        if scores and label in ("image", "tags", ABSENT):
+            raise InputError(
+                f"label {label!r} would be taken for the column of that name in {out}; write .jsonl instead"
+            )
 
 
 def write_table(
@@ -417,23 +424,6 @@ def json_line(facts: dict[str, Any]) -> str:
     return json.dumps(facts, ensure_ascii=False).translate(_LINE_ENDS) + "\n"
 
 
-def arrow_table(rows: Sequence[Tagged], labels: Labels) -> "pyarrow.Table":
-    """Columns image, tags (a list) and with labels scores (a struct with a number for each)."""
-    import pyarrow
-
-    columns = {"image": pyarrow.string(), "tags": pyarrow.list_(pyarrow.string())}
-    if labels is not None:
-        columns["scores"] = pyarrow.struct([(label, pyarrow.float64()) for label in labels])
-    return pyarrow.Table.from_pylist([record(row, labels) for row in rows], pyarrow.schema(columns))
-
-
-def import_pyarrow(what: str) -> None:
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise InputError(f'{what} needs pyarrow; install it with: pip install "fewtag[parquet]"') from error
-
-
 def _path_cell(name: str) -> str:
     """The same path, but no formula to a spreadsheet."""
     return f"./{name}" if name.startswith(_FORMULA) else name
@@ -460,16 +450,9 @@ def _write_jsonl(path: Path, rows: Iterable[Tagged], labels: Labels) -> None:
 def _write_parquet(path: Path, rows: Iterable[Tagged], labels: Labels) -> None:
     import pyarrow.parquet
 
-    empty = arrow_table([], labels)
-    with pyarrow.parquet.ParquetWriter(path, empty.schema) as writer:
-        for chunk in _chunks(rows):
-            writer.write_table(arrow_table(chunk, labels))
-
-
-def _chunks(rows: Iterable[Tagged]) -> Iterator[list[Tagged]]:
-    source = iter(rows)
-    while chunk := list(islice(source, _ROWS_AT_ONCE)):
-        yield chunk
+    with pyarrow.parquet.ParquetWriter(path, arrow_table([], labels).schema) as writer:
+        for some in batches(iter(rows), _ROWS_AT_ONCE):
+            writer.write_table(arrow_table([record(row, labels) for row in some], labels))
 
 
 WRITERS: dict[str, Callable[[Path, Iterable[Tagged], Labels], None]] = {

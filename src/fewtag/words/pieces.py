@@ -1,10 +1,10 @@
-"""WordPiece look-up: any English name to the mean of its words' vectors, and an odd word to those of its pieces."""
+"""Any English name to a vector: its phrases and words whole, an odd word by its WordPiece pieces."""
 
 import json
 import re
 import unicodedata
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -16,8 +16,12 @@ from safetensors import SafetensorError, safe_open
 from fewtag.errors import InputError, UnknownWordError
 from fewtag.words.spelling import halves, spelt_like, variants
 
-FORMAT = 1
+FORMAT = 2
 HEADER = "fewtag-words"
+LEVELS = 16
+"""Of a number in the table, half a byte: (code - 7.5) times its row's scale."""
+LONGEST_PHRASE = 3
+"""Words in the longest entry."""
 # what is longer is no word, and the look-up's time grows with the square
 LONGEST_WORD = 100
 # entries come most frequent first; `tv` and `box` stand among these, `len` and `tis` do not
@@ -78,29 +82,30 @@ def split_pieces(word: str, known: Mapping[str, int]) -> list[str]:
 
 
 class PieceVectors:
-    """Vectors of words and word pieces, a byte a number; a name is the mean of its words.
+    """Vectors of phrases, words and word pieces, half a byte a number; a name is the mean of its parts.
 
-    A word that is no entry is looked for in other spellings, then as two words run together, then taken to pieces.
-    Some word of a name must be found before that, for pieces alone ("z ##z ##q") mean nothing.
+    From the left, the longest phrase that is an entry, in some spelling, is one part ("teddy bears"); what is in none
+    goes word by word. A word that is no entry is looked for in other spellings, then as two words run together, then
+    taken to pieces. Some part of a name must be found before that, for pieces alone ("z ##z ##q") mean nothing.
     """
 
     def __init__(
         self,
         name: str,
         pieces: Sequence[str],
-        rows: NDArray[np.int8],
+        rows: NDArray[np.uint8],
         scales: NDArray[np.float32],
     ) -> None:
         self.name = name
-        self.dimensions = int(rows.shape[1])
+        self.dimensions = 2 * int(rows.shape[1])
         self._rows, self._scales = rows, scales
-        self._places = {piece: place for place, piece in enumerate(pieces)}
+        self._places = dict(zip(pieces, range(len(pieces)), strict=True))
 
     def __contains__(self, label: str) -> bool:
         return self._look_up(label)[1]
 
     def vector(self, label: str) -> NDArray[np.float32]:
-        """The mean of the name's words; a name without any known word is refused with the ways out."""
+        """The mean of the name's parts; a name without any known word is refused with the ways out."""
         return self.vectors([label])[0]
 
     def vectors(self, labels: Sequence[str]) -> NDArray[np.float32]:
@@ -111,7 +116,7 @@ class PieceVectors:
         places = np.concatenate(found)
         counts = np.array([len(label_places) for label_places in found])
         starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        summed = np.add.reduceat(self._rows[places] * self._scales[places, None], starts, axis=0)
+        summed = np.add.reduceat(unpack(self._rows[places]) * self._scales[places, None], starts, axis=0)
         return (summed / counts[:, None]).astype(np.float32)
 
     def nearest(self, word: str, most: int = 3) -> list[str]:
@@ -132,16 +137,29 @@ class PieceVectors:
         """The rows of a name, and whether any of its words is known as a whole."""
         places: list[int] = []
         known = False
-        for word in split_words(label):
-            if not word.isalnum():
-                continue
-            whole = self._whole(word)
-            known = known or (bool(whole) and is_word(word))
-            places += whole or [self._places[piece] for piece in split_pieces(word, self._places)]
+        words = [word for word in split_words(label) if word.isalnum()]
+        while words:
+            length, place = self._phrase(words)
+            if place is not None:
+                places.append(place)
+                known = True
+            else:
+                whole = self._whole(words[0])
+                known = known or (bool(whole) and is_word(words[0]))
+                places += whole or [self._places[piece] for piece in split_pieces(words[0], self._places)]
+            words = words[length:]
         return places, known
 
+    def _phrase(self, words: Sequence[str]) -> tuple[int, int | None]:
+        """The longest phrase at the head: how many words it has, and its row; one word is none."""
+        for length in range(min(LONGEST_PHRASE, len(words)), 1, -1):
+            for phrase in phrase_variants(words[:length]):
+                if phrase in self._places:
+                    return length, self._places[phrase]
+        return 1, None
+
     def _whole(self, word: str) -> list[int]:
-        """The word's row, or that of another spelling, or those of the two words it is made of."""
+        """The word's row, or that of another spelling, or that or those of the two words it is made of."""
         if word in self._places:
             return [self._places[word]]
         if len(word) > LONGEST_WORD:
@@ -149,6 +167,9 @@ class PieceVectors:
         for spelling in variants(word):
             if spelling in self._places and is_word(spelling):
                 return [self._places[spelling]]
+        for pair in halves(word):
+            if (phrase := " ".join(pair)) in self._places:
+                return [self._places[phrase]]
         pairs = [[self._places[half] for half in pair] for pair in halves(word) if self._is_compound(*pair)]
         return min(pairs, key=max, default=[])  # the split whose rarer half is the most frequent
 
@@ -156,6 +177,32 @@ class PieceVectors:
         """Whether both halves are words; short ones must be everyone's (`tv`), as fragments of anything are entries."""
         known = first in self._places and last in self._places
         return known and len(last) > 2 and all(len(half) > 3 or self._places[half] < FREQUENT for half in (first, last))
+
+
+def phrase_variants(words: Sequence[str]) -> Iterator[str]:
+    """The phrase, then it with one of its words in another spelling, the last word's first.
+
+    >>> "teddy bear" in phrase_variants(["teddy", "bears"])
+    True
+    """
+    yield " ".join(words)
+    if max(map(len, words)) > LONGEST_WORD:
+        return
+    for place in range(len(words) - 1, -1, -1):
+        for spelling in variants(words[place]):
+            yield " ".join([*words[:place], spelling, *words[place + 1 :]])
+
+
+def pack(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Two numbers below `LEVELS` in a byte: those of the first half of the row in the low bits."""
+    half = codes.shape[1] // 2
+    return codes[:, :half] | codes[:, half:] << np.uint8(4)
+
+
+def unpack(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """What `pack` packed, around zero."""
+    codes = np.concatenate([rows & (LEVELS - 1), rows >> 4], axis=1)
+    return codes.astype(np.float32) - np.float32((LEVELS - 1) / 2)
 
 
 def is_word(piece: str) -> bool:
@@ -182,7 +229,7 @@ def read_pieces(path: Path, name: str) -> PieceVectors:
             f"words {str(path)!r} cannot be read ({type(error).__name__}); get the file again"
         ) from None  # the cause may cite the file
     kinds = (rows.dtype, rows.ndim, scales.dtype, scales.shape)
-    fits = kinds == (np.int8, 2, np.float32, (len(pieces),)) and len(rows) == len(pieces) and rows.size
+    fits = kinds == (np.uint8, 2, np.float32, (len(pieces),)) and len(rows) == len(pieces) and rows.size
     if written != (FORMAT, checksum((text, rows, scales))) or not fits or not np.isfinite(scales).all():
         raise InputError(f"words {str(path)!r} are damaged or of another format than {FORMAT}; get the file again")
     return PieceVectors(name, pieces, rows, scales)
@@ -192,7 +239,7 @@ def checksum(arrays: Iterable[np.ndarray]) -> int:
     """CRC-32 of the arrays' bytes, one after the other."""
     total = 0
     for array in arrays:
-        total = zlib.crc32(array.tobytes(), total)
+        total = zlib.crc32(np.ascontiguousarray(array).data, total)
     return total
 
 

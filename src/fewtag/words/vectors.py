@@ -173,3 +173,16 @@ def wanted(labels: Collection[str]) -> Keep:
         return folded in spellings or (folded in parts and is_frequent(folded, row))
 
     return keep
+
+
+SYNONYMS = 3
+"""Of a class that are looked at: further ones are often species and brands."""
+
+
+def class_vectors(table: WordTable, classes: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Of a classifier's classes ("tench, Tinca tinca"): the mean of the first synonyms known; which have any."""
+    known = [[each for each in name.split(", ")[:SYNONYMS] if each in table] for name in classes]
+    every = iter(table.vectors([each for synonyms in known for each in synonyms]))
+    means = [np.mean([next(every) for _ in synonyms], axis=0) for synonyms in known if synonyms]
+    found = np.array([bool(synonyms) for synonyms in known], np.bool_)
+    return np.array(means, np.float32).reshape(-1, table.dimensions), found

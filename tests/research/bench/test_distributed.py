@@ -17,7 +17,7 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fewtag.cache import Cache
+from fewtag.cache_upkeep import CacheUpkeep
 from fewtag.errors import InputError
 from fewtag.research.bench import distributed
 from fewtag.research.bench import measure as measuring
@@ -287,7 +287,7 @@ def test_end_to_end_two_processes_measure_the_backbone_that_they_tuned_and_keep_
     one = bench(shapes, ONE, "attention", *changes, out="one", runs="runs")
     for rows in both:
         assert [row["macro_ap"] for row in rows] == [row["macro_ap"] for row in one]
-    assert not [space for space in Cache(shapes / "cache").contents() if space.kind == "features"], "used once"
+    assert not [space for space in CacheUpkeep(shapes / "cache").contents() if space.kind == "features"], "used once"
 
 
 def test_each_process_extracts_its_part_of_the_features(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +342,7 @@ def test_torchrun_starts_two_processes_that_write_the_rows_of_one_and_refuse_in_
     for key in (*METRICS, "episode", "draws_digest", "data_digest", "recipe_digest"):
         assert [row[key] for row in rows] == [row[key] for row in wanted]
 
-    assert done.stderr.count("fewtag: cannot read the draws") == 1
+    assert done.stderr.count("fewtag: there is no file of draws") == 1
     assert re.search(r"exitcode\s*: 2\b", done.stderr), "torchrun's report tells what the process exited with"
     assert "src/fewtag" not in done.stderr, "no traceback of ours"
     assert (done.returncode, done.stdout) == (1, "")

@@ -149,7 +149,7 @@ def test_encoding_once_changes_no_metric(name: str, most: int, monkeypatch: pyte
     pool = make_pool()
     method, draws = make_ready(name, pool), make_draws(pool)
     expected = [
-        episode_metrics(method.adapt(each.support)(each.maps).double().sigmoid(), each.targets)
+        episode_metrics(method.adapt(each.support)(each.maps).double().sigmoid().numpy(), each.targets.numpy())
         for each in map(pool.episode, draws)
     ]
     encoded: list[int] = []
@@ -175,3 +175,18 @@ def test_a_label_without_an_image_in_one_of_the_episodes_is_refused_by_name() ->
     draws = [*make_draws(pool), Draw(support=(without,) * 3, query=make_draws(pool)[0].query)]
     with pytest.raises(InputError, match=r"label 'cat' has no support image \(1 of 3 labels have none\)"):
         evaluate(make_method("protonet"), pool, draws)
+
+
+def test_no_draw_no_number() -> None:
+    assert evaluate(make_method("protonet"), make_pool(), []) == []
+
+
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if getattr(kind, "stacks_episodes", False)])
+def test_stacked_episodes_score_as_each_by_itself(name: str) -> None:
+    pool = make_pool()
+    method, draws = make_ready(name, pool), make_draws(pool)
+    odd = Draw(support=draws[0].support, query=draws[0].query[:-1])  # of another size, so that none can be stacked
+    stacked, apart = (list(module.score_draws(method, pool, each)) for each in (draws, [*draws, odd]))
+    for (one, shown), (other, same) in zip(stacked, apart[:DRAWS], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+        assert torch.equal(shown, same)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fewtag.cache import Cache
+from fewtag.cache_upkeep import CacheUpkeep
 from fewtag.research.bench import measure as module
 from fewtag.research.bench.metrics import METRICS
 from fewtag.research.bench.results import read_rows, write_rows
@@ -193,7 +193,7 @@ def test_rows_cut_short_are_refused_until_forced(bench) -> None:
 
 def test_a_bad_protocol_is_refused_before_training(cli: Cli, shapes: Path) -> None:
     said = cli("bench", shapes / "recipe.toml", "--only", "attention", "--set", "evaluation.draws.test=gone.json")
-    assert (said.code, "cannot read the draws" in said.err) == (2, True)
+    assert (said.code, "there is no file of draws" in said.err) == (2, True)
     assert not Path("runs").exists()
 
 
@@ -202,7 +202,9 @@ def test_end_to_end_a_run_is_trained_then_measured_with_its_own_backbone(cli: Cl
     assert cli("bench", shapes / "recipe.toml", "--only", "attention", *changes).code == 0
     (first, *_) = rows_of(Path("results/recipe/attention.test.parquet"))
     assert (first["frozen"], first["trained_episodes"], first["planned_episodes"]) == (False, 2, 2)
-    assert not [space for space in Cache(Path("cache/fewtag")).contents() if space.kind == "features"], "used once"
+    assert not [space for space in CacheUpkeep(Path("cache/fewtag")).contents() if space.kind == "features"], (
+        "used once"
+    )
 
 
 @pytest.mark.parametrize("change", ["backbone.weights=gone.pth", "backbone.name=resnet51", "words.source=gone.txt"])

@@ -16,8 +16,11 @@ from fewtag.research.bench.recipe import (
     Data,
     Evaluation,
     MethodSettings,
+    NameSettings,
     Recipe,
+    SessionSettings,
     Source,
+    SpaceSettings,
     Training,
     WordSettings,
 )
@@ -90,7 +93,7 @@ def test_without_a_training_table_nothing_is_trained(write) -> None:
         (DATA + METHOD + "[training]\nepisodes = 'many'\n", r"training\.episodes: .* integer.*, found 'many'"),
         (DATA + METHOD + "[training]\nepisodes = 0\n", r"training\.episodes: .* greater than 0, found 0"),
         (DATA + METHOD + "[evaluation]\nphases = []\n", r"evaluation\.phases: .* at least 1 item"),
-        (DATA + METHOD + "[evaluation]\nsampling = 'all'\n", r"evaluation\.sampling: .*'at-least', found 'all'"),
+        (DATA + METHOD + "[evaluation]\nsampling = 'all'\n", r"evaluation\.sampling: .*'halves', found 'all'"),
         (METHOD, "data: field required"),
         (DATA, "method: field required"),
         ("runs = []\n" + DATA + METHOD, r"`runs` is no list of tables; write \[\[runs\]\]"),
@@ -393,8 +396,10 @@ def reference_row(key: str, field: FieldInfo) -> str:
 def test_the_protocol_lists_every_key_with_its_default_and_every_option() -> None:
     text = PROTOCOL.read_text()
     tables = {"data.": Data, "data.sources.": Source, "backbone.": BackboneSettings, "words.": WordSettings}
-    tables |= {"method.": MethodSettings, "training.": Training, "evaluation.": Evaluation}
-    top = {key: Recipe.model_fields[key] for key in ("name", "seed", "training", "not_measured")}
+    tables |= {"names.": NameSettings, "space.": SpaceSettings, "method.": MethodSettings}
+    tables |= {"training.": Training, "evaluation.": Evaluation, "sessions.": SessionSettings}
+    keys = ("name", "seed", "names", "space", "training", "sessions", "not_measured")
+    top = {key: Recipe.model_fields[key] for key in keys}
     below = {prefix + key: field for prefix, table in tables.items() for key, field in table.model_fields.items()}
     reference = text.partition("| key | default")[2].partition("| method |")[0]
     listed = re.findall(r"^\| `([a-z_.]+)` \|", reference, re.M)

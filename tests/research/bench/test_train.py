@@ -187,10 +187,18 @@ def test_a_bad_recipe_does_not_claim_the_folder(shapes: Path) -> None:
     assert go(shapes, "training.episodes=2")[0].episode == 2
 
 
-def test_a_method_with_nothing_to_learn_is_refused(shapes: Path) -> None:
-    ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=["protonet"], changes=["training.queries=2"])
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ([], "'protonet' has nothing to learn on a frozen backbone"),
+        (["method.name='closed-form'", "backbone.frozen=false"], "'closed-form' is solved on the base pictures, not"),
+    ],
+)
+def test_a_method_with_nothing_to_learn_is_refused(shapes: Path, changes: list[str], reason: str) -> None:
+    changes = ["training.queries=2", *changes]
+    ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=["protonet"], changes=changes)
     run = RunFolder(shapes / "run", recipe)
-    with pytest.raises(InputError, match="'protonet' has nothing to learn on a frozen backbone"):
+    with pytest.raises(InputError, match=reason):
         train(Experiment(recipe, shapes, shapes), run, FABRIC, cache=shapes / "cache")
     assert not run.folder.exists()
 

@@ -86,9 +86,9 @@ def test_a_bad_file_is_refused(saved, images, change, message):
 
 def test_what_is_no_json_or_no_folder_is_refused(images, tmp_path):
     (tmp_path / "x.json").write_text("{")
-    with pytest.raises(InputError, match="not valid JSON"):
+    with pytest.raises(InputError, match="is no JSON"):
         load_draws(tmp_path / "x.json", images)
-    with pytest.raises(InputError, match=r"cannot read the draws .*gone\.json"):
+    with pytest.raises(InputError, match=r"there is no file of draws .*gone\.json"):
         load_draws(tmp_path / "gone.json", images)
     with pytest.raises(InputError, match="cannot make the folder"):
         save_draws(tmp_path / "x.json" / "y.json", [], images, split="", phase="", shots=1, queries=4, seed=0)

@@ -129,15 +129,6 @@ def test_images_of_another_size_are_refused() -> None:
         small()(images(32))
 
 
-def test_a_zoomed_backbone_shares_the_weights_and_gives_finer_maps() -> None:
-    backbone = create_backbone("test_resnet", weights="random", size=64)
-    larger = backbone.zoomed()
-    assert (backbone.size, larger.size) == (64, 128)
-    assert next(larger.parameters()) is next(backbone.parameters())
-    small, large = (net(torch.zeros(1, 3, net.size, net.size, dtype=torch.uint8)).shape for net in (backbone, larger))
-    assert (large[2], large[3]) == (2 * small[2], 2 * small[3])
-
-
 @pytest.mark.parametrize(
     "pixels",
     [Preprocessing((0.0, 0.0, 0.0), (255.0, 255.0, 255.0)), Preprocessing((1.0, 2.0, 3.0), (9.0, 9.0, 9.0), "BGR")],

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fewtag.cache import Cache
+from fewtag.cache_upkeep import CacheUpkeep
 from fewtag.errors import InputError
 from fewtag.research.data.readers import read_folders
 from fewtag.research.features.backbone import Backbone, JoinedBackbone, join_maps, open_backbone
@@ -43,7 +43,7 @@ def test_rows_of_joined_networks_are_those_of_each(joined: JoinedBackbone, shape
     alone = [feature_rows(images, part, tmp_path / "cache").take([1, 0]) for part in joined.parts]
     assert len(rows) == len(images)
     assert torch.equal(rows.take([1, 0]), torch.cat(alone, dim=1))
-    assert len(Cache(tmp_path / "cache").contents()) == 2, "each network's rows serve it alone, too"
+    assert len(CacheUpkeep(tmp_path / "cache").contents()) == 2, "each network's rows serve it alone, too"
 
 
 def make_folders(shapes: Path, tmp_path: Path) -> Path:

@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from fewtag.cache import FILE, Cache, content_digest
+from fewtag.cache import FILE, content_digest
+from fewtag.cache_upkeep import CacheUpkeep
 from fewtag.errors import InputError
 from fewtag.pictures.files import Picture
 from fewtag.research.data.images import LabelledImages
@@ -320,7 +321,7 @@ def test_a_row_evicted_while_it_is_in_use_is_made_again(
     images: LabelledImages, tmp_path: Path, decoded: list[str]
 ) -> None:
     rows = feature_rows(images, make_backbone(), tmp_path / "cache")
-    with Cache(tmp_path / "cache") as cache:
+    with CacheUpkeep(tmp_path / "cache") as cache:
         cache.prune(0)
     decoded.clear()
     for _ in range(2):
@@ -335,7 +336,7 @@ def test_features_of_one_network_are_dropped_alone(images: LabelledImages, tmp_p
     feature_rows(images, make_backbone(), tmp_path)
     feature_rows(images, other, tmp_path)
     drop_features(other, tmp_path)
-    assert len(Cache(tmp_path)) == COUNT
+    assert len(CacheUpkeep(tmp_path)) == COUNT
 
 
 def test_without_a_place_for_a_cache_rows_are_made_when_they_are_taken(
@@ -350,7 +351,7 @@ def test_a_cleared_cache_is_filled_again(images: LabelledImages, tmp_path: Path)
     cache = tmp_path / "cache"
     rows = pixel_rows(images, SIZE, cache)
     rows.extractor.space.cache.close()
-    Cache(cache).clear()
+    CacheUpkeep(cache).clear()
     assert len(rows.take(range(COUNT))) == COUNT
     again = pixel_rows(images, SIZE, cache)
     assert np.array_equal(again.take([4])[0].numpy(), images.pictures[4].pixels(SIZE))

@@ -99,7 +99,9 @@ def macro_ap(method: Method, episodes: Sequence[Episode]) -> float:
     """The mean macro-AP of the episodes, in points of 100."""
     method.eval()
     found = [
-        episode_metrics(method.adapt(episode.support)(episode.maps).double().sigmoid(), episode.targets)["macro_ap"]
+        episode_metrics(
+            method.adapt(episode.support)(episode.maps).double().sigmoid().numpy(), episode.targets.numpy()
+        )["macro_ap"]
         for episode in episodes
     ]
     return 100 * sum(found) / len(found)

@@ -158,7 +158,7 @@ def test_more_channels_than_the_space_holds_are_cut_to_the_strongest_directions(
     method = create_method("word-only", channels=600, dimensions=2)
     method.prepare(Base(("a", "b"), torch.randn(2, 2, generator=generator), torch.rand(40, 2) < 0.5, features))
     strongest = np.linalg.svd((features - features.mean(dim=0)).numpy(), full_matrices=False)[2][:39]
-    kept = np.linalg.qr(method.basis.double().numpy())[0]
+    kept = np.linalg.qr(method.space_.basis.astype(np.float64))[0]
     assert kept.shape == (600, 512)
     np.testing.assert_allclose(np.linalg.norm(strongest @ kept, axis=1), 1, atol=1e-3)
 

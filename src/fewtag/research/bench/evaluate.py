@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Int
 from torch import Tensor
 
 from fewtag.research.bench.metrics import episode_metrics
@@ -28,48 +30,74 @@ class Pool(NamedTuple):
 
     def episode(self, draw: Draw) -> Episode:
         """The tensors of a draw, on the pool's device."""
-        rows, shots = [*draw.support, *draw.query], len(draw.support)
-        maps, targets = self.maps(rows), self.targets[rows]
-        return Episode(Support(self.labels, self.words, maps[:shots], targets[:shots]), maps[shots:], targets[shots:])
+        return as_named(self.split(torch.tensor([*draw.support, *draw.query]), len(draw.support)), draw)
 
-    def maps(self, rows: list[int]) -> Tensor:
-        taken = self.rows.take(rows).to(self.words.device, non_blocking=True)
+    def split(self, rows: Int[Tensor, "*episodes rows"], shots: int) -> Episode:
+        """An episode of these rows, of which the first are the support; or several, stacked."""
+        maps, targets = self.maps(rows.flatten()), self.targets[rows.flatten().to(self.targets.device)]
+        sides = [
+            torch.split(taken.reshape(*rows.shape, *taken.shape[1:]), [shots, rows.shape[-1] - shots], rows.ndim - 1)
+            for taken in (maps, targets)
+        ]
+        (support, query), (shown, asked) = sides
+        return Episode(Support(self.labels, self.words, support, shown), query, asked)
+
+    def maps(self, rows: Int[Tensor, "rows"]) -> Tensor:
+        taken = self.rows.take(rows) if isinstance(self.rows, MemoryRows) else self.rows.take(rows.tolist())
+        taken = taken.to(self.words.device, non_blocking=True)
         return taken if taken.dtype == torch.uint8 else taken.float()
+
+
+def as_named(episode: Episode, draw: Draw) -> Episode:
+    """The episode with what its support pictures are said to show, where that is one label each."""
+    if not draw.named:
+        return episode
+    targets = episode.support.targets
+    named = F.one_hot(torch.tensor(draw.named, device=targets.device), targets.shape[-1]).bool()
+    return episode._replace(support=episode.support._replace(targets=named))
 
 
 MOST_ENCODED = 2**29
 """Bytes of encoded pictures that are kept for the episodes to come."""
 ENCODED_AT_ONCE = 64
+EPISODES_AT_ONCE = 4
+"""Stacked, where a method can: fewer calls, and their pictures still stay in the processor's cache."""
 
 
-def encode_once(method: Precoded, pool: Pool, draws: Sequence[Draw]) -> tuple[Pool, Sequence[Draw]] | None:
-    """A pool of the draws' pictures alone, encoded, and the draws by its row numbers.
+def encode_once(
+    method: Precoded, pool: Pool, rows: list[Int[Tensor, "_"]]
+) -> tuple[Pool, list[Int[Tensor, "_"]]] | None:
+    """A pool of the episodes' pictures alone, encoded, and the episodes by its row numbers.
 
     None where that would take too much memory, or no picture is used twice.
     """
-    used = sorted({row for draw in draws for row in (*draw.support, *draw.query)})
-    if not used or len(used) == sum(len(draw.support) + len(draw.query) for draw in draws):
+    used, numbers = torch.unique(torch.cat(rows), return_inverse=True)
+    if len(used) == len(numbers):
         return None
     first = method.encode(pool.maps(used[:1]))
     if len(used) * first.nbytes > MOST_ENCODED:
         return None
     encoded = first.new_empty(len(used), *first.shape[1:])
-    for start in range(0, len(used), ENCODED_AT_ONCE):
-        encoded[start : start + ENCODED_AT_ONCE] = method.encode(pool.maps(used[start : start + ENCODED_AT_ONCE]))
-    number = {row: new for new, row in enumerate(used)}
-    renumbered = [
-        Draw(tuple(number[row] for row in draw.support), tuple(number[row] for row in draw.query)) for draw in draws
-    ]
-    return pool._replace(rows=MemoryRows(encoded), targets=pool.targets[used]), renumbered
+    for chunk, made in zip(torch.split(used, ENCODED_AT_ONCE), torch.split(encoded, ENCODED_AT_ONCE), strict=True):
+        made.copy_(method.encode(pool.maps(chunk)))
+    pool = pool._replace(rows=MemoryRows(encoded), targets=pool.targets[used.to(pool.targets.device)])
+    return pool, list(torch.split(numbers, [len(each) for each in rows]))
 
 
 def score_draws(method: Method, pool: Pool, draws: Sequence[Draw]) -> Iterator[tuple[Logits, Targets]]:
     """Logits and targets of the query images of each draw."""
     adapt = method.adapt
-    if isinstance(method, Precoded) and (encoded := encode_once(method, pool, draws)):
-        (pool, draws), adapt = encoded, method.adapt_encoded
-    for draw in draws:
-        episode = pool.episode(draw)
+    rows = [torch.tensor([*draw.support, *draw.query]) for draw in draws]
+    if draws and isinstance(method, Precoded) and (encoded := encode_once(method, pool, rows)):
+        (pool, rows), adapt = encoded, method.adapt_encoded
+        alike = len({(len(draw.support), len(draw.query)) for draw in draws}) == 1
+        if method.stacks_episodes and alike and not any(draw.named for draw in draws):
+            for stacked in torch.split(torch.stack(rows), EPISODES_AT_ONCE):
+                episodes = pool.split(stacked, len(draws[0].support))
+                yield from zip(adapt(episodes.support)(episodes.maps), episodes.targets, strict=True)
+            return
+    for draw, chosen in zip(draws, rows, strict=True):
+        episode = as_named(pool.split(chosen, len(draw.support)), draw)
         yield adapt(episode.support)(episode.maps), episode.targets
 
 
@@ -83,7 +111,7 @@ def evaluate(
     with torch.no_grad():  # not inference mode: a method may train something small on the support
         for logits, targets in score_draws(method, pool, draws):
             # double: in single precision all logits over 17 are probability 1, a tie that would spoil the ranking
-            metrics.append(episode_metrics(logits.cpu().double().sigmoid(), targets.cpu()))
+            metrics.append(episode_metrics(logits.cpu().double().sigmoid().numpy(), targets.cpu().numpy()))
             advance(1)
     method.train(was_training)
     return metrics

@@ -1,23 +1,28 @@
 """An experiment: a recipe's pictures, words, network and test episodes, loaded."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from fewtag.errors import InputError
 from fewtag.research.bench.recipe import Recipe, Source, digest_of
+from fewtag.research.data.class_names import class_names, overlaps
 from fewtag.research.data.coco_voc import read_coco, read_voc
 from fewtag.research.data.images import LabelledImages, concatenate, readable
 from fewtag.research.data.readers import read_folders, read_table
-from fewtag.research.data.sampling import AtLeastSampler, Draw, EpisodeSampler, load_draws
+from fewtag.research.data.sampling import AtLeastSampler, Draw, EpisodeSampler, HalvesSampler, load_draws
 from fewtag.research.data.splits import Split
 from fewtag.research.features.backbone import Backbone, JoinedBackbone, open_backbone
+from fewtag.research.features.classifier import ImageClassifier, create_classifier
 from fewtag.research.features.words import load_words
 from fewtag.research.methods import Base, Method, create_method
+from fewtag.research.methods.whitened import Whitened
 from fewtag.research.types import Words
-from fewtag.words.vectors import WordTable
+from fewtag.words.vectors import WordTable, class_vectors
 
 
 class Experiment:
@@ -50,16 +55,49 @@ class Experiment:
         torch.manual_seed(self.recipe.seed)  # random weights are the same ones when a run goes on or is measured
         backbone = open_backbone(settings.name, weights=weights, size=settings.size)
         torch.manual_seed(self.recipe.seed)  # the parameters' first values
+        space = self.recipe.space
+        channels = backbone.channels if space is None else min(space.size, backbone.channels)
         method = create_method(
             self.recipe.method.name,
-            channels=backbone.channels,
+            channels=channels,
             dimensions=self.vectors.dimensions,
             options=self.recipe.method.options,
         )
+        if space is not None:
+            return backbone, Whitened(method, backbone.channels, shrinkage=space.shrinkage)
         if method.base_stage == "labels":
             base = self.phase("train")
             method.prepare(Base(base.labels, self.words(base.labels), torch.from_numpy(base.targets)))
         return backbone, method
+
+    def build_classifier(self) -> ImageClassifier:
+        """The network whose class names a recipe gives."""
+        settings = self.recipe.names
+        assert settings is not None
+        weights = None if settings.weights is None else self._locate(settings.weights)
+        torch.manual_seed(self.recipe.seed)
+        classifier = create_classifier(settings.classifier, weights=weights, size=settings.size)
+        if (known := len(class_names(settings.classes))) != classifier.channels:
+            raise InputError(
+                f"classifier {settings.classifier!r} has {classifier.channels} classes, {settings.classes!r} has "
+                f"{known}; name the classes that it was trained for"
+            )
+        return classifier
+
+    def class_words(self) -> tuple[Words, list[int]]:
+        """The word vectors of the classes that have one, less those that a clean list leaves out, and their numbers."""
+        settings = self.recipe.names
+        assert settings is not None
+        vectors, known = class_vectors(self.vectors, class_names(settings.classes))
+        numbers = np.flatnonzero(known).tolist()
+        listed = overlaps(settings.classes, self.split.name) if settings.variant == "clean" else []
+        left_out = {number for overlap in listed for number in overlap.classes}
+        kept = [row for row, number in enumerate(numbers) if number not in left_out]
+        if not kept:
+            raise InputError(
+                f"words {self.vectors.name!r} know no class name of {settings.classes!r}; name other words"
+            )
+        return torch.from_numpy(vectors[kept]), [numbers[row] for row in kept]
 
     def words(self, labels: Sequence[str]) -> Words:
         vectors, looked_up = self.vectors, [self.split.words(label) for label in labels]
@@ -96,7 +134,18 @@ class Experiment:
         return digest_of([self.recipe.training_settings, {name: self.phase(name).digest for name in phases}])
 
     def test_draws(self, phase: str) -> list[Draw]:
-        """The episodes to measure a phase on: saved ones, or drawn from the recipe's seed."""
+        """The episodes to measure a phase on: saved ones, or drawn from the recipe's seed.
+
+        Names alone are measured on the queries of one shot.
+        """
+        evaluation, draws = self.recipe.evaluation, self._shot_draws(phase)
+        if evaluation.supports == "single":
+            columns = range(len(self.phase(phase).labels))
+            named = tuple(column for column in columns for _ in range(evaluation.shots))
+            return [replace(draw, named=named) for draw in draws]
+        return [Draw((), draw.query) for draw in draws] if evaluation.shots == 0 else draws
+
+    def _shot_draws(self, phase: str) -> list[Draw]:
         evaluation, images = self.recipe.evaluation, self.phase(phase)
         if saved := evaluation.draws.get(phase):
             path = self.recipe_folder / saved
@@ -104,7 +153,7 @@ class Experiment:
             if evaluation.sampling == "at-least":
                 self._check_at_least(path, draws, phase)
                 return draws[: evaluation.episodes]
-            wanted = len(images.labels) * evaluation.shots
+            wanted = len(images.labels) * max(1, evaluation.shots)
             found = len(draws[0].support) if draws else 0
             if len(draws) < evaluation.episodes or found != wanted:
                 raise InputError(
@@ -117,13 +166,15 @@ class Experiment:
     def sample_draws(self, phase: str) -> list[Draw]:
         """Test episodes from the recipe's seed."""
         evaluation, images = self.recipe.evaluation, self.phase(phase)
-        shots, queries, seed = evaluation.shots, evaluation.queries, self.recipe.seed
-        sampler: EpisodeSampler | AtLeastSampler
+        shots, queries, seed = max(1, evaluation.shots), evaluation.queries, self.recipe.seed
+        sampler: EpisodeSampler | AtLeastSampler | HalvesSampler
         if evaluation.sampling == "at-least":
             support, query = self._side(phase, "support"), self._side(phase, "query")
             sampler = AtLeastSampler(
                 images.targets, images.labels, support=support, query=query, shots=shots, queries=queries, seed=seed
             )
+        elif evaluation.sampling == "halves":
+            sampler = HalvesSampler(images.targets, images.labels, shots=shots, seed=seed)
         else:
             sampler = EpisodeSampler(images.targets, images.labels, shots=shots, queries=queries, seed=seed)
         return [sampler.draw(index) for index in range(evaluation.episodes)]

@@ -35,10 +35,13 @@ from fewtag.research.data.images import LabelledImages, refuse_unreadable
 from fewtag.research.data.sampling import Draw
 from fewtag.research.features.backbone import Backbone, JoinedBackbone
 from fewtag.research.features.rows import Rows, drop_features, feature_rows
-from fewtag.research.methods import Base, EndToEnd, Method
+from fewtag.research.methods import Base, ClassNames, EndToEnd, Method
 from fewtag.research.methods.base import pool
 
 Network = Backbone | JoinedBackbone
+
+_base_features: dict[tuple[str, str], Tensor] = {}
+"""Of the last pictures and network: runs of a recipe mostly share them, and reading takes longer than solving."""
 
 
 def measure(
@@ -145,14 +148,39 @@ def solve(
         images = experiment.phase("train")
         words = experiment.words(images.labels)
     rows = _features(images, backbone, cache, fabric, report, "train")
-    targets = torch.from_numpy(images.targets).to(fabric.device)
-    method.prepare(Base(images.labels, words.to(fabric.device), targets, global_features(rows).to(fabric.device)))
+    names = None
+    if method.uses_names and experiment.recipe.names is not None:
+        names = _class_names(experiment, images, cache, fabric, report)
+    key = (images.digest, backbone.fingerprint)
+    if key not in _base_features:
+        _base_features.clear()
+        _base_features[key] = global_features(rows)
+    device, targets = fabric.device, torch.from_numpy(images.targets)
+    method.prepare(Base(images.labels, words.to(device), targets.to(device), _base_features[key].to(device), names))
 
 
-def global_features(rows: Rows, batch: int = 256) -> Float[Tensor, "images channels"]:
+def _class_names(
+    experiment: Experiment, images: LabelledImages, cache: Path, fabric: Fabric, report: Reporter
+) -> ClassNames:
+    """The recipe's class names, with what the classifier makes of the base pictures."""
+    settings = experiment.recipe.names
+    assert settings is not None
+    with collective_refusal():
+        classifier = experiment.build_classifier().to(fabric.device)
+        words, numbers = experiment.class_words()
+    rows = _features(images, classifier, cache, fabric, report, "class probabilities of train")
+    chances = torch.cat([some[:, numbers].float() for some in _take_all(rows)])
+    return ClassNames(words.to(fabric.device), chances.to(fabric.device), settings.weight)
+
+
+def global_features(rows: Rows) -> Float[Tensor, "images channels"]:
     """Every picture's mean over places."""
-    chunks = [range(start, min(start + batch, len(rows))) for start in range(0, len(rows), batch)]
-    return torch.cat([pool(rows.take(chunk).float()) for chunk in chunks])
+    return torch.cat([pool(some.float()) for some in _take_all(rows)])
+
+
+def _take_all(rows: Rows, batch: int = 256) -> Iterator[Tensor]:
+    for start in range(0, len(rows), batch):
+        yield rows.take(range(start, min(start + batch, len(rows))))
 
 
 def load_trained(experiment: Experiment, run: RunFolder | None) -> tuple[Network, Method]:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fewtag.errors import InputError
 from fewtag.research.methods import METHODS
+from fewtag.research.methods.closed_form import ClosedForm
 
 
 class Settings(BaseModel):
@@ -95,6 +96,27 @@ class WordSettings(Settings):
     source: str = "glove-50"
 
 
+class NameSettings(Settings):
+    """A classifier's classes by name, which teach the map from words to features beside the base labels."""
+
+    classifier: str = "tf_efficientnet_lite2"
+    """The network whose own head says how much of each class a base picture is."""
+    weights: str | None = None
+    size: int = Field(default=224, gt=0)
+    classes: str = "imagenet-1k"
+    variant: Literal["all", "clean"] = "all"
+    """Whether classes that overlap a validation or novel label of the split are left out."""
+    weight: float = Field(default=0.3, gt=0)
+    """Of a class's name beside a base label's."""
+
+
+class SpaceSettings(Settings):
+    """The whitened space that a method's maps are projected to; without this table it sees them as they are."""
+
+    size: int = Field(default=512, gt=0)
+    shrinkage: float = Field(default=2.0, ge=0)
+
+
 class MethodSettings(BaseModel):
     """A method by name; every further key is one of its options."""
 
@@ -135,14 +157,33 @@ class Training(Settings):
 class Evaluation(Settings):
     """Which phases to measure on how many episodes."""
 
-    sampling: Literal["per-label", "at-least"] = "per-label"
-    """Whether pictures are drawn for each label as many as said, or until each label is shown so often."""
+    sampling: Literal["per-label", "at-least", "halves"] = "per-label"
+    """Whether pictures are drawn for each label as many as said, until each label is shown so often, or from one half
+    of the phase's pictures, all of the other half being queries."""
     phases: list[str] = Field(default=["test"], min_length=1)
     episodes: int = Field(default=200, gt=0)
-    shots: int = Field(default=1, gt=0)
+    shots: int = Field(default=1, ge=0)
+    """None: by their names alone, on the queries of one shot."""
     queries: int = Field(default=4, gt=0)
+    supports: Literal["complete", "single"] = "complete"
+    """Whether a support picture names all that it shows, or only the label that it was drawn for."""
     draws: dict[str, str] = {}
     """Saved draws by phase, relative to the recipe; drawn from the seed where none are named, or an empty name."""
+
+
+class SessionSettings(Settings):
+    """Correction sessions: a simulated person answers, label by label, whether a picture shows it."""
+
+    examples: int = Field(default=1, ge=0)
+    """Random pictures of the label that a session begins with; none: its name alone."""
+    orders: list[Literal["likeliest", "unsure", "mixed"]] = Field(
+        default=["likeliest", "unsure", "mixed"], min_length=1
+    )
+    """Which picture is asked about next; mixed: the two in turns."""
+    answers: list[int] = Field(default=[0, 8, 16, 32, 64], min_length=1)
+    """After how many the label's average precision is written down."""
+    seeds: int = Field(default=5, gt=0)
+    """How often the pictures are cut into those that may be asked about and those that measure."""
 
 
 class Recipe(Settings):
@@ -152,9 +193,12 @@ class Recipe(Settings):
     data: Data
     backbone: BackboneSettings = BackboneSettings()
     words: WordSettings = WordSettings()
+    names: NameSettings | None = None
+    space: SpaceSettings | None = None
     method: MethodSettings
     training: Training | None = None
     evaluation: Evaluation = Evaluation()
+    sessions: SessionSettings | None = None
     seed: int = 0
     not_measured: str = ""
     """Why this run cannot be measured where the recipe was written; the table then shows the reason instead."""
@@ -163,11 +207,27 @@ class Recipe(Settings):
     def need_roles(self) -> "Recipe":
         """Refuses sides of an episode that the sampling would not look at."""
         roles = [source.role for source in self.data.sources if source.role is not None]
-        if roles and self.evaluation.sampling == "per-label":
+        sampling = self.evaluation.sampling
+        if roles and sampling != "at-least":
             raise InputError(
-                f"a source has the role {roles[0]!r}, which evaluation.sampling = 'per-label' does not look at; "
+                f"a source has the role {roles[0]!r}, which evaluation.sampling = {sampling!r} does not look at; "
                 'write sampling = "at-least" in [evaluation], or remove the role'
             )
+        return self
+
+    @model_validator(mode="after")
+    def fit_together(self) -> "Recipe":
+        """Refuses tables that rule each other out."""
+        evaluation, method = self.evaluation, METHODS.get(self.method.name)
+        if self.training is not None and (self.space is not None or self.sessions is not None):
+            table = "space" if self.space is not None else "sessions"
+            raise InputError(f"[{table}] is for methods that train nothing; remove it, or [training]")
+        if self.space is not None and method is not None and issubclass(method, ClosedForm):
+            raise InputError(f"method {self.method.name!r} has a whitened space of its own; remove [space]")
+        if evaluation.supports == "single" and evaluation.sampling != "per-label":
+            raise InputError(f"supports = 'single' needs sampling = 'per-label', found {evaluation.sampling!r}")
+        if evaluation.shots == 0 and evaluation.sampling == "at-least":
+            raise InputError("shots = 0 needs sampling = 'per-label' or 'halves', found 'at-least'")
         return self
 
     @property
@@ -179,7 +239,7 @@ class Recipe(Settings):
     @property
     def digest(self) -> str:
         """Names the recipe by all its settings, defaults included; the note does not count."""
-        return digest_of(self.effective.model_dump(mode="json", exclude={"data": {"note"}}))
+        return digest_of(_counted(self.effective.model_dump(mode="json", exclude={"data": {"note"}})))
 
     @property
     def digests(self) -> frozenset[str]:
@@ -197,6 +257,15 @@ class Recipe(Settings):
             if source.phases is None or {"train", "val"} & set(source.phases)
         ]
         return {**kept, "split": self.data.split, "other_labels": self.data.other_labels, "sources": sources}
+
+
+def _counted(settings: dict[str, Any]) -> dict[str, Any]:
+    """All settings but those that came after rows had been published, where they are as before there were any."""
+    later = {key for key in ("names", "space", "sessions") if settings[key] is None}
+    evaluation = dict(settings["evaluation"])
+    if evaluation["supports"] == "complete":
+        del evaluation["supports"]
+    return {key: value for key, value in settings.items() if key not in later} | {"evaluation": evaluation}
 
 
 def digest_of(settings: object) -> str:

@@ -11,7 +11,18 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fewtag.errors import InputError, nearest
-from fewtag.research.bench.recipe import BackboneSettings, Data, Evaluation, Recipe, Source, Training, WordSettings
+from fewtag.research.bench.recipe import (
+    BackboneSettings,
+    Data,
+    Evaluation,
+    NameSettings,
+    Recipe,
+    SessionSettings,
+    Source,
+    SpaceSettings,
+    Training,
+    WordSettings,
+)
 from fewtag.research.methods import check_method
 
 FILE_KEYS = ("runs", "grid", "extends", "include")
@@ -184,8 +195,11 @@ def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
         "sources": Source,
         "backbone": BackboneSettings,
         "words": WordSettings,
+        "names": NameSettings,
+        "space": SpaceSettings,
         "training": Training,
         "evaluation": Evaluation,
+        "sessions": SessionSettings,
     }
     named = [part for part in location[:-1] if part in tables]
     return list((tables[str(named[-1])] if named else Recipe).model_fields)

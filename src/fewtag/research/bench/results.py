@@ -9,23 +9,24 @@ from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, Json, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Json, ValidationError
 
 import fewtag
 from fewtag.errors import InputError
 from fewtag.files import write_atomically
 from fewtag.research.bench.metrics import METRICS, mean_and_interval
 from fewtag.research.bench.recipe import Recipe
+from fewtag.research.methods import METHODS
 
 Summary = dict[str, dict[str, float]]
 
 
-class ResultRow(BaseModel):
-    """One episode of one run on one phase. What a row does not tell is None, and null in the file."""
+class MeasuredRow(BaseModel):
+    """What every row tells of its run. What a row does not tell is None, and null in the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,8 +42,10 @@ class ResultRow(BaseModel):
     frozen: bool
     size: int
     words: str
-    shots: int
-    queries: int
+    names: str | None = None
+    """Which class names the method knew: all, or clean of those that overlap new labels."""
+    space: str | None = None
+    """The whitened space that a method without one of its own worked in."""
     seed: int
     recipe_digest: str
     command: str
@@ -51,8 +54,17 @@ class ResultRow(BaseModel):
     torch: str | None = None
     timm: str | None = None
     seconds: float | None = None
-    """How long all episodes of the phase took."""
+    """How long the whole phase took."""
     data_digest: str | None = None
+
+
+class ResultRow(MeasuredRow):
+    """One episode of one run on one phase."""
+
+    sampling: str | None = None
+    supports: str | None = None
+    shots: int
+    queries: int
     draws_digest: str | None = None
     trained_episodes: int | None = None
     """None for a run without training; the best on the validation labels, if there were any."""
@@ -70,7 +82,24 @@ class ResultRow(BaseModel):
     macro_ap: float
 
 
-_ROWS = TypeAdapter(list[ResultRow])
+class SessionRow(MeasuredRow):
+    """One label of one session after so many answers."""
+
+    examples: int
+    order: str
+    session_seed: int
+    label: str
+    answers: int
+    ap: float
+    """Average precision on the half that measures."""
+    least: float
+    """The lowest it has been since the session began."""
+
+
+SESSIONS = ".sessions.parquet"
+"""How the name of a file of session rows ends."""
+
+Row = TypeVar("Row", bound=MeasuredRow)
 _ARROW_TYPES = {str: pa.string(), dict: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
 
@@ -79,8 +108,36 @@ def _arrow_type(annotation: Any) -> pa.DataType:
     return _ARROW_TYPES[get_args(annotation)[0] if optional else get_origin(annotation) or annotation]
 
 
-SCHEMA = pa.schema([(name, _arrow_type(field.annotation)) for name, field in ResultRow.model_fields.items()])
-"""The columns of a file of rows, the same in every file."""
+def schema(kind: type[MeasuredRow]) -> pa.Schema:
+    """The columns of a file of such rows, the same in every file."""
+    return pa.schema([(name, _arrow_type(field.annotation)) for name, field in kind.model_fields.items()])
+
+
+def run_columns(recipe: Recipe, phase: str, *, command: str, device: str) -> dict[str, Any]:
+    """The columns of `MeasuredRow` that follow from the recipe and from where it runs."""
+    names, space = recipe.names, recipe.space
+    return {
+        "run": recipe.name,
+        "method": recipe.method.name,
+        "options": json.dumps(recipe.method.options),
+        "data": recipe.data.name,
+        "split": recipe.data.split,
+        "phase": phase,
+        "note": recipe.data.note,
+        "backbone": recipe.backbone.name,
+        "frozen": recipe.backbone.frozen,
+        "size": recipe.backbone.size,
+        "words": recipe.words.source,
+        "names": names.variant if names is not None and METHODS[recipe.method.name].uses_names else None,
+        "space": None if space is None else f"{space.size}, shrinkage {space.shrinkage:g}",
+        "seed": recipe.seed,
+        "recipe_digest": recipe.digest,
+        "command": command,
+        "commit": commit(),
+        "device": device,
+        "torch": version("torch"),
+        "timm": version("timm"),
+    }
 
 
 def result_rows(
@@ -93,27 +150,10 @@ def result_rows(
     facts: Mapping[str, Any] | None = None,
 ) -> list[ResultRow]:
     """A row for each episode's metrics; `facts` (of training, say) are columns that the recipe does not know."""
-    shared: dict[str, Any] = {
-        "run": recipe.name,
-        "method": recipe.method.name,
-        "options": json.dumps(recipe.method.options),
-        "data": recipe.data.name,
-        "split": recipe.data.split,
-        "phase": phase,
-        "note": recipe.data.note,
-        "backbone": recipe.backbone.name,
-        "frozen": recipe.backbone.frozen,
-        "size": recipe.backbone.size,
-        "words": recipe.words.source,
-        "shots": recipe.evaluation.shots,
-        "queries": recipe.evaluation.queries,
-        "seed": recipe.seed,
-        "recipe_digest": recipe.digest,
-        "command": command,
-        "commit": commit(),
-        "device": device,
-        "torch": version("torch"),
-        "timm": version("timm"),
+    evaluation = recipe.evaluation
+    shared = {
+        **run_columns(recipe, phase, command=command, device=device),
+        **evaluation.model_dump(include={"sampling", "supports", "shots", "queries"}),
         **(facts or {}),
     }
     return [
@@ -122,9 +162,9 @@ def result_rows(
     ]
 
 
-def write_rows(path: Path, rows: Sequence[ResultRow]) -> None:
+def write_rows(path: Path, rows: Sequence[MeasuredRow], kind: type[MeasuredRow] = ResultRow) -> None:
     """All rows or nothing."""
-    table = pa.Table.from_pylist([row.model_dump(round_trip=True) for row in rows], schema=SCHEMA)
+    table = pa.Table.from_pylist([row.model_dump(round_trip=True) for row in rows], schema=schema(kind))
     content = BytesIO()
     # statistics and a second schema would be half of a file of a few hundred rows
     pq.write_table(table, content, compression="zstd", write_statistics=False, store_schema=False)
@@ -132,14 +172,19 @@ def write_rows(path: Path, rows: Sequence[ResultRow]) -> None:
 
 
 def read_rows(path: Path) -> list[ResultRow]:
-    """The rows of one file; columns that came later than the file are None."""
+    """The episodes' rows of one file; columns that came later than the file are None."""
+    return read_rows_of(ResultRow, path)
+
+
+def read_rows_of(kind: type[Row], path: Path) -> list[Row]:
+    """The rows of a file that holds such rows."""
     try:
-        return _ROWS.validate_python(pq.read_table(BytesIO(path.read_bytes())).to_pylist())
+        return [kind.model_validate(row) for row in pq.read_table(BytesIO(path.read_bytes())).to_pylist()]
     except pa.ArrowException as error:
         raise InputError(f"{path} is no Parquet file, or a part of one; measure it again: bench --force") from error
     except ValidationError as error:
         wrong = error.errors()[0]
-        column = f"column {wrong['loc'][1]}: {wrong['msg']}"
+        column = f"column {wrong['loc'][0]}: {wrong['msg']}"
         raise InputError(f"{path} holds no result rows ({column}); move it elsewhere, or bench --force") from error
 
 

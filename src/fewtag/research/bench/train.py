@@ -32,7 +32,7 @@ from fewtag.research.bench.run_folder import Checkpoint, RunFolder, TrainingStat
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.rows import MemoryRows, Rows, feature_rows, pixel_rows
-from fewtag.research.methods import EndToEnd, Method
+from fewtag.research.methods import METHODS, EndToEnd, Method
 
 
 class Phase(NamedTuple):
@@ -50,6 +50,11 @@ def train(
     recipe, training = experiment.recipe, experiment.recipe.training
     if training is None:
         raise InputError(f"recipe {recipe.name!r} has no [training] table, so there is nothing to train")
+    if not METHODS[recipe.method.name].differentiable:
+        raise InputError(
+            f"method {recipe.method.name!r} is solved on the base pictures, not trained; remove [training] from recipe "
+            f"{recipe.name!r}"
+        )
     done = on_rank_zero(fabric, lambda: run.summary)
     if done is not None:
         return done

@@ -1,6 +1,5 @@
 """Readers of COCO's instances_*.json and of PASCAL VOC's devkit."""
 
-import json
 import xml.etree.ElementTree as ElementTree
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fewtag.errors import InputError
+from fewtag.files import read_json
 from fewtag.pictures.files import Picture
 from fewtag.research.data.images import LabelledImages, from_shown
 from fewtag.research.data.readers import ImageIndex, index_images
@@ -36,12 +36,7 @@ def read_coco(annotations: Sequence[Path], images: Sequence[Path]) -> LabelledIm
 
 
 def _load_annotations(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read the annotations {path}: {error.strerror}; check the path") from error
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON ({error}); download it again") from error
+    content = read_json(path, "file of annotations")
     wanted = ("images", "annotations", "categories")
     if not isinstance(content, dict) or not all(isinstance(content.get(key), list) for key in wanted):
         raise InputError(f"{path} lacks one of the lists {', '.join(wanted)}; give COCO's instances_*.json")

@@ -15,10 +15,11 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from fewtag.errors import InputError
-from fewtag.files import write_atomically
+from fewtag.files import read_json, write_atomically
 from fewtag.research.data.images import LabelledImages
 
 _TRIES = 50
+_HALVINGS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Draw:
 
     support: tuple[int, ...]
     query: tuple[int, ...]
+    named: tuple[int, ...] = ()
+    """The one label (column) that each support image names; all that it shows, where nothing is said."""
 
 
 def check_counts(shots: int, queries: int, seed: int) -> None:
@@ -188,6 +191,44 @@ class AtLeastSampler:
                 )
 
 
+class HalvesSampler:
+    """Episodes at the images' own frequencies: examples from one half of them, all of the other half as queries.
+
+    For each label `shots` images of the first half that show it, or all there are; an image counts for all that it
+    shows. More shots of one seed and number add images and leave the queries as they are.
+    """
+
+    def __init__(
+        self, targets: Bool[np.ndarray, "images labels"], labels: Sequence[str], *, shots: int = 1, seed: int = 0
+    ) -> None:
+        self._targets, self._labels, self.shots, self.seed = targets, labels, shots, seed
+
+    def draw(self, index: int) -> Draw:
+        """Episode number `index`: the same for the same seed, in any order and in any process."""
+        first = halve(self._targets, self._labels, [self.seed, index])
+        support: dict[int, None] = {}
+        for label, shown in sorted(zip(self._labels, self._targets.T, strict=True), key=lambda column: column[0]):
+            # a generator for each label, by its name: what other labels take does not matter, nor does their order
+            generator = np.random.default_rng([self.seed, index, *label.encode()])
+            support |= dict.fromkeys(generator.permutation(np.flatnonzero(first & shown))[: self.shots].tolist())
+        return Draw(support=tuple(support), query=tuple(np.flatnonzero(~first).tolist()))
+
+
+def halve(
+    targets: Bool[np.ndarray, "images labels"], labels: Sequence[str], seed: Sequence[int]
+) -> Bool[np.ndarray, "images"]:
+    """Which images are in the first of two random halves, each of which shows every label."""
+    for label, images in zip(labels, targets.sum(axis=0), strict=True):
+        if images < 2:
+            raise InputError(f"label {label!r} has {images} images, and each half needs one; drop the label")
+    generator = np.random.default_rng(seed)
+    for _ in range(_HALVINGS):
+        first = generator.permutation(len(targets)) < len(targets) // 2
+        if targets[first].any(axis=0).all() and targets[~first].any(axis=0).all():
+            return first
+    raise InputError(f"no two halves of {len(targets)} images show every label; drop a label that few images show")
+
+
 @dataclass(frozen=True)
 class Shortage:
     """Labels (columns) that together need more images than show any of them (Hall's theorem)."""
@@ -277,12 +318,7 @@ def load_draws(path: Path, images: LabelledImages) -> list[Draw]:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read the draws {path}: {error.strerror}; check the path") from error
-    except ValueError as error:
-        raise InputError(f"the draws {path} are not valid JSON ({error}); draw again") from error
+    content = read_json(path, "file of draws")
     if not isinstance(content, dict) or not isinstance(content.get("draws"), list):
         raise InputError(f'{path} is no file of draws: it has no list "draws"; check the path')
     if content.get("format") != _FORMAT:

@@ -1,6 +1,5 @@
 """Backbones: any timm network from pixels to local feature maps, fed the way its weights were trained; or several."""
 
-import copy
 import hashlib
 import math
 from collections.abc import Sequence
@@ -49,7 +48,12 @@ class Backbone(nn.Module):
         self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1), persistent=False)
 
     def forward(self, pixels: UInt8[Tensor, "images 3 height width"]) -> Float[Tensor, "images channels rows columns"]:
-        """Local maps of squashed RGB images, normalised here so that no caller can do it differently."""
+        """Local maps of squashed RGB images."""
+        features = self.network.forward_features(self.normalise(pixels))
+        return to_maps(features, self.layout, getattr(self.network, "num_prefix_tokens", 0))
+
+    def normalise(self, pixels: UInt8[Tensor, "images 3 height width"]) -> Float[Tensor, "images 3 height width"]:
+        """What the network takes; done here so that no caller can do it differently."""
         if tuple(pixels.shape[2:]) != (self.size, self.size):
             found = " × ".join(str(side) for side in pixels.shape[2:])
             raise InputError(
@@ -60,16 +64,7 @@ class Backbone(nn.Module):
             pixels = pixels.flip(1)
         # channels last: convolutions run twice as fast on a CPU, and on tensor cores
         pixels = pixels.contiguous(memory_format=torch.channels_last)
-        features = self.network.forward_features((pixels.to(self.mean.dtype) - self.mean) / self.std)
-        return to_maps(features, self.layout, getattr(self.network, "num_prefix_tokens", 0))
-
-    def zoomed(self, factor: int = 2) -> "Backbone":
-        """The same network on larger images, for finer maps; itself where the network is bound to one size."""
-        if self.layout != "NCHW":
-            return self
-        larger = copy.copy(self)  # shares the network and its weights
-        larger.size = factor * self.size
-        return larger
+        return (pixels.to(self.mean.dtype) - self.mean) / self.std
 
     @property
     def fingerprint(self) -> str:
@@ -156,21 +151,23 @@ def check_name(name: str) -> None:
         raise InputError(f"backbone {architecture!r} has no weights tagged {tag!r} in timm; {nearest(name, tagged)}")
 
 
-def build_network(name: str, size: int, *, pretrained: bool) -> Network:
-    """The network without its classifier, at the size its weights were made for where it can be resized later."""
-    network = _create(name, pretrained=pretrained)
+def build_network(name: str, size: int, *, pretrained: bool, head: bool = False) -> Network:
+    """The network, its classifier left out unless `head`, at its weights' own size where it can be resized later."""
+    network = _create(name, pretrained=pretrained, head=head)
     if network.pretrained_cfg["input_size"][0] != 3:
         raise InputError(f"backbone {name!r} does not take colour images; choose another")
     if network.pretrained_cfg.get("fixed_input_size") and not hasattr(network, "set_input_size"):
-        return _create(name, pretrained=pretrained, size=size)
+        return _create(name, pretrained=pretrained, head=head, size=size)
     return network
 
 
-def _create(name: str, *, pretrained: bool, size: int | None = None) -> Network:
+def _create(name: str, *, pretrained: bool, head: bool, size: int | None = None) -> Network:
     """timm's network, with a refusal in one sentence where timm has many kinds of traceback."""
-    image_size: dict[str, Any] = {} if size is None else {"img_size": size}
+    options: dict[str, Any] = {} if size is None else {"img_size": size}
+    if not head:
+        options["num_classes"] = 0
     try:
-        return timm.create_model(name, pretrained=pretrained, num_classes=0, **image_size)
+        return timm.create_model(name, pretrained=pretrained, **options)
     # what a failed download raises depends on the versions of timm, the hub's client and its transport
     except Exception as error:
         if pretrained:
@@ -183,7 +180,8 @@ def _create(name: str, *, pretrained: bool, size: int | None = None) -> Network:
 
 def resize_network(network: Network, name: str, size: int) -> None:
     """Let a network of fixed size take another, resampling its position embeddings."""
-    if hasattr(network, "set_input_size") and size != network.pretrained_cfg["input_size"][-1]:
+    now = getattr(getattr(network, "patch_embed", None), "img_size", None) or network.pretrained_cfg["input_size"][1:]
+    if hasattr(network, "set_input_size") and size != now[-1]:
         try:
             network.set_input_size(img_size=(size, size))
         except (AssertionError, RuntimeError, ValueError, TypeError, ZeroDivisionError) as error:

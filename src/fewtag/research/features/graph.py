@@ -1,17 +1,21 @@
 """ONNX export: a backbone as the graph that the product runs, pixels and a space in, places out.
 
-Batch-norm is fused into the convolutions, weights are stored as 16-bit integers with a scale for each channel (as
-small as half precision, and ten times as exact), and the squares may be of any size that the network allows.
+Batch-norm is fused into the convolutions, and weights are stored as integers with a scale for each channel: of 16 bits,
+as small as half precision and ten times as exact, or of 8. A grid finer than 8 × 8 is pooled; the fine one is a second
+output. The squares may be of any size that the network allows.
 """
 
 import copy
 import hashlib
+import math
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
@@ -19,17 +23,22 @@ from fewtag.files import write_atomically
 from fewtag.graphs import pack_weights
 from fewtag.research.features.backbone import Backbone
 from fewtag.research.features.inference import fuse_batch_norms
-from fewtag.runtime import INPUTS
+from fewtag.runtime import INPUTS, OUTPUTS
 
-TOLERANCE = 1e-3
-"""How far a place of the graph may be from torch's, of the greatest number in it."""
+TOLERANCE = {16: 1e-3, 8: 0.1}
+"""How far a place of the graph may be from torch's, of the greatest number in it, by the bits of its weights."""
+Constants = dict[str, NDArray[np.float32]]
+"""Inputs of a graph that are the same for all pictures of one size."""
+IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+SIDE = 8
+"""Of a map's places, at most: a finer grid is pooled."""
 
 
 class PlacesGraph(nn.Module):
-    """Pixels to the places of their map in a space."""
+    """Pixels to the places of their map in a space, pooled and fine; `positions` and `pool` are for one size each."""
 
-    mean: Tensor
-    std: Tensor
+    scale: Tensor
+    shift: Tensor
 
     def __init__(self, backbone: Backbone, network: nn.Module) -> None:
         super().__init__()
@@ -39,57 +48,193 @@ class PlacesGraph(nn.Module):
         self.register_buffer("scale", 1 / backbone.std)
         self.register_buffer("shift", -backbone.mean / backbone.std)
 
-    def forward(self, pixels: Tensor, mean: Tensor, basis: Tensor) -> Tensor:
+    def forward(
+        self, pixels: Tensor, mean: Tensor, basis: Tensor, pool: Tensor, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         pixels = pixels.flip(1) if self.flip else pixels
-        features: Any = self.network.forward_features(pixels.float() * self.scale + self.shift)  # type: ignore[operator]
+        scaled = pixels.float() * self.scale + self.shift
+        network: Any = self.network
+        features = network.forward_features(scaled) if positions is None else _tokens(network, scaled, positions)
         if self.layout == "NCHW":
             features = features.flatten(2).transpose(1, 2)
         elif self.layout == "NHWC":
             features = features.flatten(1, 2)
         else:
             features = features[:, self.prefix_tokens :]
-        return (features - mean) @ basis
+        fine = (features - mean) @ basis
+        return pool @ fine, fine  # projecting is linear, so that it does not matter which of the two comes first
 
 
-def write_graph(backbone: Backbone, path: Path) -> dict[str, Any]:
-    """Writes the graph, checks it against torch, and answers with what a model says of its network."""
+def _tokens(network: Any, pixels: Tensor, positions: Tensor) -> Tensor:
+    """timm's plain vision transformer with its table of positions as an input, so that one graph serves all sizes."""
+    patches = network.patch_embed.proj(pixels).flatten(2).transpose(1, 2)
+    # not network._pos_embed, which resamples its own table to one size
+    tokens = torch.cat([network.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1) + positions
+    return network.norm(network.blocks(network.norm_pre(tokens)))
+
+
+def takes_positions(network: Any) -> bool:
+    """Whether a network is a plain vision transformer with a class token and learnt absolute positions."""
+    return (
+        type(network).__name__ == "VisionTransformer"
+        and getattr(network, "pos_embed", None) is not None
+        and network.num_prefix_tokens == 1
+        and not network.no_embed_class
+        and not getattr(network, "dynamic_img_size", False)
+    )
+
+
+def write_graph(backbone: Backbone, path: Path, bits: Literal[8, 16] = 16) -> tuple[dict[str, Any], Constants]:
+    """Writes the graph, checks it against torch; what a model says of its network, and its inputs of this size."""
     import onnx
 
     network = with_static_padding(copy.deepcopy(fuse_batch_norms(backbone).network).float().cpu())
-    space = torch.zeros(backbone.channels), torch.zeros(backbone.channels, 2)
+    constants = size_constants(backbone)
+    named = {name: torch.from_numpy(value) for name, value in constants.items()}
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # of torch's own inner workings
         pixels = torch.zeros(2, 3, backbone.size, backbone.size, dtype=torch.uint8)
+        space = torch.zeros(backbone.channels), torch.zeros(backbone.channels, 2)
         torch.onnx.export(
             PlacesGraph(backbone, network).eval(),
-            (pixels, *space),
+            (pixels, *space, *named.values()),
             str(path),
-            input_names=list(INPUTS),
-            output_names=["places"],
+            input_names=[*INPUTS, *named],
+            output_names=list(OUTPUTS),
             dynamic_axes={
                 "pixels": {0: "images", 2: "height", 3: "width"},
                 "mean": {0: "channels"},
                 "basis": {0: "channels", 1: "space"},
+                "pool": {0: "places", 1: "fine places"},
+                "positions": {1: "tokens"},
                 "places": {0: "images", 1: "places", 2: "space"},
+                "fine": {0: "images", 1: "fine places", 2: "space"},
             },
             opset_version=17,
             dynamo=False,
         )
-    graph = onnx.load_model_from_string(pack_weights(path.read_bytes(), bits=16))
+    graph = onnx.load_model_from_string(pack_weights(path.read_bytes(), bits=bits))
     without_notes(graph)
     onnx.checker.check_model(graph)
     content = graph.SerializeToString()
     write_atomically(path, content)
-    return {
+    _check(backbone, path, constants, TOLERANCE[bits])
+    facts = {
         "file": path.name,
         "sha256": hashlib.sha256(content).hexdigest(),
         "name": backbone.name,
         "size": backbone.size,
         "channels": backbone.channels,
-        "places": _check(backbone, path),
-        "zoom": 2 if backbone.layout == "NCHW" else 1,
+        "places": len(constants["pool"]),
+        "bits": bits,
         "weights": backbone.fingerprint,
     }
+    return facts, constants
+
+
+def wrap_graph(source: Path, path: Path, size: int) -> tuple[dict[str, Any], Constants]:
+    """An ONNX file, from pixels normalised as ImageNet's to a feature map, as a graph that the product runs."""
+    import onnx
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+
+    try:
+        graph = onnx.load(source)
+        session = onnxruntime.InferenceSession(str(source), providers=["CPUExecutionProvider"])
+        wanted, given = session.get_inputs()[0].name, session.get_outputs()[0].name
+        features = session.run([given], {wanted: np.zeros((1, 3, size, size), np.float32)})[0]
+    except Exception as error:  # onnxruntime has many kinds, without a base of their own
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise InputError(f"{source} cannot be run on 1 × 3 × {size} × {size} numbers ({said}); check --size") from error
+    steps, places, channels = _to_places(features.shape, source)
+    constants = {"pool": pooling(math.isqrt(places), min(SIDE, math.isqrt(places)))}
+    shift, scale = (np.array(each, np.float32).reshape(1, 3, 1, 1) for each in (IMAGENET_MEAN, IMAGENET_STD))
+    before = [
+        helper.make_node("Cast", ["pixels"], ["fewtag.numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Sub", ["fewtag.numbers", "fewtag.shift"], ["fewtag.centred"]),
+        helper.make_node("Div", ["fewtag.centred", "fewtag.scale"], [wanted]),
+    ]
+    after, last = [], given
+    for number, (kind, facts) in enumerate(steps):
+        constant = [f"fewtag.constant{number}"] if "constant" in facts else []
+        if constant:
+            graph.graph.initializer.append(numpy_helper.from_array(np.array(facts.pop("constant")), constant[0]))
+        after.append(helper.make_node(kind, [last, *constant], [f"fewtag.step{number}"], **facts))
+        last = f"fewtag.step{number}"
+    after += [
+        helper.make_node("Sub", [last, "mean"], ["fewtag.rest"]),
+        helper.make_node("MatMul", ["fewtag.rest", "basis"], ["fine"]),
+        helper.make_node("MatMul", ["pool", "fine"], ["places"]),
+    ]
+    nodes = [*before, *graph.graph.node, *after]
+    for part in (graph.graph.node, graph.graph.input, graph.graph.output):
+        del part[:]
+    graph.graph.node.extend(nodes)
+    graph.graph.initializer.extend(
+        [numpy_helper.from_array(shift, "fewtag.shift"), numpy_helper.from_array(scale, "fewtag.scale")]
+    )
+    shapes: dict[str, tuple[int, list[str | int | None]]] = {
+        "pixels": (TensorProto.UINT8, ["images", 3, size, size]),
+        "mean": (TensorProto.FLOAT, [channels]),
+        "basis": (TensorProto.FLOAT, [channels, "space"]),
+        "pool": (TensorProto.FLOAT, ["places", "fine places"]),
+    }
+    graph.graph.input.extend(
+        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in shapes.items()]
+    )
+    graph.graph.output.extend(
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["images", None, "space"]) for name in OUTPUTS]
+    )
+    without_notes(graph)
+    onnx.checker.check_model(graph)
+    content = graph.SerializeToString()
+    write_atomically(path, content)
+    facts = {
+        "file": path.name,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "name": source.name,
+        "size": size,
+        "channels": channels,
+        "places": len(constants["pool"]),
+    }
+    return facts, constants
+
+
+def _to_places(shape: Sequence[int], source: Path) -> tuple[list[tuple[str, dict[str, Any]]], int, int]:
+    """Nodes from a network's output to images × places × channels; how many places and channels there are."""
+    if len(shape) == 4 and shape[2] == shape[3]:  # images × channels × rows × columns
+        places = shape[2] * shape[3]
+        return (
+            [
+                ("Reshape", {"constant": np.array([0, shape[1], places])}),
+                ("Transpose", {"perm": [0, 2, 1]}),
+            ],
+            places,
+            shape[1],
+        )
+    if len(shape) == 4 and shape[1] == shape[2]:
+        return [("Reshape", {"constant": np.array([0, shape[1] * shape[2], shape[3]])})], shape[1] * shape[2], shape[3]
+    if len(shape) == 3 and math.isqrt(shape[1]) ** 2 == shape[1]:
+        return [], shape[1], shape[2]
+    found = " × ".join(map(str, shape))
+    raise InputError(f"the first output of {source} is {found} numbers; a feature map of one square grid is needed")
+
+
+@torch.inference_mode()
+def size_constants(backbone: Backbone) -> Constants:
+    """What of a graph depends on the size of the pictures: how places are pooled, and a transformer's positions."""
+    pixels = torch.zeros(1, 3, backbone.size, backbone.size, dtype=torch.uint8)
+    side = int(backbone.eval().cpu()(pixels).shape[-1])
+    constants = {"pool": pooling(side, min(side, SIDE))}
+    if takes_positions(backbone.network):
+        constants["positions"] = backbone.network.pos_embed.detach().float().numpy()
+    return constants
+
+
+def pooling(fine: int, coarse: int) -> NDArray[np.float32]:
+    """The matrix of an adaptive average pooling from one square grid to another."""
+    identity = torch.eye(fine * fine).reshape(1, fine * fine, fine, fine)
+    return nn.functional.adaptive_avg_pool2d(identity, coarse).flatten(2)[0].T.contiguous().numpy()
 
 
 def with_static_padding(network: Any) -> Any:
@@ -122,17 +267,18 @@ def without_notes(graph: Any) -> None:
 
 
 @torch.inference_mode()
-def _check(backbone: Backbone, path: Path) -> int:
-    """Refuses a graph that disagrees with torch on noise; answers with the number of places."""
+def _check(backbone: Backbone, path: Path, constants: Constants, tolerance: float) -> None:
+    """Refuses a graph that disagrees with torch on noise."""
     import onnxruntime
 
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (2, 3, backbone.size, backbone.size), dtype=torch.uint8, generator=generator)
-    expected = backbone.eval().cpu()(pixels).flatten(2).transpose(1, 2).numpy()
+    maps = backbone.eval().cpu()(pixels)
+    expected = nn.functional.adaptive_avg_pool2d(maps, min(SIDE, maps.shape[-1])).flatten(2).transpose(1, 2).numpy()
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     identity = np.zeros(backbone.channels, np.float32), np.eye(backbone.channels, dtype=np.float32)
-    places = session.run(None, dict(zip(INPUTS, (pixels.numpy(), *identity), strict=True)))[0]
+    inputs = dict(zip(INPUTS, (pixels.numpy(), *identity), strict=True)) | dict(constants)
+    places = session.run(OUTPUTS[:1], inputs)[0]
     difference = float(np.abs(places - expected).max() / np.abs(expected).max())
-    if not difference <= TOLERANCE:
+    if not difference <= tolerance:
         raise InputError(f"the graph of {backbone.name!r} is {difference:.2g} from torch; choose another network")
-    return int(places.shape[1])

@@ -15,8 +15,9 @@ from jaxtyping import Num, UInt8
 from PIL import Image
 from torch import Tensor
 
-from fewtag.cache import LIMIT_VARIABLE, Cache, Space, content_digest, format_size
+from fewtag.cache import Cache, Space, content_digest
 from fewtag.errors import InputError
+from fewtag.files import LIMIT_VARIABLE, format_size
 from fewtag.pictures.decode import squash_bytes, stack
 from fewtag.pictures.files import Picture
 from fewtag.pictures.prefetch import prefetch
@@ -33,23 +34,23 @@ _log = logging.getLogger(__name__)
 
 @runtime_checkable
 class Rows(Protocol):
-    """Maps (or pixels) of a data set, to be taken by row number."""
+    """Maps, pixels or encoded images of a data set, to be taken by row number."""
 
     def __len__(self) -> int: ...
 
-    def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]: ...
+    def take(self, rows: Sequence[int]) -> Num[Tensor, "images *shape"]: ...
 
 
 class MemoryRows:
     """Rows kept in one tensor, on any device."""
 
-    def __init__(self, tensor: Num[Tensor, "images channels height width"]) -> None:
+    def __init__(self, tensor: Num[Tensor, "images *shape"]) -> None:
         self.tensor = tensor
 
     def __len__(self) -> int:
         return len(self.tensor)
 
-    def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]:
+    def take(self, rows: Sequence[int] | Tensor) -> Num[Tensor, "images *shape"]:
         return self.tensor.index_select(0, torch.as_tensor(rows, dtype=torch.long, device=self.tensor.device))
 
 
@@ -86,7 +87,7 @@ class CachedRows:
     def __len__(self) -> int:
         return len(self.digests)
 
-    def take(self, rows: Sequence[int]) -> Num[Tensor, "images channels height width"]:
+    def take(self, rows: Sequence[int]) -> Num[Tensor, "images *shape"]:
         assert all(0 <= row < len(self) for row in rows), "a row of this data set"
         space = self.extractor.space
         values = np.empty((len(rows), *space.shape), space.dtype)

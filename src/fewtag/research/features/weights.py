@@ -1,5 +1,6 @@
 """Weight sources of a network, read from files without running code and fitted into it without guessing."""
 
+import math
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -89,8 +90,22 @@ def keep_weights(network: Network, _name: str, _argument: str) -> Preprocessing:
 
 def load_file_weights(network: Network, name: str, path: str) -> Preprocessing:
     """A state dict in timm's keys; torchvision's ResNets have the same."""
-    fill(network, read_tensors(Path(path)), heads=head_names(network), origin=f"weights {path!r} for {name!r}")
+    tensors = read_tensors(Path(path))
+    match_positions(network, tensors)
+    fill(network, tensors, heads=head_names(network), origin=f"weights {path!r} for {name!r}")
     return timm_pixels(network)
+
+
+def match_positions(network: Network, tensors: Mapping[str, Tensor]) -> None:
+    """Weights that were tuned at another size hold a table of positions of that size: the network takes it first."""
+    table, own = tensors.get("pos_embed"), getattr(network, "pos_embed", None)
+    if table is None or own is None or table.shape == own.shape or not hasattr(network, "set_input_size"):
+        return
+    prefix = own.shape[1] - network.patch_embed.num_patches
+    side = math.isqrt(max(0, table.shape[1] - prefix))
+    patch = network.patch_embed.patch_size[0]
+    if side and side**2 + prefix == table.shape[1]:
+        network.set_input_size(img_size=(side * patch, side * patch))
 
 
 def load_package_weights(network: Network, name: str, package: str) -> Preprocessing:

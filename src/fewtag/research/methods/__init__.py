@@ -14,7 +14,7 @@ from fewtag.research.methods.ablations import (
     SimpleLocalAttention,
 )
 from fewtag.research.methods.am3 import AM3
-from fewtag.research.methods.base import Base, Classifier, EndToEnd, Episode, Method, Precoded, Support
+from fewtag.research.methods.base import Base, Classifier, ClassNames, EndToEnd, Episode, Method, Precoded, Support
 from fewtag.research.methods.classifier import LinearClassifier
 from fewtag.research.methods.closed_form import ClosedForm
 from fewtag.research.methods.kggr import KGGR
@@ -23,7 +23,9 @@ from fewtag.research.methods.laso import LaSO
 from fewtag.research.methods.logistic_regression import LogisticRegression
 from fewtag.research.methods.maml import MAML
 from fewtag.research.methods.pla import PLA, WordPLA
+from fewtag.research.methods.posterior import Posterior
 from fewtag.research.methods.protonet import CentredProtoNet, ProtoNet
+from fewtag.research.methods.rocchio import Rocchio
 from fewtag.research.methods.tip_adapter import TipAdapter
 from fewtag.research.methods.word_attention import ReferenceWordAttention, WordAttention
 from fewtag.research.methods.word_map import WordOnly
@@ -32,6 +34,8 @@ METHODS: dict[str, type[Method]] = {
     "word-attention": WordAttention,
     "word-attention-reference": ReferenceWordAttention,
     "closed-form": ClosedForm,
+    "posterior": Posterior,
+    "rocchio": Rocchio,
     "protonet": ProtoNet,
     "classifier": LinearClassifier,
     "protonet-centred": CentredProtoNet,
@@ -56,6 +60,7 @@ METHODS: dict[str, type[Method]] = {
 __all__ = [
     "METHODS",
     "Base",
+    "ClassNames",
     "Classifier",
     "EndToEnd",
     "Episode",

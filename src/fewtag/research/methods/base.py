@@ -31,6 +31,16 @@ class Episode(NamedTuple):
     targets: Targets
 
 
+class ClassNames(NamedTuple):
+    """A classifier's classes by name: further words with prototypes, for a map from words to features."""
+
+    words: Words
+    chances: Float[Tensor, "images labels"]
+    """The probability of each class on each base image (soft labels)."""
+    weight: float = 0.3
+    """Of a class's name beside a base label's."""
+
+
 class Base(NamedTuple):
     """The base labels with their words, and which of all base images show them; for `Method.prepare`."""
 
@@ -39,6 +49,7 @@ class Base(NamedTuple):
     targets: Targets
     global_features: Float[Tensor, "images channels"] | None = None
     """Of the same images; not extracted for a method whose `base_stage` does not ask for them."""
+    names: ClassNames | None = None
 
     @property
     def features(self) -> Float[Tensor, "images channels"]:
@@ -55,6 +66,12 @@ class Method(nn.Module):
 
     uses_images: bool = True
     """Whether support images have a say; not so for a method that goes by the words alone."""
+
+    differentiable: bool = True
+    """Whether gradients reach the maps, and so a backbone; not so for a method that `fewtag.core` solves."""
+
+    uses_names: bool = False
+    """Whether `prepare` looks at a classifier's class names, where a recipe gives them."""
 
     base_stage: Literal["labels", "features"] | None = None
     """What `prepare` looks at, if the method has such a stage.
@@ -82,6 +99,9 @@ class Method(nn.Module):
 
 class Precoded(Method):
     """A method that first encodes each picture by itself: over many episodes, each picture is encoded once."""
+
+    stacks_episodes: bool = False
+    """Whether `adapt_encoded` and its classifier serve several episodes at once, all with one more axis in front."""
 
     def encode(self, maps: Maps) -> Encoded:
         """What of a picture does not depend on the labels."""
@@ -136,20 +156,22 @@ def places(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor,
     return maps.flatten(2).transpose(1, 2)
 
 
-def cosine(left: Float[Tensor, "images size"], right: Float[Tensor, "labels size"]) -> Logits:
+def cosine(
+    left: Float[Tensor, "*episodes images size"], right: Float[Tensor, "*episodes labels size"]
+) -> Float[Tensor, "*episodes images labels"]:
     """Cosine similarity of each image with each label, in full precision."""
     with full_precision(left):
         left, right = left.float(), right.float()
         # lengths divide the products, which are smaller than unit vectors of all images
-        lengths = left.norm(dim=-1).clamp_min(1e-12)[:, None] * right.norm(dim=-1).clamp_min(1e-12)
-        return left @ right.T / lengths
+        lengths = left.norm(dim=-1).clamp_min(1e-12)[..., None] * right.norm(dim=-1).clamp_min(1e-12)[..., None, :]
+        return left @ right.mT / lengths
 
 
 def refuse_labels_without_image(support: Support) -> None:
-    """Raises for the first label that no support image shows."""
+    """Raises for the first label that no support image shows, in one of several episodes where they are stacked."""
     if support.targets.is_cuda and torch.is_grad_enabled():
         return  # training draws its episodes so that none is empty, and to look would stall the device at every step
-    shown = support.targets.any(dim=0).tolist()
+    shown = support.targets.any(dim=-2).reshape(-1, len(support.labels)).all(dim=0).tolist()
     empty = [label for label, is_shown in zip(support.labels, shown, strict=True) if not is_shown]
     if empty:
         raise InputError(

@@ -1,21 +1,18 @@
-"""Word-guided prototypes in closed form: a few matrix products and two small solves, no gradient anywhere.
+"""Word-guided prototypes in closed form: a wrapper around `fewtag.core.closed_form`, which the tagger uses as well.
 
-The base images span a whitened space; the base labels' prototypes in it give, by ridge regression on their word
-vectors, a prototype for any word. A support image is pooled with attention to the places that look like its label's
-word, and the word itself is mixed in, the less the more images there are: words as a prior on the prototype, rather
-than as the query of a learnt attention.
+Words are a prior on the prototype, rather than the query of a learnt attention.
 """
 
-import torch
-import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor
+from collections.abc import Callable
 
-from fewtag.research.methods.base import Base, Classifier, Precoded, Support, places
-from fewtag.research.methods.word_map import Vectors, WordMapped
-from fewtag.research.types import Encoded, Logits, Maps, Targets, Words
+import numpy as np
+from numpy.typing import NDArray
 
-Places = Float[Tensor, "images places space"]
+from fewtag.core.closed_form import Features, Places, Scores, Strengths, Vectors, attend, base_prototypes, mix, score
+from fewtag.core.posterior import Fitted, Pictures, prior
+from fewtag.research.methods.base import Classifier, Precoded, Support, places
+from fewtag.research.methods.word_map import WordMapped, to_array, to_tensor
+from fewtag.research.types import Encoded, Maps, Words
 
 
 class ClosedForm(WordMapped, Precoded):
@@ -44,63 +41,52 @@ class ClosedForm(WordMapped, Precoded):
         parts: list[int] | None = None,
     ) -> None:
         super().__init__(channels, dimensions, ridge=ridge, shrinkage=shrinkage, space=space, parts=parts)
-        self.separation = separation
-        self.word_weight, self.word_decay = word_weight, word_decay
-        self.support_focus, self.query_focus, self.query_local = support_focus, query_focus, query_local
+        self.strengths = Strengths(
+            shrinkage=shrinkage,
+            separation=separation,
+            ridge=ridge,
+            word_weight=word_weight,
+            word_decay=word_decay,
+            support_focus=support_focus,
+            query_focus=query_focus,
+            query_local=query_local,
+        )
         self.scale = scale
 
-    def base_prototypes(self, base: Base) -> Vectors:
+    def base_prototypes(self, projected: Features, targets: NDArray[np.bool_]) -> Vectors:
         """By least squares, not by means: labels that occur together are told apart."""
-        targets = base.targets.double()
-        together = targets.T @ targets
-        together.diagonal().add_(self.separation)
-        whitened = self.whiten(base.features.double())
-        return F.normalize(torch.linalg.solve(together, targets.T @ whitened), dim=-1).float()
+        return base_prototypes(projected, targets, self.strengths.separation)
 
-    def project(self, maps: Float[Tensor, "images channels height width"]) -> Places:
+    def local(self, maps: Maps) -> Places:
         """The places of the maps in the whitened space."""
-        return self.whiten(places(maps.float()))
-
-    def attend(self, local: Places, guides: Vectors) -> Float[Tensor, "images labels space"]:
-        """Each image pooled for each label, with attention to the places that look like its guide; unit vectors."""
-        alike = torch.einsum("ips,ls->ilp", F.normalize(local, dim=-1), guides)
-        return F.normalize(torch.einsum("ilp,ips->ils", (self.support_focus * alike).softmax(dim=-1), local), dim=-1)
-
-    def mix(self, visual: Vectors, words: Vectors, counts: Float[Tensor, "labels"]) -> Vectors:
-        """Visual prototypes of so many examples, moved towards the words, less so the more examples there are."""
-        weight = self.word_weight * counts.clamp_min(1) ** -self.word_decay
-        mixed = F.normalize(F.normalize(visual, dim=-1) + weight[:, None] * words, dim=-1)
-        return torch.where((counts > 0)[:, None], mixed, words)
-
-    def score(self, local: Places, prototypes: Vectors) -> Logits:
-        """Cosine with the whole image and with the places that look like the label, mixed; between −1 and 1."""
-        whole = F.normalize(local.mean(dim=1), dim=-1) @ prototypes.T
-        along = torch.einsum("ips,ls->ilp", local, prototypes)
-        attention = (self.query_focus * along / local.norm(dim=-1)[:, None]).softmax(dim=-1)
-        # the pooled vector itself is never made: its length follows from the places' inner products
-        gram = torch.einsum("ips,iqs->ipq", local, local)
-        length = torch.einsum("ilp,ipq,ilq->il", attention, gram, attention).clamp_min(1e-12).sqrt()
-        focused = (attention * along).sum(dim=-1) / length
-        return (1 - self.query_local) * whole + self.query_local * focused
+        return self.space_.project(to_array(places(maps.float())))
 
     def encode(self, maps: Maps) -> Encoded:
-        """The maps in the whitened space."""
-        return self.project(maps).transpose(1, 2).reshape(len(maps), self.space, *maps.shape[2:])
+        """images × places × space"""
+        return to_tensor(self.local(maps), maps)
 
     def adapt_encoded(self, support: Support) -> Classifier:
-        prototypes = self.label_prototypes(places(support.maps), support.targets, support.words)
-        return lambda maps: self.scale * self.score(places(maps), prototypes)
+        scorer = self.scorer(to_array(support.maps), to_array(support.targets), to_array(support.words.float()))
+        return lambda encoded: to_tensor(self.scale * scorer(to_array(encoded)), encoded)
 
-    def label_prototypes(self, local: Places, targets: Targets, words: Words) -> Vectors:
+    def scorer(self, local: Places, shown: NDArray[np.bool_], words: Vectors) -> Callable[[Places], Scores]:
+        """From the places of some images, which show these labels, and the labels' words to the scores of others."""
+        prototypes = self.prototypes(local, shown, words)
+        return lambda others: score(others, prototypes, self.strengths)
+
+    def prototypes(self, local: Places, shown: NDArray[np.bool_], words: Vectors) -> Vectors:
         """One for each label: the mean of its images' attended features, with its word mixed in."""
-        guides = self.word_prototypes(words)
-        shows = targets.T.float()
-        visual = torch.einsum("li,ils->ls", shows, self.attend(local, guides))
-        return self.mix(visual, guides, shows.sum(dim=1))
+        return self.mixed(local, shown, self.word_map_.prototypes(words))
 
-    def relevance(
-        self, maps: Float[Tensor, "images channels height width"], prototypes: Vectors
-    ) -> Float[Tensor, "images labels height width"]:
-        """How much each place speaks for each label; not a cosine, in which an empty wall counts like a thing."""
-        alike = torch.einsum("ips,ls->ilp", self.project(maps), prototypes)
-        return alike.reshape(len(maps), len(prototypes), *maps.shape[2:])
+    def guides(self, words: Words) -> Vectors:
+        """What the words alone suggest."""
+        return self.word_map_.prototypes(to_array(words.float()))
+
+    def mixed(self, local: Places, shown: NDArray[np.bool_], guides: Vectors) -> Vectors:
+        """The same, from what the labels' words suggest."""
+        visual = np.einsum("il,ils->ls", shown.astype(np.float32), attend(local, guides, self.strengths.support_focus))
+        return mix(visual, guides, shown.sum(axis=0), self.strengths)
+
+    def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]) -> Fitted:
+        """One label's classifier from pictures that a person said show it or not; the latter teach it nothing."""
+        return prior(self.mixed(pictures.places, shown[:, None], guide[None])[0], self.strengths)

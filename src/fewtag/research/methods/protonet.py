@@ -22,20 +22,22 @@ from fewtag.research.types import Encoded, Maps
 class ProtoNet(Precoded):
     """Mean features as prototypes. Nothing to learn but, end to end, the backbone."""
 
+    stacks_episodes = True
+
     def __init__(self, channels: int, dimensions: int, *, scale: float = 20.0) -> None:
         super().__init__(channels, dimensions)
         self.scale = scale
 
     def encode(self, maps: Maps) -> Encoded:
-        """Global features, as maps of one place."""
-        return pool(maps.float())[:, :, None, None]
+        """Global features: images × channels."""
+        return pool(maps.float())
 
     def adapt_encoded(self, support: Support) -> Classifier:
         refuse_labels_without_image(support)
-        shows = support.targets.T.float()
+        shows = support.targets.mT.float()
         with full_precision(shows):
-            prototypes = shows @ support.maps.flatten(1)  # sums serve as means: a cosine does not see their length
-        return lambda maps: self.scale * cosine(maps.flatten(1), prototypes)
+            prototypes = shows @ support.maps  # sums serve as means: a cosine does not see their length
+        return lambda features: self.scale * cosine(features, prototypes)
 
 
 class CentredProtoNet(ProtoNet):
@@ -57,4 +59,4 @@ class CentredProtoNet(ProtoNet):
         self.mean.copy_(base.features.double().mean(dim=0))
 
     def encode(self, maps: Maps) -> Encoded:
-        return super().encode(maps) - self.mean[:, None, None]
+        return super().encode(maps) - self.mean

@@ -7,7 +7,7 @@ Where the original has CLIP's text encoder, a map from word vectors to features,
 import torch
 
 from fewtag.research.methods.base import Classifier, Support, cosine, full_precision, pool
-from fewtag.research.methods.word_map import WordMapped
+from fewtag.research.methods.word_map import WordMapped, to_tensor
 from fewtag.research.types import Logits, Maps
 
 EPSILON = 1e-6  # a share of nothing, or everything, that still has a finite logit
@@ -33,18 +33,17 @@ class TipAdapter(WordMapped):
 
     def adapt(self, support: Support) -> Classifier:
         shows = support.targets.float()
-        with full_precision(shows):
-            examples = pool(support.maps.float()) - self.mean
-            words = self.word_prototypes(support.words.float())
+        mean = to_tensor(self.space_.mean, support.maps)
+        examples = pool(support.maps.float()) - mean
 
         def classify(maps: Maps) -> Logits:
             with full_precision(maps):
-                features = pool(maps.float()) - self.mean
+                features = pool(maps.float())
                 # shares of one, where the original leaves sums to a softmax over labels, which several labels do not
                 # allow; without either, a picture that is a little like everything would come before all others
-                affinity = (self.sharpness * cosine(features, examples)).softmax(dim=1)
+                affinity = (self.sharpness * cosine(features - mean, examples)).softmax(dim=1)
                 by_images = (affinity @ shows).clamp(EPSILON, 1 - EPSILON).logit()
-                by_words = self.word_weight * cosine(features @ self.basis, words)
+                by_words = self.word_weight * self.word_cosines(features, support.words)
                 return torch.where(shows.any(dim=0), by_images, 0.0) + by_words
 
         return classify

@@ -1,22 +1,31 @@
-"""Ridge regression from word vectors to features: what a word suggests that an image of it looks like.
+"""Methods solved by `fewtag.core` on the base labels: tensors are handed over as arrays, and no gradient flows through.
 
-Solved on the base labels: their images span a whitened space, in which each label's prototype is what its word should
-lead to. No gradient anywhere.
+The base images span a whitened space, and ridge regression leads from word vectors to prototypes in it: what a word
+suggests that an image of it looks like.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fewtag.core.closed_form import (
+    Features,
+    Space,
+    Vectors,
+    WordMap,
+    class_prototypes,
+    fit_space,
+    fit_words,
+    unit,
+)
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Base, Classifier, Method, Support, cosine, full_precision, pool
-from fewtag.research.types import Logits, Maps, Words
-
-Features = Float[Tensor, "images channels"]
-Vectors = Float[Tensor, "labels space"]
+from fewtag.research.methods.base import Base, Classifier, Method, Support, pool
+from fewtag.research.types import Logits, Words
 
 
 class WordMapped(Method):
@@ -26,11 +35,11 @@ class WordMapped(Method):
     """
 
     base_stage = "features"
+    differentiable = False
+    uses_names = True
 
-    mean: Tensor
-    basis: Tensor
-    word_mean: Tensor
-    word_map: Tensor
+    space_: Space
+    word_map_: WordMap
 
     def __init__(
         self,
@@ -43,51 +52,40 @@ class WordMapped(Method):
         parts: Sequence[int] | None = None,
     ) -> None:
         super().__init__(channels, dimensions)
-        self.ridge, self.shrinkage, self.part_space = ridge, shrinkage, space
+        self.ridge, self.shrinkage, self.space = ridge, shrinkage, space
         self.parts = tuple(parts or [channels])
         if sum(self.parts) != channels:
             joined = " + ".join(str(part) for part in self.parts)
             raise InputError(f"parts {joined} are {sum(self.parts)} channels, the maps have {channels}; name them all")
-        self.space = sum(min(space, part) for part in self.parts)
-        self.register_buffer("mean", torch.zeros(channels))
-        self.register_buffer("basis", torch.eye(channels, self.space))
-        self.register_buffer("word_mean", torch.zeros(dimensions))
-        self.register_buffer("word_map", torch.zeros(dimensions, self.space))
 
     def prepare(self, base: Base) -> None:
-        """Solves for the space, then for the map from words to prototypes."""
-        self.fit_space(base.features)
-        self.fit_words(base.words, self.base_prototypes(base))
+        """Solves for the space, then for the map from words to prototypes, of base labels and of class names."""
+        features, targets = to_array(base.features.float()), to_array(base.targets)
+        self.space_ = self.fit_space(features)
+        projected = self.space_.project(features)
+        words, prototypes, weights = to_array(base.words.float()), self.base_prototypes(projected, targets), None
+        if (names := base.names) is not None:
+            words = np.concatenate([words, to_array(names.words.float())])
+            prototypes = np.concatenate([prototypes, class_prototypes(projected, to_array(names.chances.float()))])
+            weights = np.full(len(names.words), names.weight, np.float32)
+        self.word_map_ = fit_words(words, prototypes, self.ridge, weights)
 
-    def fit_space(self, features: Features) -> None:
-        """Principal directions of the base images, whitened, the weak ones less so; of each network for itself."""
-        mean = features.double().mean(dim=0)
-        self.mean.copy_(mean)
-        parts = (features.double() - mean).split(self.parts, dim=1)  # type: ignore[no-untyped-call]
-        blocks = [whitening(part, self.part_space, self.shrinkage) for part in parts]
-        self.basis.copy_(torch.block_diag(*blocks))  # type: ignore[no-untyped-call]
+    def fit_space(self, features: Features) -> Space:
+        """The whitened spaces of the networks, side by side."""
+        parts = np.split(features, np.cumsum(self.parts)[:-1], axis=1)
+        spaces = [fit_space(part, self.space, self.shrinkage) for part in parts]
+        basis = torch.block_diag(*(torch.from_numpy(space.basis) for space in spaces))  # type: ignore[no-untyped-call]
+        return Space(np.concatenate([space.mean for space in spaces]), basis.numpy())
 
-    def base_prototypes(self, base: Base) -> Vectors:
+    def base_prototypes(self, projected: Features, targets: NDArray[np.bool_]) -> Vectors:
         """The base labels' mean images in the whitened space, as unit vectors."""
         # sums serve as means: only their direction counts, and a label without image has none
-        return F.normalize(base.targets.T.double() @ self.whiten(base.features.double()), dim=-1).float()
+        return unit(targets.T.astype(np.float64) @ projected).astype(np.float32)
 
-    def fit_words(self, words: Words, prototypes: Vectors) -> None:
-        """Ridge regression from the base labels' words to their prototypes."""
-        self.word_mean.copy_(words.mean(dim=0))
-        self.word_map.copy_(ridge_regression(self.normalise_words(words), prototypes, self.ridge))
-
-    def whiten(self, features: Float[Tensor, "*several channels"]) -> Float[Tensor, "*several space"]:
-        """Features from the base mean, in the whitened space, in the features' precision."""
-        return (features - self.mean.to(features.dtype)) @ self.basis.to(features.dtype)
-
-    def normalise_words(self, words: Words) -> Words:
-        """Centred on the base labels, of unit length."""
-        return F.normalize(words - self.word_mean.to(words), dim=-1)
-
-    def word_prototypes(self, words: Words) -> Vectors:
-        """What the words alone suggest, as unit vectors."""
-        return F.normalize(self.normalise_words(words) @ self.word_map, dim=-1)
+    def word_cosines(self, features: Float[Tensor, "images channels"], words: Words) -> Logits:
+        """Cosine of each image with what each word alone suggests."""
+        prototypes = self.word_map_.prototypes(to_array(words.float()))
+        return to_tensor(unit(self.space_.project(to_array(features))) @ prototypes.T, features)
 
 
 class WordOnly(WordMapped):
@@ -106,26 +104,14 @@ class WordOnly(WordMapped):
         self.scale = scale
 
     def adapt(self, support: Support) -> Classifier:
-        def classify(maps: Maps) -> Logits:
-            with full_precision(maps):
-                prototypes = self.word_prototypes(support.words.float())
-                return self.scale * cosine(self.whiten(pool(maps.float())), prototypes)
-
-        return classify
+        return lambda maps: self.scale * self.word_cosines(pool(maps.float()), support.words)
 
 
-def whitening(centred: Features, space: int, shrinkage: float) -> Float[Tensor, "channels space"]:
-    """PCA whitening: the strongest principal directions, each divided by its spread, the weak ones less so."""
-    variances, directions = torch.linalg.eigh(centred.T @ centred / len(centred))
-    variances, directions = variances[-space:], directions[:, -space:]
-    return directions / (variances + shrinkage * variances.mean()).sqrt()
+def to_array(tensor: Tensor) -> NDArray[Any]:
+    """The tensor's numbers, for the core; shared, not copied, where they are on the processor."""
+    return tensor.detach().cpu().numpy()
 
 
-def ridge_regression(
-    inputs: Float[Tensor, "labels dimensions"], outputs: Vectors, ridge: float
-) -> Float[Tensor, "dimensions space"]:
-    """The linear map from inputs to outputs, in double precision."""
-    inputs = inputs.double()
-    kernel = inputs @ inputs.T  # labels are fewer than dimensions
-    kernel.diagonal().add_(ridge)
-    return inputs.T @ torch.linalg.solve(kernel, outputs.double())
+def to_tensor(array: NDArray[np.float32], like: Tensor) -> Tensor:
+    """What the core made of it, on the device of what it was given."""
+    return torch.from_numpy(array).to(like.device)

@@ -92,5 +92,5 @@ def test_a_bad_file_is_refused(instances, tmp_path, more, message):
 
 def test_what_is_no_json_is_refused(tmp_path):
     (tmp_path / "x.json").write_text("{")
-    with pytest.raises(InputError, match=r"x\.json is not valid JSON"):
+    with pytest.raises(InputError, match=r"x\.json is no JSON"):
         read_coco([tmp_path / "x.json"], [tmp_path])

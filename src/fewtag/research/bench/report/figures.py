@@ -70,7 +70,7 @@ def draw_figures(results: Results, paper: Published, folder: Path) -> dict[str, 
             measured = [_point(float(name), run) for name, run in variants.items() if run]
             printed = [Point(float(name), number, 0.0) for name, number in numbers.items() if number]
             drawn[table.name] = draw_curves(path, table.title, table.along, {"measured": measured}, printed)
-    for data_set, curves in shot_curves(results).items():
+    for data_set, curves in shot_curves(results.runs).items():
         points = {
             name: [_point(float(shots), run) for shots, run in curve.items() if "test" in run.phases]
             for name, curve in curves.items()

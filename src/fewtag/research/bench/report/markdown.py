@@ -146,7 +146,7 @@ def shots_table(curves: Curves, phase: str) -> Iterator[str]:
 
 def shots_title(number: int) -> str:
     """`1 shot`, `5 shots`."""
-    return f"{number} shot{'s' if number > 1 else ''}"
+    return f"{number} shot{'' if number == 1 else 's'}"
 
 
 def _percent(run: MeasuredRun, phase: str, metric: str) -> str:
@@ -163,7 +163,9 @@ def _made_of(run: MeasuredRun) -> str:
     """The backbone and the words, as short as they can be told."""
     words = [part.rpartition("#")[2].rpartition("/")[2] for part in run.shared.words.split("+")]
     short = " + ".join(word.removeprefix(f"{run.shared.split}_") for word in words)
-    return f"{run.shared.backbone.replace('+', ' + ')}, {short}"
+    names = f", {run.shared.names} class names" if run.shared.names else ""
+    space = ", whitened" if run.shared.space else ""
+    return f"{run.shared.backbone.replace('+', ' + ')}{space}, {short}{names}"
 
 
 def _training(row: ResultRow) -> str:

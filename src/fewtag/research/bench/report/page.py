@@ -21,6 +21,7 @@ from fewtag.research.bench.report.results import (
     systems,
     tested,
 )
+from fewtag.research.bench.report.use import use_sections
 from fewtag.research.bench.results import summarise
 
 _INTRODUCTION = """\
@@ -59,7 +60,7 @@ def write_report(folder: Path, out: Path) -> Report:
         list(figures.values()),
         {
             f"{run.recipe}/{run.run} on {phase}": summarise(rows)
-            for run in results.runs
+            for run in [*results.runs, *results.use]
             for phase, rows in run.phases.items()
         },
         {name: found for comparison in comparisons for name, found in comparison.as_json().items()},
@@ -90,7 +91,8 @@ def _page(
         for table in paper.tables:
             yield from _published_section(table, results, figures)
     yield from _beyond_section(results, paper, figures)
-    yield from _sources(results.runs)
+    yield from use_sections(results)
+    yield from _sources([*results.runs, *results.use])
 
 
 def _published_section(table: PublishedTable, results: Results, figures: Mapping[str, Path]) -> Iterator[str]:
@@ -106,7 +108,7 @@ def _published_section(table: PublishedTable, results: Results, figures: Mapping
 
 
 def _beyond_section(results: Results, paper: Published, figures: Mapping[str, Path]) -> Iterator[str]:
-    groups, curves = beyond(results, paper), shot_curves(results)
+    groups, curves = beyond(results, paper), shot_curves(results.runs)
     if groups or curves:
         yield "## Beyond the paper\n"
     for setting, runs in groups.items():

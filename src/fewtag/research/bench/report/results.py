@@ -1,6 +1,5 @@
 """Measured runs, published systems, and which of them stand together on the page."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +11,9 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from fewtag.errors import InputError
+from fewtag.files import read_json
 from fewtag.research.bench.metrics import METRICS, mean_and_interval
-from fewtag.research.bench.results import ResultRow, read_rows
+from fewtag.research.bench.results import SESSIONS, ResultRow, SessionRow, read_rows, read_rows_of
 
 
 class PublishedSystem(BaseModel):
@@ -153,6 +153,9 @@ class Results:
     runs: Sequence[MeasuredRun]
     reasons: Mapping[str, str]
     """Why a `recipe/run` has no rows."""
+    use: Sequence[MeasuredRun] = ()
+    """Runs on other episodes than the paper's: at the pictures' own frequencies, or with one label a picture."""
+    sessions: Sequence[SessionRow] = ()
 
     def beside(self, system: PublishedSystem, table: PublishedTable) -> list[MeasuredRun]:
         """The runs that stand beside a published system: those it names, if of its split and shots."""
@@ -174,10 +177,11 @@ def read_results(folder: Path, paper: Published) -> Results:
         raise InputError(f"{path} is of before rows were Parquet; convert it with scripts/convert_results.py {folder}")
     phases: dict[tuple[Path, str, str], dict[str, list[ResultRow]]] = {}
     for path in sorted(folder.glob("**/*.parquet")):
-        if rows := read_rows(path):
+        if not path.name.endswith(SESSIONS) and (rows := read_rows(path)):
             key = (path.parent, rows[0].run, rows[0].recipe_digest)
             phases.setdefault(key, {})[rows[0].phase] = rows
-    if not phases:
+    sessions = [row for path in sorted(folder.glob(f"**/*{SESSIONS}")) for row in read_rows_of(SessionRow, path)]
+    if not phases and not sessions:
         raise InputError(f"there are no rows (*.parquet) under {folder}; measure some with fewtag bench RECIPE")
     runs = [
         MeasuredRun(
@@ -189,7 +193,13 @@ def read_results(folder: Path, paper: Published) -> Results:
     ]
     measured = {run.reference for run in runs}
     reasons = dict(_reason(path, paper) for path in sorted(folder.glob("**/*.not-measured.json")))
-    return Results(runs, {run: reason for run, reason in reasons.items() if run not in measured})
+    use = [run for run in runs if run.shared.sampling == "halves" or run.shared.supports == "single"]
+    return Results(
+        [run for run in runs if run not in use],
+        {run: reason for run, reason in reasons.items() if run not in measured},
+        use,
+        sessions,
+    )
 
 
 def phases_of(runs: Iterable[MeasuredRun]) -> list[str]:
@@ -202,10 +212,10 @@ def _test_first(phase: str) -> tuple[bool, bool, str]:
 
 
 def _reason(path: Path, paper: Published) -> tuple[str, str]:
+    facts = read_json(path, "reason")
     try:
-        facts = json.loads(path.read_text())
         return f"{paper.originals.get(path.parent.name, path.parent.name)}/{facts['run']}", str(facts["reason"])
-    except (ValueError, TypeError, KeyError) as error:
+    except (TypeError, KeyError) as error:
         raise InputError(f"{path} gives no reason for a run without rows; bench its recipe again") from error
 
 
@@ -257,9 +267,10 @@ def best_reading(runs: Sequence[MeasuredRun], table: PublishedTable) -> Measured
 def closed_form(runs: Sequence[MeasuredRun], like: MeasuredRun | None) -> MeasuredRun | None:
     """The closed form on the backbone and words of the run that it is seen beside; else the first there is."""
 
-    def unlike(run: MeasuredRun) -> tuple[bool, bool, str]:
+    def unlike(run: MeasuredRun) -> tuple[bool, bool, bool, str]:
         one, other = run.shared, like.shared if like else None
-        return one.backbone != (other and other.backbone), one.words != (other and other.words), run.reference
+        backbone, words = (other.backbone, other.words) if other else (None, None)
+        return one.backbone != backbone, one.words != words, one.names is not None, run.reference
 
     return min((run for run in runs if run.shared.method == "closed-form"), key=unlike, default=None)
 
@@ -268,15 +279,18 @@ Curves = dict[str, dict[int, MeasuredRun]]
 """Runs by their family and number of shots."""
 
 
-def shot_curves(results: Results) -> dict[DataSet, Curves]:
-    """Runs that differ in their number of shots alone: `name-5-shots` beside `name`, of one method and backbone."""
+def shot_curves(runs: Iterable[MeasuredRun], *, fewest: int = 2) -> dict[DataSet, Curves]:
+    """Runs that differ in their number of shots alone: `name-5-shots` beside `name`, of one method and backbone.
+
+    A curve has at least so many points.
+    """
     groups: dict[tuple[DataSet, str, str, str], dict[int, MeasuredRun]] = {}
-    for run in results.runs:
+    for run in runs:
         key = (run.data_set, run.family, run.shared.method, run.shared.backbone)
         groups.setdefault(key, {})[run.shared.shots] = run
     curves: dict[DataSet, Curves] = {}
     for (data_set, family, _, _), by_shots in sorted(groups.items(), key=lambda item: item[0]):
-        if len(by_shots) > 1:
+        if len(by_shots) >= fewest:
             curves.setdefault(data_set, {})[family] = dict(sorted(by_shots.items()))
     return curves
 
@@ -294,7 +308,7 @@ class Setting(NamedTuple):
 def beyond(results: Results, paper: Published) -> dict[Setting, list[MeasuredRun]]:
     """The runs that no published table shows, by setting; those named after their shots are in the curves."""
     shown = {run for table in paper.tables for row in table.rows for run in results.beside(row, table)}
-    for curves in shot_curves(results).values():
+    for curves in shot_curves(results.runs).values():
         shown |= {run for curve in curves.values() for run in curve.values() if run.family != run.run}
     groups: dict[Setting, list[MeasuredRun]] = {}
     for run in results.runs:

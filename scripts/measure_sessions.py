@@ -1,0 +1,69 @@
+"""Measures correction sessions with a shipped model, from what `encode_packs.py` wrote: the posterior and its rivals.
+
+    python scripts/measure_sessions.py --data DIR --features DIR --model coco52 --out results/sessions-coco52.json
+
+As `fewtag bench recipes/sessions.toml` does, but in the model's own space, with its own words, strengths and evidence:
+half of a phase's pictures can be asked about, the other half measures; a simulated person answers questions, and each
+system asks its own. AP is the mean over labels and seeds; `gain` is paired, over the closed form of positives alone.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measure_tagger import Bench
+from packs import Packs, add_arguments
+
+from fewtag.core.posterior import Pictures
+from fewtag.files import write_atomically
+from fewtag.research.bench.metrics import mean_and_interval
+from fewtag.research.bench.recipe import SessionSettings
+from fewtag.research.bench.results import commit
+from fewtag.research.bench.sessions import Gallery, problems, run_sessions
+from fewtag.research.methods import METHODS
+from fewtag.tagger.model import load_model
+
+ANSWERS = (0, 8, 16, 32, 64)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    parser.add_argument("--features", type=Path, required=True, help="what encode_packs.py wrote")
+    parser.add_argument("--model", default="coco52")
+    parser.add_argument("--name", default="coco52", help="what the features' files are called by")
+    parser.add_argument("--phase", default="mixed")
+    parser.add_argument("--examples", type=int, default=1, help="that a label begins with; 0: the name alone")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--orders", nargs="+", default=["likeliest", "unsure", "mixed"])
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    model = load_model(arguments.model)
+    bench = Bench(Packs(arguments.data, arguments.cache), model, arguments.features, arguments.phase, arguments.name)
+    gallery, guides = Gallery(Pictures.of(bench.places)), bench.words(clean=False)
+    settings = SessionSettings(examples=arguments.examples, seeds=arguments.seeds)
+    started = problems(bench.images.targets, bench.images.labels, settings, 0)
+    found: dict[str, Any] = {"commit": commit(), "model": model.name, "phase": arguments.phase}
+    found |= {"examples": arguments.examples, "seeds": arguments.seeds, "answers": ANSWERS}
+    for order in arguments.orders:
+        precisions = {}
+        for name in ("closed-form", "posterior"):
+            method: Any = METHODS[name](model.space.size, model.words.dimensions)
+            method.strengths, method.evidence = model.strengths, model.evidence
+            steps = run_sessions(method, gallery, guides, started, order, max(ANSWERS))
+            every = 100 * np.stack(list(steps))
+            precisions[name] = every[list(ANSWERS)]
+            facts: dict[str, Any] = {"ap": [round(float(each.mean()), 2) for each in precisions[name]]}
+            facts["least"] = round(float((every.mean(axis=1) - every[0].mean()).min()), 2)
+            if name != "closed-form":
+                gains = precisions[name] - precisions["closed-form"]
+                facts["gain"] = [[round(value, 2) for value in mean_and_interval(each.tolist())] for each in gains]
+            found[f"{order}, {name}"] = facts
+            print(order, name, facts, flush=True)
+            write_atomically(arguments.out, json.dumps(found, indent=1).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Writes the tables of docs/models.md from results/tagger-*.json, between its two marks.
+
+python scripts/models_page.py
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "models.md"
+BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
+FILES = {"default": "tagger-coco52.json", "accurate": "tagger-accurate-coco52.json"}
+ROWS = {
+    "the name alone": "name alone",
+    "the name alone, clean": "name alone, clean",
+    "1 example": "1 examples",
+    "1 example, clean names": "1 examples, clean",
+    "1 example, no name": "1 examples, no words",
+    "1 example, a private name": "1 examples, private names",
+    "1 example, one label a picture": "1 examples, one label a picture",
+    "5 examples": "5 examples",
+    "5 examples, one label a picture": "5 examples, one label a picture",
+    "20 examples": "20 examples",
+}
+RARE = {
+    f"{shots} example{'s' * (shots > 1)}, prior {how}": f"{shots} examples, 1 %, prior {how}"
+    for shots in (1, 5)
+    for how in ("given", "estimated")
+}
+
+
+def precision(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    return f"{row['macro_ap']:.1f} / {row['micro_ap']:.1f} ± {row['macro_ap_interval']:.1f}"
+
+
+def accuracy(found: dict[str, dict[str, Any]]) -> list[str]:
+    lines = ["| | `default`, test | `default`, mixed | `accurate`, test | `accurate`, mixed |", "|---|---|---|---|---|"]
+    for name, key in ROWS.items():
+        cells = [precision(found[model].get(f"{phase}, {key}")) for model in FILES for phase in ("test", "mixed")]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def reliability(row: dict[str, Any]) -> str:
+    return ", ".join(f"{said:.2f} → {true:.2f} ({count:,})" for said, true, count in row["reliability"])
+
+
+def honesty(found: dict[str, dict[str, Any]]) -> list[str]:
+    lines = ["| | error | said → true (pairs) | precision · recall | best F1 · own |", "|---|---|---|---|---|"]
+    usual = {name: ROWS[name] for name in ("1 example", "5 examples")}
+    for model, rows in found.items():
+        for phase in ("test", "mixed"):
+            for name, key in {**usual, **{f"1 %, {rare}": key for rare, key in RARE.items()}}.items():
+                row = rows[f"{phase}, {key}"]
+                lines.append(
+                    f"| `{model}`, {phase}, {name} | {row['reliability_error']:.3f} | {reliability(row)} | "
+                    f"{row['precision']:.2f} · {row['recall']:.2f} | {row['best_f1']:.3f} · {row['f1']:.3f} |"
+                )
+    return lines
+
+
+def main() -> None:
+    found = {model: json.loads((ROOT / "results" / name).read_text()) for model, name in FILES.items()}
+    before, rest = PAGE.read_text().split(BEGIN)
+    after = rest.split(END)[1]
+    tables = "\n".join(["", *accuracy(found), "", *honesty(found), ""])
+    PAGE.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

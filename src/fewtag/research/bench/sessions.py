@@ -1,0 +1,241 @@
+"""Correction sessions: a simulated person answers a system's questions, and what the system has learnt is measured.
+
+Half of a phase's pictures can be asked about, the other half measures. A label is a problem of its own: it begins with
+random examples or with its name alone, its system asks about one picture after another, and learns each answer before
+the next question. All problems of an order go on together, so that a pass over the pictures scores all of them.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from lightning_fabric import Fabric
+from numpy.typing import NDArray
+
+from fewtag.core.closed_form import Places, Strengths, Vectors, softmax
+from fewtag.core.metrics import average_precision
+from fewtag.core.posterior import Classifiers, Fitted, Pictures
+from fewtag.errors import InputError
+from fewtag.research.bench.distributed import (
+    Reporter,
+    Silent,
+    collective_refusal,
+    on_rank_zero,
+    rows_by_all_ranks,
+)
+from fewtag.research.bench.experiment import Experiment
+from fewtag.research.bench.measure import device_name, solve
+from fewtag.research.bench.metrics import mean_and_interval
+from fewtag.research.bench.recipe import SessionSettings
+from fewtag.research.bench.results import SESSIONS, SessionRow, Summary, read_rows_of, run_columns, write_rows
+from fewtag.research.data.sampling import halve
+from fewtag.research.features.rows import Rows, feature_rows
+from fewtag.research.types import Maps, Words
+
+AT_ONCE = 128
+"""Pictures scored at once, so that what lies between places and scores stays in the processor's cache."""
+
+
+@runtime_checkable
+class Corrigible(Protocol):
+    """A method that learns a label from single answers, in a whitened space."""
+
+    strengths: Strengths
+    serves_words_alone: bool
+
+    def local(self, maps: Maps) -> Places: ...
+
+    def guides(self, words: Words) -> Vectors: ...
+
+    def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]) -> Fitted: ...
+
+
+class Problem(NamedTuple):
+    """A label in one cut of the pictures into halves."""
+
+    seed: int
+    label: int
+    askable: NDArray[np.bool_]
+    """images"""
+    shown: NDArray[np.bool_]
+    """images"""
+    first: tuple[int, ...]
+    """The examples that it begins with."""
+
+
+class Gallery:
+    """All pictures of a phase, with what scoring them again and again needs: place lengths and Gram matrices."""
+
+    def __init__(self, pictures: Pictures) -> None:
+        self.pictures = pictures
+        self.gram = pictures.places @ pictures.places.transpose(0, 2, 1)
+
+    def select(self, rows: Sequence[int]) -> Pictures:
+        chosen = list(rows)
+        return Pictures(*(part[chosen] for part in self.pictures))
+
+    def logits(self, classifiers: Classifiers, focus: float) -> NDArray[np.float32]:
+        """problems × images, the numbers of `Classifiers.logits`."""
+        images = len(self.gram)
+        found = np.empty((len(classifiers.guides), images), np.float32)
+        for first in range(0, images, AT_ONCE):
+            some = slice(first, first + AT_ONCE)
+            places, lengths, whole = (part[some] for part in self.pictures)
+            alike = places @ classifiers.guides.T / np.maximum(lengths, 1e-12)[..., None]
+            attention = softmax(focus * alike, axis=1)
+            along = (attention * (places @ classifiers.focused.T)).sum(axis=1)
+            turned = np.ascontiguousarray(attention.transpose(0, 2, 1))
+            squares = np.einsum("ilp,ilp->il", turned @ self.gram[some], turned)
+            focused = along / np.sqrt(np.maximum(squares, 1e-12))
+            found[:, some] = (focused + whole @ classifiers.whole.T + classifiers.bias).T
+        return found
+
+
+def problems(targets: NDArray[np.bool_], labels: Sequence[str], settings: SessionSettings, seed: int) -> list[Problem]:
+    """Every label in every cut; the examples depend on the label's name, not on its column."""
+    found = []
+    for number in range(settings.seeds):
+        askable = halve(targets, labels, [seed, number])
+        for column, label in enumerate(labels):
+            shown = targets[:, column]
+            generator = np.random.default_rng([seed, number, *label.encode()])
+            first = generator.permutation(np.flatnonzero(askable & shown))[: settings.examples]
+            found.append(Problem(number, column, askable, shown, tuple(first.tolist())))
+    return found
+
+
+def run_sessions(
+    method: Corrigible, gallery: Gallery, guides: Vectors, started: Sequence[Problem], order: str, most: int
+) -> Iterator[NDArray[np.float64]]:
+    """The average precision of each problem before any answer, after the first, and so on to the last."""
+    asked = [list(problem.first) for problem in started]
+    askable = np.stack([problem.askable for problem in started])
+    shown = np.stack([problem.shown for problem in started])
+    for answer in range(most + 1):
+        fitted = [
+            method.fit_answers(gallery.select(rows), problem.shown[rows], guides[problem.label])
+            for problem, rows in zip(started, asked, strict=True)
+        ]
+        logits = gallery.logits(Classifiers.of(fitted), method.strengths.query_focus)
+        yield np.array([held_precision(*one) for one in zip(logits, shown, askable, strict=True)])
+        likeliest = order == "likeliest" or (order == "mixed" and answer % 2 == 0)
+        wish = np.where(askable, logits if likeliest else -np.abs(logits), -np.inf)
+        for rows, wishes in zip(asked, wish, strict=True):
+            wishes[rows] = -np.inf
+            if np.isfinite(best := wishes.max()):
+                rows.append(int(np.flatnonzero(wishes == best)[0]))
+
+
+def held_precision(logits: NDArray[np.float32], shown: NDArray[np.bool_], askable: NDArray[np.bool_]) -> float:
+    """Average precision on the pictures that cannot be asked about."""
+    held = ~askable
+    return average_precision(logits[held], shown[held])
+
+
+def measure_sessions(
+    experiment: Experiment,
+    fabric: Fabric,
+    *,
+    out: Path,
+    cache: Path,
+    command: str,
+    force: bool = False,
+    report: Reporter | None = None,
+) -> dict[str, list[SessionRow]]:
+    """The rows of each phase; a phase already measured by the same recipe is read back, not run again."""
+    report = report or Silent()
+    recipe, settings = experiment.recipe, experiment.recipe.sessions
+    assert settings is not None
+    files = {phase: out / f"{recipe.name}.{phase}{SESSIONS}" for phase in recipe.evaluation.phases}
+    rows = {} if force else on_rank_zero(fabric, lambda: _measured(files, experiment))
+    if len(rows) == len(files):
+        return rows
+    with collective_refusal():
+        backbone, method = experiment.build()
+        if not isinstance(method, Corrigible) or (settings.examples == 0 and not method.serves_words_alone):
+            start = "from answers" if settings.examples else "from a name alone"
+            raise InputError(
+                f"method {recipe.method.name!r} cannot learn {start}; docs/protocol.md names those that do"
+            )
+        backbone.to(fabric.device).eval()
+    solve(method, experiment, backbone, cache, fabric, report)
+    for phase in [phase for phase in files if phase not in rows]:
+        with collective_refusal():
+            images = experiment.phase(phase)
+            started = problems(images.targets, images.labels, settings, recipe.seed)
+            words = experiment.words(images.labels)
+        read = partial(feature_rows, backbone=backbone, cache=cache, advance=report.advance)
+        gallery = Gallery(_pictures(method, rows_by_all_ranks(fabric, images, read, report, phase)))
+        guides = method.guides(words)
+        since, most = time.perf_counter(), max(settings.answers)
+        found = []
+        for order in settings.orders:
+            report.start(f"{recipe.name} on {phase}, {order}", most + 1)
+            precisions = []
+            for precision in run_sessions(method, gallery, guides, started, order, most):
+                precisions.append(precision)
+                report.advance(1)
+            found += _tell(np.stack(precisions), started, images.labels, settings, order)
+        shared = run_columns(recipe, phase, command=command, device=device_name(fabric.device)) | {
+            "seconds": round(time.perf_counter() - since, 2),
+            "data_digest": images.digest,
+        }
+        rows[phase] = told = [SessionRow.model_validate(shared | one) for one in found]
+        on_rank_zero(fabric, partial(write_rows, files[phase], told, SessionRow))
+    return rows
+
+
+def _pictures(method: Corrigible, rows: Rows) -> Pictures:
+    chunks = [range(first, min(first + AT_ONCE, len(rows))) for first in range(0, len(rows), AT_ONCE)]
+    return Pictures.of(np.concatenate([method.local(rows.take(chunk).float()) for chunk in chunks]))
+
+
+def _tell(
+    precisions: NDArray[np.float64],
+    started: Sequence[Problem],
+    labels: Sequence[str],
+    settings: SessionSettings,
+    order: str,
+) -> list[dict[str, object]]:
+    """The columns of each row that the run does not know, from answers × problems."""
+    least = np.minimum.accumulate(precisions, axis=0)
+    return [
+        {
+            "examples": settings.examples,
+            "order": order,
+            "session_seed": problem.seed,
+            "label": labels[problem.label],
+            "answers": answers,
+            "ap": round(float(precisions[answers, number]), 6),
+            "least": round(float(least[answers, number]), 6),
+        }
+        for number, problem in enumerate(started)
+        for answers in settings.answers
+    ]
+
+
+def _measured(files: Mapping[str, Path], experiment: Experiment) -> dict[str, list[SessionRow]]:
+    """The phases measured already; rows of another recipe or of other pictures are refused, lest they be lost."""
+    found = {phase: read_rows_of(SessionRow, path) for phase, path in files.items() if path.exists()}
+    for phase, rows in found.items():
+        if (rows[0].recipe_digest, rows[0].data_digest) != (experiment.recipe.digest, experiment.phase(phase).digest):
+            raise InputError(
+                f"{files[phase]} holds rows of another recipe or of other data; name another --out, or --force to "
+                "replace them"
+            )
+    return found
+
+
+def summarise_sessions(rows: Sequence[SessionRow]) -> dict[str, Summary]:
+    """By order: the mean of AP after each number of answers, over seeds and labels, with its 95 % interval."""
+    found: dict[str, Summary] = {}
+    for order in dict.fromkeys(row.order for row in rows):
+        mine = [row for row in rows if row.order == order]
+        found[order] = {}
+        for answers in sorted({row.answers for row in mine}):
+            mean, interval = mean_and_interval([row.ap for row in mine if row.answers == answers])
+            found[order][f"AP after {answers}"] = {"mean": mean, "interval": interval}
+    return found

@@ -1,0 +1,292 @@
+"""Fitting a model of one's own: a network as a graph, and from base pictures its space, word map and calibration.
+
+Base pictures may have labels. Where they have none, the classes that a classifier is sure of stand for labels.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fewtag.core.calibration import Calibration, Pairs, calibrate
+from fewtag.core.closed_form import Features, Space, Strengths, Vectors, base_prototypes, class_prototypes, fit_space
+from fewtag.core.posterior import Classifiers, NameEvidence, Pictures, fit_label, prior
+from fewtag.errors import InputError
+from fewtag.pictures.decode import Square, squash
+from fewtag.pictures.files import Picture, open_image
+from fewtag.pictures.prefetch import batches, prefetch
+from fewtag.research.data.class_names import class_names
+from fewtag.research.features.backbone import create_backbone
+from fewtag.research.features.classifier import create_classifier
+from fewtag.research.features.graph import Constants, wrap_graph, write_graph
+from fewtag.runtime import Network
+from fewtag.tagger.model import save_model, solve_words
+from fewtag.words.vectors import SHIPPED, WordTable, load_words
+
+CLASSIFIER, CLASSES = "tf_efficientnet_lite2", "imagenet-1k"
+STRENGTHS = Strengths(shrinkage=2.0, ridge=0.5, word_weight=3.0, word_decay=0.5, support_focus=16.0, query_local=0.8)
+"""The posterior's, chosen on the validation labels of COCO."""
+EXAMPLES = (0, 1, 2, 5, 10, 20)
+NOES = (0, 8, 64)
+"""Pictures beside a label's own, that do not name it, in the banks that calibration looks at."""
+SHARE, SHARES = 0.08, (0.003, 0.01, 0.03, 0.08, 0.2)
+REPEATS, QUERIES, HELD = 3, 600, 30
+WRONG_NAMES = 200
+FOLDS, FEWEST_LABELS, SURE = 4, 8, 0.5
+BATCH = 32
+MOST_PLACES = 3000
+"""Pictures whose places are kept, for the calibration."""
+
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """Base pictures: global features, what they show, and the probabilities of a classifier's classes."""
+
+    labels: Sequence[str]
+    words: Sequence[str]
+    """What the labels are looked up by."""
+    targets: NDArray[np.bool_]
+    features: Features
+    chances: NDArray[np.float32]
+
+    def without(self, columns: Sequence[int]) -> "Base":
+        """Without some labels and all pictures that show one."""
+        kept = [column for column in range(len(self.labels)) if column not in set(columns)]
+        rows = ~self.targets[:, list(columns)].any(axis=1)
+        labels, words = ([side[column] for column in kept] for side in (self.labels, self.words))
+        return Base(labels, words, self.targets[rows][:, kept], self.features[rows], self.chances[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """What base pictures decide of a model: its space, and the prototypes that its word map is solved on."""
+
+    space: Space
+    prototypes: Vectors
+    """Of the base labels, then of the classes."""
+    base_words: Sequence[str]
+    classes: Sequence[str]
+
+    def guides(self, table: WordTable, names: Sequence[str]) -> Vectors:
+        """What names suggest."""
+        word_map = solve_words(table, self.base_words, self.classes, self.prototypes, STRENGTHS)
+        return word_map.prototypes(table.vectors(names))
+
+
+def solve(base: Base) -> Solved:
+    space = fit_space(base.features, base.features.shape[1], STRENGTHS.shrinkage)
+    projected = space.project(base.features)
+    labels = base_prototypes(projected, base.targets, STRENGTHS.separation)
+    classes = class_prototypes(projected, base.chances)
+    return Solved(space, np.concatenate([labels, classes]), base.words, class_names(CLASSES))
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Labels that a fit has not seen, on pictures in its space: what calibration may look at."""
+
+    pictures: Pictures
+    targets: NDArray[np.bool_]
+    guides: Vectors
+    """What the labels' names suggest,"""
+    wrong: Vectors
+    """and what names of other things do."""
+
+    def scores(self) -> tuple[list[NDArray[np.float32]], list[NDArray[np.float32]]]:
+        """Of each label's pictures with its own name; and with the wrong ones, a column each."""
+        plain = Strengths(**{**vars(STRENGTHS), "kappa": 1.0, "offset": 0.0})
+        every = Classifiers.of([prior(guide, plain) for guide in np.concatenate([self.guides, self.wrong])])
+        found = every.logits(self.pictures.places, STRENGTHS)
+        right = [found[shown, label] for label, shown in enumerate(self.targets.T)]
+        return right, [found[shown, len(self.guides) :] for shown in self.targets.T]
+
+    def pairs(self, evidence: NameEvidence, seed: int = 0) -> Iterator[Pairs]:
+        """From banks of a name alone to twenty examples, with few and many others, named in part or completely."""
+        random = np.random.default_rng(seed)
+        for _ in range(REPEATS):
+            for label, shown in enumerate(self.targets.T):
+                for number in EXAMPLES:
+                    if shown.sum() < number + HELD:
+                        continue
+                    yes = random.choice(np.flatnonzero(shown), number, replace=False)
+                    for noes in NOES if number else (0,):
+                        most = min(noes, int((~shown).sum()) // 2)
+                        no = random.choice(np.flatnonzero(~shown), most, replace=False)
+                        for weight in (STRENGTHS.unnamed, 1.0) if noes else (1.0,):
+                            yield self._pairs(label, yes, no, weight, evidence, random)
+
+    def _pairs(
+        self,
+        label: int,
+        yes: NDArray[np.int64],
+        no: NDArray[np.int64],
+        weight: float,
+        evidence: NameEvidence,
+        random: np.random.Generator,
+    ) -> Pairs:
+        rows = np.concatenate([yes, no]).astype(np.int64)
+        shown = np.arange(len(rows)) < len(yes)
+        weights = np.where(shown, 1.0, weight).astype(np.float32)
+        support = Pictures(*(part[rows] for part in self.pictures))
+        fitted = fit_label(support, shown, weights, self.guides[label], STRENGTHS, evidence)
+        rest = random.permutation(np.setdiff1d(np.arange(len(self.targets)), rows))[:QUERIES]
+        logits = Classifiers.of([fitted]).logits(self.pictures.places[rest], STRENGTHS)[:, 0]
+        return Pairs(len(yes), fitted.noes, logits, self.targets[rest, label])
+
+
+def wrong_names(solved: Solved, table: WordTable, seed: int = 0) -> Vectors:
+    """Names of other things: some of the classifier's classes."""
+    names = np.random.default_rng(seed).permutation(list(solved.classes))
+    known = [first for name in names if (first := str(name).split(", ")[0]) in table][:WRONG_NAMES]
+    return solved.guides(table, known)
+
+
+def calibrated(held: Sequence[Held]) -> tuple[NameEvidence, Calibration]:
+    """How alike names and pictures are, and the calibration, over all held labels."""
+    scores = [each.scores() for each in held]
+    right = [one for mine, _ in scores for one in mine if len(one)]
+    wrong = [one for _, others in scores for one in others if len(one)]
+    between = [np.std([each.mean() for each in right]), np.std(np.concatenate([each.mean(axis=0) for each in wrong]))]
+    evidence = NameEvidence(
+        right=round(float(np.median([each.mean() for each in right])), 4),
+        wrong=round(float(np.mean([each.mean() for each in wrong])), 4),
+        between=round(float(np.mean(between)), 4),
+        within=round(float(np.mean([each.std() for each in right])), 4),
+    )
+    return evidence, calibrate([pairs for each in held for pairs in each.pairs(evidence)], SHARE, SHARES)
+
+
+def fit_model(
+    out: Path,
+    pictures: Sequence[Picture],
+    shown: Sequence[frozenset[str]],
+    *,
+    network: str,
+    weights: str | None = None,
+    size: int = 224,
+    words: str = SHIPPED,
+    device: str = "auto",
+    begin: Callable[[str, int], Advance] = lambda _task, _total: lambda _count: None,
+) -> dict[str, Any]:
+    """Writes OUT.safetensors and OUT.onnx; facts of what was made.
+
+    `network` is timm's name of one, or the path of an ONNX file from normalised pixels to a feature map.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    path = out.with_suffix(".onnx")
+    facts, constants = make_graph(network, weights, size, path)
+    table = load_words(words)
+    pooled, places, rows = encode(path, facts, constants, pictures, device, begin)
+    chances = classify(pictures, begin)
+    labels, targets = label_matrix(shown) if any(shown) else sure_classes(chances)
+    unknown = [label for label in labels if label not in table]
+    kept = [number for number, label in enumerate(labels) if label not in unknown]
+    if len(kept) < FEWEST_LABELS:
+        raise InputError(
+            f"the base pictures show {len(kept)} labels that are known words, at least {FEWEST_LABELS} are needed; "
+            "give more pictures, or a table that names what they show"
+        )
+    names = [labels[number] for number in kept]
+    base = Base(names, names, targets[:, kept], pooled, chances)
+    evidence, calibration = calibrated(list(_folds(base, places, rows, table)))
+    solved = solve(base)
+    save_model(
+        out.with_suffix(".safetensors"),
+        network=facts,
+        constants=constants,
+        space=solved.space,
+        base_prototypes=solved.prototypes,
+        word_map=solve_words(table, solved.base_words, solved.classes, solved.prototypes, STRENGTHS),
+        strengths=STRENGTHS,
+        evidence=evidence,
+        calibration=calibration,
+        words=words,
+        base_words=solved.base_words,
+        class_names=solved.classes,
+        origin=f"{len(pictures)} pictures of {len(names)} {'labels' if any(shown) else 'classes of ' + CLASSIFIER}",
+    )
+    return {
+        "model": str(out.with_suffix(".safetensors")),
+        "pictures": len(pictures),
+        "labels": names,
+        "left_out": unknown,
+    }
+
+
+def _folds(base: Base, places: NDArray[np.float16], rows: NDArray[np.int64], table: WordTable) -> Iterator[Held]:
+    """A quarter of the labels at a time, held out from a fit on the pictures that show none of them."""
+    order = np.random.default_rng(0).permutation(len(base.labels))
+    for fold in range(FOLDS):
+        columns = sorted(order[fold::FOLDS].tolist())
+        solved = solve(base.without(columns))
+        guides = solved.guides(table, [base.words[column] for column in columns])
+        projected = solved.space.project(places.astype(np.float32))
+        yield Held(Pictures.of(projected), base.targets[rows][:, columns], guides, wrong_names(solved, table))
+
+
+def make_graph(network: str, weights: str | None, size: int, path: Path) -> tuple[dict[str, Any], Constants]:
+    """Of a timm network, or of an ONNX file."""
+    if network.lower().endswith(".onnx"):
+        if weights is not None:
+            raise InputError("an ONNX file has its own weights; leave --weights out")
+        return wrap_graph(Path(network), path, size)
+    return write_graph(create_backbone(network, weights=weights, size=size), path)
+
+
+def encode(
+    path: Path,
+    facts: dict[str, Any],
+    constants: Constants,
+    pictures: Sequence[Picture],
+    device: str,
+    begin: Callable[[str, int], Advance],
+) -> tuple[Features, NDArray[np.float16], NDArray[np.int64]]:
+    """Global features of all pictures, by the graph itself; and the places of some, with their row numbers."""
+    runtime = Network(path, device, sha256=facts["sha256"], constants=constants)
+    channels = int(facts["channels"])
+    whole = Space(np.zeros(channels, np.float32), np.eye(channels, dtype=np.float32))
+    chosen = np.sort(np.random.default_rng(0).permutation(len(pictures))[:MOST_PLACES])
+    wanted = set(chosen.tolist())
+    pooled, places = [], []
+    advance = begin("encoding", len(pictures))
+    for first, batch in enumerate(squares(pictures, int(facts["size"]))):
+        found = runtime(batch, whole)
+        pooled.append(found.mean(axis=1))
+        places += [each.astype(np.float16) for row, each in enumerate(found, first * BATCH) if row in wanted]
+        advance(len(batch))
+    return np.concatenate(pooled), np.stack(places), chosen
+
+
+@torch.inference_mode()
+def classify(pictures: Sequence[Picture], begin: Callable[[str, int], Advance]) -> NDArray[np.float32]:
+    """Each picture's probabilities of the classifier's classes: pictures × classes."""
+    classifier, found = create_classifier(CLASSIFIER), []
+    advance = begin("classifying", len(pictures))
+    for batch in squares(pictures, classifier.size):
+        found.append(classifier(torch.from_numpy(np.stack(batch))).numpy())
+        advance(len(batch))
+    return np.concatenate(found)
+
+
+def squares(pictures: Sequence[Picture], size: int) -> Iterator[list[Square]]:
+    """Batches of pixels; a picture that cannot be read is refused by name."""
+    return map(list, batches(prefetch(lambda each: squash(open_image(each), size), iter(pictures), 2 * BATCH), BATCH))
+
+
+def label_matrix(shown: Sequence[frozenset[str]]) -> tuple[list[str], NDArray[np.bool_]]:
+    labels = sorted(frozenset().union(*shown))
+    return labels, np.array([[label in each for label in labels] for each in shown], np.bool_)
+
+
+def sure_classes(chances: NDArray[np.float32]) -> tuple[list[str], NDArray[np.bool_]]:
+    """Classes that enough pictures are surely of, as if they were labels."""
+    sure = chances > SURE
+    columns = np.flatnonzero(sure.sum(axis=0) >= HELD // 2)
+    names = class_names(CLASSES)
+    return [names[column].split(", ")[0] for column in columns], sure[:, columns]

@@ -1,0 +1,136 @@
+"""The posterior against scipy's minimiser, Bayes' rule by densities, and plain loops."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.stats import norm
+
+from fewtag.core.closed_form import Strengths, score, unit
+from fewtag.core.posterior import Classifiers, NameEvidence, Pictures, fit_label, map_logistic, prototype
+
+STRENGTHS = Strengths(kappa=5.0, offset=0.2, penalty=0.3, bias=0.4, query_local=0.7, word_weight=2.0, word_decay=0.5)
+NEUTRAL = NameEvidence()
+
+
+def random_places(seed: int, images: int, places: int = 4, space: int = 6) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(size=(images, places, space)).astype(np.float32)
+
+
+def random_word(seed: int, space: int = 6) -> NDArray[np.float32]:
+    return unit(np.random.default_rng(seed).normal(size=space)).astype(np.float32)
+
+
+def fitted(seed: int, yes: int, no: int, weight: float = 1.0):  # type: ignore[no-untyped-def]
+    places = random_places(seed, yes + no)
+    shown = np.arange(yes + no) < yes
+    weights = np.where(shown, 1.0, weight).astype(np.float32)
+    word = random_word(seed + 1)
+    return places, shown, weights, word, fit_label(Pictures.of(places), shown, weights, word, STRENGTHS, NEUTRAL)
+
+
+@pytest.mark.parametrize(("yes", "no", "weight"), [(1, 0, 1.0), (1, 3, 0.25), (5, 20, 1.0)])
+def test_the_posterior_is_where_scipy_finds_the_least_penalised_log_loss(yes: int, no: int, weight: float) -> None:
+    places, shown, weights, word, found = fitted(3, yes, no, weight)
+    pictures = Pictures.of(places)
+    guide, _ = prototype(Pictures.of(places[shown]), word, STRENGTHS, NEUTRAL)
+    focused = pictures.attend(guide, STRENGTHS.query_focus)
+    local = STRENGTHS.query_local
+    features = np.hstack(
+        [
+            math.sqrt(1 - local) * pictures.whole,
+            math.sqrt(local) * focused,
+            np.full((len(places), 1), math.sqrt(STRENGTHS.bias)),
+        ]
+    ).astype(np.float64)
+    similarity = (1 - local) * (pictures.whole @ guide) + local * (focused @ guide)
+    before = STRENGTHS.kappa * (similarity.astype(np.float64) - STRENGTHS.offset)
+
+    def loss(vector: NDArray[np.float64]) -> float:
+        logits = before + features @ vector
+        misfit = weights @ (np.logaddexp(0, logits) - shown * logits)
+        return float(misfit + 0.5 * STRENGTHS.penalty * vector @ vector)
+
+    best = minimize(loss, np.zeros(features.shape[1]), method="BFGS", options={"gtol": 1e-9}).x
+    expected = before + features @ best
+    assert np.allclose(Classifiers.of([found]).logits(places, STRENGTHS)[:, 0], expected, atol=2e-4)
+
+
+def test_without_examples_a_label_has_the_score_of_its_word() -> None:
+    places, word = random_places(0, 5), random_word(1)
+    nothing = Pictures.of(random_places(0, 0))
+    found = fit_label(nothing, np.zeros(0, np.bool_), np.zeros(0, np.float32), word, STRENGTHS, NEUTRAL)
+    expected = STRENGTHS.kappa * (score(places, word[None], STRENGTHS) - STRENGTHS.offset)
+    assert np.allclose(Classifiers.of([found]).logits(places, STRENGTHS), expected, atol=1e-5)
+    assert found.trust == 1
+
+
+def test_the_order_of_the_examples_changes_nothing_but_rounding() -> None:
+    places, shown, weights, word, found = fitted(5, 3, 7, 0.25)
+    order = np.random.default_rng(0).permutation(len(places))
+    again = fit_label(Pictures.of(places[order]), shown[order], weights[order], word, STRENGTHS, NEUTRAL)
+    queries = random_places(9, 6)
+    one, other = (Classifiers.of([each]).logits(queries, STRENGTHS) for each in (found, again))
+    assert np.abs(one - other).max() < 1e-5
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_no_lowers_its_own_picture(seed: int) -> None:
+    places, shown, weights, word, after = fitted(seed, 2, 1)
+    before = fit_label(Pictures.of(places[:2]), shown[:2], weights[:2], word, STRENGTHS, NEUTRAL)
+    one, other = (Classifiers.of([each]).logits(places[2:], STRENGTHS)[0, 0] for each in (before, after))
+    assert other < one
+
+
+def test_an_example_of_weight_zero_is_as_if_it_were_not_there() -> None:
+    places, shown, _, word, _ = fitted(11, 2, 3)
+    weights = np.array([1, 1, 1, 1, 0], np.float32)
+    with_it = fit_label(Pictures.of(places), shown, weights, word, STRENGTHS, NEUTRAL)
+    without = fit_label(Pictures.of(places[:4]), shown[:4], weights[:4], word, STRENGTHS, NEUTRAL)
+    queries = random_places(2, 4)
+    one, other = (Classifiers.of([each]).logits(queries, STRENGTHS) for each in (with_it, without))
+    assert np.abs(one - other).max() < 1e-5
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 12), st.integers(0, 10_000), st.floats(0.01, 100))
+def test_newton_ends_where_the_gradient_vanishes(count: int, seed: int, scale: float) -> None:
+    random = np.random.default_rng(seed)
+    features = random.normal(size=(count, 3))
+    gram = scale * features @ features.T
+    before, shown = random.normal(size=count) * 5, random.random(count) < 0.5
+    weights = random.random(count)
+    dual = map_logistic(gram, before, shown, weights)
+    logits = before + gram @ dual
+    gradient = weights * (shown - 1 / (1 + np.exp(-logits))) - dual
+    assert np.abs(gradient).max() < 1e-5
+
+
+def test_trust_is_bayes_rule_on_the_two_densities() -> None:
+    evidence = NameEvidence(right=0.4, wrong=0.1, between=0.08, within=0.12, prior=0.8)
+    scores = np.array([0.2, 0.3, 0.15], np.float32)
+    spread = math.sqrt(0.08**2 + 0.12**2 / 3)
+    right, wrong = (norm.pdf(float(scores.mean()), mean, spread) for mean in (0.4, 0.1))
+    assert evidence.trust(scores) == pytest.approx(0.8 * right / (0.8 * right + 0.2 * wrong), rel=1e-5)
+
+
+def test_a_name_that_pictures_contradict_ends_as_no_name() -> None:
+    places = random_places(13, 3)
+    against = unit(-places.mean(axis=(0, 1)))
+    suspicious = NameEvidence(right=0.9, wrong=0.5, between=0.02, within=0.02, prior=0.5)
+    with_name, trust = prototype(Pictures.of(places), against, STRENGTHS, suspicious)
+    without, _ = prototype(Pictures.of(places), None, STRENGTHS, suspicious)
+    assert trust < 1e-6
+    assert np.allclose(with_name, without, atol=1e-4)
+
+
+def test_many_labels_score_as_each_one_alone() -> None:
+    found = [fitted(seed, 2, 3)[4] for seed in range(4)]
+    queries = random_places(20, 5)
+    together = Classifiers.of(found).logits(queries, STRENGTHS)
+    alone = np.hstack([Classifiers.of([each]).logits(queries, STRENGTHS) for each in found])
+    assert np.allclose(together, alone, atol=1e-4)

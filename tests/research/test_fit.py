@@ -1,0 +1,158 @@
+"""Models of one's own: from a timm network, from an ONNX file, with labels and without."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from fewtag import InputError, Tagger
+from fewtag.core.closed_form import Space
+from fewtag.pictures.files import Picture
+from fewtag.research import fit as fit_module
+from fewtag.research.features.graph import IMAGENET_MEAN, IMAGENET_STD, wrap_graph
+from fewtag.research.fit import Base, fit_model, solve, sure_classes
+from fewtag.runtime import Network
+
+LABELS = ["dog", "cat", "sofa", "zebra", "ball", "tree", "car", "boat"]
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def album(tmp_path: Path) -> tuple[list[Picture], list[frozenset[str]]]:
+    """Forty-eight pictures of a colour for each of eight labels."""
+    random = np.random.default_rng(0)
+    pictures, shown = [], []
+    for number in range(48 * len(LABELS) // 4):
+        label = number % len(LABELS)
+        colour = np.array([label & 1, label >> 1 & 1, label >> 2 & 1]) * 160
+        pixels = np.clip(colour + random.integers(0, 90, (32, 32, 3)), 0, 255).astype(np.uint8)
+        path = tmp_path / f"{number}.png"
+        Image.fromarray(pixels).save(path)
+        pictures.append(Picture(path, name=path.name))
+        shown.append(frozenset([LABELS[label]]))
+    return pictures, shown
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A classifier that is sure of a class for each colour, and less to calibrate on."""
+
+    def classify(pictures: list[Picture], _begin: object) -> np.ndarray:
+        chances = np.full((len(pictures), 1000), 1e-4, np.float32)
+        chances[np.arange(len(pictures)), 150 + np.arange(len(pictures)) % len(LABELS)] = 0.9
+        return chances
+
+    monkeypatch.setattr(fit_module, "classify", classify)
+    for name, value in {"HELD": 4, "REPEATS": 1, "EXAMPLES": (0, 1, 5), "NOES": (0, 8)}.items():
+        monkeypatch.setattr(fit_module, name, value)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+def test_a_model_of_any_timm_network_learns_and_tags(
+    album: tuple[list[Picture], list[frozenset[str]]], tmp_path: Path
+) -> None:
+    pictures, shown = album
+    made = fit_model(tmp_path / "mine" / "model", pictures, shown, network="resnet10t", weights="random", size=64)
+    assert made["labels"] == sorted(LABELS)
+    tagger = Tagger(model=str(tmp_path / "mine" / "model.safetensors"))
+    tagger.fit([pictures[0].path, pictures[1].path], [["dog"], ["cat"]])
+    assert tagger.predict_proba([each.path for each in pictures[:3]]).shape == (3, 2)
+    assert tagger.model.calibration.examples == (0, 1, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+def test_without_labels_what_a_classifier_is_sure_of_stands_for_them(
+    album: tuple[list[Picture], list[frozenset[str]]], tmp_path: Path
+) -> None:
+    pictures, _ = album
+    unlabelled = [frozenset[str]()] * len(pictures)
+    made = fit_model(tmp_path / "model", pictures, unlabelled, network="resnet10t", weights="random", size=64)
+    assert len(made["labels"]) + len(made["left_out"]) == len(LABELS)
+    assert (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.usefixtures("quick")
+def test_too_few_labels_are_refused(album: tuple[list[Picture], list[frozenset[str]]], tmp_path: Path) -> None:
+    pictures, _ = album
+    with pytest.raises(InputError, match="show 1 labels that are known words, at least 8 are needed"):
+        fit_model(
+            tmp_path / "model",
+            pictures,
+            [frozenset(["dog"])] * len(pictures),
+            network="resnet10t",
+            weights="random",
+            size=64,
+        )
+
+
+def test_a_fold_knows_nothing_of_the_labels_it_is_judged_on() -> None:
+    random = np.random.default_rng(0)
+    targets = random.random((40, 10)) < 0.2
+    base = Base(
+        list("abcdefghij"),
+        list("abcdefghij"),
+        targets,
+        random.normal(size=(40, 6)).astype(np.float32),
+        random.random((40, 1000)).astype(np.float32),
+    )
+    kept = base.without([2, 5])
+    assert kept.labels == list("abdeghij")
+    assert len(kept.features) == (~targets[:, [2, 5]].any(axis=1)).sum()
+    assert len(solve(kept).prototypes) == 8 + 1000
+
+
+def test_sure_classes_need_enough_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_module, "HELD", 4)
+    chances = np.zeros((5, 1000), np.float32)
+    chances[:3, 340] = 0.9
+    chances[3, 1] = 0.9
+    names, targets = sure_classes(chances)
+    assert names == ["zebra"]
+    assert targets[:, 0].tolist() == [True, True, True, False, False]
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 5, 4, 4)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.convolution(pixels).tanh()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_onnx_file_becomes_the_graph_that_torch_agrees_with(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = Layers().eval()
+    torch.onnx.export(
+        network,
+        (torch.zeros(1, 3, 64, 64),),
+        str(tmp_path / "net.onnx"),
+        dynamo=False,
+        input_names=["x"],
+        dynamic_axes={"x": {0: "n"}},
+        opset_version=17,
+    )
+    facts, constants = wrap_graph(tmp_path / "net.onnx", tmp_path / "wrapped.onnx", 64)
+    assert (facts["channels"], facts["places"]) == (5, 64)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 64, 64), dtype=np.uint8)
+    runtime = Network(tmp_path / "wrapped.onnx", "cpu", sha256=facts["sha256"], constants=constants)
+    places = runtime(pixels, Space(np.zeros(5, np.float32), np.eye(5, dtype=np.float32)))
+    mean, std = (torch.tensor(each).view(1, 3, 1, 1) for each in (IMAGENET_MEAN, IMAGENET_STD))
+    with torch.inference_mode():
+        maps = network((torch.from_numpy(pixels).float() - mean) / std)
+        expected = nn.functional.adaptive_avg_pool2d(maps, 8).flatten(2).transpose(1, 2).numpy()
+    assert np.abs(places - expected).max() < 2e-3
+
+
+def test_what_is_no_onnx_file_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(b"no graph")
+    with pytest.raises(InputError, match="cannot be run on 1 × 3 × 64 × 64 numbers"):
+        wrap_graph(tmp_path / "net.onnx", tmp_path / "wrapped.onnx", 64)
