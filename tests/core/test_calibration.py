@@ -1,8 +1,6 @@
 """Calibration against scikit-learn and by hand."""
 
-import json
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -191,12 +189,6 @@ def test_thresholds_follow_the_share_in_a_line_over_its_log_odds() -> None:
     assert calibration.threshold(np.full(5, 9), shares).tolist() == pytest.approx(
         [0.2, 0.2, 0.2 + 0.2 * part, 0.4, 0.4], abs=1e-6
     )
-
-
-def test_a_calibration_is_read_from_what_json_makes_of_it() -> None:
-    calibration = Calibration((0, 5), (1.0, 2.0), (0.0, -1.0), 0.3, (0.01, 0.3), ((0.1, 0.3), (0.2, 0.4)))
-    calibration = replace(calibration, noes=0.25)
-    assert Calibration.read(json.loads(json.dumps(vars(calibration)))) == calibration
 
 
 def sampled(shares: np.ndarray, pictures: int, apart: float, seed: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from fewtag import InputError, Tagger
+from fewtag.core.calibration import Calibration
 from fewtag.files import read_arrays, write_arrays
 from fewtag.research.data.splits import Split
 from fewtag.tagger.model import KIND, SHIPPED, Model, load_model, solve_words
@@ -34,6 +35,11 @@ def test_a_shipped_model_loads_and_says_what_it_was_fitted_on(name: str, labels:
     assert model.words_name == "pieces"
     assert model.calibration.examples[0] == 0
     assert model.places <= 64
+
+
+def test_a_calibration_comes_back_as_it_was_saved(model: Model) -> None:
+    saved = Calibration((0, 5), (1.0, 1.2), (-1.0, -0.5), 0.3, (0.01, 0.3), ((0.1, 0.3), (0.2, 0.4)))
+    assert model.calibration == saved
 
 
 def test_coco52_was_fitted_on_the_papers_base_labels_alone(coco52: Model) -> None:

@@ -1,9 +1,9 @@
 """Calibration: logistic curves from score to probability, for labels never seen in fitting, from one example upward."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +36,6 @@ class Calibration:
     noes: float = 0.0
     """By how much the log-odds rise for log(1 + weight of the 'no's): these push the fit's intercept down, as if 'no'
     were the rule among pictures as it is among examples."""
-
-    @classmethod
-    def read(cls, facts: Mapping[str, Any]) -> "Calibration":
-        """From what JSON makes of one."""
-        lists = {key: tuple(facts[key]) for key in ("examples", "slopes", "offsets", "shares")}
-        rows = tuple(tuple(float(value) for value in row) for row in facts["thresholds"])
-        return cls(**lists, share=float(facts["share"]), thresholds=rows, noes=float(facts["noes"]))
 
     def curves(
         self, counts: Counts, noes: NDArray[np.float32], shares: Shares

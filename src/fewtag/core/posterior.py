@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.calibration import sigmoid
 from fewtag.core.closed_form import LABELS_AT_ONCE, Places, Scores, Strengths, Vectors, pooled_length, softmax, unit
 
 NEWTON_STEPS = 50
@@ -82,7 +81,9 @@ class Classifiers:
         found = []
         for first in range(0, len(self.guides), LABELS_AT_ONCE):
             some = slice(first, first + LABELS_AT_ONCE)
-            attention = softmax((places @ self.guides[some].T) / lengths * strengths.query_focus, axis=1)
+            alike = (places @ self.guides[some].T) / lengths
+            # a softmax but for its sum, by which both what is pooled and its length would be divided
+            attention = np.exp(strengths.query_focus * (alike - alike.max(axis=1, keepdims=True)))
             along = (attention * (places @ self.focused[some].T)).sum(axis=1)
             found.append(along / pooled_length(places, attention) + whole @ self.whole[some].T + self.bias[some])
         return np.concatenate(found, axis=1)
@@ -119,7 +120,7 @@ class NameEvidence:
         middle = (self.right + self.wrong) / 2
         evidence = (self.right - self.wrong) * (float(scores.mean()) - middle) / variance
         odds = evidence + math.log(self.prior / (1 - self.prior))
-        return float(sigmoid(np.array([odds]))[0])
+        return 0.5 + 0.5 * math.tanh(odds / 2)
 
 
 def fit_label(
@@ -199,7 +200,7 @@ def map_logistic(
 
     now = loss(dual, moved)
     for _ in range(NEWTON_STEPS):
-        chances = sigmoid(before + moved)
+        chances = 0.5 + 0.5 * np.tanh((before + moved) / 2)  # the logistic function, without overflow
         curvature = weights * chances * (1 - chances)
         root = np.sqrt(curvature)
         wanted = curvature * moved + weights * (targets - chances)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.closed_form import unit
-from fewtag.core.posterior import Fitted, Pictures, fit_label, place_lengths
+from fewtag.core.posterior import Fitted, Pictures, fit_label
 from fewtag.errors import InputError, UnknownWordError, nearest
 
 if TYPE_CHECKING:
@@ -88,13 +87,10 @@ class Example:
         return self.codes.astype(np.float32) * self.scales[:, None]
 
     @cached_property
-    def whole(self) -> NDArray[np.float32]:
-        """space: the picture as a whole, of unit length"""
-        return unit(self.places.mean(axis=0))
-
-    @cached_property
-    def lengths(self) -> NDArray[np.float32]:
-        return place_lengths(self.places[None])[0]
+    def seen(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The places' lengths, and the picture as a whole, a unit vector: kept, since every label's fit asks."""
+        _, lengths, whole = Pictures.of(self.places[None])
+        return lengths[0], whole[0]
 
     def told(self, more: Told) -> "Example":
         """With more said of it; of one label the latest word counts."""
@@ -181,8 +177,8 @@ class Bank:
         places = np.empty((len(chosen), model.places, model.space.size), np.float32)
         for row, example in zip(places, chosen, strict=True):
             row[:] = example.places
-        lengths = np.array([each.lengths for each in chosen], np.float32).reshape(places.shape[:2])
-        whole = np.array([each.whole for each in chosen], np.float32).reshape(len(chosen), model.space.size)
+        lengths = np.array([each.seen[0] for each in chosen], np.float32).reshape(places.shape[:2])
+        whole = np.array([each.seen[1] for each in chosen], np.float32).reshape(len(chosen), model.space.size)
         return fit_label(Pictures(places, lengths, whole), shown, weights, guide, model.strengths, model.evidence)
 
     def said(self, label: str) -> Said:

@@ -167,12 +167,17 @@ def load_model(
             WordMap(floats["word_mean"], floats["word_map"]),
             Strengths(**header["strengths"]),
             NameEvidence(**header["evidence"]),
-            Calibration.read(header["calibration"]),
+            Calibration(**{key: _tuples(value) for key, value in header["calibration"].items()}),
             None if words in {None, SHIPPED_WORDS} else words,
             absent_words,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"model {path} cannot be read ({error!r}); name one that fewtag wrote") from error
+
+
+def _tuples(value: Any) -> Any:
+    """What JSON has as lists, as a value that does not change."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _graph(folder: Path, name: str) -> Path:

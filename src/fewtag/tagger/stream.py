@@ -71,20 +71,20 @@ class Scorer:
         if not bank.classes:
             raise InputError("no label is known yet; learn one from a picture, or define one by its name")
         self.labels = bank.classes
-        fitted = [bank.classifier(model, label) for label in bank.classes]
+        fitted, counts = [bank.classifier(model, label) for label in bank.classes], bank.counts
         self.classifiers, self._strengths = Classifiers.of(fitted), model.strengths
         calibration, own = model.calibration, [bank.definitions[label] for label in bank.classes]
         usual = [(shares or {}).get(label, calibration.share) for label in bank.classes]
         given = [each.prior if each.prior is not None else other for each, other in zip(own, usual, strict=True)]
         self.shares = np.array(given, np.float32)
         noes = np.array([each.noes for each in fitted], np.float32)
-        self.slopes, self.offsets = calibration.curves(bank.counts, noes, self.shares)
-        self.thresholds = calibration.threshold(bank.counts, self.shares)
+        self.slopes, self.offsets = calibration.curves(counts, noes, self.shares)
+        self.thresholds = calibration.threshold(counts, self.shares)
         for column, each in enumerate(own):
             if threshold is not None or each.threshold is not None:
                 self.thresholds[column] = threshold if threshold is not None else each.threshold
         refused = [each for each in bank.examples.values() if each.said.absent]
-        self._refused = np.array([each.whole for each in refused], np.float32)
+        self._refused = np.array([each.seen[1] for each in refused], np.float32)
         self._absent = np.zeros((len(refused), len(bank.classes)), np.bool_)
         column_of = {label: column for column, label in enumerate(bank.classes)}
         for row, example in zip(self._absent, refused, strict=True):

@@ -190,13 +190,13 @@ def shares_in(
     The sample is the same each time, whatever tags it and however often; what it takes is in the cache afterwards. A
     label with a threshold of its own keeps the probabilities that it was chosen by.
     """
+    if options.prior == "bank" or (options.prior == "estimate" and len(source) < SMALLEST_SAMPLE):
+        return {}
     known = tagger.definitions_
     asked = [label for label in tagger.classes_ if known[label].prior is None and known[label].threshold is None]
-    if options.prior == "bank" or not asked:
-        return {}
     if options.prior != "estimate":
         return dict.fromkeys(asked, options.prior)
-    if len(source) < SMALLEST_SAMPLE:
+    if not asked:
         return {}
     shards = source.shards(1 if source.entries else SAMPLE // 8)
     random = np.random.default_rng(0)
