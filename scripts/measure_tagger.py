@@ -30,7 +30,7 @@ from fewtag.research.data.class_names import overlaps
 from fewtag.tagger.bank import Bank, Definition, Example, Told
 from fewtag.tagger.model import Model, load_model, solve_words
 from fewtag.tagger.stream import Scorer
-from fewtag.words.things import names_a_thing
+from fewtag.words.pieces import names_a_thing
 
 Shown = NDArray[np.bool_]
 PRIVATE = (

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fewtag.core.posterior import Fitted, Pictures, fit_label
 from fewtag.errors import InputError, UnknownWordError, nearest
-from fewtag.words.things import names_a_thing
+from fewtag.words.pieces import names_a_thing
 
 if TYPE_CHECKING:
     from fewtag.tagger.model import Model
