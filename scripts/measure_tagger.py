@@ -30,6 +30,7 @@ from fewtag.research.data.class_names import overlaps
 from fewtag.tagger.bank import Bank, Definition, Example, Told
 from fewtag.tagger.model import Model, load_model, solve_words
 from fewtag.tagger.stream import Scorer
+from fewtag.words.pieces import names_a_thing
 
 Shown = NDArray[np.bool_]
 PRIVATE = (
@@ -49,6 +50,8 @@ class Bench:
     def __init__(self, packs: Packs, model: Model, features: Path, phase: str, name: str) -> None:
         self.packs, self.model, self.images = packs, model, packs.images(phase)
         self.phase = phase
+        self.called: list[str] = []
+        """What the labels are called, if not by their own names."""
         self.places = Encoded(features, name, model.size, packs).places(phase, model.space)
 
     @cached_property
@@ -72,10 +75,11 @@ class Bench:
     def bank(self, guides: Vectors | None, support: Sequence[int], named: Sequence[int] = ()) -> Bank:
         """What a person has who taught these pictures, all of their labels or the one that each is named by."""
         labels = self.images.labels
+        things = [names_a_thing(name) for name in self.called or self.packs.names(labels)]
         definitions = {
             label: Definition("none", explicit=True)
             if guides is None
-            else Definition("name", (label,), guides[column], guides[column], explicit=True)
+            else Definition("name", (label,), guides[column], guides[column], explicit=True, thing=things[column])
             for column, label in enumerate(labels)
         }
         examples = {}
@@ -256,11 +260,21 @@ def rows(bench: Bench, number: int, pools: dict[str, Any]) -> dict[str, Callable
     private = [name for name in PRIVATE if name in model.words][: len(bench.images.labels)]
     wrong = model.word_prototypes(model.words.vectors(private))
 
-    def taught(shots: int, guides: Vectors | None, *, single: bool = False) -> Callable[[], dict[str, Any]]:
-        return lambda: accuracy(bench.episodes(shots, number, guides, single=single))
+    def taught(
+        shots: int, guides: Vectors | None, *, single: bool = False, called: Sequence[str] = ()
+    ) -> Callable[[], dict[str, Any]]:
+        def measure() -> dict[str, Any]:
+            bench.called = list(called)
+            return accuracy(bench.episodes(shots, number, guides, single=single))
+
+        return measure
 
     def scarce(shots: int, *, estimate: bool) -> Callable[[], dict[str, Any]]:
-        return lambda: rare(bench, names, shots, pools, estimate=estimate)
+        def measure() -> dict[str, Any]:
+            bench.called = []
+            return rare(bench, names, shots, pools, estimate=estimate)
+
+        return measure
 
     found = {
         f"{phase}, name alone": taught(0, names),
@@ -269,7 +283,7 @@ def rows(bench: Bench, number: int, pools: dict[str, Any]) -> dict[str, Callable
         f"{phase}, 5 examples": taught(5, names),
         f"{phase}, 1 examples, clean": taught(1, clean),
         f"{phase}, 1 examples, no words": taught(1, None),
-        f"{phase}, 1 examples, private names": taught(1, wrong),
+        f"{phase}, 1 examples, private names": taught(1, wrong, called=private),
     }
     for shots in (1, 5):
         found |= {

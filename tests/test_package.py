@@ -60,6 +60,7 @@ def test_the_wheel_carries_the_data_and_the_types(wheel: Path) -> None:
     models = {f"{name}.safetensors" for name in ("default", "accurate", "coco52", "words")} | {
         f"dinov2-{name}.onnx" for name in ("all80", "coco52")
     }
+    models.add("things.txt.gz")
     assert names >= {f"fewtag/models/{name}" for name in models}
     assert not [name for name in names if name.startswith("tests/")]
     assert wheel.stat().st_size < 70_000_000

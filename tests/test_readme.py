@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 PAGES = (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
-ELSEWHERE = ("s3://", "bench", "train", "report")
+ELSEWHERE = ("fit mine", "s3://", "bench", "train", "report")
 """Commands that need a cluster, a data set or hours; they are parsed, not run."""
 
 

@@ -280,3 +280,23 @@ def test_a_hundred_answers_are_fitted_alike_whatever_came_first(model: Model) ->
     assert (len(ants[0].yes), len(ants[0].no), len(ants[0].unnamed)) == (bank_module.ANSWERS, 0, bank_module.UNNAMED)
     logits = [Classifiers.of([bank.classifier(model, "ant")]).bias for bank in banks]
     assert np.abs(logits[0] - logits[1]).max() < 1e-4
+
+
+def test_a_word_for_a_thing_is_trusted_more_than_a_private_name_and_the_bank_keeps_which_it_is(
+    tagger: Tagger, draw: Draw, tmp_path: Path
+) -> None:
+    tagger.fit([draw(1, "dog"), draw(2, "dog")], [["ball"], ["thursday"]]).define("moon", like="ball")
+    assert [tagger.definitions_[name].thing for name in ("ball", "moon", "thursday")] == [True, True, False]
+    tagger.save(tmp_path / "pets.fewtag")
+    again = Tagger.load(tmp_path / "pets.fewtag", model=tagger.model)
+    assert [again.definitions_[name].thing for name in ("ball", "moon", "thursday")] == [True, True, False]
+
+
+def test_the_more_a_name_is_trusted_from_the_start_the_more_it_counts(
+    tagger: Tagger, draw: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for prior in (0.1, 0.9):
+        monkeypatch.setattr(bank_module, "THING", prior)
+        found.append(tagger.fit([draw(1, "dog")], [["ball"]]).trusts_["ball"])
+    assert found[0] < found[1]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fewtag.core.posterior import Fitted, Pictures, fit_label
 from fewtag.errors import InputError, UnknownWordError, nearest
+from fewtag.words.pieces import names_a_thing
 
 if TYPE_CHECKING:
     from fewtag.tagger.model import Model
@@ -21,6 +22,8 @@ Kind = Literal["name", "like", "vector", "none"]
 KINDS: tuple[Kind, ...] = ("name", "like", "vector", "none")
 ANSWERS = 400
 """Of one kind, yes or no, that a label's fit looks at: it stays in milliseconds, and more change nothing much."""
+THING, OTHER = 0.9, 0.1
+"""The probability, before any picture, that a name means what its pictures show: a word for a thing, another one."""
 COMPLETE, UNNAMED = 256, 64
 """Pictures beside these that its fit looks at: complete ones that do not name the label, and others, as weak 'no's."""
 
@@ -42,6 +45,8 @@ class Definition:
     """The probability from which it is given, where a person's own pictures chose it."""
     prior: float | None = None
     """The share of pictures that show it, where a person said so or `check` counted them."""
+    thing: bool = False
+    """Whether its word is one for a thing that can be seen, or was chosen by a person: trusted more from the start."""
 
     def __str__(self) -> str:
         if self.kind == "like":
@@ -165,11 +170,12 @@ class Bank:
         if known is None or (known.said is not None and label not in self._checked):
             said = self.said(label)
             if known is None or known.guide is not guide or known.said != said:
-                known = self.known[label] = Known(self._fit(model, guide, said), guide, said)
+                known = self.known[label] = Known(self._fit(model, label, said), guide, said)
             self._checked.add(label)
         return known.classifier
 
-    def _fit(self, model: "Model", guide: NDArray[np.float32] | None, said: Said) -> Fitted:
+    def _fit(self, model: "Model", label: str, said: Said) -> Fitted:
+        definition = self.definitions[label]
         chosen = [self.examples[key] for keys in said for key in keys]
         weights = np.ones(len(chosen), np.float32)
         weights[len(chosen) - len(said.unnamed) :] = model.strengths.unnamed
@@ -179,7 +185,9 @@ class Bank:
             row[:] = example.places
         lengths = np.array([each.seen[0] for each in chosen], np.float32).reshape(places.shape[:2])
         whole = np.array([each.seen[1] for each in chosen], np.float32).reshape(len(chosen), model.space.size)
-        return fit_label(Pictures(places, lengths, whole), shown, weights, guide, model.strengths, model.evidence)
+        evidence = replace(model.evidence, prior=THING if definition.thing else OTHER)
+        pictures = Pictures(places, lengths, whole)
+        return fit_label(pictures, shown, weights, definition.guide, model.strengths, evidence)
 
     def said(self, label: str) -> Said:
         """Which examples speak for and against a label.
@@ -296,7 +304,8 @@ class Bank:
 def by_name(name: str, model: "Model", *, explicit: bool = False) -> Definition:
     """Its own word; an unknown one is refused with the ways out."""
     word_map, vector = model.word_map, model.words.vector(name)
-    return Definition("name", (name,), vector, word_map.prototypes(vector[None])[0], explicit)
+    guide = word_map.prototypes(vector[None])[0]
+    return Definition("name", (name,), vector, guide, explicit, thing=names_a_thing(name))
 
 
 def by_name_or_none(name: str, model: "Model") -> Definition:
@@ -329,7 +338,7 @@ def define(
         return Definition("none", explicit=True)
     if vector is not None:
         own = _own_vector(name, vector, model)
-        return Definition("vector", (), own, model.word_prototypes(own[None])[0], explicit=True)
+        return Definition("vector", (), own, model.word_prototypes(own[None])[0], explicit=True, thing=True)
     if like is None:
         return by_name(name, model, explicit=True)
     alike = tuple(
@@ -338,7 +347,7 @@ def define(
     if not alike:
         raise InputError(f"label {name!r} is like nothing; name at least one known word")
     mean = np.stack([_meaning(word, name, model, labels) for word in alike]).mean(axis=0)
-    return Definition("like", alike, mean, model.word_prototypes(mean[None])[0], explicit=True)
+    return Definition("like", alike, mean, model.word_prototypes(mean[None])[0], explicit=True, thing=True)
 
 
 def _meaning(word: str, name: str, model: "Model", labels: Mapping[str, Definition]) -> NDArray[np.float32]:

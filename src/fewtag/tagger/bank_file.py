@@ -38,6 +38,7 @@ def write_bank(path: Path, bank: Bank, model: Model, thresholds: Mapping[str, fl
             "threshold": thresholds.get(label),
             "own_threshold": definition.threshold,
             "prior": definition.prior,
+            "thing": definition.thing,
         }
         for label, definition in bank.definitions.items()
     ]
@@ -162,6 +163,7 @@ def _bank(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Bank:
             label["explicit"],
             label["own_threshold"],
             label.get("prior"),
+            bool(label.get("thing", label["kind"] != "none")),
         )
         for label in header["labels"]
     }

@@ -1,5 +1,6 @@
 """Any English name to a vector: its phrases and words whole, an odd word by its WordPiece pieces."""
 
+import gzip
 import json
 import re
 import unicodedata
@@ -248,3 +249,25 @@ def shipped_pieces() -> PieceVectors:
     """The table that comes with fewtag, read once."""
     with as_file(files("fewtag").joinpath("models", "words.safetensors")) as path:
         return read_pieces(path, "pieces")
+
+
+def names_a_thing(label: str) -> bool:
+    """Whether a name, or its last word, is a noun for a thing, an animal, a plant, food, or a part of a body.
+
+    >>> [names_a_thing(name) for name in ("Teddy bears", "golden retriever", "Rex", "thursday", "SKU-4711")]
+    [True, True, False, False, False]
+    """
+    words = [word for word in split_words(label) if word.isalnum()]
+    if not words:
+        return False
+    if " ".join(words) in things() or words[-1] in things():
+        return True
+    spellings = variants(words[-1])
+    return any(" ".join([*words[:-1], word]) in things() or word in things() for word in spellings)
+
+
+@cache
+def things() -> frozenset[str]:
+    """WordNet's words for things that can be seen, as they come with fewtag; read once."""
+    packed = files("fewtag").joinpath("models", "things.txt.gz").read_bytes()
+    return frozenset(gzip.decompress(packed).decode().split("\n"))
