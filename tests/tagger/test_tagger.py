@@ -126,16 +126,18 @@ def test_probabilities_are_the_posteriors(model: Model, tagger: Tagger, pets: Ex
     np.testing.assert_allclose(tagger.predict_proba(queries), 1 / (1 + np.exp(-slopes * logits - offsets)), atol=0.02)
 
 
-def test_the_prototype_is_the_closed_forms_where_the_pictures_bear_the_names_out(model: Model, pets: Examples) -> None:
-    sure = replace(model, evidence=replace(model.evidence, prior=1 - 1e-12))
-    tagger = Tagger(sure).fit(*pets)
+def test_the_prototype_is_the_closed_forms_where_the_pictures_bear_the_names_out(
+    model: Model, pets: Examples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fewtag.tagger.bank.THING", 1 - 1e-12)
+    tagger = Tagger(model).fit(*pets)
     assert min(tagger.trusts_.values()) > 0.999
     words = model.word_prototypes(model.words.vectors(tagger.classes_))
     shown = np.array([[label in labels for label in tagger.classes_] for labels in PETS])
     pooled = attend(encode(model, pets[0]), words, model.strengths.support_focus)
     visual = np.einsum("il,ils->ls", shown.astype(np.float32), pooled)
     expected = mix(visual, words, shown.sum(axis=0), model.strengths)
-    assert (classifiers_of(tagger.bank_, sure).guides * expected).sum(axis=1).min() > 0.999
+    assert (classifiers_of(tagger.bank_, model).guides * expected).sum(axis=1).min() > 0.999
 
 
 @settings(max_examples=15, deadline=None)
