@@ -241,7 +241,7 @@ class Studio:
         waiting = not len(self.library) and not self._indexer.done.is_set()
         return not waiting, "the first pictures are being read" if waiting else ""
 
-    def wait(self, seconds: float | None = None) -> bool:
+    def wait(self, seconds: float | int | None = None) -> bool:
         """Until indexing is done and the bank is on disk; False where the time ran out first."""
         until = math.inf if seconds is None else time.monotonic() + seconds
         return all(
