@@ -23,7 +23,7 @@ def say(picture: str, label: str, word: str, source: str = "click") -> Answer:
 
 def answer_page(studio: Studio, label: str, order: str = "auto", size: int = 8) -> int:
     """A truthful person answers a page; how many pictures there were."""
-    page = studio.review(label, order, size)  # type: ignore[arg-type]
+    page = studio.review(label, order, size)
     words = {cell.digest: "yes" if shows(cell.name, label) else "no" for cell in page.pictures}
     source = "audit" if page.order == "audit" else "page"
     if words:
