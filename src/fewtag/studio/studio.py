@@ -27,7 +27,7 @@ from fewtag.studio import deliver as delivering
 from fewtag.studio import review as reviewing
 from fewtag.studio.derive import Deriver, Scored, Scores, by_word, path_name, word_of
 from fewtag.studio.index import SIZES, Indexer, read_inside, small_copy
-from fewtag.studio.library import Features, Library, box_guide
+from fewtag.studio.library import Features, Library, SupersededError, box_guide
 from fewtag.studio.project import Change, Fold, Label, Project, UnknownError
 from fewtag.studio.search import Part, parse
 from fewtag.studio.values import (
@@ -167,6 +167,7 @@ class Studio:
         self._wake.set()
         if self._worker.is_alive():
             self._worker.join()
+        self.library.features.close()
         self.project.close()
 
     def __enter__(self) -> "Studio":
@@ -1076,8 +1077,15 @@ class Studio:
 
     def _settle(self) -> None:
         """What nobody waits for: the other labels' scores, and the influences of the label that is looked at."""
-        if self._stale():
-            self._score(list(self._scores.kept))
+        with self._lock:
+            version, bank = self._version, self._current()
+        stale = [label for label in bank.classes if not self._scores.is_fresh(bank, label)]
+        try:
+            for label in stale:
+                self._scores.refresh(bank, [label], lambda: self._version != version)
+        except SupersededError:
+            return
+        if stale:
             self._announce()
         name = self._looked_at
         scored = None if name is None else self._scores.kept.get(name)
