@@ -98,7 +98,7 @@ def write_tags(
     What fewtag wrote before and is not wanted any more goes; nobody else's tag ever does.
     """
     _check_tool(options)
-    folders = _Folders()
+    folders = Folders()
 
     def plan(name: str, path: Path, wanted: Wanted | InputError) -> Change:
         if isinstance(wanted, InputError):
@@ -166,7 +166,7 @@ def _planned(plan: tuple[str, Plan]) -> Change:
         return Change(name, Path(name), None, None, str(error))
 
 
-class _Folders:
+class Folders:
     """Listings of folders, each read once: which names are there, by their case-folded spelling."""
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ class _Folders:
         return [picture.parent / name for name in (*own, *shared)], []
 
 
-def _plan_sidecar(folders: _Folders, name: str, picture: Path, wanted: Wanted, *, adobe_names: bool) -> Change:
+def _plan_sidecar(folders: Folders, name: str, picture: Path, wanted: Wanted, *, adobe_names: bool) -> Change:
     own, shared = folders.sidecars(picture)
     if len(own) > 1:
         raise InputError(
@@ -203,19 +203,19 @@ def _plan_sidecar(folders: _Folders, name: str, picture: Path, wanted: Wanted, *
             "keep one of them"
         )
     path = own[0] if own else picture.with_suffix(ENDING) if adobe_names and not shared else _sidecar(picture)
-    before = _read(path) if own else None
+    before = read_sidecar(path) if own else None
     if before is None and not wanted.labels:
         return Change(name, path, None, None)
     elsewhere = read_embedded(picture).tags(name)
     for other in shared:
-        elsewhere = elsewhere.joined(Packet(_read(other) or b"", str(other)).tags())
+        elsewhere = elsewhere.joined(Packet(read_sidecar(other), str(other)).tags())
     return Change(name, path, before, rewrite(before, f"the sidecar {path}", wanted, elsewhere))
 
 
-def _plan_embedded(folders: _Folders, name: str, picture: Path, wanted: Wanted) -> Change:
+def _plan_embedded(folders: Folders, name: str, picture: Path, wanted: Wanted) -> Change:
     found, elsewhere = read_embedded(picture), Tags()
     for sidecar in (path for some in folders.sidecars(picture) for path in some):
-        elsewhere = elsewhere.joined(Packet(_read(sidecar) or b"", str(sidecar)).tags())
+        elsewhere = elsewhere.joined(Packet(read_sidecar(sidecar), str(sidecar)).tags())
     elsewhere = elsewhere.joined(found._replace(packet=None).tags(name))
     # exiftool makes packets in a PNG read-only
     empty = EMPTY.replace(b'end="w"', b'end="r"') if picture.suffix.lower() == ".png" else EMPTY
@@ -224,8 +224,7 @@ def _plan_embedded(folders: _Folders, name: str, picture: Path, wanted: Wanted) 
 
 
 def _plan_undo(path: Path) -> Change:
-    before = _read(path)
-    assert before is not None
+    before = read_sidecar(path)
     return Change(str(path), path, before, Packet(before, f"the sidecar {path}").without_ours())
 
 
@@ -239,7 +238,8 @@ def _sidecar(picture: Path) -> Path:
     return picture.with_name(f"{picture.name}{ENDING}")
 
 
-def _read(path: Path) -> bytes | None:
+def read_sidecar(path: Path) -> bytes:
+    """Refuses one that is too large to be one."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise InputError(f"the sidecar {path} is larger than {MOST_BYTES // 10**6} MB; that is no XMP")
@@ -251,7 +251,7 @@ def _read(path: Path) -> bytes | None:
 def _sidecars(root: Path) -> list[Path]:
     """All under a folder that hold our ledger; of a picture its own."""
     if not root.is_dir():
-        return [path for some in _Folders().sidecars(root) for path in some if _is_ours(path)]
+        return [path for some in Folders().sidecars(root) for path in some if _is_ours(path)]
     found = []
     for folder, inside, names in os.walk(root, followlinks=True):
         inside[:] = sorted(name for name in inside if not name.startswith("."))

@@ -41,7 +41,7 @@ _FILE = "file"
 _XML = "http://www.w3.org/XML/1998/namespace"
 _START_TAG = re.compile(rb"""<(?:[^>"']|"[^"]*"|'[^']*')*>""")
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-# what programs keep for themselves among the keywords
+# branches that programs keep for themselves among the keywords
 _INTERNAL = frozenset({"darktable", "_digikam_internal_tags_"})
 
 Path = tuple[str, ...]
@@ -301,7 +301,8 @@ class Packet:
             for item in own[name]
         ]
         found = join_tags([tuple(part.replace(SLASH, "/") for part in path) for path in paths], [*own[SUBJECT]])
-        return Tags(tuple(path for path in found.paths if path[0].casefold() not in _INTERNAL), found.names)
+        own_paths = (path for path in found.paths if len(path) == 1 or path[0].casefold() not in _INTERNAL)
+        return Tags(tuple(own_paths), found.names)
 
     def taken_away(self) -> tuple[str, ...]:
         """Labels that fewtag wrote and that somebody deleted since, from whichever field their program keeps."""
