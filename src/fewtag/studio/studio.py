@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fewtag.errors import InputError
+from fewtag.studio.project import UnknownError
 from fewtag.studio.values import (
     Acknowledged,
     Answer,
@@ -27,10 +27,6 @@ from fewtag.tagger.tagger import Tagger
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom, from 0 to 1."""
-
-
-class UnknownError(InputError):
-    """There is no such picture, label, answer or delivery: 404."""
 
 
 class Studio:
@@ -94,7 +90,7 @@ class Studio:
         raise NotImplementedError
 
     def teach(self, name: str, pictures: Sequence[str]) -> LabelRow:
-        """A new or known label from pictures by digest: yes answers (source "teach") in one group with its definition."""
+        """A new or known label from pictures by digest: yes answers in one group with its definition."""
         raise NotImplementedError
 
     def rename(self, old: str, new: str, *, merge: bool = False) -> LabelRow:
@@ -122,7 +118,7 @@ class Studio:
         raise NotImplementedError
 
     # looking
-    def list(
+    def search(
         self,
         query: str = "",
         *,
