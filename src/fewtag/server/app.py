@@ -4,7 +4,6 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -16,10 +15,8 @@ from fewtag.errors import InputError, MissingError
 from fewtag.server import models, routes, studio_routes
 from fewtag.server.idempotency import Idempotency
 from fewtag.server.queue import BusyError
-from fewtag.server.security import Guard, Settings, authorised, problem
-from fewtag.server.service import BankService, Served
-from fewtag.server.uploads import Decoders
-from fewtag.studio.studio import Studio
+from fewtag.server.security import Guard, authorised, problem
+from fewtag.server.service import Served
 
 ABOUT = """Tag pictures with labels that were learnt from one example each, and teach it more.
 
@@ -29,11 +26,8 @@ Every request but those for pages, `/health` and `/ready` carries the token that
 503 and, in `Retry-After`, for how many seconds."""
 
 
-def create_app(
-    service: "BankService | Studio", settings: Settings, decoders: Decoders, *, cache: Path | None = None
-) -> Guard:
-    """The application, guarded; it closes what it is given when the server ends."""
-    served = Served(service, settings, decoders, cache)
+def create_app(served: Served) -> Guard:
+    """The application, guarded; it closes what it serves when the server ends."""
     app = FastAPI(
         title="fewtag",
         version=__version__,
@@ -54,12 +48,11 @@ def create_app(
         app.add_exception_handler(kind, reply)
     app.include_router(routes.open_routes)
     app.include_router(routes.router, dependencies=[Depends(authorised)])
-    if isinstance(service, Studio):
+    if served.is_project:
         app.include_router(studio_routes.router, dependencies=[Depends(authorised)])
     app.add_middleware(Idempotency)
-    guard = Guard(app, settings, served.metrics.observe)
+    guard = Guard(app, served.settings, served.metrics.observe)
     served.metrics.watch("fewtag_bytes_in_flight", "Of request bodies at work.", lambda: guard.in_flight)
-    guard.served = served
     return guard
 
 

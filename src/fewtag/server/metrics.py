@@ -13,14 +13,18 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        named = {"registry": self.registry}
-        self._requests = Counter("fewtag_requests", "Requests answered.", ["method", "route", "status"], **named)
+        here = self.registry
+        self._requests = Counter("fewtag_requests", "Requests answered.", ["method", "route", "status"], registry=here)
         self._seconds = Histogram(
-            "fewtag_request_seconds", "From the request's head to the reply's end.", ["route"], buckets=_SECONDS, **named
+            "fewtag_request_seconds",
+            "From head of request to end of reply.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=here,
         )
-        self.pictures = Counter("fewtag_pictures", "Pictures tagged, or failed.", ["outcome"], **named)
+        self.pictures = Counter("fewtag_pictures", "Pictures tagged, or failed.", ["outcome"], registry=here)
         self.batches = Histogram(
-            "fewtag_batch_pictures", "Pictures in the network at once.", buckets=(1, 2, 4, 8, 16, 32), **named
+            "fewtag_batch_pictures", "Pictures in the network at once.", buckets=(1, 2, 4, 8, 16, 32), registry=here
         )
 
     def watch(self, name: str, help_text: str, value: Callable[[], float]) -> None:

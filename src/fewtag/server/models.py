@@ -155,6 +155,19 @@ class JobList(BaseModel):
     jobs: list[Job]
 
 
+class Failed(BaseModel):
+    """A picture that could not be read."""
+
+    name: str
+    reason: str
+
+
+class Failures(BaseModel):
+    """All of them."""
+
+    failures: list[Failed]
+
+
 class Health(BaseModel):
     """The server answers."""
 

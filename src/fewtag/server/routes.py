@@ -1,7 +1,6 @@
 """The routes of a bank and of a project alike: tag, labels, answers, explain, jobs; and those that need no token."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -140,7 +139,7 @@ async def _read(request: Request, model: type[BaseModel]) -> tuple[list[Upload],
         raise HTTPException(status, said) from error
     if not files:
         raise HTTPException(422, "the form has no pictures; send them as `files`")
-    if longest := max(len(name) for name, _ in files) > LONGEST_NAME:
+    if (longest := max(len(name) for name, _ in files)) > LONGEST_NAME:
         raise HTTPException(422, f"a picture's name has {longest} characters, at most {LONGEST_NAME} are taken")
     return await run_in_threadpool(lambda: [Upload.of(*each) for each in files]), fields, None
 
@@ -234,9 +233,7 @@ def change(name: str, asked: models.ChangedLabel, server: Server) -> Any:
     return JSONResponse(_label(server, label))
 
 
-@router.delete(
-    "/labels/{name:path}", status_code=204, response_class=Response, dependencies=CHANGES, tags=["Labels"]
-)
+@router.delete("/labels/{name:path}", status_code=204, response_class=Response, dependencies=CHANGES, tags=["Labels"])
 def forget(name: str, server: Server) -> Any:
     """Forgets a label; in a project that can be undone."""
     server.actions.forget(name)
@@ -313,6 +310,3 @@ async def job_events(job: str, server: Server) -> Any:
 
 def event_stream(lines: Any) -> Response:
     return StreamingResponse(lines, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-
-
-__all__: Sequence[str] = ("event_stream", "open_routes", "router", "served_by")

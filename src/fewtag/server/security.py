@@ -77,6 +77,12 @@ class Settings:
     """Of all bodies that are being read or worked on: what bounds the server's memory."""
 
     @property
+    def url(self) -> str:
+        """Where this machine's own browser finds it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
     def loopback(self) -> bool:
         return is_loopback(self.host)
 
@@ -84,7 +90,7 @@ class Settings:
     def hosts(self) -> frozenset[str]:
         """Whatever a Host header may say, to the letter."""
         names = {"localhost", "127.0.0.1", "[::1]"} if self.loopback else set()
-        if self.host in {"0.0.0.0", "::"}:  # noqa: S104
+        if self.host in {"0.0.0.0", "::"}:
             names |= _own_names()
         else:
             names.add(f"[{self.host}]" if ":" in self.host else self.host.lower())
@@ -157,7 +163,7 @@ def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) 
     return JSONResponse(body, status, headers, media_type="application/problem+json")
 
 
-class Refusal(Exception):
+class RefusedError(Exception):
     """A request that is answered with a problem, before anything is done."""
 
     def __init__(self, status: int, detail: str, **headers: str) -> None:
@@ -206,7 +212,7 @@ class Guard:
             length = self._judge(scope)
             self.in_flight += length
             await self.app(scope, _timed(receive, length), answer)
-        except Refusal as refusal:
+        except RefusedError as refusal:
             # the body was not read: the connection cannot be used again
             headers = refusal.headers | {"Connection": "close"}
             await problem(refusal.status, refusal.detail, headers)(scope, receive, answer)
@@ -220,16 +226,16 @@ class Guard:
         headers, safe = Headers(scope=scope), scope["method"] in _SAFE
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or hosts[0].lower() not in self.settings.hosts:
-            raise Refusal(400, "this server does not go by the name in `Host`; use the address that it printed")
+            raise RefusedError(400, "this server does not go by the name in `Host`; use the address that it printed")
         # "null" is what a page says that hides where it is from
         if origins and (len(origins) > 1 or origins[0] not in self.settings.origins):
-            raise Refusal(403, "pages of another origin may not use this server; open its own page")
+            raise RefusedError(403, "pages of another origin may not use this server; open its own page")
         same_site = headers.get("sec-fetch-site", "none") in {"same-origin", "none"}
         if not safe and not same_site:
-            raise Refusal(403, "pages of another site may not change anything here; open the server's own page")
+            raise RefusedError(403, "pages of another site may not change anything here; open the server's own page")
         identity = scope["fewtag"] = self._identify(headers, scope, cookies=same_site)
         if not safe and identity == "cookie" and (not origins or headers.get("x-fewtag") != "1"):
-            raise Refusal(403, "changes by cookie need `Origin` and `X-Fewtag: 1`; or send the token as Bearer")
+            raise RefusedError(403, "changes by cookie need `Origin` and `X-Fewtag: 1`; or send the token as Bearer")
         return self._length(headers, scope["method"], identity)
 
     def _identify(self, headers: Headers, scope: Scope, *, cookies: bool) -> Identity | None:
@@ -252,29 +258,33 @@ class Guard:
         if len(self._failures) > _ADDRESSES:
             self._failures.popitem(last=False)
         if len(times) >= FAILURES:
-            raise Refusal(429, "too many wrong tokens; wait a minute", Retry_After=str(round(FAILURE_SECONDS)))
-        raise Refusal(401, "the token is wrong; send the one that the server printed", WWW_Authenticate="Bearer")
+            raise RefusedError(429, "too many wrong tokens; wait a minute", Retry_After=str(round(FAILURE_SECONDS)))
+        raise RefusedError(401, "the token is wrong; send the one that the server printed", WWW_Authenticate="Bearer")
 
     def _length(self, headers: Headers, method: str, identity: Identity | None) -> int:
         if headers.get("transfer-encoding") is not None:
-            raise Refusal(411, "the body's length must be known before it comes; send `Content-Length`")
+            raise RefusedError(411, "the body's length must be known before it comes; send `Content-Length`")
         given = headers.get("content-length", "0")
         if not given.isascii() or not given.isdigit():
-            raise Refusal(400, "`Content-Length` is no number; send the body's length in bytes")
+            raise RefusedError(400, "`Content-Length` is no number; send the body's length in bytes")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         length, most = int(given), self.settings.most_json if kind == _TYPES[0] else self.settings.most_bytes
         if not length:
             return 0
         if identity is None:
-            raise Refusal(401, TOKEN_NEEDED, WWW_Authenticate="Bearer")
+            raise RefusedError(401, TOKEN_NEEDED, WWW_Authenticate="Bearer")
         if method in _BODILESS:
-            raise Refusal(400, f"a {method} request has no body here; leave it out")
+            raise RefusedError(400, f"a {method} request has no body here; leave it out")
         if length > most:
-            raise Refusal(413, f"the body has {length:,} bytes, at most {most:,} are read; send fewer pictures at once")
+            raise RefusedError(
+                413, f"the body has {length:,} bytes, at most {most:,} are read; send fewer pictures at once"
+            )
         if kind not in _TYPES:
-            raise Refusal(415, f"the body must be one of {' and '.join(_TYPES)}; say which in `Content-Type`")
+            raise RefusedError(415, f"the body must be one of {' and '.join(_TYPES)}; say which in `Content-Type`")
         if self.in_flight and self.in_flight + length > self.settings.bytes_at_once:
-            raise Refusal(503, "the server has too much to read at the moment; try again in a second", Retry_After="1")
+            raise RefusedError(
+                503, "the server has too much to read at the moment; try again in a second", Retry_After="1"
+            )
         return length
 
 

@@ -1,6 +1,5 @@
 """What is served: a bank that several clients teach and ask, or a project; and the parts of a running server."""
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -96,7 +95,9 @@ class BankService:
                 str(definitions[name]),
                 counts.get(name, 0),
                 absent.get(name, 0),
-                *(_rounded(some.get(name)) for some in (thresholds, priors, trusts)),
+                _rounded(thresholds.get(name)),
+                _rounded(priors.get(name)),
+                _rounded(trusts.get(name)),
                 tags=0,
                 waiting=0,
                 expected_precision=None,
@@ -201,7 +202,7 @@ class BankService:
 def _state(path: Path) -> tuple[int, ...]:
     """By which a change of the file is noticed; a file that is gone stays as it was."""
     try:
-        status = os.stat(path)
+        status = path.stat()
     except OSError as error:
         raise InputError(f"the bank {path} cannot be read: {error.strerror}; put it back") from error
     return status.st_mtime_ns, status.st_size, status.st_ino

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fewtag.studio.project import UnknownError
 from fewtag.studio.values import (
     Acknowledged,
     Answer,
