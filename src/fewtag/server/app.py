@@ -91,8 +91,11 @@ def _http(request: Request, error: Exception) -> Response:
 def _invalid(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first: dict[str, Any] = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
-    return problem(422, f"{where} is not as it should be: {first['msg'][:1].lower()}{first['msg'][1:]}; mend it")
+    # without the names of our models, of which one is tried after the other
+    where = ".".join(str(part) for part in first["loc"] if part != "body" and not str(part)[:1].isupper())
+    return problem(
+        422, f"{where or 'the body'} is not as it should be: {first['msg'][:1].lower()}{first['msg'][1:]}; mend it"
+    )
 
 
 def _failed(_request: Request, error: Exception) -> Response:

@@ -44,20 +44,20 @@ CHANGES = [Depends(writable)]
 
 
 @open_routes.get("/health", response_model=models.Health)
-async def health() -> Any:
+async def health() -> Response:
     """Whether the server answers. Needs no token."""
-    return models.Health()
+    return JSONResponse({"status": "ok"})
 
 
 @open_routes.get("/ready", response_model=models.Ready, responses={503: {"model": models.Ready}})
-async def ready(server: Server) -> Any:
+async def ready(server: Server) -> Response:
     """Whether it can tag yet: 200, or 503. Needs no token."""
     is_ready, detail = server.ready()
     return JSONResponse({"ready": is_ready, "detail": detail}, 200 if is_ready else 503)
 
 
 @open_routes.get("/metrics", response_class=Response)
-def metrics(request: Request, server: Server) -> Any:
+def metrics(request: Request, server: Server) -> Response:
     """Numbers for Prometheus. Needs the token, unless the server is bound to the loopback."""
     if not server.settings.loopback:
         authorised(request)
@@ -65,22 +65,22 @@ def metrics(request: Request, server: Server) -> Any:
 
 
 @open_routes.get("/openapi.json", dependencies=[Depends(authorised)], include_in_schema=False)
-def openapi(request: Request) -> Any:
+def openapi(request: Request) -> Response:
     return JSONResponse(request.app.openapi())
 
 
 @open_routes.get("/docs", include_in_schema=False)
-def documentation(request: Request) -> Any:
+def documentation(request: Request) -> Response:
     return Response(pages.documentation(request.app.openapi()), media_type="text/html; charset=utf-8")
 
 
 @open_routes.get("/", include_in_schema=False)
-def start_page(request: Request, server: Server) -> Any:
+def start_page(request: Request, server: Server) -> Response:
     return page_file("index.html") if server.is_project else documentation(request)
 
 
 @open_routes.get("/static/{name:path}", include_in_schema=False)
-def page_file(name: str) -> Any:
+def page_file(name: str) -> Response:
     """A file of the studio's page, by a name from the list of them: no path is made of what a client sends."""
     found = pages.page_files().get(name)
     if found is None:
@@ -89,7 +89,7 @@ def page_file(name: str) -> Any:
 
 
 @router.post("/session", status_code=204, tags=["The server"], response_class=Response)
-def session(request: Request, server: Server) -> Any:
+def session(request: Request, server: Server) -> Response:
     """Takes the token, as Bearer, and gives a cookie that stands for it: what the studio's page begins with."""
     if request.scope["fewtag"] != "bearer":
         raise HTTPException(401, "a session begins with the token; send it as `Authorization: Bearer TOKEN`")
@@ -151,7 +151,7 @@ async def _read(request: Request, model: type[BaseModel]) -> tuple[list[Upload],
     responses={202: {"model": models.Job, "description": "With `Prefer: respond-async`: a job that will have rows."}},
     tags=["Pictures"],
 )
-async def tag(request: Request, server: Server) -> Any:
+async def tag(request: Request, server: Server) -> Response:
     """Tags pictures: files of a form, or digests that it returned before; a row for each, in their order.
 
     With the header `Prefer: respond-async` the reply is a job, whose result has the rows.
@@ -188,13 +188,13 @@ def _row(row: Tagged, digest: str) -> dict[str, Any]:
 
 
 @router.get("/labels", response_model=models.Labels, tags=["Labels"])
-def labels(server: Server) -> Any:
+def labels(server: Server) -> Response:
     """All labels, sorted by name."""
     return JSONResponse({"labels": [_label(server, label) for label in server.actions.labels()]})
 
 
 @router.post("/labels", response_model=models.Label, status_code=201, dependencies=CHANGES, tags=["Labels"])
-def define(asked: models.NewLabel, server: Server) -> Any:
+def define(asked: models.NewLabel, server: Server) -> Response:
     """Defines a label by its name alone, like other words, or without words; a known one means this from now on."""
     return JSONResponse(_label(server, server.actions.define(asked.name, like=asked.like, words=asked.words)), 201)
 
@@ -206,7 +206,7 @@ def define(asked: models.NewLabel, server: Server) -> Any:
     dependencies=CHANGES,
     tags=["Labels"],
 )
-async def teach(name: str, request: Request, server: Server) -> Any:
+async def teach(name: str, request: Request, server: Server) -> Response:
     """Teaches a known or a new label by pictures that show it: files, or digests; a project takes digests alone."""
     uploads, _, asked = await _read(request, models.Pictures)
     if server.is_project:
@@ -219,7 +219,7 @@ async def teach(name: str, request: Request, server: Server) -> Any:
 
 
 @router.patch("/labels/{name:path}", response_model=models.Label, dependencies=CHANGES, tags=["Labels"])
-def change(name: str, asked: models.ChangedLabel, server: Server) -> Any:
+def change(name: str, asked: models.ChangedLabel, server: Server) -> Response:
     """Renames a label, merges it into another, or sets the probability from which it is given."""
     label = server.actions.label(name)
     if asked.name is not None and label_name(asked.name) != label.name and not asked.merge:
@@ -234,14 +234,14 @@ def change(name: str, asked: models.ChangedLabel, server: Server) -> Any:
 
 
 @router.delete("/labels/{name:path}", status_code=204, response_class=Response, dependencies=CHANGES, tags=["Labels"])
-def forget(name: str, server: Server) -> Any:
+def forget(name: str, server: Server) -> Response:
     """Forgets a label; in a project that can be undone."""
     server.actions.forget(name)
     return Response(status_code=204)
 
 
 @router.post("/answers", response_model=models.Taken, dependencies=CHANGES, tags=["Labels"])
-def answer(asked: models.OneAnswer | models.SeveralAnswers, server: Server) -> Any:
+def answer(asked: models.OneAnswer | models.SeveralAnswers, server: Server) -> Response:
     """Says of pictures whether they show a label; on disk before the reply. An id that comes again counts once.
 
     A bank takes answers about pictures that it tagged lately. Where one label or picture is unknown, nothing is taken.
@@ -259,7 +259,7 @@ def answer(asked: models.OneAnswer | models.SeveralAnswers, server: Server) -> A
     openapi_extra=_takes(models.Explained, label={"type": "string"}),
     tags=["Pictures"],
 )
-async def explain(request: Request, server: Server) -> Any:
+async def explain(request: Request, server: Server) -> Response:
     """Where in a picture a label is seen: one file of a form and its `label`, or a digest and a label."""
     uploads, fields, asked = await _read(request, models.Explained)
     if asked is not None and server.is_project:
@@ -277,25 +277,25 @@ def _label(server: Served, label: LabelRow) -> dict[str, Any]:
 
 
 @router.get("/jobs", response_model=models.JobList, tags=["Jobs"])
-def jobs(server: Server) -> Any:
+def jobs(server: Server) -> Response:
     """All jobs of this run of the server, as far as they are remembered."""
     return JSONResponse({"jobs": [asdict(job) for job in server.jobs.list()]})
 
 
 @router.get("/jobs/{job}", response_model=models.Job, tags=["Jobs"])
-def job(job: str, server: Server) -> Any:
+def job(job: str, server: Server) -> Response:
     """How far a job is."""
     return JSONResponse(asdict(server.jobs.get(job)))
 
 
 @router.delete("/jobs/{job}", response_model=models.Job, tags=["Jobs"])
-def cancel(job: str, server: Server) -> Any:
+def cancel(job: str, server: Server) -> Response:
     """Asks a job to end; it does at its next step."""
     return JSONResponse(asdict(server.jobs.cancel(job)))
 
 
 @router.get("/jobs/{job}/events", response_class=StreamingResponse, tags=["Jobs"])
-async def job_events(job: str, server: Server) -> Any:
+async def job_events(job: str, server: Server) -> Response:
     """Server-sent events, `event: job`, each with the job as it is then; the last says how it ended."""
     stream = server.events.listen()
     first = [("job", asdict(server.jobs.get(job)))]

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
@@ -72,4 +73,5 @@ def run(
 ) -> None:
     """Serves until it is interrupted; then what is served is closed."""
     decoders = Decoders()
-    Server(Served(open_service(decoders), settings, decoders, cache), started).run([bound])
+    with suppress(KeyboardInterrupt):  # which uvicorn hands on once it has ended in good order
+        Server(Served(open_service(decoders), settings, decoders, cache), started).run([bound])

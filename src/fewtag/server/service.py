@@ -18,7 +18,7 @@ from fewtag.server.uploads import Decoded, Decoders
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Acknowledged, Answer, Explanation, LabelRow, as_json
 from fewtag.tagger.explain import heat_map
-from fewtag.tagger.stream import ReadExample, Scorer, Tagged
+from fewtag.tagger.stream import DIGITS, ReadExample, Scorer, Tagged
 from fewtag.tagger.tagger import Tagger
 
 RECENT_BYTES = 128_000_000
@@ -172,7 +172,9 @@ class BankService:
         places = model.network.fine(np.ascontiguousarray(large)[None], model.space)[0]
         grid = int(np.sqrt(len(places)))
         heat = heat_map(places, bank.classifier(model, name), scorer.curve(column), (grid, grid))
-        return Explanation(float(chance), tuple(tuple(row) for row in heat.round(4).tolist()))
+        return Explanation(
+            round(float(chance), DIGITS), tuple(tuple(round(each, 4) for each in row) for row in heat.tolist())
+        )
 
     def _examples(self, uploads: Sequence[Upload]) -> list[ReadExample]:
         """Decoded by workers; one that cannot be read is refused."""
