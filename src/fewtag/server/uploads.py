@@ -56,9 +56,7 @@ class Decoders:
         return self._threads.submit(self._decode, data, name, tuple(sides), example)
 
     def _decode(self, data: bytes, name: str, sides: tuple[int, ...], example: bool) -> Decoded:
-        with self._lock:
-            worker = self._idle.pop() if self._idle else None
-        worker = worker or _Worker(self.memory, self.seconds)
+        worker = self._take()
         try:
             return worker.decode(data, name, sides, example)
         except InputError:
@@ -75,6 +73,22 @@ class Decoders:
                 with self._lock:
                     self._idle.append(worker)
 
+    def _take(self) -> "_Worker":
+        """One that lives: an idle one may have been ended from outside."""
+        while True:
+            with self._lock:
+                worker = self._idle.pop() if self._idle else None
+            if worker is None:
+                return _Worker(self.memory, self.seconds)
+            if worker.process.poll() is None:
+                return worker
+            worker.end()
+
+    @property
+    def workers(self) -> list[int]:
+        """The process ids of those that wait for work."""
+        return [worker.process.pid for worker in self._idle]
+
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
         while self._idle:
@@ -89,7 +103,7 @@ class _Worker:
         environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
         command = f"from fewtag.server.uploads import work; work({memory}, {seconds})"
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-c", command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -98,13 +112,13 @@ class _Worker:
         )
 
     def decode(self, data: bytes, name: str, sides: tuple[int, ...], example: bool) -> Decoded:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        watch = threading.Timer(self.seconds, self._process.kill)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        watch = threading.Timer(self.seconds, self.process.kill)
         watch.start()
         try:
-            _send(self._process.stdin, {"name": name, "sides": sides, "example": example, "size": len(data)}, data)
-            answer, parts = _receive(self._process.stdout, (3 * side * side for side in sides))
+            _send(self.process.stdin, {"name": name, "sides": sides, "example": example, "size": len(data)}, data)
+            answer, parts = _receive(self.process.stdout, (3 * side * side for side in sides))
         finally:
             watch.cancel()
         if failure := answer.get("failure"):
@@ -120,9 +134,9 @@ class _Worker:
 
     def end(self) -> None:
         self.lives = False
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
             with suppress(OSError):
                 if pipe is not None:
                     pipe.close()
