@@ -98,7 +98,7 @@ def test_who_has_no_token_brings_no_body_in(port: int) -> None:
         "127.0.0.1:1",
         "127.0.0.1:{port}.evil.example",
         "0.0.0.0:{port}",
-    , "localhost:{port}@evil", "[::]:{port}", "127.1:{port}", "2130706433:{port}", "", "127.0.0.1:{port}/v1", " "],
+"localhost:{port}@evil", "[::]:{port}", "127.1:{port}", "2130706433:{port}", "", "127.0.0.1:{port}/v1", " "],
 )
 def test_a_host_that_is_not_ours_to_the_letter_is_refused_before_anything_else(port: int, host: str) -> None:
     assert ask(port, headers=BEARER, host=host.format(port=port)).status == 400
@@ -250,7 +250,6 @@ def test_no_address_takes_a_path(port: int) -> None:
         b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>",
         b"<?xml version='1.0'?><svg/>",
         b"<!doctype html><p>",
-    , 
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
         b"P6 1 1 255 abc",
         b"SIMPLE  =                    T",
@@ -359,7 +358,7 @@ def test_a_body_that_trickles_is_cut_off(pets: Path, monkeypatch: pytest.MonkeyP
         b"--edge\r\n" + 2_000_000 * b"A" + b": x\r\n\r\n",
         b"--edge\r\n" + 200_000 * b"a: b\r\n" + b"\r\n",
         5_000_000 * b"\r",
-    , b'--edge\r\nContent-Disposition: form-data; name="files"; filename="' + 2_000_000 * b"\\" + b'"\r\n\r\n'],
+b'--edge\r\nContent-Disposition: form-data; name="files"; filename="' + 2_000_000 * b"\\" + b'"\r\n\r\n'],
     ids=["long header", "many headers", "carriage returns", "backslashes"],
 )
 def test_a_hostile_form_costs_no_time(port: int, body: bytes) -> None:
