@@ -98,7 +98,14 @@ def test_who_has_no_token_brings_no_body_in(port: int) -> None:
         "127.0.0.1:1",
         "127.0.0.1:{port}.evil.example",
         "0.0.0.0:{port}",
-"localhost:{port}@evil", "[::]:{port}", "127.1:{port}", "2130706433:{port}", "", "127.0.0.1:{port}/v1", " "],
+        "localhost:{port}@evil",
+        "[::]:{port}",
+        "127.1:{port}",
+        "2130706433:{port}",
+        "",
+        "127.0.0.1:{port}/v1",
+        " ",
+    ],
 )
 def test_a_host_that_is_not_ours_to_the_letter_is_refused_before_anything_else(port: int, host: str) -> None:
     assert ask(port, headers=BEARER, host=host.format(port=port)).status == 400
@@ -133,7 +140,22 @@ def test_no_part_of_the_host_becomes_part_of_the_path(port: int) -> None:
 
 @pytest.mark.parametrize(
     "origin",
-    ["null", "http://evil.example", "http://127.0.0.1", "http://127.0.0.1:1", "https://127.0.0.1:{port}", "file://", "http://127.0.0.1:{port}.evil.example", "http://127.0.0.1:{port}/", "http://evil.example/127.0.0.1:{port}", "", "HTTP://127.0.0.1:{port}", "http://127.0.0.1:{port}0", "http://localhost.evil:{port}", "moz-extension://1"],
+    [
+        "null",
+        "http://evil.example",
+        "http://127.0.0.1",
+        "http://127.0.0.1:1",
+        "https://127.0.0.1:{port}",
+        "file://",
+        "http://127.0.0.1:{port}.evil.example",
+        "http://127.0.0.1:{port}/",
+        "http://evil.example/127.0.0.1:{port}",
+        "",
+        "HTTP://127.0.0.1:{port}",
+        "http://127.0.0.1:{port}0",
+        "http://localhost.evil:{port}",
+        "moz-extension://1",
+    ],
 )
 def test_an_origin_that_is_not_ours_is_refused_even_with_the_token(port: int, origin: str) -> None:
     given = {"Origin": origin.format(port=port)}
@@ -291,7 +313,7 @@ def test_the_policy_lets_no_script_in_but_our_own() -> None:
 # requests to other machines, made for a stranger
 
 
-def test_no_request_makes_the_server_fetch_an_address(server: Running, port: int) -> None:
+def test_no_request_makes_the_server_fetch_an_address(port: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as trap:
         trap.settimeout(0.5)
         url = f"http://127.0.0.1:{trap.getsockname()[1]}/a.jpg"
@@ -358,7 +380,8 @@ def test_a_body_that_trickles_is_cut_off(pets: Path, monkeypatch: pytest.MonkeyP
         b"--edge\r\n" + 2_000_000 * b"A" + b": x\r\n\r\n",
         b"--edge\r\n" + 200_000 * b"a: b\r\n" + b"\r\n",
         5_000_000 * b"\r",
-b'--edge\r\nContent-Disposition: form-data; name="files"; filename="' + 2_000_000 * b"\\" + b'"\r\n\r\n'],
+        b'--edge\r\nContent-Disposition: form-data; name="files"; filename="' + 2_000_000 * b"\\" + b'"\r\n\r\n',
+    ],
     ids=["long header", "many headers", "carriage returns", "backslashes"],
 )
 def test_a_hostile_form_costs_no_time(port: int, body: bytes) -> None:
@@ -414,7 +437,7 @@ def test_a_worker_may_not_take_more_memory_nor_write_files() -> None:
     Image.new("RGB", (9_000, 9_000)).save(content, "PNG")
     decoders = Decoders(1, memory=400_000_000)
     try:
-        with pytest.raises(InputError, match="cannot be decoded|too much memory"):
+        with pytest.raises(InputError, match=r"cannot be decoded|too much memory"):
             decoders.submit(content.getvalue(), "large.png", (32,)).result()
         assert decoders.submit(picture(1, "dog"), "small.png", (32,)).result().squares[0].shape == (3, 32, 32)
         limits = Path(f"/proc/{decoders.workers[0]}/limits")
@@ -430,14 +453,12 @@ def test_a_worker_may_not_take_more_memory_nor_write_files() -> None:
 def test_the_word_of_a_worker_that_was_taken_over_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     from fewtag.server import uploads
 
-    decoders = Decoders(1)
+    decoders, real = Decoders(1), uploads._receive
     try:
         for answer in (b"[]\n", b"{}\n", b'{"key": 1, "thumbnail": "zz"}\n', pickle.dumps(object()), b""):
-            real = uploads._receive
             monkeypatch.setattr(uploads, "_receive", lambda _, sizes, said=answer: real(io.BytesIO(said), sizes))
             with pytest.raises(InputError, match="its decoder died"):
                 decoders.submit(picture(1, "dog"), "a.png", (32,)).result()
-            monkeypatch.setattr(uploads, "_receive", real)
     finally:
         decoders.close()
 
