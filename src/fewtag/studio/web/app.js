@@ -31,7 +31,7 @@ function Header() {
   const project = store.project.value;
   return html`<header class="top">
     <button class="plain menu" aria-label="Labels" aria-expanded=${drawer.value} aria-controls="labels" onClick=${() => (drawer.value = !drawer.value)}>☰</button>
-    <a class="brand" href="#/" title=${project?.name}><img src="/static/icon.svg" alt="" width="22" height="22" /><span>${project?.name ?? "fewtag"}</span></a>
+    <a class="brand" href="#/" title=${project?.name}><img src="/static/icon.png" alt="" width="22" height="22" /><span>${project?.name ?? "fewtag"}</span></a>
     <form role="search" onSubmit=${(/** @type {Event} */ event) => {
       event.preventDefault();
       search();
@@ -116,8 +116,18 @@ function Toasts() {
 }
 
 function Locked() {
+  useEffect(() => {
+    // a studio that was opened again in another tab lets this one in too
+    const again = setInterval(async () => {
+      store.locked.value = "";
+      if ((await store.loadProject()) && !store.locked.value) location.reload();
+    }, 3000);
+    return () => clearInterval(again);
+  }, []);
+  const waiting = store.unsent.value.length;
   return html`<main class="nothing"><h1>This page has no key to the studio</h1>
-    <p>Open the address that <code>fewtag studio</code> printed: it carries the key. Another browser, or an older studio, needs its own.</p></main>`;
+    <p>Open the address that <code>fewtag studio</code> printed: it carries the key. Another browser, or an older studio, needs its own.</p>
+    ${waiting > 0 && html`<p>What you answered is kept in this browser and sent as soon as you are in.</p>`}</main>`;
 }
 
 function App() {
@@ -157,7 +167,7 @@ function listen() {
       source = null;
       setTimeout(async () => {
         await store.loadProject();
-        open();
+        if (!store.locked.value) open();
       }, 1500);
     });
   };

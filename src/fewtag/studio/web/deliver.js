@@ -82,15 +82,16 @@ function Name({ title, says, word }) {
 
 /** Makes a label from pictures, or from its name alone, and asks about it. @param {string} name @param {string[]} digests */
 async function learn(name, digests) {
-  const known = store.labelNames.value.includes(name);
   const made = await store.attempt(async () => {
-    if (!known && !digests.length) return api.define(name, true);
-    return api.teach(name, digests);
+    if (!digests.length) return api.define(name, true);
+    let row = await api.teach(name, digests.slice(0, store.MOST));
+    for (let first = store.MOST; first < digests.length; first += store.MOST) row = await api.teach(name, digests.slice(first, first + store.MOST));
+    return row;
   });
   if (!made) return;
   selection.value = new Set();
   await store.loadLabels();
-  store.answered.value += 1;
+  store.changed.value += 1;
   store.say(digests.length ? `“${made.name}” learnt from ${plural(digests.length)}.` : `“${made.name}” starts from its name.`, { action: { text: "Undo", run: store.undo } });
   store.go("review", made.name);
 }
@@ -192,7 +193,7 @@ function Deliver() {
       ${job.value?.state === "running" && html`<progress max=${job.value.total || 1} value=${job.value.done} aria-label="Delivery"></progress>`}
       <span class="space"></span>
       ${done
-        ? html`<span class="dim">${done.result?.file}</span><a class="button primary" href=${`/v1/deliveries/${encodeURIComponent(done.id)}`} download=${done.result?.file ?? ""}>Download</a>`
+        ? html`<span class="dim">${done.result?.file}</span><a class="button primary" href=${`/v1/deliveries/${encodeURIComponent(done.result?.file)}`} download=${done.result?.file ?? ""}>Download</a>`
         : html`<button class="primary" disabled=${!plan.value || job.value?.state === "running"} onClick=${start}>Deliver</button>`}
     </footer>
   </${Dialog}>`;

@@ -135,8 +135,12 @@ export function Library() {
 /** New pictures are shown while they are indexed, and answers by others; never under the hands of someone who selects. @param {store.Listing} list @param {Cursor} cursor */
 function useRefresh(list, cursor) {
   const last = useRef(0);
-  const version = `${store.project.value?.indexed} ${store.answered.value}`;
+  const version = `${store.project.value?.indexed} ${store.changed.value}`;
+  const shown = useRef(/** @type {any[]} */ ([]));
   useEffect(() => {
+    const fresh = shown.current[0] !== list;
+    shown.current = [list, version];
+    if (fresh) return;
     const wait = setTimeout(() => {
       last.current = Date.now();
       if (!selection.value.size) list.refresh(cursor.window[0], cursor.window[1]);

@@ -65,7 +65,7 @@ export function Review() {
   };
   const answerPage = async () => {
     const shown = page.value;
-    if (!shown?.pictures.length || busy.value) return;
+    if (!shown?.pictures.length || busy.value || store.unsent.value.length) return;
     busy.value = true;
     const given = shown.pictures.map((cell) => ({ picture: cell.digest, label, answer: words.value[cell.digest] }));
     const safe = await store.answer(given, shown.order === "audit" ? "audit" : "page");

@@ -89,10 +89,17 @@ const KEPT = "fewtag.answers/";
 export const unsent = signal(/** @type {Group[]} */ ([]));
 /** Rises whenever an answer was acknowledged or taken back, so that a screen knows that its ranks are old. */
 export const answered = signal(0);
+/** Rises with an undo, and with labels: what a list shows is no longer so. */
+export const changed = signal(0);
+/** As many answers, or examples, as one request may hold. */
+export const MOST = 1000;
 let sending = /** @type {Promise<boolean> | null} */ (null);
 
 /** Where a project's answers are kept: the next project on this port must not get them. */
-const kept = () => `${KEPT}${project.value?.name}/${(project.value?.folders ?? []).join("|")}/`;
+const kept = () => `${KEPT}${project.value?.id ?? project.value?.name}/`;
+
+/** @param {Group} group */
+const keyOf = (group) => `${kept()}${group.at}-${group.id}`;
 
 /** Answers that an earlier page of this project did not see acknowledged. */
 export function recoverAnswers() {
@@ -104,14 +111,16 @@ export function recoverAnswers() {
 /** @param {{picture: string, label: string, answer: import("./api.js").Word}[]} given @param {string} source */
 export async function answer(given, source = "click") {
   if (!given.length) return true;
-  const answers = given.map((each) => ({ id: api.uuid(), ...each, source }));
-  const group = { id: api.uuid(), at: `${Date.now()}`, answers };
-  try {
-    localStorage.setItem(`${kept()}${group.at}-${group.id}`, JSON.stringify(group));
-  } catch {
-    say("This browser stores nothing for the studio: do not close the page while answers wait.", { bad: true });
+  for (let first = 0; first < given.length; first += MOST) {
+    const answers = given.slice(first, first + MOST).map((each) => ({ id: api.uuid(), ...each, source }));
+    const group = { id: api.uuid(), at: `${Date.now()}`, answers };
+    try {
+      localStorage.setItem(keyOf(group), JSON.stringify(group));
+    } catch {
+      say("This browser stores nothing for the studio: do not close the page while answers wait.", { bad: true });
+    }
+    unsent.value = [...unsent.value, group];
   }
-  unsent.value = [...unsent.value, group];
   return flush();
 }
 
@@ -136,7 +145,7 @@ async function sendAll() {
       }
       say(/** @type {Error} */ (problem).message, { bad: true });
     }
-    localStorage.removeItem(`${kept()}${group.at}-${group.id}`);
+    localStorage.removeItem(keyOf(group));
     batch(() => {
       online.value = true;
       unsent.value = unsent.value.filter((each) => each.id !== group.id);
@@ -152,9 +161,9 @@ async function sendAll() {
 async function turnBack(which) {
   if (which === "undo" && !online.value && unsent.value.length) {
     const group = /** @type {Group} */ (unsent.value.at(-1));
-    localStorage.removeItem(`${kept()}${group.at}-${group.id}`);
+    localStorage.removeItem(keyOf(group));
     unsent.value = unsent.value.slice(0, -1);
-    answered.value += 1;
+    batch(() => [(answered.value += 1), (changed.value += 1)]);
     return;
   }
   await flush();
@@ -163,7 +172,7 @@ async function turnBack(which) {
   const what = done.what || `${done.undone.length} answer${done.undone.length === 1 ? "" : "s"}`;
   const back = which === "undo" ? { text: "Redo", run: redo } : { text: "Undo", run: undo };
   say(`${which === "undo" ? "Taken back" : "Done again"}: ${what}.`, { action: back });
-  answered.value += 1;
+  batch(() => [(answered.value += 1), (changed.value += 1)]);
   await Promise.all([loadLabels(), loadProject()]);
 }
 export const undo = () => turnBack("undo");
