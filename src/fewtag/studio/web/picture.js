@@ -107,7 +107,7 @@ export function Picture() {
             <img src=${api.thumbnail(each)} alt=${each === digest ? "This picture" : "Another picture of the moment"} /></a></li>`)}</ul>`}
         <h2>Would be written</h2>
         <p class="written">${shown.would_write.length ? shown.would_write.map((each) => html`<span class="chip" key=${each}>${each}</span>`) : html`<span class="dim">nothing</span>`}</p>
-        <p class="dim path">${shown.path}<br />${shown.width} × ${shown.height}${shown.taken && ` · ${shown.taken.replace("T", " ")}`} · ${(shown.bytes / 1e6).toFixed(shown.bytes < 1e5 ? 3 : 1)} MB</p>`}
+        <p class="dim path">${shown.path}<br />${shown.width} × ${shown.height}${shown.taken && ` · ${shown.taken.replace("T", " ")}`} · ${shown.bytes < 1e6 ? `${Math.ceil(shown.bytes / 1e3)} KB` : `${(shown.bytes / 1e6).toFixed(1)} MB`}</p>`}
     </aside>
   </main>`;
 }
