@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 WEB = ROOT / "src" / "fewtag" / "studio" / "web"
 VENDOR = WEB / "vendor"
 OURS = sorted(path for path in WEB.iterdir() if path.suffix in {".js", ".css", ".html"})
-TSC = shutil.which("tsc") or shutil.which("tsc", path=ROOT / ".venv" / "node_modules" / ".bin")
+TSC = shutil.which("tsc") or shutil.which("tsc", path=ROOT / ".typescript" / "node_modules" / ".bin")
 
 
 def without_comments(text: str) -> str:
