@@ -183,8 +183,9 @@ class Log:
         self._keep(change)
         if change.undoes is None:
             self.fold.apply(change)
-            self.done.append(change.n)
-            self.undone.clear()
+            if change.kind != "carry":  # no person's doing
+                self.done.append(change.n)
+                self.undone.clear()
         else:
             self.fold = self.folded()
             self._sort_out()
@@ -193,6 +194,8 @@ class Log:
         """What undo and redo would take back, the next one last: fresh changes that stand, undos since the last one."""
         self.done, self.undone = [], []
         for n, change in self.changes.items():
+            if change.kind == "carry":
+                continue
             if change.undoes is None:
                 self.undone.clear()
                 if self.stands(n):
@@ -463,6 +466,12 @@ class Project:
             row = self.read(lambda reader, each=picture: reader.execute(query, (space, each)).fetchone())  # type: ignore[misc]
             if row is not None:
                 yield ExampleRow(*row)
+
+    def any_example(self, picture: str) -> ExampleRow | None:
+        """Of whichever model's space, for its small copy."""
+        query = "SELECT picture, pixels, name, codes, scales, small FROM example WHERE picture = ? LIMIT 1"
+        row = self.read(lambda reader: reader.execute(query, (picture,)).fetchone())
+        return None if row is None else ExampleRow(*row)
 
     def keep_examples(self, space: str, rows: Sequence[ExampleRow]) -> None:
         insert = "INSERT OR REPLACE INTO example VALUES (?, ?, ?, ?, ?, ?, ?)"

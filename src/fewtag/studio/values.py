@@ -131,7 +131,7 @@ class Meaning:
     """What a part of a query was taken for."""
 
     text: str
-    taken_as: Literal["label", "word", "state", "folder", "date", "like"]
+    taken_as: Literal["label", "word", "name", "state", "folder", "date", "like"]
     detail: str = ""
 
 
