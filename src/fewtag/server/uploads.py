@@ -4,6 +4,7 @@ A worker gets encoded bytes and gives back squares of pixels: it holds no token,
 answers is checked like a stranger's word and never unpickled, since a picture may have taken it over.
 """
 
+import importlib
 import json
 import os
 import subprocess
@@ -183,22 +184,27 @@ def work(memory: int, seconds: float) -> None:
 
 def _restrict(memory: int) -> None:
     """As far as the system can: no more memory than this, no file written, no core dump; network threads go first."""
-    if sys.platform == "win32":
+    if hasattr(os, "nice"):
+        os.nice(10)
+    if (resource := _resource()) is None:
         return
-    import resource
-
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(10)
+
+
+def _resource() -> Any:
+    """Python's module for limits, which Windows lacks."""
+    try:
+        return importlib.import_module("resource")
+    except ImportError:
+        return None
 
 
 def _allow_seconds(seconds: float) -> None:
     """Of processor time, from now on: the limit counts from the process's start."""
-    if sys.platform == "win32":
+    if (resource := _resource()) is None:
         return
-    import resource
-
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(used.ru_utime + used.ru_stime + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
