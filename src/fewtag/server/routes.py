@@ -157,6 +157,7 @@ async def tag(request: Request, server: Server) -> Response:
 
     With the header `Prefer: respond-async` the reply is a job, whose result has the rows.
     """
+    server.queue.check_room()
     uploads, _, asked = await _read(request, models.Pictures)
     if asked is not None and server.is_project:
         found = await run_in_threadpool(server.studio.tag, asked.pictures)
