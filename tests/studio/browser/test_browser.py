@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -318,44 +318,7 @@ def test_every_screen_is_readable(opened: Opened, scheme: Any) -> None:
     check_readable(page)
 
 
-READABLE = """() => {
-  const wrong = [];
-  const shown = (element) => element.checkVisibility({ opacityProperty: true, visibilityProperty: true });
-  for (const image of document.images) if (!image.hasAttribute("alt")) wrong.push(`no alt: ${image.src}`);
-  for (const element of document.querySelectorAll("button, a, input, [role=meter]")) {
-    const label = element.labels?.[0]?.textContent ?? "";
-    const name = element.getAttribute("aria-label") ?? element.textContent + label + (element.title ?? "") + (element.querySelector("img")?.alt ?? "");
-    if (!name.trim()) wrong.push(`no name: ${element.outerHTML}`);
-  }
-  const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
-  if (new Set(ids).size !== ids.length) wrong.push(`ids twice: ${ids}`);
-  const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
-  const painted = (colours) => {
-    canvas.clearRect(0, 0, 1, 1);
-    for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
-    return [...canvas.getImageData(0, 0, 1, 1).data];
-  };
-  const light = (colour) => {
-    const [r, g, b] = colour.map((each) => each / 255).map((each) => (each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const element = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || !shown(element) || element.closest(":disabled, .unseen, script, noscript, option")) continue;
-    const behind = [];
-    for (let each = element; each; each = each.parentElement) {
-      behind.unshift(getComputedStyle(each).backgroundColor);
-      if (each.tagName === "DIALOG") break;
-    }
-    const ground = painted(behind);
-    const ink = painted([...behind, getComputedStyle(element).color]);
-    const [high, low] = [light(ground.slice(0, 3)), light(ink.slice(0, 3))].sort((one, other) => other - one);
-    const contrast = (high + 0.05) / (low + 0.05);
-    if (contrast < 4.5) wrong.push(`contrast ${contrast.toFixed(2)}: ${walker.currentNode.data.trim().slice(0, 40)} (${element.className})`);
-  }
-  return wrong;
-}"""
+READABLE = (Path(__file__).parent / "readable.js").read_text(encoding="utf-8")
 
 
 def check_readable(page: Page) -> None:
@@ -395,7 +358,9 @@ def test_answers_survive_a_killed_server_and_are_counted_once(
                 page = context.new_page()
                 page.goto(f"{url}/#token={TOKEN}")
                 expect(page.get_by_role("heading", name="All pictures")).to_be_visible()
-                page.wait_for_function("() => !Object.keys(localStorage).some((key) => key.startsWith('fewtag.answers'))")
+                page.wait_for_function(
+                    "() => !Object.keys(localStorage).some((key) => key.startsWith('fewtag.answers'))"
+                )
                 assert answers(opened) == had + size
 
 
@@ -416,30 +381,15 @@ def start_command(
         process.wait()
 
 
-HOSTILE = """<!doctype html><title>working</title><script type="module">
-const url = %s, done = [];
-const attempt = async (name, path, options) => {
-  try { const reply = await fetch(url + path, options); done.push(`${name}:${reply.type}:${reply.status}`); }
-  catch { done.push(`${name}:refused`); }
-};
-const image = new Image();
-const seen = new Promise((tell) => { image.onload = () => tell("image:seen"); image.onerror = () => tell("image:refused"); });
-image.src = url + %s;
-await attempt("read", "/v1/project", { credentials: "include" });
-await attempt("events", "/v1/events", { credentials: "include" });
-await attempt("blind", "/v1/undo", { method: "POST", mode: "no-cors", credentials: "include", body: "{}" });
-await attempt("text", "/v1/labels", { method: "POST", mode: "no-cors", credentials: "include", headers: { "Content-Type": "text/plain" }, body: '{"name": "evil"}' });
-await attempt("json", "/v1/labels", { method: "POST", credentials: "include", headers: { "Content-Type": "application/json", "X-Fewtag": "1" }, body: '{"name": "evil"}' });
-done.push(await seen);
-document.title = done.join(" ");
-</script>"""
+HOSTILE = (Path(__file__).parent / "hostile.html").read_text(encoding="utf-8")
 
 
 def test_a_page_of_another_origin_can_neither_read_nor_write(opened: Opened) -> None:
     teach(opened, "00-dog-cat.png", "dog")
     before = opened.client.get("/v1/project")
     digest = opened.client.search("")["pictures"][0]["digest"]
-    text = HOSTILE % (json.dumps(opened.url), json.dumps(f"/v1/pictures/{digest}/thumbnail?size=256"))
+    asked = {"url": opened.url, "thumbnail": f"/v1/pictures/{digest}/thumbnail?size=256"}
+    text = HOSTILE.replace("ASKED", json.dumps(asked))
     with page_elsewhere(text) as elsewhere:
         other = opened.page.context.new_page()  # with the cookie of the studio, which knows no ports
         other.goto(elsewhere)
@@ -456,7 +406,7 @@ def page_elsewhere(text: str) -> Iterator[str]:
     """The same machine, another port: another origin."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             self.send_response(200)
             self.send_header("Content-Type", "text/html")
             self.end_headers()
