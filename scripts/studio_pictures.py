@@ -88,7 +88,7 @@ def save_picture(page: Page, path: Path) -> None:
 
 @contextmanager
 def running_studio(pictures: Path, folder: Path, project: str) -> Iterator[str]:
-    """The address that the command prints, with its token; where the pictures are on this machine is no one's business."""
+    """The address that the command prints, with its token; of a copy, as the page tells where pictures are."""
     copy = folder / "pictures"
     if not copy.exists():
         shutil.copytree(pictures, copy)

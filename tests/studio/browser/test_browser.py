@@ -280,7 +280,7 @@ def test_labels_are_renamed_deleted_and_brought_back(opened: Opened) -> None:
     expect(tree.get_by_text("animals", exact=True)).to_be_visible()
 
 
-def test_a_telephone_is_wide_enough(browser: Browser, opened: Opened) -> None:
+def test_a_telephone_is_wide_enough(opened: Opened) -> None:
     page = opened.page
     page.set_viewport_size({"width": 390, "height": 844})
     opened.cell("00-dog-cat.png").click()
