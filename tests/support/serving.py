@@ -13,7 +13,7 @@ from tiny import draw
 from fewtag import Tagger
 from fewtag.client import Client
 from fewtag.server.run import Server, listen
-from fewtag.server.security import Settings
+from fewtag.server.security import Guard, Settings
 from fewtag.server.service import BankService, Served
 from fewtag.server.uploads import Decoders
 from fewtag.studio.studio import Studio
@@ -28,6 +28,7 @@ class Running:
     served: Served
     settings: Settings
     client: Client
+    guard: Guard
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def serving(
         thread.start()
         assert started.wait(20)
         try:
-            yield Running(served, settings, Client(settings.url, settings.token, timeout=60.0))
+            yield Running(served, settings, Client(settings.url, settings.token, timeout=60.0), server.config.app)
         finally:
             server.should_exit = True
             thread.join(20)

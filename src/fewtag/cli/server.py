@@ -71,6 +71,10 @@ def serve(
     kept = _cache_folder(cache, no_cache)
     exposure = _Exposure(host, port, allow_network, tuple(allow_host or ()), token_file, read_only)
     if bank.is_dir():
+        if no_cache:
+            raise InputError(
+                f"{bank} is a project, which keeps what the network made of its pictures; leave --no-cache out"
+            )
         from fewtag.studio.studio import Studio
 
         def open_project(_decoders: "Decoders") -> "Studio":
@@ -110,7 +114,6 @@ def studio(
     words: WordSource = None,
     device: Device = "auto",
     cache: Cache = None,
-    no_cache: NoCache = False,
     as_json: AsJson = False,
 ) -> None:
     """Teach, review, correct, search and deliver, in the browser, on this machine alone.
@@ -125,7 +128,7 @@ def studio(
     _check_extra("studio")
     from fewtag.studio.studio import Studio
 
-    kept = _cache_folder(cache, no_cache)
+    kept = _cache_folder(cache)
     if check or backup is not None:
         if not project.is_dir():
             raise InputError(f"there is no project {project}; make one with: fewtag studio {shlex.quote(str(project))}")
@@ -215,7 +218,7 @@ class _Exposure:
             run(open_service, settings, socket, cache=cache, started=started)
 
 
-def _cache_folder(cache: Path | None, no_cache: bool) -> Path | None:
+def _cache_folder(cache: Path | None, no_cache: bool = False) -> Path | None:
     from fewtag.files import user_cache_folder
 
     if cache is not None and no_cache:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
@@ -15,8 +15,9 @@ from fewtag.errors import InputError, MissingError
 from fewtag.server import models, routes, studio_routes
 from fewtag.server.idempotency import Idempotency
 from fewtag.server.queue import BusyError
-from fewtag.server.security import Guard, authorised, problem
+from fewtag.server.security import Guard, problem
 from fewtag.server.service import Served
+from fewtag.studio.project import UnknownError
 
 ABOUT = """Tag pictures with labels that were learnt from one example each, and teach it more.
 
@@ -47,9 +48,9 @@ def create_app(served: Served) -> Guard:
     for kind, reply in _REPLIES.items():
         app.add_exception_handler(kind, reply)
     app.include_router(routes.open_routes)
-    app.include_router(routes.router, dependencies=[Depends(authorised)])
+    app.include_router(routes.router)
     if served.is_project:
-        app.include_router(studio_routes.router, dependencies=[Depends(authorised)])
+        app.include_router(studio_routes.router)
     app.add_middleware(Idempotency)
     guard = Guard(app, served.settings, served.metrics.observe)
     served.metrics.watch("fewtag_bytes_in_flight", "Of request bodies at work.", lambda: guard.in_flight)
@@ -104,6 +105,7 @@ def _failed(_request: Request, error: Exception) -> Response:
 
 _REPLIES: dict[int | type[Exception], Any] = {
     MissingError: _missing,
+    UnknownError: _missing,
     InputError: _bad_input,
     BusyError: _busy,
     HTTPException: _http,

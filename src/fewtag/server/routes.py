@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException as StarletteError
 
 from fewtag.server import models, pages
 from fewtag.server.jobs import Progress
@@ -39,7 +40,7 @@ def writable(server: Server) -> None:
 
 
 open_routes = APIRouter(tags=["The server"])
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", dependencies=[Depends(authorised)])
 CHANGES = [Depends(writable)]
 
 
@@ -131,7 +132,7 @@ async def _read(request: Request, model: type[BaseModel]) -> tuple[list[Upload],
                     files.append((value.filename or f"number {len(files) + 1}", await value.read()))
                 else:
                     raise HTTPException(422, f"a file came as {name[:100]!r}; send pictures as `files`")
-    except HTTPException as error:
+    except StarletteError as error:
         if error.status_code != 400:
             raise
         status = 413 if "Too many" in error.detail else 400

@@ -4,17 +4,18 @@ from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 
 from fewtag.server import models
 from fewtag.server.jobs import Progress
 from fewtag.server.routes import CHANGES, Server, event_stream
+from fewtag.server.security import authorised
 from fewtag.studio import values
 from fewtag.studio.values import as_json
 
-router = APIRouter(prefix="/v1", tags=["Studio"])
+router = APIRouter(prefix="/v1", tags=["Studio"], dependencies=[Depends(authorised)])
 _IMMUTABLE = {"Cache-Control": "private, max-age=31536000, immutable", "Content-Disposition": "inline"}
 _WEBP: dict[int | str, dict[str, Any]] = {200: {"content": {"image/webp": {}}}}
 Offset = Annotated[int, Query(ge=0)]

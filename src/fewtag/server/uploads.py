@@ -4,6 +4,7 @@ A worker gets encoded bytes and gives back squares of pixels: it holds no token,
 answers is checked like a stranger's word and never unpickled, since a picture may have taken it over.
 """
 
+import importlib
 import json
 import os
 import subprocess
@@ -56,9 +57,7 @@ class Decoders:
         return self._threads.submit(self._decode, data, name, tuple(sides), example)
 
     def _decode(self, data: bytes, name: str, sides: tuple[int, ...], example: bool) -> Decoded:
-        with self._lock:
-            worker = self._idle.pop() if self._idle else None
-        worker = worker or _Worker(self.memory, self.seconds)
+        worker = self._take()
         try:
             return worker.decode(data, name, sides, example)
         except InputError:
@@ -75,6 +74,22 @@ class Decoders:
                 with self._lock:
                     self._idle.append(worker)
 
+    def _take(self) -> "_Worker":
+        """One that lives: an idle one may have been ended from outside."""
+        while True:
+            with self._lock:
+                worker = self._idle.pop() if self._idle else None
+            if worker is None:
+                return _Worker(self.memory, self.seconds)
+            if worker.process.poll() is None:
+                return worker
+            worker.end()
+
+    @property
+    def workers(self) -> list[int]:
+        """The process ids of those that wait for work."""
+        return [worker.process.pid for worker in self._idle]
+
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
         while self._idle:
@@ -89,7 +104,7 @@ class _Worker:
         environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
         command = f"from fewtag.server.uploads import work; work({memory}, {seconds})"
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-c", command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -98,13 +113,13 @@ class _Worker:
         )
 
     def decode(self, data: bytes, name: str, sides: tuple[int, ...], example: bool) -> Decoded:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        watch = threading.Timer(self.seconds, self._process.kill)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        watch = threading.Timer(self.seconds, self.process.kill)
         watch.start()
         try:
-            _send(self._process.stdin, {"name": name, "sides": sides, "example": example, "size": len(data)}, data)
-            answer, parts = _receive(self._process.stdout, (3 * side * side for side in sides))
+            _send(self.process.stdin, {"name": name, "sides": sides, "example": example, "size": len(data)}, data)
+            answer, parts = _receive(self.process.stdout, (3 * side * side for side in sides))
         finally:
             watch.cancel()
         if failure := answer.get("failure"):
@@ -120,9 +135,9 @@ class _Worker:
 
     def end(self) -> None:
         self.lives = False
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
             with suppress(OSError):
                 if pipe is not None:
                     pipe.close()
@@ -169,22 +184,27 @@ def work(memory: int, seconds: float) -> None:
 
 def _restrict(memory: int) -> None:
     """As far as the system can: no more memory than this, no file written, no core dump; network threads go first."""
-    if sys.platform == "win32":
+    if hasattr(os, "nice"):
+        os.nice(10)
+    if (resource := _resource()) is None:
         return
-    import resource
-
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(10)
+
+
+def _resource() -> Any:
+    """Python's module for limits, which Windows lacks."""
+    try:
+        return importlib.import_module("resource")
+    except ImportError:
+        return None
 
 
 def _allow_seconds(seconds: float) -> None:
     """Of processor time, from now on: the limit counts from the process's start."""
-    if sys.platform == "win32":
+    if (resource := _resource()) is None:
         return
-    import resource
-
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(used.ru_utime + used.ru_stime + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
