@@ -109,13 +109,16 @@ class TagQueue:
 
         def decoded(found: Future[Decoded]) -> None:
             try:
-                self._enter(_Waiting(upload, row, pixels=found.result().squares[0]))
-            except InputError as error:
+                picture = _Waiting(upload, row, pixels=found.result().squares[0])
+            except BaseException as error:
                 with self._lock:
                     self._decoding -= 1
-                row.set_result(Tagged(upload.name, failure=str(error)))
-            except BaseException as error:  # the server is closing
-                row.set_exception(error)
+                if isinstance(error, InputError):
+                    row.set_result(Tagged(upload.name, failure=str(error)))
+                else:  # the server is closing
+                    row.set_exception(error)
+                return
+            self._enter(picture)
 
         self._decoders.submit(upload.data, upload.name, (self.model.size,)).add_done_callback(decoded)
         return row
