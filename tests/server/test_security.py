@@ -528,6 +528,13 @@ def test_metrics_need_the_token_where_others_could_ask(pets: Path) -> None:
         assert ask(running.settings.port, path="/metrics", host="tagger.example", headers=BEARER).status == 200
 
 
+def test_behind_a_proxy_with_tls_the_cookie_is_for_tls_alone(pets: Path) -> None:
+    with serving_bank(pets, Settings(TOKEN, names=("tagger.example",))) as running:
+        ours = BEARER | {"Origin": "https://tagger.example"}
+        reply = ask(running.settings.port, "POST", "/v1/session", ours, host="tagger.example")
+        assert "Secure" in reply.headers["set-cookie"]
+
+
 def test_an_error_says_nothing_of_the_code(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     def break_down(*_: object) -> None:
         raise RuntimeError(SECRET)
