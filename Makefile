@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-fast fuzz lint bench docs clean
+.PHONY: demo studio studio-pictures test test-fast fuzz lint bench docs clean
 .DEFAULT_GOAL := test
 
 .venv/installed: pyproject.toml
@@ -18,6 +18,14 @@ BIN := .venv/bin
 # the main job: learn labels from a few pictures of the album, tag the rest, write a page
 demo: .venv/installed
 	$(BIN)/python examples/demo.py demo
+
+# the studio in the browser, on the demo's album; the project is kept in demo/
+studio: .venv/installed
+	$(BIN)/fewtag studio demo/studio examples/album
+
+# pictures of the studio for the documentation, made in a browser
+studio-pictures: .venv/installed
+	$(BIN)/python scripts/studio_pictures.py docs/pictures
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.core.posterior import Fitted, Pictures, fit_label
-from fewtag.errors import InputError, UnknownWordError, nearest
+from fewtag.errors import InputError, MissingError, UnknownWordError, nearest
 from fewtag.words.pieces import names_a_thing
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class Bank:
         name = label_name(label)
         if name not in self.definitions:
             hint = nearest(name, self.definitions) if self.definitions else "none is known yet"
-            raise InputError(f"there is no label {name!r}; {hint}")
+            raise MissingError(f"there is no label {name!r}; {hint}")
         return name
 
     def learn(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example], *, afresh: bool) -> "Bank":

@@ -22,6 +22,7 @@ from fewtag.tagger.explain import Heat, heat_map
 from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import (
     BATCH,
+    ReadExample,
     Scorer,
     Tagged,
     cached_places,
@@ -34,7 +35,7 @@ from fewtag.tagger.stream import (
     tag_stream,
 )
 
-Images = ImageLike | Iterable[ImageLike]
+Images = ImageLike | Iterable[ImageLike] | Sequence[ReadExample]
 Labels = Iterable[str | Iterable[str]]
 Change = Callable[[Bank], Bank]
 """What teaching does to a bank, ready to be done again to the same bank as another process left it."""
@@ -156,7 +157,9 @@ class Tagger:
             self._do(lambda bank: bank.define(name, meaning))
         return self
 
-    def forget(self, label: str, image: ImageLike | None = None, *, example: str | int | None = None) -> "Tagger":
+    def forget(
+        self, label: str, image: ImageLike | ReadExample | None = None, *, example: str | int | None = None
+    ) -> "Tagger":
         """Forget a label, or one example of it: by its picture, by its file's name or by its number in `examples_`.
 
         A picture that was said not to show the label becomes unknown again in the same way. A label that was never
@@ -487,13 +490,15 @@ class Tagger:
     def _note_saved(self, path: Path, header: dict[str, Any]) -> None:
         self._saved, self._changes = (path.resolve(), _state(header)), []
 
-    def _examples_meant(self, name: str, image: ImageLike | None, example: str | int | None) -> list[str] | None:
+    def _examples_meant(
+        self, name: str, image: ImageLike | ReadExample | None, example: str | int | None
+    ) -> list[str] | None:
         """The keys of the examples of a label that a person means; None for all of it."""
         keys, refused = self._bank.members[name], self._bank.refused[name]
         if image is not None and example is not None:
             raise InputError("an example is named twice; give its picture, or its name or number")
         if image is not None:
-            key = pixel_digest(open_image(image))
+            key = image.key if isinstance(image, ReadExample) else pixel_digest(open_image(image))
             if key in keys or key in refused:
                 return [key]
             shown = image if isinstance(image, str | os.PathLike) else "given"
