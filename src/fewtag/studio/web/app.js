@@ -49,7 +49,7 @@ function Header() {
     <button class="plain wideonly" aria-label="Redo" title="Redo (ctrl-shift-z)" disabled=${!project?.can_redo} onClick=${store.redo}>↷</button>
     <button class="plain wideonly" aria-label="All keys" title="All keys (?)" onClick=${() => (store.dialog.value = "keys")}>?</button>
     <button class="primary" onClick=${() => (store.dialog.value = "deliver")}>Deliver</button>
-    ${project && project.indexed + project.failures < project.pictures && html`<progress class="indexing" max=${project.pictures} value=${project.indexed + project.failures}
+    ${project?.indexing && html`<progress class="indexing" max=${project.pictures} value=${project.indexed + project.failures}
       aria-label="Reading pictures" title=${`${project.indexed.toLocaleString("en")} of ${project.pictures.toLocaleString("en")} pictures read`}></progress>`}
   </header>`;
 }
@@ -125,7 +125,7 @@ function Locked() {
     return () => clearInterval(again);
   }, []);
   const waiting = store.unsent.value.length;
-  return html`<main class="nothing"><h1>This page has no key to the studio</h1>
+  return html`<main class="nothing locked"><h1>This page has no key to the studio</h1>
     <p>Open the address that <code>fewtag studio</code> printed: it carries the key. Another browser, or an older studio, needs its own.</p>
     ${waiting > 0 && html`<p>What you answered is kept in this browser and sent as soon as you are in.</p>`}</main>`;
 }

@@ -147,7 +147,7 @@ export function Review() {
       ${shown && shown.pictures.length > 0 && html`<footer class="bar fixed">
         <span class="counts">${count(given)}</span>
         <button class="primary" disabled=${busy.value} onClick=${answerPage}>Answer the page<kbd>⏎</kbd></button>
-        <span class="left">${shown.left.toLocaleString("en")} left</span>
+        <span class="left">${Math.max(shown.left, shown.pictures.length).toLocaleString("en")} left</span>
       </footer>`}
     </section>
     <aside class="rail" aria-label=${`About ${label}`}>${shown && html`<${Rail} page=${shown} change=${(/** @type {number | null} */ to) => setThreshold(label, page, to)} />`}</aside>
