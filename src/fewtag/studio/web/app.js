@@ -72,12 +72,12 @@ function Labels() {
     ${known?.length === 0 && html`<p class="dim">None yet. Select a picture that shows something, press <kbd>n</kbd> and give it a name.</p>`}
     <ul>${rows.map(({ depth, text, label, path }) => html`<li key=${path}>${label
       ? html`<span class="pair">
-          <a class=${`row depth${depth}`} href=${screen === "review" ? store.address("review", path) : store.address("library", "", { q: store.quoted(path) })}
+          <a class="row" style=${{ "--depth": depth }} href=${screen === "review" ? store.address("review", path) : store.address("library", "", { q: store.quoted(path) })}
             aria-current=${current === path || current === store.quoted(path) ? "page" : "false"} title=${path}>
             <span class="name">${text}</span>
             <span class="count" title="Pictures with this label, and the precision to expect">${(label.tags ?? 0).toLocaleString("en")}${label.expected_precision != null && html`<small>${percent(label.expected_precision)}</small>`}</span></a>
           <a class="pill" href=${store.address("review", path)} aria-label=${`Review ${path}${label.waiting ? `: ${label.waiting} unsure` : ""}`} title="Review">${label.waiting ? label.waiting.toLocaleString("en") : "›"}</a></span>`
-      : html`<span class=${`row group depth${depth}`}>${text}</span>`}</li>`)}</ul>
+      : html`<span class="row group" style=${{ "--depth": depth }}>${text}</span>`}</li>`)}</ul>
     ${project && project.failures > 0 && html`<p class="dim"><button class="plain" onClick=${showFailures}>${project.failures.toLocaleString("en")} unreadable</button></p>`}
   </nav>`;
 }
