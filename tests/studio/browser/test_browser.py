@@ -272,6 +272,17 @@ def test_a_part_of_a_picture_is_searched_for(opened: Opened) -> None:
     expect(page.locator("[data-place='0']")).to_be_visible()
 
 
+def test_a_look_at_a_picture_keeps_what_was_changed_on_the_page(opened: Opened) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    expect(page.get_by_role("button", name="Answer the page")).to_be_visible()
+    for key in ("j", "Space", "k", "o"):
+        page.keyboard.press(key)
+    expect(page.get_by_role("group", name="dog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name=re.compile(": unknown"))).to_have_count(1)
+
+
 def test_labels_are_renamed_deleted_and_brought_back(opened: Opened) -> None:
     page = opened.page
     teach(opened, "00-dog-cat.png", "dog")
