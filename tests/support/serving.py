@@ -43,12 +43,12 @@ def serving(
     with listen("127.0.0.1", 0) as bound:
         settings = replace(settings or Settings(TOKEN), port=bound.getsockname()[1])
         served, started = Served(open_service(decoders), settings, decoders, cache), threading.Event()
-        server = Server(served, started.set)
+        server = Server(served, lambda _guard: started.set())
         thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
         thread.start()
         assert started.wait(20)
         try:
-            yield Running(served, settings, Client(settings.url, settings.token, timeout=60.0), server.config.app)
+            yield Running(served, settings, Client(settings.url, settings.token, timeout=60.0), server._guard)
         finally:
             server.should_exit = True
             thread.join(20)
