@@ -27,7 +27,7 @@ from fewtag.studio import deliver as delivering
 from fewtag.studio import review as reviewing
 from fewtag.studio.derive import Deriver, Scored, Scores, by_word, path_name, word_of
 from fewtag.studio.index import SIZES, Indexer, read_inside, small_copy
-from fewtag.studio.library import Features, Library, box_guide
+from fewtag.studio.library import Features, Library, SupersededError, box_guide
 from fewtag.studio.project import Change, Fold, Label, Project, UnknownError
 from fewtag.studio.search import Part, parse
 from fewtag.studio.values import (
@@ -167,6 +167,7 @@ class Studio:
         self._wake.set()
         if self._worker.is_alive():
             self._worker.join()
+        self.library.features.close()
         self.project.close()
 
     def __enter__(self) -> "Studio":
@@ -801,7 +802,7 @@ class Studio:
     @property
     def formats(self) -> tuple[str, ...]:
         """What `deliver` can write."""
-        return delivering.TABLES
+        return delivering.FORMATS
 
     def deliver(
         self,
@@ -813,16 +814,23 @@ class Studio:
         progress: Callable[[int, int], None] = lambda _done, _total: None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Delivery:
-        """A table of all pictures into PROJECT/deliveries/; no path is taken. A dry run writes nothing."""
+        """A table of all pictures into PROJECT/deliveries/, or "xmp": sidecars beside the pictures. No path is taken.
+
+        A dry run writes nothing.
+        """
         labels = self.scorer().labels if self._current().classes else ()
-        files = sorted(
-            (file for file in self.library.files.values() if file.digest in self.library.row_of),
-            key=self.library.shown_name,
-        )
-        rows = self._delivered(files, confirmed_only)
+        files = [file for file in list(self.library.files.values()) if file.digest in self.library.row_of]
+        files.sort(key=self.library.shown_name)
+        if format == "xmp":
+            rows = dict(zip((file.path for file in files), self._delivered(files, confirmed_only), strict=True))
+            folders = {
+                Path(folder): [(rows[file.path], Path(file.path)) for file in files if file.folder == folder]
+                for folder in self._indexer.folders
+            }
+            return delivering.write_sidecars(folders, labels, dry_run=dry_run, progress=progress, cancelled=cancelled)
         return delivering.deliver(
             self.project,
-            rows,
+            self._delivered(files, confirmed_only),
             labels,
             format,
             scores=scores,
@@ -831,6 +839,13 @@ class Studio:
             progress=progress,
             cancelled=cancelled,
         )
+
+    def take_back(
+        self, *, dry_run: bool = False, progress: Callable[[int, int], None] = lambda _done, _total: None
+    ) -> Delivery:
+        """Takes back what was delivered as XMP: sidecars are what they were before, to the byte."""
+        folders = [Path(folder) for folder in self._indexer.folders]
+        return delivering.take_back(folders, dry_run=dry_run, progress=progress)
 
     def _delivered(self, files: Sequence[Any], confirmed_only: bool) -> Iterator[Tagged]:
         """Each file's row; all by one state of the labels, whatever is taught meanwhile."""
@@ -1076,8 +1091,15 @@ class Studio:
 
     def _settle(self) -> None:
         """What nobody waits for: the other labels' scores, and the influences of the label that is looked at."""
-        if self._stale():
-            self._score(list(self._scores.kept))
+        with self._lock:
+            version, bank = self._version, self._current()
+        stale = [label for label in bank.classes if not self._scores.is_fresh(bank, label)]
+        try:
+            for label in stale:
+                self._scores.refresh(bank, [label], lambda: self._version != version)
+        except SupersededError:
+            return
+        if stale:
             self._announce()
         name = self._looked_at
         scored = None if name is None else self._scores.kept.get(name)
