@@ -1,6 +1,8 @@
 """Other programs' data sets: written as those read them, and read as those write them."""
 
 import json
+import re
+import subprocess
 import sys
 import types
 import xml.etree.ElementTree as ElementTree
@@ -195,6 +197,21 @@ def test_a_graph_with_its_labels_inside_tags_as_the_tagger_does(cli: Cli, bank: 
     ]
     (found,) = session.run(None, {"pixels": np.stack(squares)})
     assert found == pytest.approx(tagger.predict_proba(pictures), abs=1e-3)
+
+
+@pytest.mark.processes
+def test_the_twenty_lines_of_the_docs_tag_as_the_tagger_does(cli: Cli, bank: Path, photos: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.S | re.M)
+    assert len([line for line in example.splitlines() if line]) <= 20
+    assert "fewtag" not in example
+    assert cli("export", bank, "pets-fixed", "--as", "onnx-fixed").code == 0
+    pictures = sorted(photos.rglob("*.png"))
+    done = subprocess.run([sys.executable, "-c", example, *pictures], capture_output=True, text=True, check=True)
+    expected = Tagger.load(bank).predict(pictures)
+    for line, path, tags in zip(done.stdout.splitlines(), pictures, expected, strict=True):
+        assert line == f"{path} {sorted(tags)}"
+    assert any(expected)
 
 
 def test_a_fixed_graph_that_disagrees_is_refused(cli: Cli, bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
