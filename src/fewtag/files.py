@@ -86,7 +86,8 @@ def locked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     make_folder(path.parent)
     hidden = path.with_name(f".{path.name}.lock")
     try:
-        with closing(sqlite3.connect(hidden, seconds, isolation_level=None)) as connection:
+        # whoever lets go of it may be another thread than who took it
+        with closing(sqlite3.connect(hidden, seconds, isolation_level=None, check_same_thread=False)) as connection:
             connection.execute("BEGIN EXCLUSIVE")
             yield
     except sqlite3.DatabaseError as error:

@@ -8,7 +8,8 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,33 @@ def decode(data: bytes, name: str, *, at_least: int | None = None) -> Image.Imag
         if image.format != "JPEG" or not _lacks_only_its_end(data):
             raise
     return decode(data.rstrip(b"\xff") + _END_OF_IMAGE, name, at_least=at_least)
+
+
+class Header(NamedTuple):
+    """What a picture's file says of it before its pixels are decoded."""
+
+    width: int
+    height: int
+    """As a person sees it, its EXIF orientation applied."""
+    taken: str | None
+    """When it was taken by the camera's clock, in ISO 8601 without a zone."""
+
+
+def read_header(data: bytes, name: str) -> Header:
+    """Size and EXIF's date taken; `name` is for messages."""
+    image = open_encoded(data, name)
+    _check_size(image, name)
+    width, height = image.size
+    return Header(*((height, width) if _orientation(image) >= 5 else (width, height)), _taken(image))
+
+
+def _taken(image: Image.Image) -> str | None:
+    try:
+        with _quiet():
+            found = image.getexif().get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.DateTimeOriginal)
+        return datetime.strptime(str(found).strip("\0 "), "%Y:%m:%d %H:%M:%S").isoformat()
+    except Exception:  # as in `_orientation`; many pictures have no date, some a wrong one
+        return None
 
 
 def _lacks_only_its_end(data: bytes) -> bool:

@@ -46,7 +46,8 @@ class Tagger:
     `model` is "default", "coco52" (fitted on 52 labels of COCO alone, for honest tests) or the path of a model;
     `words` is a file of word vectors to use instead of the shipped table; `device` is "auto", "cpu" or "cuda".
     With `keep_pictures=False` a saved bank holds no small copies of its examples: it cannot show them, nor move to a
-    newer model. The network is loaded at its first use. One thread may teach a tagger while others ask it.
+    newer model. It begins with what a `bank` of the same model knows. The network is loaded at its first use. One
+    thread may teach a tagger while others ask it.
 
     >>> from PIL import Image
     >>> red, blue = Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "blue")
@@ -66,11 +67,12 @@ class Tagger:
         words: str | None = None,
         device: str = "auto",
         keep_pictures: bool = True,
+        bank: Bank | None = None,
     ) -> None:
         self.model = load_model(model, words=words, device=device) if isinstance(model, str) else model
         self.keep_pictures = keep_pictures
         self._lock = threading.RLock()  # for writers; readers take the bank once, and it never changes
-        self._bank = Bank()
+        self._bank = Bank() if bank is None else bank
         self._saved: tuple[Path, str] | None = None
         self._changes: list[Change] = []  # since that file was read or written
 
