@@ -90,6 +90,11 @@ def test_every_command_of_the_product_runs_without_the_research_wings_packages(a
         ["check", bank, "truth.csv"],
         ["upgrade", bank],
         ["export", bank, str(tmp_path / "onnx")],
+        ["export", bank, str(tmp_path / "fixed"), "--as", "onnx-fixed"],
+        ["export", str(tags), str(tmp_path / "out"), "--as", "fiftyone"],
+        ["write", str(tags), ".", "--dry-run"],
+        ["write", bank, "."],
+        ["write", ".", "--undo"],
         ["cache"],
         ["--version"],
     ]

@@ -112,7 +112,7 @@ def test_a_dry_run_shows_a_diff_and_changes_nothing(cli: Cli, album: Path) -> No
     before = hashes(album)
     said = cli("write", "tags.csv", album, "--dry-run")
     assert (said.code, hashes(album)) == (0, before)
-    assert f"--- {album}/a.jpg.xmp" in said.out
+    assert f"--- {album / 'a.jpg.xmp'}" in said.out
     assert "+     <rdf:li>birds/heron</rdf:li>" in said.out
     assert "--- /dev/null\n" in said.out
     assert not [line for line in said.out.splitlines() if line.startswith("-") and not line.startswith("--- ")]
@@ -224,9 +224,16 @@ def test_bad_input_is_one_sentence(cli: Cli, album: Path, arguments: tuple[str, 
 
 def test_a_row_outside_of_the_folder_is_a_failure(cli: Cli, album: Path, tmp_path: Path) -> None:
     shutil.copy(album / "a.jpg", tmp_path / "outside.jpg")
-    Path("tags.csv").write_text("image,tags\n../outside.jpg,dog\n")
-    assert "lies outside of" in cli("write", "tags.csv", album).err
+    for name in ("../outside.jpg", tmp_path / "outside.jpg", "sub/../../outside.jpg"):
+        Path("tags.csv").write_text(f"image,tags\n{name},dog\n")
+        assert "lies outside of" in cli("write", "tags.csv", album).err
     assert not (tmp_path / "outside.jpg.xmp").exists()
+
+
+def test_tags_of_a_detectors_boxes_are_the_pictures(cli: Cli, album: Path) -> None:
+    Path("tags.csv").write_text("image,tags\na.jpg#1,dog\na.jpg#2,cat;dog\n")
+    assert cli("write", "tags.csv", album).code == 0
+    assert tags(album / "a.jpg.xmp") == ["cat", "dog"]
 
 
 def test_a_folder_that_cannot_be_written_to_is_a_listed_failure(

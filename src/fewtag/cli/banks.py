@@ -28,7 +28,9 @@ def learn(
     bank: Bank,
     examples: Annotated[
         list[Path],
-        typer.Argument(metavar="EXAMPLES", help="A CSV with columns image,labels; a folder per label; or pictures."),
+        typer.Argument(
+            metavar="EXAMPLES", help="A CSV with columns image,labels; a folder per label; pictures; or JSON."
+        ),
     ],
     label: Annotated[
         list[str] | None, typer.Option("--label", metavar="NAME", help="What all the pictures show; repeatable.")
@@ -93,7 +95,12 @@ def learn(
     chosen = {"--only": only, "--at-most": at_most, "--dry-run": dry_run, "--yes": yes}
     if not from_tags and (given := [name for name, value in chosen.items() if value]):
         raise InputError(f"{given[0]} goes with --from-tags; add that, or leave it out")
-    shown = [] if from_tags else read_examples(examples, label or (), root, absent=absent or (), complete=complete)
+    if examples and all(each.suffix.lower() in {".json", ".jsonl"} for each in examples) and not from_tags:
+        from fewtag.interop.datasets import read_set
+
+        shown = [example for each in examples for example in read_set(each, root)]
+    elif not from_tags:
+        shown = read_examples(examples, label or (), root, absent=absent or (), complete=complete)
     tagger = Tagger.open(bank, model=model, words=words, keep_pictures=not no_pictures)
     if from_tags:
         if label or absent or root:

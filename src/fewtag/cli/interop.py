@@ -1,6 +1,8 @@
 """Commands for other programs' sake: tags into XMP, where digiKam, Lightroom, darktable and Immich look for them."""
 
 import json
+import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -144,25 +146,25 @@ def _of_table(given: Given) -> Rows:
         ]
     labels = sorted({label for row in table for label in (*row.tags, *row.scores)})
     alone = not given.photos.is_dir()
-    folder = given.photos.parent if alone else given.photos
-    if alone:
-        table = [row for row in table if row.image == given.photos.name]
-    if not table:
+    folder = Path(os.path.normpath((given.photos.parent if alone else given.photos).absolute()))
+    tags: dict[str, dict[str, None]] = {}
+    for row in table:
+        boxed = re.fullmatch(r"(.+)#[0-9]+", row.image)  # a detector's box: its tags are the picture's
+        name = boxed[1] if boxed and not (folder / row.image).exists() else row.image
+        if not alone or name == given.photos.name:
+            tags.setdefault(name, {}).update(dict.fromkeys(row.tags))
+    if not tags:
         raise InputError(f"{given.source} has no row of {given.photos}; give the folder that was tagged")
 
     def rows() -> Iterator[tuple[str, Path, Sequence[str] | InputError]]:
-        for row in table:
-            path = folder / row.image
-            if not path.resolve().parent.is_relative_to(folder.resolve()) and ".." in Path(row.image).parts:
-                yield (
-                    row.image,
-                    path,
-                    InputError(f"{row.image} lies outside of {folder}; give the folder that was tagged"),
-                )
+        for name, found in tags.items():
+            path = Path(os.path.normpath(folder / name))
+            if path.is_relative_to(folder):
+                yield name, path, tuple(found)
             else:
-                yield row.image, path, row.tags
+                yield name, path, InputError(f"{name} lies outside of {folder}; give the folder that was tagged")
 
-    return labels, rows(), len(table)
+    return labels, rows(), len(tags)
 
 
 def _of_bank(given: Given) -> Rows:

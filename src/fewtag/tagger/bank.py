@@ -285,6 +285,23 @@ class Bank:
         changed = {label: replace(each, **values.get(label, {})) for label, each in self.definitions.items()}
         return self._change(changed, self.examples)
 
+    def prototypes(self, model: "Model") -> "Bank":
+        """The same classifiers without a single picture: to be shared.
+
+        What calibration counts and later examples are added to is a stand-in for each label's pictures: their mean, at
+        every place. Names, copies, and what was said not to be shown are gone.
+        """
+        examples = {}
+        for label, keys in self.members.items():
+            if keys:
+                mean = np.mean([self.examples[key].seen[1] for key in keys], axis=0, dtype=np.float32)
+                stand_in = Example.of(Told(frozenset([label])), np.tile(mean, (model.places, 1)))
+                for number in range(len(keys)):
+                    examples[hashlib.sha256(f"{number} {label}".encode()).hexdigest()] = stand_in
+        known = {label: Known(self.classifier(model, label)) for label in self.classes}
+        kept = {label: each for label, each in self.definitions.items() if each.explicit or self.members[label]}
+        return Bank(kept, dict(sorted(examples.items())), known)
+
     def _change(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example]) -> "Bank":
         """Another bank with these; labels that nobody defined go with their last example."""
         named = {label for example in examples.values() for label in (*example.said.labels, *example.said.absent)}

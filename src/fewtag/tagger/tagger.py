@@ -348,14 +348,19 @@ class Tagger:
         }
         return heats, {name: float(chances[column]) for name, column in columns.items()}
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, examples: bool = True) -> None:
         """Write one file; a kill in the middle leaves the old one.
 
         Where another process changed the bank that this tagger was loaded from, or saved to, since then, what was
-        taught here is added to that, and nothing is lost. Another file is replaced.
+        taught here is added to that, and nothing is lost. Another file is replaced. Without `examples` it is a copy to
+        be shared: it gives the same probabilities, but to pictures that someone said 'no' to, and nothing of a single
+        picture is in it.
         """
         target = Path(path)
         with self._lock, locked(target):
+            if not examples:
+                write_bank(target, self._bank.prototypes(self.model), self.model, self.thresholds_)
+                return
             if self._saved is not None and self._saved[0] == target.resolve() and target.exists():
                 self._catch_up(target)
             write_bank(target, self._bank, self.model, self.thresholds_)

@@ -106,7 +106,7 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
     Paths are relative to `root`, or else to the folder that was tagged, or else to the table. Of a picture without
     labels nothing is known, and it is left out, unless the table is `complete`.
     """
-    place = root or _tagged_folder(path) or path.parent
+    place = root or tagged_folder(path) or path.parent
     lines: dict[str, int] = {}
     shown = []
     for line, image, *cells in read_rows(path):
@@ -144,7 +144,7 @@ def _names(path: Path, line: int, cell: str) -> set[str]:
     return {NOT + name.removeprefix(NOT).strip() if name.startswith(NOT) else name for name in names}
 
 
-def _tagged_folder(table: Path) -> Path | None:
+def tagged_folder(table: Path) -> Path | None:
     """Of a table that `tag` wrote, the folder that it was given."""
     try:
         sources = json.loads(record_of(table).read_text(encoding="utf-8"))["source"]
