@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image
+from starlette.types import ASGIApp
 from tiny import draw
 
 from fewtag import Tagger
@@ -38,17 +39,19 @@ def serving(
     *,
     cache: Path | None = None,
     decoders: Decoders | None = None,
+    wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> Iterator[Running]:
     decoders = decoders or Decoders(1)
     with listen("127.0.0.1", 0) as bound:
         settings = replace(settings or Settings(TOKEN), port=bound.getsockname()[1])
         served, started = Served(open_service(decoders), settings, decoders, cache), threading.Event()
         server = Server(served, started.set)
+        guard, server.config.app = server.config.app, wrap(server.config.app)
         thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
         thread.start()
         assert started.wait(20)
         try:
-            yield Running(served, settings, Client(settings.url, settings.token, timeout=60.0), server.config.app)
+            yield Running(served, settings, Client(settings.url, settings.token, timeout=60.0), guard)
         finally:
             server.should_exit = True
             thread.join(20)
