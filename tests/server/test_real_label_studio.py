@@ -132,7 +132,7 @@ def test_an_annotation_changes_the_next_prediction(
         assert chosen(after[second]) == ["Zebra"]
         assert after[second]["model_version"] != before[second]["model_version"]
     if os.environ.get("FEWTAG_RECORD"):
-        recorders[0].save("label-studio.json", program="Label Studio 1.23.2")
+        recorders[0].save("label-studio.json", "/label-studio", program="Label Studio 1.23.2")
 
 
 def chosen(prediction: dict[str, Any]) -> list[str]:

@@ -1,13 +1,18 @@
 """Exchanges over HTTP in files: recorded from another program, shown in the documentation, replayed by tests."""
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from raw_http import Reply, ask
+from serving import TOKEN, Running, picture
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 RECORDED = Path(__file__).parents[2] / "docs" / "recorded"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+CHANGING = frozenset({"version", "model_version"})
 
 
 class Exchange(NamedTuple):
@@ -48,8 +53,10 @@ class Recorder:
         self.exchanges.append(Exchange(scope["method"], scope["path"], request, status, json.loads(told)))
         return None
 
-    def save(self, name: str, **facts: Any) -> None:
-        content = facts | {"exchanges": [each._asdict() for each in self.exchanges]}
+    def save(self, name: str, under: str, **facts: Any) -> None:
+        """What was asked under a path."""
+        kept = [each._asdict() for each in self.exchanges if each.path.startswith(under)]
+        content = facts | {"exchanges": kept}
         RECORDED.mkdir(exist_ok=True)
         (RECORDED / name).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -57,3 +64,28 @@ class Recorder:
 def recorded(name: str) -> Iterator[Exchange]:
     for each in json.loads((RECORDED / name).read_text(encoding="utf-8"))["exchanges"]:
         yield Exchange(**each)
+
+
+def send(running: Running, method: str, path: str, body: Any = None, headers: dict[str, str] = BEARER) -> Reply:
+    content = b"" if body is None else json.dumps(body).encode()
+    kind = {"Content-Type": "application/json"} if content else {}
+    return ask(running.settings.port, method, path, headers | kind, content)
+
+
+def data_url(number: int, *labels: str) -> str:
+    return "data:image/png;base64," + base64.b64encode(picture(number, *labels)).decode()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Numbers as near as another processor may have them."""
+    if isinstance(other, float):
+        return abs(one - other) < 1e-3
+    if isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in other.keys() - CHANGING)
+    return one == other
+
+
+def basic(password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"fewtag:{password}".encode()).decode()}

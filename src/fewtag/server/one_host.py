@@ -44,20 +44,10 @@ class OneHost:
     def fetch(self, link: str) -> bytes:
         """A picture by its link in a task; refuses what is elsewhere."""
         parts = urlsplit(link)
-        if parts.netloc:
-            try:
-                port = parts.port or (443 if parts.scheme == "https" else 80)
-            except ValueError:
-                port = 0
-            if (parts.scheme, parts.hostname, port, parts.username) != (self.scheme, self.host, self.port, None):
-                raise InputError(
-                    f"the picture {link[:100]!r} is not at {self.scheme}://{self.host}:{self.port}, and nothing else "
-                    "is fetched; upload it to Label Studio, or serve it as one of its local files"
-                )
-        elif parts.scheme:
+        if (parts.scheme or parts.netloc) and self._where(link) != (self.scheme, self.host, self.port):
             raise InputError(
-                f"the picture {link[:100]!r} is in a cloud's storage, which is not fetched; "
-                "upload it to Label Studio, or serve it as one of its local files"
+                f"the picture {link[:100]!r} is not at {self.scheme}://{self.host}:{self.port}, and nothing else is "
+                "fetched; upload it to Label Studio, or serve it as one of its local files"
             )
         path = parts.path if self.base and parts.path.startswith(self.base + "/") else self.base + parts.path
         inside = path.removeprefix(self.base)
@@ -71,6 +61,15 @@ class OneHost:
             said = {401: f"set {KEY_VARIABLE}", 403: f"set {KEY_VARIABLE}", 404: "upload it again"}.get(status)
             raise InputError(f"Label Studio answers {status} to {link[:100]!r}; {said or 'look at its log'}")
         return content
+
+    @staticmethod
+    def _where(link: str) -> tuple[str, str | None, int] | None:
+        parts = urlsplit(link)
+        try:
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            return None
+        return None if parts.username is not None else (parts.scheme, parts.hostname, port)
 
     def _headers(self) -> dict[str, str]:
         """A legacy token goes as it is; a personal access token is exchanged for one that lives for minutes."""

@@ -393,7 +393,9 @@ def test_answers_survive_a_killed_server_and_are_counted_once(
                 page = context.new_page()
                 page.goto(f"{url}/#token={TOKEN}")
                 expect(page.get_by_role("heading", name="All pictures")).to_be_visible()
-                page.wait_for_function("() => !Object.keys(localStorage).some((key) => key.startsWith('fewtag.answers'))")
+                page.wait_for_function(
+                    "() => !Object.keys(localStorage).some((key) => key.startsWith('fewtag.answers'))"
+                )
                 assert answers(opened) == had + size
 
 
