@@ -41,10 +41,11 @@ test-fast: .venv/installed
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/research --ignore tests/scripts --ignore tests/test_benchmarks.py \
 		-m 'not slow and not processes and not ray' tests
 
-# 10,000 mutated files, and 200 kills at random moments, some on a full disk
+# 10,000 mutated files, 200 kills at random moments, some on a full disk, and 200 of a studio that is answering
 fuzz: .venv/installed
 	$(BIN)/python tests/support/fuzz.py
 	$(BIN)/python tests/support/kills.py
+	$(BIN)/python tests/support/studio_kills.py
 
 # speed and memory, as ratios measured side by side
 bench: .venv/rivals

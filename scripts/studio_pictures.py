@@ -1,10 +1,11 @@
 """Screenshots of the studio, made by a browser that a script's hands drive: for docs/studio.md and the README.
 
     python scripts/studio_pictures.py docs/pictures                       # the demo's album
-    python scripts/studio_pictures.py /tmp/look --pictures FOLDER --label dog --example 12.jpg
+    python scripts/studio_pictures.py look --pictures FOLDER --teach bird=12.jpg --show 40.jpg
 
-It starts the real command on a new project, teaches a label from one picture, answers pages of Review by the truth (of
-the album's own table; else as the model has marked them), opens a picture with its heat-map and delivers a table.
+It starts the real command on a new project, teaches labels from one picture each, answers pages of Review by the truth
+(the table album.csv of the folder, with image and labels; else as the model has marked them), opens a picture with its
+heat-map and delivers a table. The last label is the one that is reviewed and filmed.
 """
 
 import argparse
@@ -21,14 +22,16 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 
-from PIL import Image
-from playwright.sync_api import Page, expect, sync_playwright
+from PIL import Image, ImageDraw
+from playwright.sync_api import Locator, Page, expect, sync_playwright
 
 ALBUM = Path(__file__).parents[1] / "examples" / "album"
+TAUGHT = ["ball=001.jpg", "deer=005.jpg", "mushroom=012.jpg", "flower=009.jpg", "bird=003.jpg"]
 LIMIT = 150_000
 """Bytes of a screenshot."""
 FILM_LIMIT = 3_000_000
 FILM_WIDTH = 960
+POINTER = ((0, 0), (0, 19), (5, 15), (8, 22), (11, 21), (8, 14), (14, 14))
 
 
 @dataclass
@@ -38,16 +41,28 @@ class Film:
     page: Page
     on: bool
     frames: list[tuple[Image.Image, int]] = field(default_factory=list)
+    pointer: tuple[float, float] = (640, 420)
 
     def take(self, milliseconds: int) -> None:
-        if self.on:
-            self.frames.append((Image.open(BytesIO(self.page.screenshot())).convert("RGB"), milliseconds))
+        if not self.on:
+            return
+        frame = Image.open(BytesIO(self.page.screenshot())).convert("RGB")
+        left, top = self.pointer
+        shape = [(left + x, top + y) for x, y in POINTER]
+        ImageDraw.Draw(frame).polygon(shape, fill="black", outline="white", width=1)
+        self.frames.append((frame, milliseconds))
+
+    def point(self, element: Locator) -> None:
+        """A browser's screenshot has no pointer."""
+        box = element.bounding_box()
+        assert box is not None
+        self.pointer = box["x"] + box["width"] * 0.55, box["y"] + box["height"] * 0.45
 
     def save(self, path: Path) -> None:
         """As an animated WebP, a little worse in quality until it is small enough."""
         frames = [shrink(frame, FILM_WIDTH) for frame, _ in self.frames]
         times = [time for _, time in self.frames]
-        for quality in range(80, 20, -10):
+        for quality in range(90, 20, -10):
             frames[0].save(
                 path, "WEBP", save_all=True, append_images=frames[1:], duration=times, loop=0, quality=quality, method=6
             )
@@ -72,9 +87,23 @@ def save_picture(page: Page, path: Path) -> None:
 
 
 @contextmanager
-def running_studio(pictures: Path, folder: Path) -> Iterator[str]:
-    """The address that the command prints, with its token."""
-    command = [sys.executable, "-m", "fewtag", "studio", folder / "album", pictures, "--no-browser", "--json", "--port", "0"]
+def running_studio(pictures: Path, folder: Path, project: str) -> Iterator[str]:
+    """The address that the command prints, with its token; of a copy, as the page tells where pictures are."""
+    copy = folder / "pictures"
+    if not copy.exists():
+        shutil.copytree(pictures, copy)
+    command = [
+        sys.executable,
+        "-m",
+        "fewtag",
+        "studio",
+        folder / project,
+        copy,
+        "--no-browser",
+        "--json",
+        "--port",
+        "0",
+    ]
     process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -99,8 +128,12 @@ class Hands:
     def picture(self, name: str) -> None:
         save_picture(self.page, self.out / f"studio-{name}{self.suffix}.webp")
 
+    def cell(self, name: str) -> Locator:
+        found = self.page.locator(f"button.picture[aria-label^='{name}']").first
+        self.film.point(found)
+        return found
+
     def settle(self) -> None:
-        self.page.wait_for_load_state("networkidle") if not self.film.on else None
         self.page.wait_for_function("() => [...document.images].every((image) => image.complete)")
         self.page.wait_for_timeout(250)
 
@@ -111,49 +144,56 @@ class Hands:
         self.settle()
         self.film.take(1800)
 
-    def teach(self, label: str, examples: list[str]) -> None:
-        for example in examples:
-            self.page.locator(f"button.picture[aria-label^='{example}']").first.click()
-            self.film.take(700)
+    def teach(self, label: str, example: str, shoot: bool) -> None:
+        self.page.goto(f"{self.page.url.split('#')[0]}#/")
         self.settle()
-        if label == "bird":
+        self.film.take(1500)
+        self.cell(example).click()
+        self.settle()
+        self.film.take(1500)
+        if shoot:
             self.picture("library")
         self.page.keyboard.press("n")
-        for end in range(1, len(label) + 1):
-            self.page.keyboard.press(label[end - 1])
+        for end, letter in enumerate(label, 1):
+            self.page.keyboard.type(letter)
             if end in (1, len(label)):
-                self.film.take(500)
+                self.film.take(400 if end == 1 else 1200)
         self.page.keyboard.press("Enter")
         expect(self.page.get_by_role("button", name="Answer the page")).to_be_visible()
         self.settle()
-        self.film.take(1800)
+        self.film.take(2500)
 
     def answer_page(self, label: str, shoot: str = "") -> None:
         for cell in self.page.locator("button.picture").all() if self.truth else []:
             name = (cell.get_attribute("aria-label") or "").split(":")[0]
             if (cell.get_attribute("aria-pressed") == "true") != (label in self.truth.get(name, ())):
+                self.film.point(cell)
                 cell.click()
-                self.film.take(350)
+                self.film.take(700)
         self.settle()
         if shoot:
             self.picture(shoot)
+        self.film.point(self.page.get_by_role("button", name="Answer the page"))
+        self.film.take(700)
         self.page.keyboard.press("Enter")
         expect(self.page.get_by_role("status").filter(has_text="Answered")).to_be_visible()
         self.settle()
-        self.film.take(1500)
+        self.film.take(2200)
 
     def open_picture(self, name: str, label: str) -> None:
         self.page.goto(f"{self.page.url.split('#')[0]}#/")
         self.settle()
-        self.page.locator(f"button.picture[aria-label^='{name}']").first.dblclick()
+        self.cell(name).click()
+        self.page.get_by_role("button", name="Open", exact=False).filter(has_text="Open").click()
         row = self.page.locator(".belief", has=self.page.get_by_text(label, exact=True))
         expect(row).to_be_visible()
         self.settle()
-        self.film.take(1200)
+        self.film.take(1800)
         row.hover()
+        self.film.point(row)
         self.page.wait_for_function("() => document.querySelector('.heat')?.naturalWidth > 0")
         self.settle()
-        self.film.take(2200)
+        self.film.take(2800)
         self.picture("picture")
 
     def deliver(self) -> None:
@@ -161,9 +201,11 @@ class Hands:
         self.page.keyboard.press("d")
         expect(self.page.get_by_role("dialog").get_by_role("table")).to_be_visible()
         self.settle()
-        self.film.take(1600)
         self.picture("deliver")
-        self.page.get_by_role("dialog").get_by_role("button", name="Deliver").click()
+        button = self.page.get_by_role("dialog").get_by_role("button", name="Deliver")
+        self.film.point(button)
+        self.film.take(2200)
+        button.click()
         expect(self.page.get_by_role("link", name="Download")).to_be_visible()
         self.film.take(2500)
         self.page.keyboard.press("Escape")
@@ -181,27 +223,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--pictures", type=Path, default=ALBUM)
-    parser.add_argument("--label", default="bird")
-    parser.add_argument("--example", default="003.jpg", help="the picture to teach it from")
-    parser.add_argument("--show", default="020.jpg", help="the picture to open")
+    parser.add_argument("--teach", nargs="+", default=TAUGHT, metavar="LABEL=PICTURE")
+    parser.add_argument("--show", default="019.jpg", help="the picture to open")
     parser.add_argument("--pages", type=int, default=2)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     browser_path = shutil.which("chromium") or shutil.which("google-chrome")
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     looks = (("", 1280, 800, "light"), ("-dark", 1280, 800, "dark"), ("-phone", 390, 844, "light"))
-    with sync_playwright() as starter:
+    taught = [pair.split("=") for pair in options.teach]
+    label = taught[-1][0]
+    with sync_playwright() as starter, tempfile.TemporaryDirectory() as folder:
         browser = starter.chromium.launch(executable_path=browser_path, args=arguments)
         for suffix, width, height, scheme in looks:
-            with tempfile.TemporaryDirectory() as folder, running_studio(options.pictures, Path(folder)) as url:
+            with running_studio(options.pictures, Path(folder), f"album{suffix}") as url:
                 page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
-                film = Film(page, on=not suffix)
+                film = Film(page, on=False)
                 hands = Hands(page, film, options.out, suffix, read_truth(options.pictures))
                 hands.library(url)
-                hands.teach(options.label, [options.example])
-                for number in range(options.pages):
-                    hands.answer_page(options.label, shoot="review" if number == options.pages - 1 else "")
-                hands.open_picture(options.show, options.label)
+                for name, example in taught:
+                    film.on = not suffix and name == label
+                    hands.teach(name, example, shoot=name == label)
+                    for number in range(options.pages if name == label else 1):
+                        hands.answer_page(name, shoot="review" if name == label and number == 0 else "")
+                hands.open_picture(options.show, label)
                 hands.deliver()
                 if film.on:
                     film.save(options.out / "studio.webp")

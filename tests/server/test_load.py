@@ -110,7 +110,7 @@ def test_a_full_queue_takes_all_of_a_request_or_nothing(pets: Path) -> None:
     tagger, decoders, gate = Tagger.load(pets), Decoders(1), threading.Event()
 
     def scorer() -> object:
-        gate.wait(20)
+        gate.wait(60)
         return tagger.scorer()
 
     queue = TagQueue(tagger.model, scorer, decoders, most=4)  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def test_a_full_queue_takes_all_of_a_request_or_nothing(pets: Path) -> None:
     assert queue.waiting == 3
     more = queue.submit(uploads[:1])
     gate.set()
-    assert [row.result(20).image for row in [*rows, *more]] == ["0", "1", "2", "0"]
+    assert [row.result(60).image for row in [*rows, *more]] == ["0", "1", "2", "0"]
     assert queue.waiting == 0
     queue.close()
     decoders.close()

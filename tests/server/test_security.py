@@ -81,6 +81,12 @@ def test_the_cookie_cannot_be_read_by_scripts_nor_sent_by_other_sites_nor_tells_
     assert ask(port, "POST", "/v1/session", cookie(port) | {"X-Fewtag": "1"}).status == 403
 
 
+def test_a_browser_is_started_with_a_token_that_is_good_for_one_request(server: Running, port: int) -> None:
+    once = {"Authorization": f"Bearer {server.guard.one_time_token()}"}
+    assert ask(port, "POST", "/v1/session", once).status == 204
+    assert ask(port, "POST", "/v1/session", once).status in {401, 429}
+
+
 def test_who_has_no_token_brings_no_body_in(port: int) -> None:
     head = f"POST /nowhere HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 40000000\r\n\r\n"
     assert send(port, head.encode()).status == 401  # before a byte of it came

@@ -45,13 +45,13 @@ def serving(
     with listen("127.0.0.1", 0) as bound:
         settings = replace(settings or Settings(TOKEN), port=bound.getsockname()[1])
         served, started = Served(open_service(decoders), settings, decoders, cache), threading.Event()
-        server = Server(served, started.set)
-        guard, server.config.app = server.config.app, wrap(server.config.app)
+        server = Server(served, lambda _guard: started.set())
+        server.config.app = wrap(server.config.app)
         thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
         thread.start()
         assert started.wait(20)
         try:
-            yield Running(served, settings, Client(settings.url, settings.token, timeout=60.0), guard)
+            yield Running(served, settings, Client(settings.url, settings.token, timeout=60.0), server._guard)
         finally:
             server.should_exit = True
             thread.join(20)

@@ -15,6 +15,7 @@ from fewtag.cli.terminal import AsJson, Cache, Device, ModelName, WordSource
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
+    from fewtag.server.security import Guard
     from fewtag.server.service import BankService
     from fewtag.server.uploads import Decoders
     from fewtag.studio.studio import Studio
@@ -242,7 +243,7 @@ class _Exposure:
                     settings, services=self.services, label_studio=self.label_studio, most_json=MOST_JSON
                 )
 
-            def started() -> None:
+            def started(guard: "Guard") -> None:
                 """The first line is printed when the server answers."""
                 if as_json:
                     print(json.dumps({"url": settings.url, "token": settings.token}), flush=True)
@@ -250,9 +251,12 @@ class _Exposure:
                     typer.echo(f"{what} {settings.url}/#token={settings.token}")
                     typer.echo("end it with Ctrl-C")
                 if browser:
+                    import threading
                     import webbrowser
 
-                    webbrowser.open(f"{settings.url}/#token={settings.token}")
+                    address = f"{settings.url}/#token={guard.one_time_token()}"
+                    # one in the terminal would not give the server its turn
+                    threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
             run(open_service, settings, socket, cache=cache, started=started)
 

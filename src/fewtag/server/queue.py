@@ -79,13 +79,21 @@ class TagQueue:
         for thread in self._threads:
             thread.start()
 
+    def check_room(self) -> None:
+        """Refused where not one picture would be taken: before its bytes are read."""
+        if self.waiting >= self.most:
+            raise self._busy()
+
+    def _busy(self) -> BusyError:
+        return BusyError(max(1, min(60, round(self.waiting / self._rate))))
+
     def submit(self, uploads: Sequence[Upload]) -> list[Future[Tagged]]:
         """A row for each, later; all are taken, or none where the queue is full. Looks into the cache: not for an event
         loop."""
         with self._lock:
             # an empty queue takes any request, or one that is larger than the queue could never be answered
             if self.waiting and self.waiting + len(uploads) > self.most:
-                raise BusyError(max(1, min(60, round(self.waiting / self._rate))))
+                raise self._busy()
             self.waiting += len(uploads)
             self._decoding += len(uploads)
         keys = [upload.digest for upload in uploads]
@@ -101,13 +109,16 @@ class TagQueue:
 
         def decoded(found: Future[Decoded]) -> None:
             try:
-                self._enter(_Waiting(upload, row, pixels=found.result().squares[0]))
-            except InputError as error:
+                picture = _Waiting(upload, row, pixels=found.result().squares[0])
+            except BaseException as error:
                 with self._lock:
                     self._decoding -= 1
-                row.set_result(Tagged(upload.name, failure=str(error)))
-            except BaseException as error:  # the server is closing
-                row.set_exception(error)
+                if isinstance(error, InputError):
+                    row.set_result(Tagged(upload.name, failure=str(error)))
+                else:  # the server is closing
+                    row.set_exception(error)
+                return
+            self._enter(picture)
 
         self._decoders.submit(upload.data, upload.name, (self.model.size,)).add_done_callback(decoded)
         return row

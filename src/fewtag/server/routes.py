@@ -157,6 +157,7 @@ async def tag(request: Request, server: Server) -> Response:
 
     With the header `Prefer: respond-async` the reply is a job, whose result has the rows.
     """
+    server.queue.check_room()
     uploads, _, asked = await _read(request, models.Pictures)
     if asked is not None and server.is_project:
         found = await run_in_threadpool(server.studio.tag, asked.pictures)
@@ -176,9 +177,6 @@ async def tag(request: Request, server: Server) -> Response:
     if "respond-async" in request.headers.get("prefer", ""):
         return JSONResponse(asdict(server.jobs.start("tag", finish)), 202, {"Preference-Applied": "respond-async"})
     done = await asyncio.gather(*map(asyncio.wrap_future, futures))
-    failed = sum(bool(row.failure) for row in done)
-    server.metrics.pictures.labels("failed").inc(failed)
-    server.metrics.pictures.labels("tagged").inc(len(done) - failed)
     return JSONResponse({"rows": [_row(row, upload.digest.hex()) for row, upload in zip(done, uploads, strict=True)]})
 
 

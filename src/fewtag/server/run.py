@@ -9,7 +9,7 @@ import uvicorn
 
 from fewtag.errors import InputError
 from fewtag.server.app import create_app
-from fewtag.server.security import Settings
+from fewtag.server.security import Guard, Settings
 from fewtag.server.service import BankService, Served
 from fewtag.server.uploads import Decoders
 from fewtag.studio.studio import Studio
@@ -36,9 +36,10 @@ def listen(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Tells when it answers, and ends streams of events before it waits for what is open."""
 
-    def __init__(self, served: Served, started: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, served: Served, started: Callable[[Guard], None] = lambda _guard: None) -> None:
+        self._guard = create_app(served)
         config = uvicorn.Config(
-            create_app(served),
+            self._guard,
             http="h11",
             ws="none",
             lifespan="on",
@@ -56,7 +57,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            self._when_started()
+            self._when_started(self._guard)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._served.events.close()
@@ -69,7 +70,7 @@ def run(
     bound: socket.socket,
     *,
     cache: Path | None = None,
-    started: Callable[[], None] = lambda: None,
+    started: Callable[[Guard], None] = lambda _guard: None,
 ) -> None:
     """Serves until it is interrupted; then what is served is closed."""
     decoders = Decoders()

@@ -193,8 +193,16 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: Settings, observe: Observe = lambda *_: None) -> None:
         self.app, self.settings, self._observe = app, settings, observe
         self._token = hashlib.sha256(settings.token.encode()).digest()
+        self._once: set[bytes] = set()
         self._failures: OrderedDict[str, list[float]] = OrderedDict()
         self.in_flight = 0
+
+    def one_time_token(self) -> str:
+        """Good for one request, with which a page begins its session: what a browser is started with, all users of a
+        machine can see."""
+        token = secrets.token_urlsafe(32)
+        self._once.add(hashlib.sha256(token.encode()).digest())
+        return token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -250,7 +258,8 @@ class Guard:
             if scheme.lower() == "basic" and "label-studio" in self.settings.services and cookies:
                 scheme, token = "bearer", _password(token)
             found = hashlib.sha256(token.strip().encode("latin-1", "replace")).digest()
-            if scheme.lower() == "bearer" and hmac.compare_digest(found, self._token):
+            if scheme.lower() == "bearer" and (hmac.compare_digest(found, self._token) or found in self._once):
+                self._once.discard(found)
                 return "bearer"
             self._refuse_token(scope)
         cookie = cookie_parser(headers.get("cookie", "")).get(self.settings.cookie) if cookies else None

@@ -266,9 +266,15 @@ class Served:
         """Rows to come; BusyError where too many wait. Refused where there is no label yet."""
         self.actions.scorer()
         rows = self.queue.submit(uploads)
+        for row in rows:
+            row.add_done_callback(self._count)
         if isinstance(self.actions, BankService):
             self.actions.recent.add(uploads)
         return rows
+
+    def _count(self, row: Future[Tagged]) -> None:
+        failed = row.exception() is not None or row.result().failure
+        self.metrics.pictures.labels("failed" if failed else "tagged").inc()
 
     def close(self) -> None:
         self.events.close()

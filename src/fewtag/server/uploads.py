@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -51,6 +52,7 @@ class Decoders:
         self.count, self.memory, self.seconds = count or usable_cores(), memory, seconds
         self.deaths = 0
         self._idle: list[_Worker] = []
+        self._all: weakref.WeakSet[_Worker] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="fewtag-upload")
 
@@ -82,7 +84,9 @@ class Decoders:
             with self._lock:
                 worker = self._idle.pop() if self._idle else None
             if worker is None:
-                return _Worker(self.memory, self.seconds)
+                worker = _Worker(self.memory, self.seconds)
+                self._all.add(worker)
+                return worker
             if worker.process.poll() is None:
                 return worker
             worker.end()
@@ -93,7 +97,11 @@ class Decoders:
         return [worker.process.pid for worker in self._idle]
 
     def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        """Pictures that are being decoded are given up."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in list(self._all):
+            worker.process.kill()
+        self._threads.shutdown()
         while self._idle:
             self._idle.pop().end()
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,8 @@ from fewtag.studio.project import FileRow, PictureRow, Project
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import BATCH, cached_places
 
-Size = Literal[256, 1024]
-SIZES: tuple[Size, ...] = (256, 1024)
+SIZES = (256, 1024)
+"""Of thumbnails: a cell, a picture."""
 AGAIN_SECONDS = 60.0
 """Folders are walked again so often, or less where that takes long."""
 _KNOWN_AT_ONCE = 256

@@ -148,7 +148,7 @@ def wilson(right: int, count: int, z: float = 1.96) -> Audited | None:
     share, square = right / count, z * z
     middle = (share + square / (2 * count)) / (1 + square / count)
     half = z * math.sqrt(share * (1 - share) / count + square / (4 * count**2)) / (1 + square / count)
-    return Audited(share, max(0.0, middle - half), min(1.0, middle + half), count)
+    return Audited(share, min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half)), count)
 
 
 def audit(ground: Ground) -> Audited | None:

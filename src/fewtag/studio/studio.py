@@ -26,7 +26,7 @@ from fewtag.pictures.files import pixel_digest
 from fewtag.studio import deliver as delivering
 from fewtag.studio import review as reviewing
 from fewtag.studio.derive import Deriver, Scored, Scores, by_word, path_name, word_of
-from fewtag.studio.index import SIZES, Indexer, Size, read_inside, small_copy
+from fewtag.studio.index import SIZES, Indexer, read_inside, small_copy
 from fewtag.studio.library import Features, Library, box_guide
 from fewtag.studio.project import Change, Fold, Label, Project, UnknownError
 from fewtag.studio.search import Part, parse
@@ -47,7 +47,6 @@ from fewtag.studio.values import (
     Listener,
     Meaning,
     MistakenFor,
-    Order,
     Overview,
     Page,
     PictureDetail,
@@ -70,6 +69,8 @@ MOST_AT_ONCE = 1000
 """Answers of one group, cells of one page."""
 _QUIET_SECONDS, _LATEST_SECONDS = 0.2, 0.6
 """The bank is written when nobody has answered for a while, but no later than so long after a change."""
+_AT_ONCE = 20_000
+"""Pictures times labels that are scored while somebody waits for the list of labels."""
 _WORDS_KEPT = 16
 _REASONS, _REASONED = 3, 8
 _log = logging.getLogger(__name__)
@@ -198,14 +199,13 @@ class Studio:
             )
 
     def labels(self) -> list[LabelRow]:
-        """Sorted by name; after an answer about one label the others' numbers follow within a second or two."""
+        """Sorted by name; in a large library the numbers of labels that others' answers touch follow a second later."""
         bank = self._current()
         lacking = [name for name in bank.classes if name not in self._scores.kept]
-        if lacking:
-            self._score(lacking)
-        return [
-            self._label_row(bank, label) for label in sorted(self._fold.labels.values(), key=lambda each: each.name)
-        ]
+        stale = [name for name in bank.classes if not self._scores.is_fresh(bank, name)]
+        self._score(stale if len(stale) * len(self.library) <= _AT_ONCE else lacking)
+        labels = sorted(self._fold.labels.values(), key=lambda label: label.name)
+        return [self._label_row(bank, label) for label in labels]
 
     def label(self, name: str) -> LabelRow:
         """One of them, as it is now."""
@@ -241,7 +241,7 @@ class Studio:
         waiting = not len(self.library) and not self._indexer.done.is_set()
         return not waiting, "the first pictures are being read" if waiting else ""
 
-    def wait(self, seconds: float | None = None) -> bool:
+    def wait(self, seconds: float | int | None = None) -> bool:
         """Until indexing is done and the bank is on disk; False where the time ran out first."""
         until = math.inf if seconds is None else time.monotonic() + seconds
         return all(
@@ -681,7 +681,7 @@ class Studio:
         ]
         return tuple(each for each in found if each.digest != self.library.digests[row])[:_REASONS]
 
-    def thumbnail(self, digest: str, size: Size = 256) -> bytes:
+    def thumbnail(self, digest: str, size: int = 256) -> bytes:
         """WebP, made anew from the pixels; kept in the cache."""
         if size not in SIZES:
             raise InputError(f"there is no thumbnail of {size} pixels; ask for 256 or 1024")
@@ -728,9 +728,7 @@ class Studio:
             places = self.model.encode(squash(picture, self.model.size)[None])[0]
         return scored, places
 
-    def review(
-        self, label: str, order: Order | Literal["auto"] = "auto", size: int = 48, offset: int = 0
-    ) -> ReviewPage:
+    def review(self, label: str, order: str = "auto", size: int = 48, offset: int = 0) -> ReviewPage:
         """A page of pictures with one question, ranked by what is known now."""
         if not 0 < size <= MOST_AT_ONCE or offset < 0:
             raise InputError(f"size {size} and offset {offset} are no page; give 1 to {MOST_AT_ONCE}, and 0 or more")

@@ -55,7 +55,7 @@ def _glow(heat: Heat) -> NDArray[np.float32]:
     """height × width × 3, from 0 to 1"""
     position = heat * (len(_GLOW) - 1)
     below = np.minimum(position.astype(np.int64), len(_GLOW) - 2)
-    part = (position - below)[..., None]
+    part = (position - below)[..., None].astype(np.float32)
     return (1 - part) * _GLOW[below] + part * _GLOW[below + 1]
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,6 +32,7 @@ pytestmark = [
     pytest.mark.processes,
 ]
 COUNT = 36
+expect.set_options(timeout=15_000)
 TOKEN = "a-token-of-the-tests-with-43-characters-abc"
 
 
@@ -53,11 +54,12 @@ class Opened:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every third shows a dog, every fourth a cat."""
+    """Every third shows a dog, every fourth a cat; neighbours are unlike, or they would be stacked."""
     folder = tmp_path_factory.mktemp("album")
     for number in range(COUNT):
-        labels = [*(["dog"] if number % 3 == 0 else []), *(["cat"] if number % 4 == 0 else [])]
-        draw(number, *labels, size=(64, 48)).save(folder / f"{number:02}-{'-'.join(labels) or 'nothing'}.png")
+        labels = [label for label, step in (("dog", 3), ("cat", 4)) if number % step == 0]
+        labels = labels or ["sofa" if number % 2 else "ball"]
+        draw(number, *labels, size=(64, 48)).save(folder / f"{number:02}-{'-'.join(labels)}.png")
     return folder
 
 
@@ -78,7 +80,7 @@ def browser() -> Iterator[Browser]:
 def opened(browser: Browser, pictures: Path, model: Path, tmp_path: Path) -> Iterator[Opened]:
     """A new project over the album, indexed, and its page as the command opens it."""
     with Studio.open(tmp_path / "project", [pictures], model=str(model), cache=tmp_path / "cache") as studio:
-        assert studio.wait(30)
+        assert studio.wait(30.0)
         with serving(lambda _decoders: studio) as running, open_page(browser) as page:
             page.goto(f"{running.settings.url}/#token={running.settings.token}")
             yield Opened(page, running.settings.url, running.client, studio)
@@ -101,13 +103,13 @@ def open_page(browser: Browser, **options: Any) -> Iterator[Page]:
 def teach(opened: Opened, picture: str, label: str) -> None:
     opened.cell(picture).click()
     opened.page.get_by_role("button", name="New label n").click()
-    opened.page.get_by_label("Name").fill(label)
+    opened.page.get_by_label("Name", exact=True).fill(label)
     opened.page.get_by_role("button", name="Teach").click()
     expect(opened.page.get_by_role("heading", name=re.compile(label))).to_be_visible()
 
 
 def answers(opened: Opened) -> int:
-    return int(opened.client.project()["answers"])
+    return int(opened.client.get("/v1/project")["answers"])
 
 
 def test_from_one_picture_to_a_delivered_table(opened: Opened, tmp_path: Path) -> None:
@@ -190,7 +192,7 @@ def test_everything_is_done_by_keys_alone(opened: Opened) -> None:
     press("Escape")
     expect(page.get_by_role("heading", name="dog")).to_be_visible()
     press("/")
-    expect(page.get_by_role("searchbox", name="Search")).to_be_focused()
+    expect(page.get_by_role("combobox", name="Search")).to_be_focused()
     page.keyboard.press("Control+a")
     page.keyboard.type("is:untagged")
     press("Enter")
@@ -226,11 +228,11 @@ def test_everything_is_done_by_keys_alone(opened: Opened) -> None:
 
 def test_pictures_are_selected_by_click_range_and_rubber_band(opened: Opened) -> None:
     page = opened.page
-    opened.cell("01-nothing.png").click()
-    opened.cell("05-nothing.png").click(modifiers=["Shift"])
+    opened.cell("01-sofa.png").click()
+    opened.cell("05-sofa.png").click(modifiers=["Shift"])
     expect(page.get_by_text("5 selected")).to_be_visible()
     page.get_by_role("button", name="Select nothing").click()
-    first, last = (opened.cell(name).bounding_box() for name in ("00-dog-cat.png", "07-nothing.png"))
+    first, last = (opened.cell(name).bounding_box() for name in ("00-dog-cat.png", "07-sofa.png"))
     assert first is not None
     assert last is not None
     page.mouse.move(first["x"] + 10, first["y"] + 10)
@@ -244,7 +246,7 @@ def test_pictures_are_selected_by_click_range_and_rubber_band(opened: Opened) ->
     page.get_by_label("Label", exact=True).fill("cat")
     page.get_by_role("button", name="Tag", exact=True).last.click()
     expect(page.get_by_role("heading", name=re.compile("cat"))).to_be_visible()
-    assert next(each for each in opened.client.labels() if each["name"] == "cat")["examples"] == count
+    assert next(each for each in opened.client.labels() if each.name == "cat").examples == count
 
 
 def test_a_part_of_a_picture_is_searched_for(opened: Opened) -> None:
@@ -267,7 +269,7 @@ def test_labels_are_renamed_deleted_and_brought_back(opened: Opened) -> None:
     page = opened.page
     teach(opened, "00-dog-cat.png", "dog")
     page.get_by_role("button", name="Rename, merge or delete dog").click()
-    page.get_by_label("Name").fill("animals/dog")
+    page.get_by_label("Name", exact=True).fill("animals/dog")
     page.get_by_role("button", name="Rename", exact=True).click()
     tree = page.get_by_role("navigation", name="Labels")
     expect(tree.get_by_text("animals", exact=True)).to_be_visible()
@@ -278,12 +280,12 @@ def test_labels_are_renamed_deleted_and_brought_back(opened: Opened) -> None:
     expect(tree.get_by_text("animals", exact=True)).to_be_visible()
 
 
-def test_a_telephone_is_wide_enough(browser: Browser, opened: Opened) -> None:
+def test_a_telephone_is_wide_enough(opened: Opened) -> None:
     page = opened.page
     page.set_viewport_size({"width": 390, "height": 844})
     opened.cell("00-dog-cat.png").click()
     page.get_by_role("toolbar").get_by_role("button", name="New label").click()
-    page.get_by_label("Name").fill("dog")
+    page.get_by_label("Name", exact=True).fill("dog")
     page.get_by_role("button", name="Teach").click()
     page.get_by_role("button", name="Answer the page").click()
     expect(opened.toast("Answered")).to_be_visible()
@@ -305,7 +307,7 @@ def test_every_screen_is_readable(opened: Opened, scheme: Any) -> None:
     check_readable(page)
     page.keyboard.press("n")
     check_readable(page)
-    page.get_by_label("Name").fill("dog")
+    page.get_by_label("Name", exact=True).fill("dog")
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Answer the page")).to_be_visible()
     check_readable(page)
@@ -316,44 +318,7 @@ def test_every_screen_is_readable(opened: Opened, scheme: Any) -> None:
     check_readable(page)
 
 
-READABLE = """() => {
-  const wrong = [];
-  const shown = (element) => element.checkVisibility({ opacityProperty: true, visibilityProperty: true });
-  for (const image of document.images) if (!image.hasAttribute("alt")) wrong.push(`no alt: ${image.src}`);
-  for (const element of document.querySelectorAll("button, a, input, [role=meter]")) {
-    const label = element.labels?.[0]?.textContent ?? "";
-    const name = element.getAttribute("aria-label") ?? element.textContent + label + (element.title ?? "");
-    if (!name.trim()) wrong.push(`no name: ${element.outerHTML}`);
-  }
-  const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
-  if (new Set(ids).size !== ids.length) wrong.push(`ids twice: ${ids}`);
-  const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
-  const painted = (colours) => {
-    canvas.clearRect(0, 0, 1, 1);
-    for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
-    return [...canvas.getImageData(0, 0, 1, 1).data];
-  };
-  const light = (colour) => {
-    const [r, g, b] = colour.map((each) => each / 255).map((each) => (each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const element = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || !shown(element) || element.closest(":disabled, .unseen, script, noscript, option")) continue;
-    const behind = [];
-    for (let each = element; each; each = each.parentElement) {
-      behind.unshift(getComputedStyle(each).backgroundColor);
-      if (each.tagName === "DIALOG") break;
-    }
-    const ground = painted(behind);
-    const ink = painted([...behind, getComputedStyle(element).color]);
-    const [high, low] = [light(ground.slice(0, 3)), light(ink.slice(0, 3))].sort((one, other) => other - one);
-    const contrast = (high + 0.05) / (low + 0.05);
-    if (contrast < 4.5) wrong.push(`contrast ${contrast.toFixed(2)}: ${walker.currentNode.data.trim().slice(0, 40)} (${element.className})`);
-  }
-  return wrong;
-}"""
+READABLE = (Path(__file__).parent / "readable.js").read_text(encoding="utf-8")
 
 
 def check_readable(page: Page) -> None:
@@ -416,30 +381,15 @@ def start_command(
         process.wait()
 
 
-HOSTILE = """<!doctype html><title>working</title><script type="module">
-const url = %s, done = [];
-const attempt = async (name, path, options) => {
-  try { const reply = await fetch(url + path, options); done.push(`${name}:${reply.type}:${reply.status}`); }
-  catch { done.push(`${name}:refused`); }
-};
-const image = new Image();
-const seen = new Promise((tell) => { image.onload = () => tell("image:seen"); image.onerror = () => tell("image:refused"); });
-image.src = url + %s;
-await attempt("read", "/v1/project", { credentials: "include" });
-await attempt("events", "/v1/events", { credentials: "include" });
-await attempt("blind", "/v1/undo", { method: "POST", mode: "no-cors", credentials: "include", body: "{}" });
-await attempt("text", "/v1/labels", { method: "POST", mode: "no-cors", credentials: "include", headers: { "Content-Type": "text/plain" }, body: '{"name": "evil"}' });
-await attempt("json", "/v1/labels", { method: "POST", credentials: "include", headers: { "Content-Type": "application/json", "X-Fewtag": "1" }, body: '{"name": "evil"}' });
-done.push(await seen);
-document.title = done.join(" ");
-</script>"""
+HOSTILE = (Path(__file__).parent / "hostile.html").read_text(encoding="utf-8")
 
 
 def test_a_page_of_another_origin_can_neither_read_nor_write(opened: Opened) -> None:
     teach(opened, "00-dog-cat.png", "dog")
-    before = opened.client.project()
+    before = opened.client.get("/v1/project")
     digest = opened.client.search("")["pictures"][0]["digest"]
-    text = HOSTILE % (json.dumps(opened.url), json.dumps(f"/v1/pictures/{digest}/thumbnail?size=256"))
+    asked = {"url": opened.url, "thumbnail": f"/v1/pictures/{digest}/thumbnail?size=256"}
+    text = HOSTILE.replace("ASKED", json.dumps(asked))
     with page_elsewhere(text) as elsewhere:
         other = opened.page.context.new_page()  # with the cookie of the studio, which knows no ports
         other.goto(elsewhere)
@@ -447,7 +397,7 @@ def test_a_page_of_another_origin_can_neither_read_nor_write(opened: Opened) -> 
         told = other.title()
     assert {"read:refused", "events:refused", "json:refused", "image:refused"} <= set(told.split()), told
     assert not re.search(r":(basic|cors|default):2", told), told
-    after = opened.client.project()
+    after = opened.client.get("/v1/project")
     assert (after["labels"], after["answers"], after["can_redo"]) == (before["labels"], before["answers"], False)
 
 
@@ -456,7 +406,7 @@ def page_elsewhere(text: str) -> Iterator[str]:
     """The same machine, another port: another origin."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             self.send_response(200)
             self.send_header("Content-Type", "text/html")
             self.end_headers()
@@ -473,32 +423,35 @@ def page_elsewhere(text: str) -> Iterator[str]:
         server.shutdown()
 
 
-SCROLL = """async () => {
-  const grid = document.querySelector("[data-grid]"), times = [];
-  let last = await new Promise(requestAnimationFrame);
-  for (let frame = 0; frame < 90; frame++) {
-    grid.scrollTop += frame < 45 ? 160 : 2400;
-    const now = await new Promise(requestAnimationFrame);
-    times.push(now - last);
-    last = now;
-  }
-  grid.scrollTop = 0;
-  return { longest: Math.max(...times), cells: document.querySelectorAll(".cell").length, height: grid.scrollHeight };
+SCROLL = """async (step) => {
+  document.querySelector("[data-grid]").scrollTop += step;
+  await new Promise(requestAnimationFrame);
+  await new Promise(requestAnimationFrame);
 }"""
 
 
 def test_ten_thousand_pictures_scroll_without_a_long_frame(opened: Opened) -> None:
+    """A frame is what the page computes for it, in processor time: other programs do not count."""
     page = opened.page
     known = opened.client.search("")["pictures"]
     page.route("**/v1/search", lambda route: route.fulfill(json=page_of(route.request.post_data_json, known)))
     page.goto(f"{opened.url}/#/?q=is:any")
     expect(page.get_by_text("10,000 pictures")).to_be_visible()
-    page.evaluate(SCROLL)  # thumbnails are in the browser's cache from here on
-    runs = [page.evaluate(SCROLL) for _ in range(4)]
-    assert max(run["cells"] for run in runs) < 100
-    assert runs[0]["height"] > 100_000
-    # other programs on the machine only ever make a frame longer
-    assert min(run["longest"] for run in runs) <= 50, runs
+    metrics = page.context.new_cdp_session(page)
+    metrics.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def spent() -> float:
+        told = {each["name"]: each["value"] for each in metrics.send("Performance.getMetrics")["metrics"]}
+        return 1000 * sum(told[f"{kind}Duration"] for kind in ("Script", "Layout", "RecalcStyle"))
+
+    times, last = [], spent()
+    for step in [160] * 25 + [2400] * 25 + [-800] * 10:
+        page.evaluate(SCROLL, step)
+        times.append(spent() - last)
+        last += times[-1]
+    assert page.locator("[data-grid]").evaluate("grid => grid.scrollHeight") > 100_000
+    assert page.locator(".cell").count() < 100
+    assert max(times) <= 50, sorted(times)[-5:]
 
 
 def page_of(asked: dict[str, int], known: list[dict[str, Any]]) -> dict[str, Any]:
@@ -522,6 +475,6 @@ def test_a_refusal_is_one_sentence_on_the_screen(opened: Opened) -> None:
     )
     opened.cell("00-dog-cat.png").click()
     opened.page.keyboard.press("n")
-    opened.page.get_by_label("Name").fill("dog")
+    opened.page.get_by_label("Name", exact=True).fill("dog")
     opened.page.keyboard.press("Enter")
     expect(opened.page.get_by_role("alert")).to_contain_text("a label needs a name; give it one")

@@ -16,7 +16,7 @@ function Dialog({ title, children, wide }) {
   const close = () => (store.dialog.value = "");
   return html`<dialog ref=${element} class=${wide ? "wide" : ""} aria-labelledby="dialog-title" onClose=${close}
     onClick=${(/** @type {MouseEvent} */ event) => event.target === element.current && close()}>
-    <div class="sheet">
+    <div class="sheet" tabindex="-1" autofocus=${wide}>
       <header><h2 id="dialog-title">${title}</h2><button class="plain" aria-label="Close" onClick=${close}>×</button></header>
       ${children}
     </div>
@@ -203,7 +203,13 @@ function Deliver() {
 function Sample({ rows }) {
   if (!rows.length) return html`<p class="dim">No picture has a tag yet: teach a label first.</p>`;
   const columns = Object.keys(rows[0]).slice(0, 6);
-  const text = (/** @type {any} */ value) => (typeof value === "number" ? String(Math.round(value * 1000) / 1000) : typeof value === "string" ? value : JSON.stringify(value));
+  /** @param {any} value @returns {string} */
+  const text = (value) => {
+    if (typeof value === "number") return String(Math.round(value * 1000) / 1000);
+    if (Array.isArray(value)) return value.map(text).join(", ") || "–";
+    if (value && typeof value === "object") return Object.entries(value).map(([name, each]) => `${name} ${text(each)}`).join(" · ");
+    return String(value ?? "–");
+  };
   return html`<div class="sample"><table><thead><tr>${columns.map((column) => html`<th scope="col" key=${column}>${column}</th>`)}</tr></thead>
     <tbody>${rows.slice(0, 5).map((row, place) => html`<tr key=${place}>${columns.map((column) => html`<td key=${column}>${text(row[column])}</td>`)}</tr>`)}</tbody></table></div>`;
 }
