@@ -52,6 +52,12 @@ class Service(StrEnum):
     KSERVE = "kserve"
 
 
+Services = Annotated[
+    list[Service] | None, typer.Option("--service", help="Also speak another program's language; repeatable.")
+]
+LabelStudio = Annotated[
+    str, typer.Option(metavar="URL", help="Where Label Studio is: the one host that pictures are fetched from.")
+]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")]
 
 
@@ -63,12 +69,8 @@ def serve(
     allow_host: AllowHost = None,
     token_file: TokenFile = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Tag, but learn nothing.")] = False,
-    service: Annotated[
-        list[Service] | None, typer.Option(help="Also speak another program's language; repeatable.")
-    ] = None,
-    label_studio: Annotated[
-        str, typer.Option(metavar="URL", help="Where Label Studio is: the one host that pictures are fetched from.")
-    ] = "",
+    service: Services = None,
+    label_studio: LabelStudio = "",
     model: ModelName = None,
     words: WordSource = None,
     device: Device = "auto",
@@ -127,6 +129,8 @@ def studio(
     allow_network: AllowNetwork = False,
     allow_host: AllowHost = None,
     token_file: TokenFile = None,
+    service: Services = None,
+    label_studio: LabelStudio = "",
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Open no browser; print the address.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Check the project instead, and say what is wrong.")] = False,
     backup: Annotated[
@@ -162,6 +166,7 @@ def studio(
         return Studio.open(project, pictures or (), model=model, words=words, device=device, cache=kept)
 
     exposure = _Exposure(host, port, allow_network, tuple(allow_host or ()), token_file, read_only=False)
+    exposure.add_services([each.value for each in service or ()], label_studio)
     exposure.run(open_project, kept, as_json=as_json, what=f"{project} is open at", browser=not no_browser)
 
 
