@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image
+from starlette.types import ASGIApp
 from tiny import draw
 
 from fewtag import Tagger
@@ -38,12 +39,14 @@ def serving(
     *,
     cache: Path | None = None,
     decoders: Decoders | None = None,
+    wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> Iterator[Running]:
     decoders = decoders or Decoders(1)
     with listen("127.0.0.1", 0) as bound:
         settings = replace(settings or Settings(TOKEN), port=bound.getsockname()[1])
         served, started = Served(open_service(decoders), settings, decoders, cache), threading.Event()
         server = Server(served, lambda _guard: started.set())
+        server.config.app = wrap(server.config.app)
         thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
         thread.start()
         assert started.wait(20)

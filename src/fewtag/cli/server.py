@@ -3,6 +3,8 @@
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,6 +44,22 @@ TokenFile = Annotated[
         metavar="FILE", help="Take the token from a file (mode 600), or from FEWTAG_TOKEN.", show_default="a new one"
     ),
 ]
+
+
+class Service(StrEnum):
+    """Other programs' protocols."""
+
+    LABEL_STUDIO = "label-studio"
+    PHOTOPRISM = "photoprism"
+    KSERVE = "kserve"
+
+
+Services = Annotated[
+    list[Service] | None, typer.Option("--service", help="Also speak another program's language; repeatable.")
+]
+LabelStudio = Annotated[
+    str, typer.Option(metavar="URL", help="Where Label Studio is: the one host that pictures are fetched from.")
+]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")]
 
 
@@ -53,6 +71,8 @@ def serve(
     allow_host: AllowHost = None,
     token_file: TokenFile = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Tag, but learn nothing.")] = False,
+    service: Services = None,
+    label_studio: LabelStudio = "",
     model: ModelName = None,
     words: WordSource = None,
     device: Device = "auto",
@@ -69,10 +89,13 @@ def serve(
     Example: fewtag serve pets.fewtag
 
     Example: fewtag serve pets.fewtag --port 0 --json --read-only
+
+    Example: fewtag serve pets.fewtag --service label-studio --label-studio http://localhost:8080
     """
     _check_extra("serve")
     kept = _cache_folder(cache, no_cache)
     exposure = _Exposure(host, port, allow_network, tuple(allow_host or ()), token_file, read_only)
+    exposure.add_services([each.value for each in service or ()], label_studio)
     if bank.is_dir():
         if no_cache:
             raise InputError(
@@ -109,6 +132,8 @@ def studio(
     allow_network: AllowNetwork = False,
     allow_host: AllowHost = None,
     token_file: TokenFile = None,
+    service: Services = None,
+    label_studio: LabelStudio = "",
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Open no browser; print the address.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Check the project instead, and say what is wrong.")] = False,
     backup: Annotated[
@@ -145,6 +170,7 @@ def studio(
         return Studio.open(project, pictures or (), model=model, words=words, device=device, cache=kept)
 
     exposure = _Exposure(host, port, allow_network, tuple(allow_host or ()), token_file, read_only=False)
+    exposure.add_services([each.value for each in service or ()], label_studio)
     exposure.run(open_project, kept, as_json=as_json, what=f"{project} is open at", browser=not no_browser)
 
 
@@ -211,6 +237,19 @@ class _Exposure:
             )
         self.host, self.port, self.names, self.read_only = host, port, names, read_only
         self.token = read_token(token_file)
+        self.services: tuple[str, ...] = ()
+        self.label_studio = ""
+
+    def add_services(self, names: list[str], label_studio: str) -> None:
+        """Those for other programs."""
+        if "label-studio" in names and not label_studio:
+            raise InputError(
+                "--service label-studio fetches pictures from one host; say which, "
+                "such as --label-studio http://localhost:8080"
+            )
+        if label_studio:
+            names = [*names, "label-studio"]
+        self.services, self.label_studio = tuple(dict.fromkeys(names)), label_studio
 
     def run(
         self,
@@ -224,10 +263,15 @@ class _Exposure:
         """Until it is interrupted."""
         from fewtag.server.run import listen, run
         from fewtag.server.security import Settings
+        from fewtag.server.services import MOST_JSON
 
         with listen(self.host, self.port) as socket:
             port = socket.getsockname()[1]
             settings = Settings(self.token, self.host, port, self.names, self.read_only)
+            if self.services:
+                settings = replace(
+                    settings, services=self.services, label_studio=self.label_studio, most_json=MOST_JSON
+                )
 
             def started(guard: "Guard") -> None:
                 """The first line is printed when the server answers."""

@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from fewtag import __version__
 from fewtag.errors import InputError, MissingError
-from fewtag.server import models, routes, studio_routes
+from fewtag.server import kserve, label_studio, models, photoprism, routes, studio_routes
 from fewtag.server.idempotency import Idempotency
 from fewtag.server.queue import BusyError
 from fewtag.server.security import Guard, problem
@@ -25,6 +25,13 @@ Every request but those for pages, `/health` and `/ready` carries the token that
 `Authorization: Bearer TOKEN`. Errors are `application/problem+json` with one sentence in `detail`. A POST may carry an
 `Idempotency-Key`: sent again within a day, it gets the first one's reply. Where the server has too much to do, it says
 503 and, in `Retry-After`, for how many seconds."""
+
+SERVICES: dict[str, tuple[APIRouter, ...]] = {
+    "label-studio": (label_studio.router,),
+    "photoprism": (photoprism.router,),
+    "kserve": (kserve.open_routes, kserve.router),
+}
+"""For other programs, in their own words; each is there only where the command line asks for it."""
 
 
 def create_app(served: Served) -> Guard:
@@ -51,6 +58,9 @@ def create_app(served: Served) -> Guard:
     app.include_router(routes.router)
     if served.is_project:
         app.include_router(studio_routes.router)
+    for service in served.settings.services:
+        for router in SERVICES[service]:
+            app.include_router(router)
     app.add_middleware(Idempotency)
     guard = Guard(app, served.settings, served.metrics.observe)
     served.metrics.watch("fewtag_bytes_in_flight", "Of request bodies at work.", lambda: guard.in_flight)

@@ -5,6 +5,7 @@ One ASGI middleware before everything else. It never looks at the path: what nee
 """
 
 import asyncio
+import base64
 import hashlib
 import hmac
 import ipaddress
@@ -75,6 +76,10 @@ class Settings:
     most_fields: int = 100
     bytes_at_once: int = 256_000_000
     """Of all bodies that are being read or worked on: what bounds the server's memory."""
+    services: tuple[str, ...] = ()
+    """Those for other programs: names of `app.SERVICES`."""
+    label_studio: str = ""
+    """Where Label Studio is: the one host that pictures are fetched from."""
 
     @property
     def url(self) -> str:
@@ -249,6 +254,9 @@ class Guard:
     def _identify(self, headers: Headers, scope: Scope, *, cookies: bool) -> Identity | None:
         if (given := headers.get("authorization")) is not None:
             scheme, _, token = given.partition(" ")
+            # Label Studio has no other way; a browser, which sends a password by itself, is not meant (`cookies`)
+            if scheme.lower() == "basic" and "label-studio" in self.settings.services and cookies:
+                scheme, token = "bearer", _password(token)
             found = hashlib.sha256(token.strip().encode("latin-1", "replace")).digest()
             if scheme.lower() == "bearer" and (hmac.compare_digest(found, self._token) or found in self._once):
                 self._once.discard(found)
@@ -295,6 +303,14 @@ class Guard:
                 503, "the server has too much to read at the moment; try again in a second", Retry_After="1"
             )
         return length
+
+
+def _password(credentials: str) -> str:
+    """Of HTTP's basic authentication; the user's name does not matter."""
+    try:
+        return base64.b64decode(credentials, validate=True).decode("latin-1").partition(":")[2]
+    except ValueError:
+        return ""
 
 
 def _timed(receive: Receive, length: int) -> Receive:

@@ -12,6 +12,7 @@ import numpy as np
 from fewtag.errors import InputError, MissingError
 from fewtag.server.jobs import Events, Jobs
 from fewtag.server.metrics import Metrics
+from fewtag.server.one_host import OneHost
 from fewtag.server.queue import TagQueue, Upload
 from fewtag.server.security import Settings
 from fewtag.server.uploads import Decoded, Decoders
@@ -59,7 +60,7 @@ class BankService:
     """
 
     def __init__(self, path: Path, tagger: Tagger, decoders: Decoders) -> None:
-        self.path, self._tagger, self._seen = path, tagger, _state(path)
+        self.path, self._tagger, self._seen = path, tagger, file_state(path)
         self._writing, self._reading = threading.Lock(), threading.Lock()
         self._known_scorer: tuple[object, Scorer] | None = None
         self._answered: OrderedDict[str, None] = OrderedDict()
@@ -70,12 +71,12 @@ class BankService:
         """As the file is now."""
         with self._reading:
             # a change of our own is on its way to the file: `save` adds what others did to it meanwhile
-            if not self._writing.locked() and _state(self.path) != self._seen:
+            if not self._writing.locked() and file_state(self.path) != self._seen:
                 self._load()
             return self._tagger
 
     def _load(self) -> None:
-        self._seen = _state(self.path)
+        self._seen = file_state(self.path)
         self._tagger = Tagger.load(self.path, model=self._tagger.model)
 
     def scorer(self) -> Scorer:
@@ -198,10 +199,10 @@ class BankService:
                     self._load()  # what is not on disk was not learnt
                 raise
             with self._reading:
-                self._seen = _state(self.path)
+                self._seen = file_state(self.path)
 
 
-def _state(path: Path) -> tuple[int, ...]:
+def file_state(path: Path) -> tuple[int, ...]:
     """By which a change of the file is noticed; a file that is gone stays as it was."""
     try:
         status = path.stat()
@@ -228,6 +229,7 @@ class Served:
         )
         self.metrics.watch("fewtag_queue_pictures", "Pictures that wait to be tagged.", lambda: self.queue.waiting)
         self.metrics.watch("fewtag_decoder_deaths", "Uploads that their decoder died of.", lambda: decoders.deaths)
+        self.one_host = OneHost(settings.label_studio, settings.most_bytes) if settings.label_studio else None
         self._warm: tuple[bool, str] = False, "the network is being loaded"
         self._unlisten = actions.listen(self._tell) if isinstance(actions, Studio) else None
 

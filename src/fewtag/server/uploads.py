@@ -29,6 +29,8 @@ MEMORY = 3_000_000_000
 SECONDS = 60.0
 """For one picture."""
 TOKEN_VARIABLE = "FEWTAG_TOKEN"
+SECRETS = frozenset({TOKEN_VARIABLE, "LABEL_STUDIO_API_KEY"})
+"""Variables that a worker does not get."""
 _LONGEST_HEADER = 100_000
 _LONGEST_THUMBNAIL = 2_000_000
 
@@ -109,7 +111,7 @@ class _Worker:
 
     def __init__(self, memory: int, seconds: float) -> None:
         self.seconds, self.lives = seconds, True
-        environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+        environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
         command = f"from fewtag.server.uploads import work; work({memory}, {seconds})"
         self.process = subprocess.Popen(
