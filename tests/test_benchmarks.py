@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import plain
 import pytest
+import studio
 import torch
 from drawn import draw, make_bank, write_jpegs
 from growth import exponent, learn, random_bank, random_places, refitting, scorer_of
@@ -134,3 +135,11 @@ def test_the_page_says_which_promises_are_kept() -> None:
     assert "| quick | 0.97 × | ≥ 0.95 kept |" in written
     assert "| large | 800 MB | ≤ 700 **missed** |" in written
     assert json.dumps(figures[0].as_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_studios_benchmark_runs() -> None:
+    found = list(studio.figures(quick=True))
+    assert any("page ranked again" in figure.what for figure in found)
+    assert all(figure.value > 0 for figure in found)
