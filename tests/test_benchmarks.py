@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import plain
 import pytest
-import studio
 import torch
 from drawn import draw, make_bank, write_jpegs
 from growth import exponent, learn, random_bank, random_places, refitting, scorer_of
@@ -16,6 +15,7 @@ from measuring import FailedError, Figure, in_turns, peak_megabytes, run
 from rivals import CHANNELS, LABELS, WORDS, Setting, easyfsl_scores, protonet_scores
 from speed import page
 
+import studio
 from fewtag import Tagger
 from fewtag.core import posterior
 from fewtag.research.methods import create_method
