@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +27,7 @@ from fewtag.tagger.stream import DIGITS, Scorer, Tagged
 from fewtag.tagger.tagger import Tagger
 
 Rows = NDArray[np.int64]
+_RANK = {"yes": 0, "model": 1, "no": 2}
 
 
 class State:
@@ -151,29 +151,26 @@ class State:
         return [Tagged(*row) for row in zip(names, tags, scorer.scores(chances), strict=True)]
 
     def _tags_of(self, rows: Rows) -> list[list[CellTag]]:
-        """Of each row the labels it carries or was refused, likeliest first."""
+        """Of each row the labels it carries or was refused: a person's first, then the likeliest."""
         found: list[list[CellTag]] = [[] for _ in rows]
-        for label in self._fold.labels.values():
+        digests = [self.library.digests[row] for row in rows.tolist()]
+        with self._lock:
+            labels = [(label, dict(self._fold.said[label.id])) for label in self._fold.labels.values()]
+        for label, said in labels:
             scored = self._scores.kept.get(label.name)
             if scored is None:
                 continue
-            ground = self._ground(label, scored)
-            inside = rows < len(ground.chances)
-            words = (
-                np.where(inside, ground.words[np.where(inside, rows, 0)], 0)
-                if len(ground.words)
-                else np.zeros(len(rows))
-            )
-            tagged = inside & ground.tagged[np.where(inside, rows, 0)] if len(ground.words) else inside
-            for number in np.flatnonzero(tagged | (words == reviewing.NO)).tolist():
-                state: Literal["yes", "no", "model"] = (
-                    "yes" if words[number] == reviewing.YES else "no" if words[number] == reviewing.NO else "model"
-                )
-                chance = round(float(ground.chances[rows[number]]), DIGITS)
-                found[number].append(CellTag(label.name, chance, state))
-        return [
-            sorted(tags, key=lambda tag: (tag.state == "no", tag.state != "yes", -tag.p, tag.label)) for tags in found
-        ]
+            inside = np.minimum(rows, len(scored.logits) - 1)
+            over = (scored.chances >= scored.threshold) & ~scored.never
+            given = over[inside] & (rows < len(over))
+            for number, (digest, tagged, chance) in enumerate(
+                zip(digests, given.tolist(), scored.chances[inside].tolist(), strict=True)
+            ):
+                word = said[digest].answer if digest in said else "unknown"
+                if word != "unknown" or tagged:
+                    state = "model" if word == "unknown" else word
+                    found[number].append(CellTag(label.name, round(chance, DIGITS), state))
+        return [sorted(tags, key=lambda tag: (_RANK[tag.state], -tag.p, tag.label)) for tags in found]
 
     @property
     def tagger(self) -> Tagger:
