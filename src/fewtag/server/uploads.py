@@ -70,7 +70,8 @@ class Decoders:
                 raise
             except (OSError, ValueError, KeyError, TypeError) as error:  # the worker is gone, or talks nonsense
                 worker.end()
-                if known and not worker.late and not self._closed:  # it may have been ended from outside, or by the picture before
+                # it may have been ended from outside, or by the picture before
+                if known and not worker.late and not self._closed:
                     continue
                 self.deaths += 1
                 raise InputError(
