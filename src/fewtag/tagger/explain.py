@@ -46,7 +46,7 @@ def overlay(picture: Image.Image, heat: Heat) -> Image.Image:
 
 
 def layer(heat: Heat) -> Image.Image:
-    """A shade in RGBA, to lie over the picture: a spotlight on where the label is seen most, darker the less it is seen.
+    """A shade in RGBA, to lie over the picture: a spotlight on where the label is seen most.
 
     Lit from the median on, as a label that is sure of itself is warm everywhere.
     """
