@@ -296,6 +296,16 @@ def test_labels_are_renamed_deleted_and_brought_back(opened: Opened) -> None:
     expect(tree.get_by_text("animals", exact=True)).to_have_count(0)
     opened.toast("deleted").get_by_role("button", name="Undo").click()
     expect(tree.get_by_text("animals", exact=True)).to_be_visible()
+    tree.get_by_role("link", name=re.compile("^dog")).click()
+    expect(page.get_by_role("heading", name="animals/dog")).to_be_visible()
+    page.get_by_role("main").get_by_role("link", name="Review").click()
+    page.get_by_role("button", name="Rename, merge or delete animals/dog").click()
+    page.get_by_label("Name", exact=True).fill("my dog")
+    page.get_by_role("button", name="Rename", exact=True).click()
+    expect(page).to_have_url(re.compile("my%20dog"))
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("heading", name="my dog")).to_be_visible()
+    expect(page.get_by_role("main").get_by_role("link", name="Review")).to_be_visible()
 
 
 def test_a_telephone_is_wide_enough(opened: Opened) -> None:

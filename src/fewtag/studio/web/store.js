@@ -48,7 +48,7 @@ export function address(screen, name = "", query = {}) {
 /** @param {string} screen @param {string} [name] @param {Record<string, string | undefined>} [query] */
 export const go = (screen, name, query) => void (location.hash = address(screen, name, query));
 /** A label as the search box spells it: quoted where it holds a space. @param {string} name */
-export const quoted = (name) => (/[\s"]/.test(name) ? `"${name.replace(/"/g, "")}"` : name);
+export const quoted = (name) => (/[\s":]|^-/.test(name) ? `"${name.replace(/"/g, "")}"` : name);
 /** @param {string} query */
 export const find = (query) => go("library", "", { q: query });
 
@@ -200,7 +200,7 @@ export class Listing {
   constructor(wanted) {
     this.wanted = wanted;
     this.total = signal(/** @type {number | null} */ (null));
-    this.means = signal(/** @type {{text: string, as: string}[]} */ ([]));
+    this.means = signal(/** @type {{text: string, as: string, detail: string}[]} */ ([]));
     /** Rises with every page that came. */
     this.version = signal(0);
     /** @type {Map<number, Cell[]>} */
