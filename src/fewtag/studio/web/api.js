@@ -57,8 +57,8 @@ async function call(method, path, body, headers = {}) {
 }
 
 const of = encodeURIComponent;
-/** @param {string} path @param {any} body @param {string} [key] */
-const post = (path, body, key = uuid()) => call("POST", path, body, { "Idempotency-Key": key });
+/** @param {string} path @param {any} body */
+const post = (path, body) => call("POST", path, body, { "Idempotency-Key": uuid() });
 
 /** @param {string} token */
 export const openSession = (token) => call("POST", "/v1/session", undefined, { Authorization: `Bearer ${token}` });
@@ -74,8 +74,8 @@ export const teach = (name, pictures) => post(`/v1/labels/${of(name)}/examples`,
 export const change = (name, change) => call("PATCH", `/v1/labels/${of(name)}`, change);
 /** @param {string} name */
 export const forget = (name) => call("DELETE", `/v1/labels/${of(name)}`);
-/** @param {Answer[]} answers @param {string} key @returns {Promise<{acknowledged: string[], undo: string}>} */
-export const sendAnswers = (answers, key) => post("/v1/answers", { answers }, key);
+/** Each answer has its own id: sent again, it is the same answer. @param {Answer[]} answers @returns {Promise<{acknowledged: string[], undo: string}>} */
+export const sendAnswers = (answers) => post("/v1/answers", { answers });
 /** @typedef {{what: string, undone: {picture: string, label: string, was: Word | null, now: Word | null}[], left: number}} Undone */
 /** @returns {Promise<Undone>} */
 export const undo = () => post("/v1/undo", {});

@@ -134,11 +134,13 @@ async function sendAll() {
   while (unsent.value.length) {
     const group = unsent.value[0];
     try {
-      await api.sendAnswers(group.answers, group.id);
+      await api.sendAnswers(group.answers);
     } catch (problem) {
       const status = problem instanceof api.Problem ? problem.status : 0;
       if (status === 401) locked.value = /** @type {Error} */ (problem).message;
-      if (status === 0 || status === 401 || status === 429 || status >= 500) {
+      // a studio that was just started knows its pictures one after the other
+      const early = status === 404 && (await loadProject())?.indexing;
+      if (early || status === 0 || status === 401 || status === 429 || status >= 500) {
         online.value = status !== 0;
         setTimeout(flush, 1500);
         return false;
