@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from tiny import draw
 from fewtag.interop import write as writing
 from fewtag.interop.embedded import keywords, read_embedded
 from fewtag.interop.xmp import Packet
+from fewtag.studio.studio import Studio
+from fewtag.studio.values import Answer
 
 Cli = Callable[..., Any]
 needs_exiftool = pytest.mark.skipif(shutil.which("exiftool") is None, reason="exiftool is not installed")
@@ -104,7 +107,31 @@ def test_only_what_a_person_said_with_confirmed(cli: Cli, bank: Path, tmp_path: 
     assert cli("write", bank, photos, "--confirmed").code == 0
     assert [path.name for path in photos.rglob("*.xmp")] == ["taught.png.xmp"]
     assert tags(photos / "taught.png.xmp") == ["dog"]
-    assert "--confirmed needs the bank" in cli("write", "tags.csv", photos, "--confirmed").err
+    assert "--confirmed needs a bank or a project" in cli("write", "tags.csv", photos, "--confirmed").err
+
+
+def test_a_projects_answers_are_written(cli: Cli, album: Path, tiny_model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache" / "fewtag"
+    with Studio.open("project", [album], model=str(tiny_model), cache=cache) as studio:
+        studio.wait()
+        studio.define("pets/dog")
+        studio.set_threshold("pets/dog", 0.0)
+        names = {cell.name.rpartition("/")[2]: cell.digest for cell in studio.search(limit=9, stacked=False).pictures}
+        studio.answer(
+            [
+                Answer(str(uuid.uuid4()), names["a.jpg"], "pets/dog", "yes"),
+                Answer(str(uuid.uuid4()), names["c.webp"], "pets/dog", "no"),
+            ]
+        )
+    assert cli("write", "project", album, "--confirmed").code == 0
+    assert [path.name for path in album.rglob("*.xmp")] == ["a.jpg.xmp"]
+    assert tags(album / "a.jpg.xmp", "lr:hierarchicalSubject") == ["pets|dog"]
+    assert cli("write", "project", album).code == 0, "the bank's guesses too, but where a person said no"
+    assert {path.name for path in album.rglob("*.xmp")} == {"a.jpg.xmp", "ä b.png.xmp"}
+    assert cli("write", "project", album, "--threshold", 1).code == 0
+    assert [path.name for path in album.rglob("*.xmp")] == ["a.jpg.xmp"]
+    said = cli("write", "project", tmp_path / "cache")
+    assert (said.code, "has no picture under" in said.err) == (2, True)
 
 
 def test_a_dry_run_shows_a_diff_and_changes_nothing(cli: Cli, album: Path) -> None:
@@ -203,7 +230,7 @@ def test_a_picture_that_fails_is_listed_and_the_others_are_written(
         (("gone.fewtag", "album"), "there is no bank gone.fewtag"),
         (("gone.csv", "album"), "cannot read the table gone.csv"),
         (("tags.csv", "nowhere"), "there is no folder or picture nowhere"),
-        (("album", "album"), "album is a folder; give a bank or a table first"),
+        (("album", "album"), "album is no project of the studio; give a bank, a project or a table"),
         (("tags.csv",), "say which pictures"),
         (("odd.jsonl", "album"), "odd.jsonl line 1 is no row with image and tags"),
         (("twice.csv", "album"), "lists image 'a.jpg' twice"),
