@@ -323,7 +323,8 @@ main()
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0, 3])
 def test_a_kill_leaves_each_sidecar_old_or_new_and_the_next_run_ends_it(tmp_path: Path, after: int) -> None:
     """At random moments, and many more of them: tests/support/kills.py."""
     folder = tmp_path / "many"
@@ -349,6 +350,8 @@ def test_a_kill_leaves_each_sidecar_old_or_new_and_the_next_run_ends_it(tmp_path
 
 
 @needs_exiftool
+@pytest.mark.slow
+@pytest.mark.processes
 def test_other_tools_see_nothing_but_our_tags_change(cli: Cli, tmp_path: Path) -> None:
     folder, rows = tmp_path / "all", ["image,tags"]
     folder.mkdir()
@@ -381,6 +384,8 @@ def test_other_tools_see_nothing_but_our_tags_change(cli: Cli, tmp_path: Path) -
 
 
 @needs_exiv2
+@pytest.mark.slow
+@pytest.mark.processes
 def test_exiv2_reads_and_rewrites_what_was_written_and_undo_still_finds_it(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "all"
     folder.mkdir()
@@ -419,43 +424,50 @@ def test_exiv2_reads_and_rewrites_what_was_written_and_undo_still_finds_it(cli: 
         assert not left.tags().has(("zebra",))
 
 
+OWN: dict[str, Callable[[Path], list[str]]] = {
+    "nothing": lambda _: [],
+    "exiftool": lambda _: ["-XMP-dc:Subject=Oma"],
+    "digiKam": lambda packet: [f"-XMP<={packet}"],
+    "iptc": lambda _: ["-IPTC:Keywords=Oma"],
+}
+"""What is in a picture before, by what exiftool is told to put there."""
+
+
 @needs_exiftool
-@pytest.mark.parametrize("own", [None, "exiftool", "digiKam", "iptc"])
+@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("ending", ["jpg", "png", "tif"])
-def test_tags_are_embedded_and_taken_back_to_the_byte(cli: Cli, tmp_path: Path, own: str | None, ending: str) -> None:
-    folder = tmp_path / "in"
+def test_tags_are_embedded_and_taken_back_to_the_byte(cli: Cli, tmp_path: Path, ending: str) -> None:
+    folder, packet = tmp_path / "in", tmp_path / "p.xmp"
     folder.mkdir()
-    picture = folder / f"a ä.{ending}"
-    draw(3, "dog", size=(200, 160)).save(picture)
-    if own == "exiftool":
-        subprocess.run(["exiftool", "-q", "-overwrite_original", "-XMP-dc:Subject=Oma", str(picture)], check=True)
-    elif own == "digiKam":
-        (tmp_path / "p.xmp").write_bytes(digikam([("Oma",)], 0).partition(b"\n")[2])
-        subprocess.run(
-            ["exiftool", "-q", "-overwrite_original", f"-XMP<={tmp_path / 'p.xmp'}", str(picture)], check=True
-        )
-    elif own == "iptc" and ending != "png":
-        subprocess.run(["exiftool", "-q", "-overwrite_original", "-IPTC:Keywords=Oma", str(picture)], check=True)
-    os.utime(picture, ns=(10**18, 10**18))
-    Path("tags.csv").write_text(f"image,tags\na ä.{ending},dog;birds/heron\n")
-    before, pixels = hashes(folder), Image.open(picture).convert("RGB").tobytes()
+    packet.write_bytes(digikam([("Oma",)], 0).partition(b"\n")[2])
+    pictures = {own: folder / f"ä {own}.{ending}" for own in OWN if (own, ending) != ("iptc", "png")}
+    for own, picture in pictures.items():
+        draw(3, "dog", size=(200, 160)).save(picture)
+        if options := OWN[own](packet):
+            subprocess.run(["exiftool", "-q", "-overwrite_original", *options, str(picture)], check=True)
+        os.utime(picture, ns=(10**18, 10**18))
+    Path("tags.csv").write_text(
+        "image,tags\n" + "".join(f"{each.name},dog;birds/heron\n" for each in pictures.values())
+    )
+    before = hashes(folder)
+    pixels = {picture: Image.open(picture).convert("RGB").tobytes() for picture in pictures.values()}
     said = cli("write", "tags.csv", folder, "--embed")
-    assert (said.code, said.out) == (0, f"{folder}: 1 file written, 0 unchanged\n"), said.err
-    known = ["Oma"] if own and (own != "iptc" or ending != "png") else []
-    assert Packet(read_embedded(picture).packet or b"", "it").items("digiKam:TagsList") == [
-        *known,
-        "birds/heron",
-        "dog",
-    ]
-    assert [path.name for path in folder.iterdir()] == [picture.name]
-    assert picture.stat().st_mtime_ns == 10**18
-    assert Image.open(picture).convert("RGB").tobytes() == pixels
+    assert (said.code, said.out) == (0, f"{folder}: {len(pictures)} files written, 0 unchanged\n"), said.err
+    assert {path.name for path in folder.iterdir()} == set(before)
+    for own, picture in pictures.items():
+        found = Packet(read_embedded(picture).packet or b"", own).items("digiKam:TagsList")
+        assert found == [*(["Oma"] if own != "nothing" else []), "birds/heron", "dog"]
+        assert picture.stat().st_mtime_ns == 10**18
+        assert Image.open(picture).convert("RGB").tobytes() == pixels[picture]
     assert cli("write", "tags.csv", folder, "--embed").out.startswith(f"{folder}: 0 files written")
     assert cli("write", folder, "--undo", "--embed").code == 0
     assert hashes(folder) == before
 
 
 @needs_exiftool
+@pytest.mark.slow
+@pytest.mark.processes
 def test_what_exiftool_could_not_take_back_stays_as_it_is(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
