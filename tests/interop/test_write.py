@@ -141,7 +141,7 @@ def test_a_dry_run_shows_a_diff_and_changes_nothing(cli: Cli, album: Path) -> No
     assert (said.code, hashes(album)) == (0, before)
     assert f"--- {album / 'a.jpg.xmp'}" in said.out
     assert "+     <rdf:li>birds/heron</rdf:li>" in said.out
-    assert "--- /dev/null\n" in said.out
+    assert f"--- {os.devnull}\n" in said.out
     assert not [line for line in said.out.splitlines() if line.startswith("-") and not line.startswith("--- ")]
     assert "2 files would be written" in said.err
     assert json.loads(cli("write", "tags.csv", album, "--dry-run", "--json").out)["written"] == 2
@@ -288,6 +288,7 @@ def test_a_sidecar_that_changes_meanwhile_is_left_alone(album: Path) -> None:
     assert sidecar.read_bytes() == digikam([], 0)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="modes and links are others there")
 def test_a_sidecar_keeps_its_mode_and_a_link_stays_one(cli: Cli, album: Path, tmp_path: Path) -> None:
     target = tmp_path / "elsewhere.xmp"
     target.write_bytes(digikam([], 0))
