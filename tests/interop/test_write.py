@@ -166,6 +166,8 @@ def test_the_sidecar_of_a_raw_twin_stays_and_its_tags_are_not_hidden(cli: Cli, a
     assert cli("write", "tags.csv", album).code == 0
     assert (album / "a.xmp").read_bytes() == lightroom([("Oma",)], 0)
     assert tags(album / "a.jpg.xmp") == ["Oma", "birds/heron", "dog"]
+    assert cli("write", album, "--undo").code == 0
+    assert {path.name for path in album.rglob("*.xmp")} == {"a.xmp"}
 
 
 def test_adobes_names_are_for_new_sidecars(cli: Cli, album: Path) -> None:
@@ -187,8 +189,11 @@ def test_tags_inside_a_picture_are_copied_into_a_new_sidecar(cli: Cli, tmp_path:
     (tmp_path / "in").mkdir()
     image.save(tmp_path / "in" / f"a.{ending}", **where)
     Path("tags.csv").write_text(f"image,tags\na.{ending},zebra\n")
+    before = hashes(tmp_path / "in")
     assert cli("write", "tags.csv", "in").code == 0
     assert tags(tmp_path / "in" / f"a.{ending}.xmp") == ["Tiere/Vögel", "Oma", "zebra"]
+    assert cli("write", "in", "--undo").code == 0
+    assert hashes(tmp_path / "in") == before
 
 
 def test_iptc_keywords_are_read_by_their_encoding() -> None:
