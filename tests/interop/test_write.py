@@ -430,6 +430,24 @@ def test_exiv2_reads_and_rewrites_what_was_written_and_undo_still_finds_it(cli: 
         assert not left.tags().has(("zebra",))
 
 
+@needs_exiftool
+@pytest.mark.slow
+@pytest.mark.processes
+def test_what_a_person_edits_in_immich_counts(cli: Cli, album: Path) -> None:
+    """Immich tells exiftool the whole list of an asset's tags, which rewrites the sidecar."""
+    sidecar = album / "a.jpg.xmp"
+    assert cli("write", "tags.csv", album).code == 0
+    edited = ["-XMP-digiKam:TagsList=birds/heron", "-XMP-digiKam:TagsList=Shrek"]  # dog is wrong, Shrek is missing
+    subprocess.run(["exiftool", "-q", "-overwrite_original", *edited, str(sidecar)], check=True)
+    for _ in range(2):
+        assert cli("write", "tags.csv", album).code == 0
+        assert sorted(tags(sidecar)) == ["Shrek", "birds/heron"]
+        assert sorted(tags(sidecar, "dc:subject")) == ["Shrek", "birds", "heron"]
+    assert cli("write", album, "--undo").code == 0
+    assert tags(sidecar) == ["Shrek"]
+    assert "fewtag:" not in sidecar.read_text()
+
+
 OWN: dict[str, Callable[[Path], list[str]]] = {
     "nothing": lambda _: [],
     "exiftool": lambda _: ["-XMP-dc:Subject=Oma"],
