@@ -156,7 +156,7 @@ def read_json(path: Path, what: str) -> Any:
         raise InputError(f"there is no {what} {path}; check the path") from error
     except OSError as error:
         raise InputError(f"cannot read the {what} {path}: {error.strerror}; check the path") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"the {what} {path} is no JSON ({error}); mend it or make it anew") from error
 
 

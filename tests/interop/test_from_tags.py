@@ -185,4 +185,4 @@ def test_tags_of_real_pictures_teach_as_well_as_a_table(cli: Cli, tmp_path: Path
     found = {name: json.loads(cli("check", f"{name}.fewtag", "check.csv", "--json").out) for name in ("tags", "table")}
     assert found["tags"]["pictures"] == 200
     assert found["tags"] == found["table"]
-    assert found["tags"]["macro_ap"] > 0.8
+    assert found["tags"]["macro_average_precision"] > 0.8

@@ -23,7 +23,11 @@ SHOWN_FAILURES = 20
 
 def write(
     source: Annotated[
-        Path, typer.Argument(metavar="BANK|TABLE", help="A bank, to tag with first; or a table that `tag` wrote.")
+        Path,
+        typer.Argument(
+            metavar="BANK|PROJECT|TABLE",
+            help="A bank, to tag with first; a studio's project; or a table that `tag` wrote.",
+        ),
     ],
     photos: Annotated[
         Path | None,
@@ -39,7 +43,8 @@ def write(
         typer.Option(min=0, max=1, help="Write a label from this probability on.", show_default="each label's own"),
     ] = None,
     confirmed: Annotated[
-        bool, typer.Option("--confirmed", help="Only what a person said of the bank's examples, no guesses.")
+        bool,
+        typer.Option("--confirmed", help="Only what a person said, no guesses: of a bank's examples, or in a project."),
     ] = False,
     prefix: Annotated[
         str, typer.Option(metavar="BRANCH", help="Hang the labels under this branch of the tag tree.")
@@ -60,6 +65,8 @@ def write(
     Example: fewtag write tags.csv photos/ --dry-run
 
     Example: fewtag write pets.fewtag photos/ --threshold 0.8
+
+    Example: fewtag write my-project photos/ --confirmed
 
     Example: fewtag write photos/ --undo
     """
@@ -97,12 +104,12 @@ def _rows(
     from fewtag.interop.xmp import Wanted, check_label, fold
     from fewtag.tagging.examples import TABLES
 
-    if source.is_dir():
-        raise InputError(f"{source} is a folder; give a bank or a table first, then the folder of the pictures")
     given = Given(source, photos, threshold, device)
-    if source.name.lower().endswith((*TABLES, ".jsonl", ".parquet")):
+    if source.is_dir():
+        labels, rows, total = _of_project(given, confirmed=confirmed)
+    elif source.name.lower().endswith((*TABLES, ".jsonl", ".parquet")):
         if confirmed:
-            raise InputError("--confirmed needs the bank, since a table does not say who confirmed what; name that")
+            raise InputError("--confirmed needs a bank or a project: a table does not say who confirmed what")
         labels, rows, total = _of_table(given)
     else:
         labels, rows, total = _of_examples(given) if confirmed else _of_bank(given)
@@ -165,6 +172,29 @@ def _of_table(given: Given) -> Rows:
                 yield name, path, InputError(f"{name} lies outside of {folder}; give the folder that was tagged")
 
     return labels, rows(), len(tags)
+
+
+def _of_project(given: Given, *, confirmed: bool) -> Rows:
+    """A studio's answers, and unless confirmed ones alone are wanted what its bank says; of pictures under PHOTOS."""
+    from fewtag.studio.project import FILE
+    from fewtag.studio.studio import Studio
+
+    if not (given.source / FILE).is_file():
+        raise InputError(f"{given.source} is no project of the studio; give a bank, a project or a table, then PHOTOS")
+    with Studio.open(given.source, device=given.device) as studio:
+        studio.wait()
+        found = studio.tags_by_file(confirmed_only=confirmed)
+        labels = [label.name for label in studio.labels()]
+    root = given.photos.resolve()
+    rows: list[tuple[str, Path, Sequence[str] | InputError]] = []
+    for path, row in found.items():
+        if path.is_relative_to(root):
+            least = given.threshold
+            over = row.tags if least is None else [tag for tag, score in row.scores.items() if score >= least]
+            rows.append((str(path.relative_to(root.parent if root.is_file() else root)), path, tuple(over)))
+    if not rows:
+        raise InputError(f"the project {given.source} has no picture under {given.photos}; give a folder of its own")
+    return labels, rows, len(rows)
 
 
 def _of_bank(given: Given) -> Rows:

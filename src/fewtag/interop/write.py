@@ -116,10 +116,12 @@ def write_tags(
 def undo(root: Path, options: Options) -> Report:
     """Takes back all that fewtag wrote into the sidecars of a folder or picture, or with `embed` into the pictures."""
     _check_tool(options)
+    folders = Folders()
     if options.embed:
-        plans = [(found.name, partial(_plan_undo_embedded, found.name, found.path)) for found in _pictures(root)]
+        found = _pictures(root)
+        plans = [(each.name, partial(_plan_undo_embedded, folders, each.name, each.path)) for each in found]
     else:
-        plans = [(str(path), partial(_plan_undo, path)) for path in _sidecars(root)]
+        plans = [(str(path), partial(_plan_undo, folders, path)) for path in _sidecars(root)]
     return _carry_out(root, plans, options.begin("taking back", len(plans)), options, back=True)
 
 
@@ -194,6 +196,13 @@ class Folders:
             return [picture.parent / name for name in own], [picture.parent / name for name in shared]
         return [picture.parent / name for name in (*own, *shared)], []
 
+    def pictures(self, sidecar: Path) -> list[Path]:
+        """Whose sidecar it may be: photo.jpg of photo.jpg.xmp, photo.jpg and photo.png of photo.xmp."""
+        names, stem = self.names(sidecar.parent), sidecar.stem.casefold()
+        found = names.get(stem, []) if Path(stem).suffix in IMAGE_ENDINGS else []
+        found = found or [name for ending in sorted(IMAGE_ENDINGS) for name in names.get(f"{stem}{ending}", ())]
+        return [sidecar.parent / name for name in found]
+
 
 def _plan_sidecar(folders: Folders, name: str, picture: Path, wanted: Wanted, *, adobe_names: bool) -> Change:
     own, shared = folders.sidecars(picture)
@@ -206,32 +215,48 @@ def _plan_sidecar(folders: Folders, name: str, picture: Path, wanted: Wanted, *,
     before = read_sidecar(path) if own else None
     if before is None and not wanted.labels:
         return Change(name, path, None, None)
-    elsewhere = read_embedded(picture).tags(name)
-    for other in shared:
-        elsewhere = elsewhere.joined(Packet(read_sidecar(other), str(other)).tags())
+    elsewhere = read_embedded(picture).tags(name).joined(_in_sidecars(shared))
     return Change(name, path, before, rewrite(before, f"the sidecar {path}", wanted, elsewhere))
 
 
+def _in_sidecars(paths: Iterable[Path]) -> Tags:
+    """A person's tags."""
+    found = Tags()
+    for path in paths:
+        found = found.joined(Packet(read_sidecar(path), f"the sidecar {path}").tags())
+    return found
+
+
 def _plan_embedded(folders: Folders, name: str, picture: Path, wanted: Wanted) -> Change:
-    found, elsewhere = read_embedded(picture), Tags()
-    for sidecar in (path for some in folders.sidecars(picture) for path in some):
-        elsewhere = elsewhere.joined(Packet(read_sidecar(sidecar), str(sidecar)).tags())
-    elsewhere = elsewhere.joined(found._replace(packet=None).tags(name))
+    found = read_embedded(picture)
+    elsewhere = _in_sidecars(path for some in folders.sidecars(picture) for path in some).joined(
+        found._replace(packet=None).tags(name)
+    )
     # exiftool makes packets in a PNG read-only
     empty = EMPTY.replace(b'end="w"', b'end="r"') if picture.suffix.lower() == ".png" else EMPTY
     after = rewrite(found.packet, f"the XMP in {name}", wanted, elsewhere, empty=empty)
     return Change(name, picture, found.packet, after)
 
 
-def _plan_undo(path: Path) -> Change:
-    before = read_sidecar(path)
-    return Change(str(path), path, before, Packet(before, f"the sidecar {path}").without_ours())
+def _plan_undo(folders: Folders, path: Path) -> Change:
+    packet, elsewhere = Packet(read_sidecar(path), f"the sidecar {path}"), Tags()
+    if packet.ledger is not None and packet.ledger.seeded:
+        for picture in folders.pictures(path):
+            others = [each for some in folders.sidecars(picture) for each in some if each != path]
+            with suppress(InputError):  # then nothing is known to be elsewhere, and copies of tags stay
+                elsewhere = elsewhere.joined(read_embedded(picture).tags(picture.name)).joined(_in_sidecars(others))
+    return Change(str(path), path, packet.data, packet.without_ours(elsewhere))
 
 
-def _plan_undo_embedded(name: str, picture: Path) -> Change:
-    packet = read_embedded(picture).packet
-    after = None if packet is None else Packet(packet, f"the XMP in {name}").without_ours()
-    return Change(name, picture, packet, after)
+def _plan_undo_embedded(folders: Folders, name: str, picture: Path) -> Change:
+    found = read_embedded(picture)
+    if found.packet is None:
+        return Change(name, picture, None, None)
+    packet, elsewhere = Packet(found.packet, f"the XMP in {name}"), found._replace(packet=None).tags(name)
+    if packet.ledger is not None and packet.ledger.seeded:
+        with suppress(InputError):
+            elsewhere = elsewhere.joined(_in_sidecars(path for some in folders.sidecars(picture) for path in some))
+    return Change(name, picture, found.packet, packet.without_ours(elsewhere))
 
 
 def _sidecar(picture: Path) -> Path:

@@ -90,6 +90,9 @@ class Tags(NamedTuple):
         )
 
 
+NO_TAGS = Tags()
+
+
 def join_tags(paths: Iterable[Path], names: Iterable[str]) -> Tags:
     """Each once; a name that is part of a path says nothing more."""
     hierarchy: dict[Path, Path] = {}
@@ -312,11 +315,24 @@ class Packet:
         wrote = {label: set(_forms(path, len(path) - 1)) & set(ledger.added) for label, path in paths.items()}
         return (*ledger.refused, *(label for label, items in wrote.items() if items - left))
 
-    def without_ours(self) -> bytes | None:
-        """As it was before fewtag wrote; None where that made it, and nobody has put anything into it since."""
+    def without_ours(self, elsewhere: Tags = NO_TAGS) -> bytes | None:
+        """As it was before fewtag wrote; None where that made it, and nobody has put anything into it since.
+
+        Where a copy of a person's tag has come to be the only one, since its original is neither here nor `elsewhere`
+        any more, the copies stay.
+        """
         ledger = self.ledger
         if ledger is None:
             return self.data
+        bare = self._without(ledger, copies=False)
+        if ledger.seeded:
+            left = (Packet(bare, self.name).tags() if bare is not None else NO_TAGS).joined(elsewhere)
+            if {fold(path) for path in self.tags().every} - {fold(path) for path in left.every}:
+                return self._without(ledger, copies=True)
+        return bare
+
+    def _without(self, ledger: Ledger, *, copies: bool) -> bytes | None:
+        """Without what was added, and without the copies of a person's tags unless these are to stay."""
         edit, gone = Edit(self.data), set[int]()
         was = dict(ledger.was)
         for name in FIELDS:
@@ -326,7 +342,7 @@ class Packet:
             items = _items(found)
             ours = _last(items, [item for its_field, item in ledger.added if its_field == name])
             copied = _last(items, [item for its_field, item in ledger.seeded if its_field == name], but=ours)
-            if len(ours) + len(copied) < len(items):  # somebody else's are among them: theirs stay
+            if len(ours) + (0 if copies else len(copied)) < len(items):  # somebody else's are among them: theirs stay
                 gone |= {id(item) for item in ours}
             elif name in was:
                 edit.put(found.start, found.end, was[name].encode())
@@ -510,7 +526,7 @@ def rewrite(data: bytes | None, name: str, wanted: Wanted, elsewhere: Tags, *, e
     What was ours before is taken back first. What comes out can be taken back to the byte, or is refused.
     """
     before = None if data is None else Packet(data, name)
-    base = None if before is None else before.without_ours()
+    base = None if before is None else before.without_ours(elsewhere)
     known = elsewhere if before is None else before.tags().joined(elsewhere)
     ledger = (before.ledger if before is not None else None) or Ledger()
     refused = before.taken_away() if before is not None else ()
@@ -522,7 +538,7 @@ def rewrite(data: bytes | None, name: str, wanted: Wanted, elsewhere: Tags, *, e
     if not labels and not refused:
         return base
     after = Packet(empty if base is None else base, name).with_labels(labels, known, refused, new=base is None)
-    if Packet(after, name).without_ours() != base:
+    if Packet(after, name).without_ours(elsewhere) != base:
         raise InputError(f"{name} is written in a way that could not be taken back to the byte; it stays as it is")
     return after
 

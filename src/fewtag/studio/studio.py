@@ -356,8 +356,7 @@ class Studio(View):
         A dry run writes nothing.
         """
         labels = self.scorer().labels if self._current().classes else ()
-        files = [file for file in list(self.library.files.values()) if file.digest in self.library.row_of]
-        files.sort(key=self.library.shown_name)
+        files = self._files()
         if format == "xmp":
             rows = dict(zip((file.path for file in files), self._delivered(files, confirmed_only), strict=True))
             folders = {
@@ -376,6 +375,16 @@ class Studio(View):
             progress=progress,
             cancelled=cancelled,
         )
+
+    def _files(self) -> list[Any]:
+        """Of pictures that are indexed, by their name."""
+        files = [file for file in list(self.library.files.values()) if file.digest in self.library.row_of]
+        return sorted(files, key=self.library.shown_name)
+
+    def tags_by_file(self, *, confirmed_only: bool = False) -> dict[Path, Tagged]:
+        """What is to be written of each picture; a person's word comes first."""
+        files = self._files()
+        return {Path(file.path): row for file, row in zip(files, self._delivered(files, confirmed_only), strict=True)}
 
     def take_back(
         self, *, dry_run: bool = False, progress: Callable[[int, int], None] = lambda _done, _total: None

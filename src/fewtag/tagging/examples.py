@@ -211,7 +211,7 @@ def _tagged(path: Path, number: int, line: str) -> Tagged:
         tags = facts["tags"] if "tags" in facts else facts.get("labels", ())
         scores = {str(label): float(score) for label, score in dict(facts.get("scores") or {}).items()}
         row = Tagged(str(facts.get("image") or facts["file_name"]), tuple(map(str, tags)), scores)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
             f"{path} line {number} is no row with image and tags; name a table that fewtag wrote"
         ) from error
