@@ -3,7 +3,7 @@
     python scripts/try_container.py
     python scripts/try_container.py --python /usr/bin/python3    # one that other users may run
 
-Every COPY, RUN, ENV, USER, HEALTHCHECK, ENTRYPOINT and CMD is done as written, with the image's folders under a new one.
+Every COPY, RUN, ENV, USER, HEALTHCHECK, ENTRYPOINT and CMD is done as written, the image's folders under a new one.
 Then it looks whether the server becomes healthy with no way to the internet but the installation's, learns a label,
 leaves the pictures alone and ends when it is told to. It cannot show the base image, nor what an engine adds: the
 read-only root, dropped capabilities, the network between containers.
