@@ -41,10 +41,12 @@ test-fast: .venv/installed
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/research --ignore tests/scripts --ignore tests/test_benchmarks.py \
 		-m 'not slow and not processes and not ray' tests
 
-# 10,000 mutated files, 200 kills at random moments, some on a full disk, and 200 of a studio that is answering
+# 10,000 mutated files, 1,000 of them sidecars, and 200 kills at random moments, some on a full disk, 200 of `write` and
+# 200 of a studio that is answering
 fuzz: .venv/installed
 	$(BIN)/python tests/support/fuzz.py
 	$(BIN)/python tests/support/kills.py
+	$(BIN)/python tests/support/kills.py --job write
 	$(BIN)/python tests/support/studio_kills.py
 
 # speed and memory, as ratios measured side by side

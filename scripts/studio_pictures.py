@@ -27,6 +27,7 @@ from playwright.sync_api import Locator, Page, expect, sync_playwright
 
 ALBUM = Path(__file__).parents[1] / "examples" / "album"
 TAUGHT = ["ball=001.jpg", "deer=005.jpg", "mushroom=012.jpg", "flower=009.jpg", "bird=003.jpg"]
+DOCUMENTED = ("library", "review", "picture", "deliver", "review-dark", "review-phone")
 LIMIT = 150_000
 """Bytes of a screenshot."""
 FILM_LIMIT = 3_000_000
@@ -124,9 +125,12 @@ class Hands:
     suffix: str
     truth: dict[str, set[str]]
     """Labels by the picture's name; empty where nobody knows."""
+    all: bool
+    """Each screen in each look, not only those of the documentation."""
 
     def picture(self, name: str) -> None:
-        save_picture(self.page, self.out / f"studio-{name}{self.suffix}.webp")
+        if self.all or name + self.suffix in DOCUMENTED:
+            save_picture(self.page, self.out / f"studio-{name}{self.suffix}.webp")
 
     def cell(self, name: str) -> Locator:
         found = self.page.locator(f"button.picture[aria-label^='{name}']").first
@@ -226,6 +230,7 @@ def main() -> None:
     parser.add_argument("--teach", nargs="+", default=TAUGHT, metavar="LABEL=PICTURE")
     parser.add_argument("--show", default="019.jpg", help="the picture to open")
     parser.add_argument("--pages", type=int, default=2)
+    parser.add_argument("--all", action="store_true", help="each screen in each look")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     browser_path = shutil.which("chromium") or shutil.which("google-chrome")
@@ -239,7 +244,7 @@ def main() -> None:
             with running_studio(options.pictures, Path(folder), f"album{suffix}") as url:
                 page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
                 film = Film(page, on=False)
-                hands = Hands(page, film, options.out, suffix, read_truth(options.pictures))
+                hands = Hands(page, film, options.out, suffix, read_truth(options.pictures), options.all)
                 hands.library(url)
                 for name, example in taught:
                     film.on = not suffix and name == label

@@ -119,6 +119,19 @@ def test_learning_tagging_and_the_cache_need_nothing_of_posix(album: Path, tmp_p
     assert len((tmp_path / "tags.csv").read_text().splitlines()) == 7
 
 
+def test_the_server_loads_nothing_of_the_research_wing_and_needs_nothing_of_posix() -> None:
+    program = "import fewtag.server.run; from fewtag.server.uploads import _allow_seconds, _restrict; "
+    program += "_restrict(1); _allow_seconds(1.0)"  # a byte of memory, were there limits
+    for prelude in (WITHOUT_RESEARCH + WITHOUT_POSIX, WITHOUT_POSIX):
+        done = subprocess.run([sys.executable, "-c", f"{prelude}\n{program}"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_client_runs_as_a_file_by_itself() -> None:
+    done = subprocess.run([sys.executable, "-I", "-S", str(SOURCE / "client.py")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def trees(folder: Path) -> Iterator[tuple[str, ast.Module, str]]:
     for path in sorted(folder.glob("**/*.py")):
         text = path.read_text(encoding="utf-8")

@@ -93,6 +93,16 @@ def test_what_is_not_there_is_one_sentence(cli: Cli, tmp_path: Path) -> None:
     assert "there is no picture folder" in cli("studio", tmp_path / "new", tmp_path / "nowhere").err
 
 
+def test_a_folder_of_pictures_does_not_become_a_project_by_a_slip(cli: Cli, photos: Path, tmp_path: Path) -> None:
+    before = sorted(photos.rglob("*"))
+    for arguments in ([photos], [photos, tmp_path / "others"], [tmp_path]):
+        refused = cli("studio", *arguments)
+        assert refused.code == 2
+        assert "name the project first: fewtag studio PROJECT" in refused.err
+    assert "there is no project" in cli("serve", photos).err
+    assert sorted(photos.rglob("*")) == before
+
+
 def test_without_the_extra_the_install_command_is_told(cli: Cli, bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fewtag.cli.server.NEEDED", ("fastapi", "a_package_that_nobody_has"))
     for command in ("serve", "studio"):

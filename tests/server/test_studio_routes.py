@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hostile import SECRET, hostile
 from PIL import Image
 from raw_http import ask
 from serving import TOKEN, Running, picture, serving
 from tiny import draw
 
 from fewtag import Tagger
+from fewtag.cache import content_digest
 from fewtag.client import ApiError
 from fewtag.studio.studio import Studio
 
@@ -194,3 +197,33 @@ def test_a_picture_is_asked_for_by_its_digest_and_nothing_else(unchanged: Runnin
     for what in ("", "/thumbnail", "/heat?label=x"):
         reply = ask(unchanged.settings.port, path=f"/v1/pictures/{digest}{what}", headers=BEARER)
         assert reply.status in {404, 422}
+
+
+def test_hostile_requests_get_nothing_out_of_a_project(unchanged: Running, album: Path, tmp_path: Path) -> None:
+    canary = tmp_path / "secret.txt"
+    canary.write_text(SECRET)
+    folder = unchanged.served.studio.folder
+    before = unchanged.client.get("/v1/project"), sorted(path.name for path in folder.iterdir())
+    generator = np.random.default_rng(14)
+    for _ in range(150):
+        method, path, headers, body, host = hostile(generator, canary, unchanged.settings.port)
+        path = path.replace("/v1/labels", "/v1/review") if method == "POST" else path  # nothing may be changed here
+        reply = ask(unchanged.settings.port, method, path.replace(" ", "%20"), headers, body, host=host or None)
+        assert reply.status < 500, (method, path, body[:200], reply)
+        assert SECRET.encode() not in reply.body
+    assert (unchanged.client.get("/v1/project"), sorted(path.name for path in folder.iterdir())) == before
+    assert len(list(album.iterdir())) == 13
+
+
+def test_a_link_that_leads_out_of_the_folders_is_not_followed(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "album").mkdir()
+    draw(1, "dog").save(tmp_path / "album" / "mine.png")
+    draw(2, "cat").save(tmp_path / "private.png")
+    (tmp_path / "album" / "link.png").symlink_to(tmp_path / "private.png")
+    with serving_project(tmp_path, tmp_path / "album", tiny_model) as running:
+        assert set(digests(running)) == {"mine.png"}
+        private = content_digest((tmp_path / "private.png").read_bytes()).hex()
+        for what in ("", "/thumbnail"):
+            with pytest.raises(ApiError) as refused:
+                running.client.get(f"/v1/pictures/{private}{what}")
+            assert refused.value.status == 404

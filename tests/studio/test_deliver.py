@@ -102,3 +102,27 @@ def test_a_delivery_is_known_by_its_name_alone(studio: Studio, name: str) -> Non
 def test_other_formats_are_refused(studio: Studio) -> None:
     with pytest.raises(InputError, match="no format 'exe'"):
         studio.deliver("exe")
+
+
+def test_sidecars_are_written_and_taken_back_to_the_byte(open_studio: Callable[..., Studio], album: Path) -> None:
+    studio = open_studio(album)
+    names = digests(studio)
+    first = next(iter(names))
+    own = album / f"{first}.xmp"
+    own.write_text(
+        '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+        '<rdf:Description rdf:about="" xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:subject><rdf:Bag>'
+        "<rdf:li>mine</rdf:li></rdf:Bag></dc:subject></rdf:Description></rdf:RDF></x:xmpmeta>"
+    )
+    before = {path: path.read_bytes() for path in album.rglob("*") if path.is_file()}
+    studio.teach("animals/dog", [names[first]])
+    dry = studio.deliver("xmp", confirmed_only=True, dry_run=True)
+    assert (dry.changes, dry.rows) == (1, 120)
+    assert "dog" in dry.sample[0]["diff"]
+    assert {path: path.read_bytes() for path in album.rglob("*") if path.is_file()} == before
+    assert studio.deliver("xmp", confirmed_only=True).changes == 1
+    assert b"mine" in own.read_bytes()
+    assert b"dog" in own.read_bytes()
+    assert studio.deliver("xmp", confirmed_only=True, dry_run=True).changes == 0
+    assert studio.take_back().changes == 1
+    assert {path: path.read_bytes() for path in album.rglob("*") if path.is_file()} == before

@@ -1,6 +1,7 @@
 """The project file: nothing that was acknowledged is lost, counted twice, or folded in another way."""
 
 import itertools
+import shutil
 import sqlite3
 import time
 import uuid
@@ -304,3 +305,25 @@ def test_readers_do_not_wait_for_a_writer(project: Project) -> None:
     assert project.write(slow) < 1
     assert project.meta("a") == "b"
     assert heron == 1
+
+
+def test_a_frozen_project_of_version_1_says_what_it_said(tmp_path: Path) -> None:
+    """Made by the first version; never made anew: this is what people have on their disks."""
+    frozen = Path(__file__).parents[1] / "data" / "project-1" / FILE
+    shutil.copy(frozen, tmp_path / FILE)
+    project = Project(tmp_path)
+    picture = [f"{number:032x}" for number in range(1, 6)]
+    assert state(project.fold) == {
+        "birds/heron": {picture[0]: "yes", picture[1]: "no", picture[2]: "unknown", picture[4]: "yes"},
+        "egret": {picture[0]: "no", picture[3]: "yes"},
+    }
+    heron = project.fold.find("birds/heron")
+    assert (heron.threshold, heron.prior) == (0.4, 0.02)
+    assert project.fold.find("egret").like == ("bird", "white")
+    assert project.fold.said[heron.id][picture[4]].source == "audit"
+    assert (len(project.log.done), len(project.log.undone)) == (10, 0)
+    assert project.folders() == ["/album"]
+    assert [row.failure for row in project.files() if row.digest is None] == ["image bad.jpg cannot be decoded"]
+    assert project.pictures()[1].taken == "2024-05-01T12:00:00"
+    assert next(project.examples("a space", picture[:1])).small == b"RIFF"
+    assert not project.check()

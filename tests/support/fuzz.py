@@ -29,11 +29,14 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 from PIL import Image
+from sidecars import sidecars
 from tiny import draw, write_tiny_model
 
 from fewtag.cache import FILE, Cache, content_digest
 from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError
+from fewtag.interop.embedded import read_embedded
+from fewtag.interop.xmp import Packet, Tags, Wanted, rewrite
 from fewtag.pictures.files import Picture, encoded_bytes
 from fewtag.tagger.bank_file import read_header
 from fewtag.tagger.model import Model, load_model
@@ -52,6 +55,7 @@ TABLE = "image,labels,absent\na.png,dog;!cat,sofa\nsub/b.png,sofa,\n"
 ROWS = [Tagged("a.png", ("dog",), {"dog": 0.75, "cat": 0.25}), Tagged("b.png", failure="no picture")]
 SHARD = Shard(0, "digest", 2)
 DIGESTS = [content_digest(bytes([number])) for number in range(4)]
+WANTED = Wanted((("dog",), ("birds", "heron")), frozenset({("dog",), ("birds", "heron")}))
 CONTENT = np.arange(4 * 32, dtype=np.float32).reshape(4, 32)
 
 
@@ -111,6 +115,8 @@ def make_seeds(folder: Path, also: Path | None = None) -> list[Seed]:
     seeds += _parts(folder)
     with Cache(folder / "cache") as cache:
         cache.space("places", "tiny", "key", (32,), "float32").put_many(DIGESTS, CONTENT)
+    written = [rewrite(each.content, each.program, WANTED, Tags()) for each in list(sidecars())[::7]]
+    seeds += [Seed("sidecar", "a.jpg.xmp", content) for content in written if content]
     # the last connection has moved the write-ahead log into the file
     return [*seeds, *[Seed("cache", FILE, (folder / "cache" / FILE).read_bytes())] * 3]
 
@@ -236,6 +242,7 @@ def mutate(content: bytes, generator: np.random.Generator, others: Sequence[byte
 def try_picture(path: Path, _: Laboratory) -> None:
     square = Picture(path).pixels(32)
     assert square.shape == (3, 32, 32)
+    read_embedded(path).tags(path.name)
 
 
 def try_bank(path: Path, laboratory: Laboratory) -> None:
@@ -309,6 +316,13 @@ def try_cache(path: Path, _: Laboratory) -> None:
             space.put_many(DIGESTS, CONTENT)
 
 
+def try_sidecar(path: Path, _: Laboratory) -> None:
+    packet = Packet(path.read_bytes(), path.name)
+    after = rewrite(packet.data, path.name, WANTED, Tags())
+    kept = set(Packet(after, path.name).tags().every) if after else set()
+    assert set(packet.tags().every) <= kept, "a person's tag is lost"
+
+
 TRIES: dict[str, Callable[[Path, Laboratory], None]] = {
     "picture": try_picture,
     "bank": try_bank,
@@ -316,6 +330,7 @@ TRIES: dict[str, Callable[[Path, Laboratory], None]] = {
     "network": try_network,
     "table": try_table,
     "record": try_record,
+    "sidecar": try_sidecar,
     "words": try_words,
     "source": try_source,
     "jsonl part": try_part,

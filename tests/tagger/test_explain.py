@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from fewtag.core.posterior import Fitted
-from fewtag.tagger.explain import grid, heat_map, overlay
+from fewtag.tagger.explain import grid, heat_map, layer, overlay
 
 SLOPE, OFFSET = 12.0, -4.0
 
@@ -80,6 +80,15 @@ def panels(sheet: Image.Image, width: int) -> list[np.ndarray]:
     """What lies under the captions."""
     whole = np.asarray(sheet).astype(int)[28:]
     return [whole[:, left : left + width] for left in range(0, sheet.width, width + 8)]
+
+
+def test_a_layer_is_clear_where_it_is_coldest_and_a_doubtful_label_is_fainter() -> None:
+    heat = np.linspace(0.5, 1, 12, dtype=np.float32).reshape(3, 4)
+    alpha = np.asarray(layer(heat))[..., 3]
+    assert alpha.shape == (3, 4)
+    assert (alpha[0, 0], alpha[2, 3]) == (0, 204)
+    assert np.asarray(layer(heat / 10))[..., 3].max() < 100
+    assert not np.asarray(layer(np.full((3, 4), 0.7, np.float32)))[..., 3].any()
 
 
 def test_a_grid_has_the_picture_and_a_panel_for_each_label() -> None:

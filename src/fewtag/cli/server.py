@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 PORT = 8766
 """The same each time: what a browser keeps for a page, it keeps by the page's port."""
+FILE = "studio.sqlite"
+"""By which a folder is a project."""
 NEEDED = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 is any free one.")]
@@ -99,6 +101,7 @@ def serve(
             raise InputError(
                 f"{bank} is a project, which keeps what the network made of its pictures; leave --no-cache out"
             )
+        _check_project(bank)
         from fewtag.studio.studio import Studio
 
         def open_project(_decoders: "Decoders") -> "Studio":
@@ -156,11 +159,12 @@ def studio(
 
     kept = _cache_folder(cache)
     if check or backup is not None:
-        if not project.is_dir():
-            raise InputError(f"there is no project {project}; make one with: fewtag studio {shlex.quote(str(project))}")
+        _check_project(project)
         with Studio.open(project, model=model, words=words, device=device, cache=kept, index=False) as opened:
             _look_after(opened, check=check, backup=backup, as_json=as_json)
         return
+    if project.is_dir() and not (project / FILE).exists():
+        _check_new(project, pictures or [])
 
     def open_project(_decoders: "Decoders") -> Studio:
         return Studio.open(project, pictures or (), model=model, words=words, device=device, cache=kept)
@@ -168,6 +172,27 @@ def studio(
     exposure = _Exposure(host, port, allow_network, tuple(allow_host or ()), token_file, read_only=False)
     exposure.add_services([each.value for each in service or ()], label_studio)
     exposure.run(open_project, kept, as_json=as_json, what=f"{project} is open at", browser=not no_browser)
+
+
+def _check_project(folder: Path) -> None:
+    if not (folder / FILE).exists():
+        raise InputError(f"there is no project {folder}; make one with: {_command(folder)} PICTURES")
+
+
+def _check_new(folder: Path, pictures: list[Path]) -> None:
+    """A folder of pictures is not to become a project by a slip."""
+    from fewtag.pictures.files import is_image_name
+
+    found = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    if found and (not pictures or any(is_image_name(path.name) for path in found)):
+        raise InputError(
+            f"{folder} holds other things and is no project; name the project first: "
+            f"{_command(Path('PROJECT'))} {shlex.quote(str(folder))}"
+        )
+
+
+def _command(project: Path) -> str:
+    return f"fewtag studio {shlex.quote(str(project))}"
 
 
 def _look_after(opened: "Studio", *, check: bool, backup: Path | None, as_json: bool) -> None:

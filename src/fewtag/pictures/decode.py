@@ -52,7 +52,7 @@ def decode(data: bytes, name: str, *, at_least: int | None = None) -> Image.Imag
     `at_least` allows a JPEG to come out smaller than it is, if neither side falls below so many pixels: the decoder
     then leaves out what the picture is to lose anyway.
     """
-    image = _open(data, name)
+    image = open_encoded(data, name)
     _check_size(image, name)
     if at_least is not None:
         image.draft(None, (at_least, at_least))
@@ -76,7 +76,7 @@ class Header(NamedTuple):
 
 def read_header(data: bytes, name: str) -> Header:
     """Size and EXIF's date taken; `name` is for messages."""
-    image = _open(data, name)
+    image = open_encoded(data, name)
     _check_size(image, name)
     width, height = image.size
     return Header(*((height, width) if _orientation(image) >= 5 else (width, height)), _taken(image))
@@ -110,7 +110,7 @@ def _lacks_only_its_end(data: bytes) -> bool:
             if len(pictures) > 1:
                 return False
         return _has_every_scan(data)
-    except Exception:  # as in `_open`
+    except Exception:  # as in `open_encoded`
         return False
 
 
@@ -178,7 +178,7 @@ def _without_notes(image: Image.Image) -> Image.Image:
     return image
 
 
-def _open(data: bytes, name: str) -> Image.Image:
+def open_encoded(data: bytes, name: str) -> Image.Image:
     """The header alone; pixels are decoded when they are needed."""
     try:
         with _quiet():

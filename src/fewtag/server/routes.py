@@ -95,7 +95,14 @@ def session(request: Request, server: Server) -> Response:
     if request.scope["fewtag"] != "bearer":
         raise HTTPException(401, "a session begins with the token; send it as `Authorization: Bearer TOKEN`")
     response = Response(status_code=204)
-    response.set_cookie(server.settings.cookie, server.settings.session, httponly=True, samesite="strict", path="/")
+    response.set_cookie(
+        server.settings.cookie,
+        server.settings.session,
+        httponly=True,
+        samesite="strict",
+        path="/",
+        secure=request.headers.get("origin", "").startswith("https://"),  # behind a proxy
+    )
     return response
 
 

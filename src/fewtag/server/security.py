@@ -282,7 +282,7 @@ class Guard:
         if headers.get("transfer-encoding") is not None:
             raise RefusedError(411, "the body's length must be known before it comes; send `Content-Length`")
         given = headers.get("content-length", "0")
-        if not given.isascii() or not given.isdigit():
+        if not given.isascii() or not given.isdigit() or len(given) > 15:
             raise RefusedError(400, "`Content-Length` is no number; send the body's length in bytes")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         length, most = int(given), self.settings.most_json if kind == _TYPES[0] else self.settings.most_bytes

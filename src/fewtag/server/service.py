@@ -69,11 +69,14 @@ class BankService:
     @property
     def tagger(self) -> Tagger:
         """As the file is now."""
+        if not self._writing.locked():  # else a change of our own is on its way to the file
+            self._catch_up()
+        return self._tagger
+
+    def _catch_up(self) -> None:
         with self._reading:
-            # a change of our own is on its way to the file: `save` adds what others did to it meanwhile
-            if not self._writing.locked() and file_state(self.path) != self._seen:
+            if file_state(self.path) != self._seen:
                 self._load()
-            return self._tagger
 
     def _load(self) -> None:
         self._seen = file_state(self.path)
@@ -202,13 +205,15 @@ class BankService:
 
     def _change(self, change: Callable[[Tagger], object]) -> None:
         with self._writing:
-            tagger = self.tagger
+            self._catch_up()
+            tagger, before = self._tagger, self._tagger.bank_
             try:
                 change(tagger)
                 tagger.save(self.path)
             except BaseException:
-                with self._reading:
-                    self._load()  # what is not on disk was not learnt
+                if tagger.bank_ is not before:
+                    with self._reading:
+                        self._load()  # what is not on disk was not learnt
                 raise
             with self._reading:
                 self._seen = file_state(self.path)

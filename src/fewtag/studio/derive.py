@@ -1,5 +1,6 @@
 """The derived bank: a project's answers as a bank that every other command can use, and each label's scores."""
 
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from fewtag.tagger.bank_file import read_header, write_bank
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import SAME, Scorer
 
-SMALLEST_SAMPLE, SAMPLE = 100, 2000
+SMALLEST_SAMPLE, SAMPLE = 100, 1000
 """Pictures by which a label's share is estimated; fewer say too little, more change nothing."""
 Read = Callable[[str], bytes]
 """The encoded bytes of a picture by its digest."""
@@ -253,6 +254,7 @@ class Scores:
         self.library, self.model = library, model
         self.kept: dict[str, Scored] = {}
         self._same: dict[str, tuple[int, list[int]]] = {}
+        self._lock = threading.RLock()
 
     def is_fresh(self, bank: Bank, label: str) -> bool:
         kept = self.kept.get(label)
@@ -262,36 +264,33 @@ class Scores:
             and kept.fitted is bank.classifier(self.model, label)
         )
 
-    def refresh(self, bank: Bank, labels: Sequence[str]) -> None:
-        """Scores these labels anew, as far as they changed: all together, since most of the work is the pictures'."""
-        stale = [label for label in labels if not self.is_fresh(bank, label)]
-        for label in labels:
-            if label not in stale:  # a threshold may have moved, or a 'no' been said that changed no classifier
-                self._finish(bank, label, self.kept[label])
-        grown: list[str] = []
-        anew: list[str] = []
-        for label in stale:
-            kept = self.kept.get(label)
-            same = kept is not None and kept.fitted is bank.classifier(self.model, label)
-            (grown if same and self.library.features.count <= self.library.features.resident else anew).append(label)
-        if grown:
-            self._score(bank, grown, min(len(self.kept[label].logits) for label in grown))
-        if anew:
-            self._score(bank, anew, 0)
+    def refresh(self, bank: Bank, labels: Sequence[str], stop: Callable[[], bool] = lambda: False) -> None:
+        """Scores these labels anew, as far as they changed: all together, since most of the work is the pictures'.
 
-    def _score(self, bank: Bank, labels: Sequence[str], first: int) -> None:
-        fitted = [bank.classifier(self.model, label) for label in labels]
-        logits, exact = self.library.features.logits(fitted, self.model.strengths.query_focus, first)
-        for label, each, line in zip(labels, fitted, logits, strict=True):
-            before = self.kept.get(label)
-            if first and before is not None:
-                line = np.concatenate([before.logits[:first], line])
-                exact_now = np.concatenate([before.exact[:first], exact])
-            else:
-                exact_now = exact.copy()
-            scored = Scored(each, line, exact_now, np.zeros(len(line), np.bool_))
-            self._finish(bank, label, scored)
-            self.kept[label] = scored
+        `stop` says whether the bank is out of date.
+        """
+        whole = self.library.features.count <= self.library.features.resident
+        groups: dict[int, list[str]] = {}
+        for label in labels:
+            kept = self.kept.get(label)
+            if self.is_fresh(bank, label):  # a threshold may have moved, or a 'no' been said that changed no classifier
+                self._finish(bank, label, self.kept[label])
+                continue
+            same = kept is not None and kept.fitted is bank.classifier(self.model, label)
+            groups.setdefault(len(kept.logits) if kept is not None and same and whole else 0, []).append(label)
+        for first, some in groups.items():
+            fitted = [bank.classifier(self.model, label) for label in some]
+            found = self.library.features.logits(fitted, self.model.strengths.query_focus, first, stop)
+            for label, each, logits, exact in zip(some, fitted, *found, strict=True):
+                before = self.kept.get(label)
+                if first and before is not None:
+                    logits = np.concatenate([before.logits[:first], logits])
+                    exact = np.concatenate([before.exact[:first], exact])
+                scored = Scored(each, logits, exact, np.zeros(len(logits), np.bool_))
+                self._finish(bank, label, scored)
+                with self._lock:
+                    if not stop():
+                        self.kept[label] = scored
 
     def sharpen(self, label: str, rows: NDArray[np.int64]) -> None:
         """Looks closely at rows that were not, since somebody sees them."""
@@ -314,7 +313,7 @@ class Scores:
             rows = np.flatnonzero(self.library.alive[: len(scored.logits)] & scored.exact)
             if len(rows) >= SMALLEST_SAMPLE and known.threshold is None:
                 if self.library.features.count > self.library.features.resident:
-                    rows = self.library.features.sample()
+                    rows = self.library.features.sample(len(scored.logits))
                 sample = rows[np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(np.int64)]
                 start = np.array([share], np.float32)
                 slope, offset = calibration.curves(counts, noes, start)

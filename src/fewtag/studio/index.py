@@ -328,6 +328,9 @@ class Indexer:
             return _Read(file, row, pixels, places, None if has_thumbnail else small_copy(image, SIZES[0]))
         except InputError as error:
             return _Read(file._replace(digest=None, failure=str(error)))
+        except Exception as error:  # our own fault, but the other pictures shall not wait for it to be mended
+            _log.exception("picture %s cannot be indexed", found.name)
+            return _Read(file._replace(digest=None, failure=f"image {found.name} cannot be indexed ({error!r})"))
 
     def _take(self, reads: Sequence[_Read]) -> None:
         """A batch through the network, into the caches, the project and the library."""

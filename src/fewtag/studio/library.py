@@ -5,8 +5,11 @@ own. Past what memory shall hold, ranking has two tiers: pictures as wholes firs
 """
 
 import math
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -15,6 +18,7 @@ from numpy.typing import NDArray
 from fewtag.core.closed_form import unit
 from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError
+from fewtag.pictures.prefetch import usable_cores
 from fewtag.studio.project import FileRow, PictureRow, UnknownError
 
 RESIDENT = 10_000
@@ -23,13 +27,17 @@ BEST, SAMPLE = 5_000, 1_000
 """Of more pictures than that: how many of the likeliest are looked at closely, and how many at random."""
 AT_ONCE = 32
 """Pictures whose widened places stay in the processor's cache."""
-_BLOCK = 512
+_BLOCK, _PIECE = 512, 1024
 _UP = np.float32(2.0**112)
 _SIGN_AND_REST = np.int32(-0x70002000)
 ALIKE, BURST, BURST_SECONDS = 0.97, 0.9, 5.0
 """Cosine of neighbours from which they are one picture to a person, and of two shots within so many seconds."""
 Half = NDArray[np.float16]
 Fetch = Callable[[Sequence[int]], Sequence[NDArray[np.float16] | None]]
+
+
+class SupersededError(Exception):
+    """Nobody wants these scores any more."""
 
 
 class Features:
@@ -46,6 +54,10 @@ class Features:
         self._owner = np.full(resident, -1, np.int64)
         self._used = np.zeros(resident, np.int64)
         self._clock, self._taken = 0, 0
+        self._buffers = threading.local()
+        # where the matrix library has threads of its own, those of two pictures at once would wait for each other
+        alone = "1" in (os.environ.get("OPENBLAS_NUM_THREADS"), os.environ.get("OMP_NUM_THREADS"))
+        self._pool = ThreadPoolExecutor(usable_cores() if alone else 1, thread_name_prefix="fewtag-ranking")
 
     @property
     def whole(self) -> NDArray[np.float32]:
@@ -102,6 +114,9 @@ class Features:
             return self._taken - 1
         return int(self._used.argmin())
 
+    def close(self) -> None:
+        self._pool.shutdown()
+
     def places(self, row: int) -> NDArray[np.float32] | None:
         """places × space, of one picture; None where they cannot be had now."""
         with self._lock:
@@ -109,71 +124,85 @@ class Features:
             return None if slot < 0 else self._blocks[slot // _BLOCK][slot % _BLOCK].astype(np.float32)
 
     def logits(
-        self, fitted: Sequence[Fitted], focus: float, first: int = 0, also: Sequence[int] = ()
+        self, fitted: Sequence[Fitted], focus: float, first: int = 0, stop: Callable[[], bool] = lambda: False
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """labels × rows from `first` on, the numbers of `Classifiers.logits`, and which rows were looked at closely.
+        """labels × rows from `first` on, the numbers of `Classifiers.logits`, and which were looked at closely.
 
-        Those that were not have what their whole suggests, in line with the others; `also` are rows to look at.
+        Those that were not have what their whole suggests, in line with the others. `stop` says whether nobody wants
+        them any more.
         """
-        with self._lock:
-            count = self.count
-            if count <= self.resident:
-                rows = np.arange(first, count)
-                found = self._exact(fitted, focus, rows)
-                exact = np.atleast_1d(np.isfinite(found).all(axis=0))
-                if not exact.all():
-                    found[:, ~exact] = self._rough(fitted)[:, first:count][:, ~exact]
-                return found, exact
-            rough = self._rough(fitted)
-            exact = np.zeros(count, np.bool_)
-            sample = self.sample()
-            for line, each in zip(rough, fitted, strict=True):
-                best = np.argpartition(-line, min(BEST, self.resident // 2))[: min(BEST, self.resident // 2)]
-                rows = np.unique(np.concatenate([best, sample, np.array(also, np.int64)]))
-                close = self._exact([each], focus, rows)[0]
-                known = np.isfinite(close)
-                if known.sum() > 1:
-                    slope, offset = np.polyfit(line[rows[known]], close[known], 1)
-                    line[:] = max(float(slope), 0.0) * line + offset
-                line[rows[known]] = close[known]
-                exact[rows[known]] = True
-            return rough[:, first:], exact[first:]
+        count = self.count
+        if count <= self.resident:
+            found = self.exact(fitted, focus, np.arange(first, count), stop)
+            exact = np.isfinite(found)
+            return (found if exact.all() else np.where(exact, found, self._rough(fitted, first, count))), exact
+        rough = self._rough(fitted, 0, count)
+        exact = np.zeros(rough.shape, np.bool_)
+        most = min(BEST, self.resident // 2)
+        for line, known, each in zip(rough, exact, fitted, strict=True):
+            rows = np.unique(np.concatenate([np.argpartition(-line, most)[:most], self.sample(count)]))
+            close = self.exact([each], focus, rows, stop)[0]
+            rows, close = rows[np.isfinite(close)], close[np.isfinite(close)]
+            if len(rows) > 1:
+                slope, offset = np.polyfit(line[rows], close, 1)
+                line[:] = max(float(slope), 0.0) * line + offset
+            line[rows], known[rows] = close, True
+        return rough[:, first:], exact[:, first:]
 
-    def sample(self) -> NDArray[np.int64]:
+    def sample(self, count: int) -> NDArray[np.int64]:
         """Rows from beginning to end, always looked at closely: they stand for all."""
-        return np.linspace(0, self.count - 1, min(SAMPLE, self.resident // 4)).astype(np.int64)
+        return np.linspace(0, count - 1, min(SAMPLE, self.resident // 4)).astype(np.int64)
 
-    def exact(self, fitted: Sequence[Fitted], focus: float, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _rough(self, fitted: Sequence[Fitted], first: int, count: int) -> NDArray[np.float32]:
+        whole = self._whole[first:count]
+        return np.stack([whole @ (each.whole + each.focused) + np.float32(each.bias) for each in fitted])
+
+    def exact(
+        self,
+        fitted: Sequence[Fitted],
+        focus: float,
+        rows: NDArray[np.int64],
+        stop: Callable[[], bool] = lambda: False,
+    ) -> NDArray[np.float32]:
         """labels × rows, each looked at closely; not a number where a row's places cannot be had."""
-        with self._lock:
-            return self._exact(fitted, focus, rows)
-
-    def _rough(self, fitted: Sequence[Fitted]) -> NDArray[np.float32]:
-        return np.stack([self.whole @ (each.whole + each.focused) + np.float32(each.bias) for each in fitted])
-
-    def _exact(self, fitted: Sequence[Fitted], focus: float, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """labels × rows; not a number where a row's places cannot be had."""
         found = np.full((len(fitted), len(rows)), np.nan, np.float32)
-        slots = self._bring(rows)
-        order = np.argsort(slots, kind="stable")
-        order = order[np.searchsorted(slots[order], 0) :]
         guides, whole, focused = (np.stack(part) for part in list(zip(*fitted, strict=True))[:3])
         bias = np.array([each.bias for each in fitted], np.float32)
-        buffer = np.empty((AT_ONCE, self._places, self._size), np.int32)
-        start = 0
-        while start < len(order):
-            block, at = divmod(int(slots[order[start]]), _BLOCK)
-            end = start + int(np.searchsorted(slots[order[start : start + AT_ONCE]], (block + 1) * _BLOCK))
-            some = order[start:end]
-            inside = slots[some] - block * _BLOCK
-            chosen: slice | NDArray[np.int32] = (
-                slice(at, at + len(some)) if inside[-1] - at + 1 == len(some) else inside
-            )
+
+        def score(part: tuple[NDArray[np.int64], int, slice | NDArray[np.int32]]) -> None:
+            some, block, chosen = part
             half, lengths = self._blocks[block][chosen], self._lengths[block][chosen]
-            looked = _focused(half, lengths, guides, focused, focus, buffer)
+            looked = _focused(half, lengths, guides, focused, focus, self._buffer())
             found[:, some] = (looked + self._whole[rows[some]] @ whole.T + bias).T
-            start = end
+
+        for first in range(0, len(rows), _PIECE):
+            if stop():
+                raise SupersededError
+            with self._lock:  # a piece at a time, so that whoever is in a hurry need not wait for whoever is not
+                slots = self._bring(rows[first : first + _PIECE])
+                deque(self._pool.map(score, self._parts(first, slots)), maxlen=0)
         return found
+
+    def _parts(
+        self, first: int, slots: NDArray[np.int32]
+    ) -> Iterator[tuple[NDArray[np.int64], int, slice | NDArray[np.int32]]]:
+        """A few rows of one block each: which they are, the block, and where in it; in one run where they can be."""
+        order = np.argsort(slots, kind="stable")
+        ranked = slots[order]
+        start = int(np.searchsorted(ranked, 0))
+        while start < len(order):
+            block = int(ranked[start]) // _BLOCK
+            end = start + int(np.searchsorted(ranked[start : start + AT_ONCE], (block + 1) * _BLOCK))
+            inside = ranked[start:end] - block * _BLOCK
+            low, high = int(inside[0]), int(inside[-1]) + 1
+            yield first + order[start:end], block, slice(low, high) if high - low == end - start else inside
+            start = end
+
+    def _buffer(self) -> NDArray[np.int32]:
+        """Each thread's own."""
+        if not hasattr(self._buffers, "widened"):
+            self._buffers.widened = np.empty((AT_ONCE, self._places, self._size), np.int32)
+        return self._buffers.widened
 
 
 def _focused(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fewtag.errors import InputError, nearest
+from fewtag.errors import InputError, MissingError, nearest
 from fewtag.files import locked, make_folder
 from fewtag.studio.values import Word
 from fewtag.tagger.bank import label_name
@@ -59,7 +59,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = ()
 Result = TypeVar("Result")
 
 
-class UnknownError(InputError):
+class UnknownError(MissingError):
     """There is no such picture, label, change or delivery."""
 
 

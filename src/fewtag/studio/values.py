@@ -280,10 +280,12 @@ class Delivery:
     dry_run: bool
     rows: int
     changes: int
-    """Of rows that differ from the last delivery of this format; all of them at the first one."""
+    """Of rows that differ from the last delivery of this format, all of them at the first one; of sidecars."""
     sample: tuple[Mapping[str, Any], ...]
     file: str | None = None
     """Its name in the project's folder `deliveries`."""
+    failures: int = 0
+    """Pictures whose sidecars could not be written; the sample says why."""
 
 
 @dataclass(frozen=True)

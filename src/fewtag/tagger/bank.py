@@ -302,10 +302,11 @@ class Bank:
 
 
 def by_name(name: str, model: "Model", *, explicit: bool = False) -> Definition:
-    """Its own word; an unknown one is refused with the ways out."""
-    word_map, vector = model.word_map, model.words.vector(name)
+    """Its own word, which of a path such as "birds/heron" is the last; an unknown one is refused with the ways out."""
+    word = name.rpartition("/")[2].strip() or name
+    word_map, vector = model.word_map, model.words.vector(word)
     guide = word_map.prototypes(vector[None])[0]
-    return Definition("name", (name,), vector, guide, explicit, thing=names_a_thing(name))
+    return Definition("name", (word,), vector, guide, explicit, thing=names_a_thing(word))
 
 
 def by_name_or_none(name: str, model: "Model") -> Definition:

@@ -46,8 +46,9 @@ def overlay(picture: Image.Image, heat: Heat) -> Image.Image:
 
 
 def layer(heat: Heat) -> Image.Image:
-    """The heat alone, in RGBA, to lie over the picture: as clear as it is cold."""
-    alpha = 0.15 + 0.5 * heat[..., None]
+    """The heat alone, in RGBA, to lie over the picture: clear where it is coldest, however sure the label is."""
+    coldest, hottest = heat.min(), heat.max()
+    alpha = 0.8 * np.sqrt(hottest) * (heat[..., None] - coldest) / max(hottest - coldest, np.float32(1e-6))
     return Image.fromarray((255 * np.concatenate([_glow(heat), alpha], axis=-1)).round().astype(np.uint8), "RGBA")
 
 

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -112,6 +113,16 @@ def answers(opened: Opened) -> int:
     return int(opened.client.get("/v1/project")["answers"])
 
 
+def answer_page(opened: Opened, act: Callable[[], None]) -> None:
+    """Until the next page is there."""
+    had, size = answers(opened), opened.page.locator("[data-place]").count()
+    act()
+    deadline = time.monotonic() + 15
+    while answers(opened) != had + size:
+        assert time.monotonic() < deadline, (had, size, answers(opened))
+    expect(opened.page.locator("[aria-busy=true]")).to_have_count(0)
+
+
 def test_from_one_picture_to_a_delivered_table(opened: Opened, tmp_path: Path) -> None:
     page = opened.page
     expect(page.get_by_role("heading", name="All pictures")).to_be_visible()
@@ -124,13 +135,9 @@ def test_from_one_picture_to_a_delivered_table(opened: Opened, tmp_path: Path) -
     before = flipped.get_attribute("aria-pressed")
     flipped.click()
     assert flipped.get_attribute("aria-pressed") != before
-    had = answers(opened)
-    size = cells.count()
-    page.keyboard.press("Enter")
+    answer_page(opened, lambda: page.keyboard.press("Enter"))
     expect(opened.toast("Answered")).to_be_visible()
-    assert answers(opened) == had + size
-    page.get_by_role("button", name="Answer the page").click()
-    expect(opened.toast("Answered")).to_be_visible()
+    answer_page(opened, page.get_by_role("button", name="Answer the page").click)
 
     slider = page.get_by_role("slider", name="Threshold")
     value = int(slider.input_value())
@@ -263,6 +270,17 @@ def test_a_part_of_a_picture_is_searched_for(opened: Opened) -> None:
     expect(page.get_by_role("heading", name="Like this part")).to_be_visible()
     assert asked.value.post_data_json["box"] == pytest.approx([0.2, 0.2, 0.7, 0.7], abs=0.02)
     expect(page.locator("[data-place='0']")).to_be_visible()
+
+
+def test_a_look_at_a_picture_keeps_what_was_changed_on_the_page(opened: Opened) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    expect(page.get_by_role("button", name="Answer the page")).to_be_visible()
+    for key in ("j", "Space", "k", "o"):
+        page.keyboard.press(key)
+    expect(page.get_by_role("group", name="dog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name=re.compile(": unknown"))).to_have_count(1)
 
 
 def test_labels_are_renamed_deleted_and_brought_back(opened: Opened) -> None:
@@ -466,6 +484,15 @@ def test_without_the_key_the_page_says_what_to_do(opened: Opened, browser: Brows
         page.goto(f"{opened.url}/{wrong}")
         expect(page.get_by_role("heading", name="no key")).to_be_visible()
         assert page.locator("img[src*=thumbnail]").count() == 0
+
+
+def test_what_is_typed_stays_while_others_work(opened: Opened) -> None:
+    opened.page.get_by_role("button", name="New label").click()
+    name = opened.page.get_by_label("Name", exact=True)
+    name.fill("heron")
+    opened.client.define("bicycle")
+    expect(opened.page.get_by_role("link", name="Review bicycle", include_hidden=True)).to_be_attached()
+    expect(name).to_have_value("heron")
 
 
 def test_a_refusal_is_one_sentence_on_the_screen(opened: Opened) -> None:

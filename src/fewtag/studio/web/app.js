@@ -49,7 +49,7 @@ function Header() {
     <button class="plain wideonly" aria-label="Redo" title="Redo (ctrl-shift-z)" disabled=${!project?.can_redo} onClick=${store.redo}>↷</button>
     <button class="plain wideonly" aria-label="All keys" title="All keys (?)" onClick=${() => (store.dialog.value = "keys")}>?</button>
     <button class="primary" onClick=${() => (store.dialog.value = "deliver")}>Deliver</button>
-    ${project && project.indexed + project.failures < project.pictures && html`<progress class="indexing" max=${project.pictures} value=${project.indexed + project.failures}
+    ${project?.indexing && html`<progress class="indexing" max=${project.pictures} value=${project.indexed + project.failures}
       aria-label="Reading pictures" title=${`${project.indexed.toLocaleString("en")} of ${project.pictures.toLocaleString("en")} pictures read`}></progress>`}
   </header>`;
 }
@@ -72,12 +72,12 @@ function Labels() {
     ${known?.length === 0 && html`<p class="dim">None yet. Select a picture that shows something, press <kbd>n</kbd> and give it a name.</p>`}
     <ul>${rows.map(({ depth, text, label, path }) => html`<li key=${path}>${label
       ? html`<span class="pair">
-          <a class=${`row depth${depth}`} href=${screen === "review" ? store.address("review", path) : store.address("library", "", { q: store.quoted(path) })}
+          <a class="row" style=${{ "--depth": depth }} href=${screen === "review" ? store.address("review", path) : store.address("library", "", { q: store.quoted(path) })}
             aria-current=${current === path || current === store.quoted(path) ? "page" : "false"} title=${path}>
             <span class="name">${text}</span>
             <span class="count" title="Pictures with this label, and the precision to expect">${(label.tags ?? 0).toLocaleString("en")}${label.expected_precision != null && html`<small>${percent(label.expected_precision)}</small>`}</span></a>
           <a class="pill" href=${store.address("review", path)} aria-label=${`Review ${path}${label.waiting ? `: ${label.waiting} unsure` : ""}`} title="Review">${label.waiting ? label.waiting.toLocaleString("en") : "›"}</a></span>`
-      : html`<span class=${`row group depth${depth}`}>${text}</span>`}</li>`)}</ul>
+      : html`<span class="row group" style=${{ "--depth": depth }}>${text}</span>`}</li>`)}</ul>
     ${project && project.failures > 0 && html`<p class="dim"><button class="plain" onClick=${showFailures}>${project.failures.toLocaleString("en")} unreadable</button></p>`}
   </nav>`;
 }
@@ -125,7 +125,7 @@ function Locked() {
     return () => clearInterval(again);
   }, []);
   const waiting = store.unsent.value.length;
-  return html`<main class="nothing"><h1>This page has no key to the studio</h1>
+  return html`<main class="nothing locked"><h1>This page has no key to the studio</h1>
     <p>Open the address that <code>fewtag studio</code> printed: it carries the key. Another browser, or an older studio, needs its own.</p>
     ${waiting > 0 && html`<p>What you answered is kept in this browser and sent as soon as you are in.</p>`}</main>`;
 }

@@ -106,7 +106,7 @@ function NewLabel() {
     <form onSubmit=${submitting(run)}>
       ${digests.length > 0 && html`<ul class="strip">${digests.slice(0, 6).map((digest) => html`<li key=${digest}><img src=${api.thumbnail(digest)} alt="Example" /></li>`)}
         ${digests.length > 6 && html`<li class="more">+${digests.length - 6}</li>`}</ul>`}
-      <label>Name <input name="name" list="names" value=${store.dialogName.value} autocomplete="off" autofocus required placeholder="heron, or birds/heron" /></label>
+      <label>Name <input name="name" list="names" defaultValue=${store.dialogName.value} autocomplete="off" autofocus required placeholder="heron, or birds/heron" /></label>
       <${Names} names=${store.labelNames.value} />
       <p class="dim">${digests.length ? `It learns from ${plural(digests.length)}; then you say yes or no to what it finds.` : "It starts from the word alone. Select pictures first to teach it by example."}</p>
       <footer><button type="submit" class="primary">${digests.length ? "Teach" : "Add"}</button></footer>
@@ -135,7 +135,7 @@ function EditLabel() {
   };
   return html`<${Dialog} title=${`Label “${name}”`}>
     <form onSubmit=${submitting(rename)}>
-      <label>Name <input name="name" list="names" value=${name} autocomplete="off" autofocus required /></label>
+      <label>Name <input name="name" list="names" defaultValue=${name} autocomplete="off" autofocus required /></label>
       <${Names} names=${store.labelNames.value} />
       <p class="dim">The name of another label makes the two one. A slash makes a tree: <em>birds/heron</em>.</p>
       <footer><button type="button" class="plain bad" onClick=${forget}>Delete the label</button><span class="space"></span><button type="submit" class="primary">Rename</button></footer>

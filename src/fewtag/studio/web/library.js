@@ -19,6 +19,9 @@ export function labelOfList() {
   return named.length === 1 ? named[0].text : "";
 }
 
+/** A word that was never taught ranks pictures, but promises no probability. */
+const byWord = () => (listing.value?.means.value ?? []).some((mean) => mean.as === "word") && !labelOfList();
+
 /** Says yes or no of all that is selected, or of the picture under the cursor. @param {string} label @param {import("./api.js").Word} word @param {string[]} digests */
 export function answerFor(label, word, digests) {
   if (!digests.length) return;
@@ -41,7 +44,7 @@ function look(cell) {
     mark: pressed ? "✓" : "",
     name: `${cell.name}${names ? `: ${names}` : ", no tags"}${cell.p === null ? "" : `, ${percent(cell.p)}`}`,
     caption: html`<span class="tags">${shown.map((tag) => html`<span class=${tag.state}>${tag.label.split("/").at(-1)}</span>`)}</span>
-      ${cell.p !== null && html`<span class="p">${percent(cell.p)}</span>`}`,
+      ${cell.p !== null && !byWord() && html`<span class="p">${percent(cell.p)}</span>`}`,
   };
 }
 
@@ -156,13 +159,14 @@ function Heading({ list, query, total }) {
   const words = list.means.value.filter((mean) => mean.as === "word").map((mean) => mean.text.replace(/^-/, ""));
   const like = query.get("like");
   const box = query.get("box");
+  const only = label && query.get("q") === store.quoted(label);
   return html`<header class="heading">
     ${like && html`<img class="small" src=${thumbnail(like)} alt="The picture that others are compared with" />`}
-    <h1>${like ? (box ? "Like this part" : "Like this picture") : label || query.get("q") || "All pictures"}</h1>
+    <h1>${like ? (box ? "Like this part" : "Like this picture") : only ? label : query.get("q") || "All pictures"}</h1>
     <p aria-live="polite">
       ${total === null ? "Searching…" : plural(total)}
-      ${row && row.expected_precision != null && html` · expected precision ${percent(row.expected_precision)}`}
-      ${words.length > 0 && html` · no label yet: found by the word${words.length > 1 ? "s" : ""} ${words.join(", ")}`}
+      ${only && row?.expected_precision != null && html` · expected precision ${percent(row.expected_precision)}`}
+      ${words.length > 0 && html`, best first: no label yet, found by the word${words.length > 1 ? "s" : ""} ${words.join(", ")}`}
     </p>
     <span class="space"></span>
     ${words.length === 1 && !label && html`<button onClick=${() => {
@@ -198,7 +202,7 @@ function Nothing({ query }) {
   const project = store.project.value;
   if (query.get("q") || query.get("like"))
     return html`<div class="nothing"><h2>Nothing found</h2><p>Try a word for the thing, such as <em>bicycle</em>, or look at <a href="#/">all pictures</a>.</p></div>`;
-  if (project?.indexing || (project && project.indexed < project.pictures))
+  if (project?.indexing)
     return html`<div class="nothing"><h2>Reading your pictures</h2><p>The first ones appear here in a moment; you can work while the rest comes.</p></div>`;
   return html`<div class="nothing"><h2>No pictures yet</h2><p>Start the studio with the folder that holds them:</p><p><code>fewtag studio PROJECT PICTURES</code></p></div>`;
 }

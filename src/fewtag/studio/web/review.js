@@ -16,6 +16,9 @@ const MARKS = { yes: "✓", no: "✗", unknown: "?" };
 
 /** @typedef {import("./api.js").Word} Word */
 
+/** What a person changed on the page: kept while one looks at a picture, until the page is answered. @type {Map<string, Record<string, Word>>} */
+const changes = new Map();
+
 /** As many pictures as one sees at once, so that Enter answers nothing unseen. @param {HTMLElement} area */
 function shapeOfPage({ clientWidth, clientHeight }) {
   const wide = innerWidth < 700 ? 18 : 38;
@@ -42,7 +45,7 @@ export function Review() {
     if (turn !== asked.current || !got) return false;
     columns.value = shape.columns;
     page.value = got;
-    words.value = Object.fromEntries(got.pictures.map((cell) => [cell.digest, cell.marked ? "yes" : "no"]));
+    words.value = Object.fromEntries(got.pictures.map((cell) => [cell.digest, changes.get(label)?.[cell.digest] ?? (cell.marked ? "yes" : "no")]));
     return true;
   };
   useLayoutEffect(() => {
@@ -61,13 +64,16 @@ export function Review() {
 
   /** @param {string} digest @param {Word} [word] */
   const give = (digest, word) => {
-    words.value = { ...words.value, [digest]: word ?? (words.value[digest] === "yes" ? "no" : "yes") };
+    const given = word ?? (words.value[digest] === "yes" ? "no" : "yes");
+    words.value = { ...words.value, [digest]: given };
+    changes.set(label, { ...changes.get(label), [digest]: given });
   };
   const answerPage = async () => {
     const shown = page.value;
     if (!shown?.pictures.length || busy.value || store.unsent.value.length) return;
     busy.value = true;
     const given = shown.pictures.map((cell) => ({ picture: cell.digest, label, answer: words.value[cell.digest] }));
+    changes.delete(label);
     const safe = await store.answer(given, shown.order === "audit" ? "audit" : "page");
     if (safe) {
       seen.current = store.answered.value;
@@ -147,7 +153,7 @@ export function Review() {
       ${shown && shown.pictures.length > 0 && html`<footer class="bar fixed">
         <span class="counts">${count(given)}</span>
         <button class="primary" disabled=${busy.value} onClick=${answerPage}>Answer the page<kbd>⏎</kbd></button>
-        <span class="left">${shown.left.toLocaleString("en")} left</span>
+        <span class="left">${Math.max(shown.left, shown.pictures.length).toLocaleString("en")} left</span>
       </footer>`}
     </section>
     <aside class="rail" aria-label=${`About ${label}`}>${shown && html`<${Rail} page=${shown} change=${(/** @type {number | null} */ to) => setThreshold(label, page, to)} />`}</aside>
