@@ -124,6 +124,8 @@ def test_writing_is_a_dry_run_unless_a_person_allowed_it(studio: Studio) -> None
         await call("answer", label="dog", answers=[{"picture": found["00.png"], "answer": "yes"}], new_label=True)
         told = await call("write")
         assert (told["dry_run"], told["rows"], told["file"]) == (True, 12, None)
+        beside = await call("write", format="xmp", confirmed_only=True)
+        assert (beside["dry_run"], beside["changes"]) == (True, 1)
         assert "--allow-write" in await call("write", dry_run=False)
 
     async def allowed(_client: Client, call: Step) -> None:
@@ -132,6 +134,7 @@ def test_writing_is_a_dry_run_unless_a_person_allowed_it(studio: Studio) -> None
 
     talk(create_server(studio), steps)
     assert not (studio.folder / "deliveries").exists()
+    assert not list(Path(studio.overview().folders[0]).glob("*.xmp"))
     talk(create_server(studio, allow_write=True), allowed)
 
 
