@@ -187,6 +187,8 @@ def test_several_annotations_of_one_webhook_are_all_learnt(connected: Running) -
         for n, name in enumerate(["Zebra", "Dog"])
     ]
     tasks = [{"id": n, "data": {"image": f"/data/upload/1/a-{n}"}} for n in ("first.png", "dog.png")]
+    items.append(items[0] | {"id": 9})
+    tasks.append({"id": 9, "data": {"image": "/data/upload/1/a-gone"}})  # which does not keep the others back
     asked = {"action": "ANNOTATIONS_CREATED", "annotation": items, "task": tasks, "project": {"label_config": CONFIG}}
     assert json.loads(send(connected, "POST", "/label-studio/webhook", asked).body)["result"]["answers"] == 6
     assert Tagger.load(connected.served.bank.path).counts_ == {"Zebra": 1, "cat": 2, "dog": 3, "sofa": 2}
@@ -196,6 +198,7 @@ CONFIGS = {
     "<View></View>": "no <Choices>",
     '<View><Text name="t" value="$t"/><Choices name="c" toName="t"><Choice value="a"/></Choices></View>': "<Image>",
     '<View><Image name="i" value="$i"/><Choices name="c" toName="i" value="$options"/></View>': "no <Choices>",
+    CONFIG.replace("<Choices ", '<Choices perRegion="true" '): "no <Choices>",
     "<View>": "no XML",
     '<!DOCTYPE v [<!ENTITY a "b">]><View>&a;</View>': "document type",
 }

@@ -26,7 +26,7 @@ from fewtag.tagger.bank import label_name
 from fewtag.tagger.stream import Tagged
 
 router = APIRouter(prefix="/label-studio", tags=["Label Studio"], dependencies=[Depends(authorised)])
-AT_ONCE = 32
+AT_ONCE = 16
 """Pictures that are fetched, and in memory, at the same time: Label Studio sends all tasks of a project together."""
 LEARNT = frozenset({"ANNOTATION_CREATED", "ANNOTATIONS_CREATED", "ANNOTATION_UPDATED"})
 _DECLARES = re.compile(r"<!(DOCTYPE|ENTITY)")
@@ -36,7 +36,7 @@ _ANSWERS = uuid.UUID("9d6fd1d5-8f0e-4f4e-a6a5-3a1b6f0d3c55")
 
 @dataclass(frozen=True)
 class Control:
-    """A `<Choices>` tag over a picture."""
+    """A `<Choices>` tag over a whole picture."""
 
     name: str
     picture: str
@@ -89,7 +89,7 @@ def controls(config: str) -> list[Control]:
             for each in tag.iter("Choice")
             if each.get("value", "").strip()
         }
-        if over in pictures and choices:
+        if over in pictures and choices and tag.get("perRegion") != "true":
             single = tag.get("choice", "single") != "multiple"
             hidden = tag.get("visibleWhen") is not None or tag.get("whenTagName") is not None
             found.append(Control(tag.get("name", ""), over, pictures[over], single, hidden, choices))
@@ -215,27 +215,37 @@ def webhook(asked: Hook, server: Server) -> Response:
     tasks = asked.task if isinstance(asked.task, list) else [asked.task]
     if len(annotations) != len(tasks):
         raise InputError(f"the webhook has {len(annotations)} annotations and {len(tasks)} tasks; send as many of both")
-    answers: list[Answer] = []
+    taken, failures = 0, list[InputError]()
     for annotation, task in zip(annotations, tasks, strict=True):
-        if annotation.was_cancelled:
-            continue
-        uploads: dict[str, Upload] = {}
-        for tag in tags:
-            if said := tag.said(annotation.result or ()):
-                upload = uploads.get(tag.field) or uploads.setdefault(tag.field, _upload(server, task, tag.field))
-                for label, answer in said.items():
-                    name = f"{annotation.id} {annotation.updated_at} {tag.name} {label}"
-                    answers.append(
-                        Answer(
-                            str(uuid.uuid5(_ANSWERS, name)), upload.digest.hex(), known[label], answer, "label-studio"
-                        )
-                    )
-        if not server.is_project:
-            server.bank.recent.add(list(uploads.values()))
+        try:
+            taken += _learn(server, annotation, task, tags, known)
+        except InputError as error:
+            failures.append(error)
+    if len(failures) == len(annotations) > 0:
+        raise failures[0]
+    facts = {"result": {"answers": taken, "model_version": version_of(server)}, "status": "ok"}
+    return JSONResponse(facts, 201)
+
+
+def _learn(
+    server: Served, annotation: Annotation, task: Task, tags: Sequence[Control], known: Mapping[str, str]
+) -> int:
+    """How many answers there were in an annotation; all of them are taken, or none."""
+    answers, uploads = list[Answer](), dict[str, Upload]()
+    for tag in tags:
+        said = {} if annotation.was_cancelled else tag.said(annotation.result or ())
+        if said and tag.field not in uploads:
+            uploads[tag.field] = _upload(server, task, tag.field)
+        for label, answer in said.items():
+            # the same each time that it is sent
+            name = uuid.uuid5(_ANSWERS, f"{annotation.id} {annotation.updated_at} {tag.name} {label}")
+            picture = uploads[tag.field].digest.hex()
+            answers.append(Answer(str(name), picture, known[label], answer, "label-studio"))
+    if not server.is_project:
+        server.bank.recent.add(list(uploads.values()))
     if answers:
         server.actions.answer(answers)
-    facts = {"result": {"answers": len(answers), "model_version": version_of(server)}, "status": "ok"}
-    return JSONResponse(facts, 201)
+    return len(answers)
 
 
 def _define(server: Served, tags: Sequence[Control]) -> dict[str, str]:
