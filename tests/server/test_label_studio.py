@@ -49,7 +49,7 @@ class StandIn(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, None, self.headers["Host"]))
-        good = self.path == "/api/token/refresh" and body == {"refresh": "a.personal.token"}
+        good = self.path == "/api/token/refresh/" and body == {"refresh": "a.personal.token"}
         self.answer(200 if good else 401, b'{"access": "access"}' if good else b"{}")
 
     def answer(self, status: int, content: bytes, **headers: str) -> None:
@@ -334,7 +334,7 @@ def test_a_personal_access_token_is_exchanged_once(
     monkeypatch.setenv(KEY_VARIABLE, "a.personal.token")
     with backend(pets, host) as running:
         assert results(predict(running, "/data/upload/1/a-dog.png", "/data/upload/1/b-dog.png")) == [["Dog"], ["Dog"]]
-    assert [path for path, _, _ in host.asked].count("/api/token/refresh") == 1
+    assert [path for path, _, _ in host.asked].count("/api/token/refresh/") == 1
     monkeypatch.setenv(KEY_VARIABLE, "another.personal.token")
     with pytest.raises(InputError, match=f"does not take the key in {KEY_VARIABLE}"):
         OneHost(url(host), 1_000_000).fetch("/data/upload/1/a-dog.png")
