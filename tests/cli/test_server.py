@@ -115,3 +115,20 @@ def test_options_that_contradict_each_other_are_refused(cli: Cli, bank: Path, tm
     assert "exclude each other" in cli("serve", bank, "--cache", tmp_path, "--no-cache").err
     (tmp_path / "project").mkdir()
     assert "leave --no-cache out" in cli("serve", tmp_path / "project", "--no-cache").err
+
+
+@pytest.mark.processes
+def test_services_are_there_where_they_are_asked_for_and_take_pictures_in_json(bank: Path) -> None:
+    asked = "--service", "kserve", "--label-studio", "http://127.0.0.1:1"
+    with started("serve", bank, "--no-cache", *asked) as (first, _process):
+        client = Client(first["url"], first["token"])
+        assert client.get("/v2")["name"] == "fewtag"
+        assert client.get("/label-studio/health")["status"] == "UP"
+        large = {"name": "images", "datatype": "BYTES", "shape": [1], "data": ["A" * 3_000_000]}
+        for path, body, status in (
+            ("/photoprism/labels", {}, 404),
+            ("/v2/models/pets/infer", {"inputs": [large]}, 400),
+        ):
+            with pytest.raises(ApiError) as refused:
+                client.post(path, body)
+            assert refused.value.status == status

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from raw_http import Reply, ask
 from recording import basic, data_url, recorded, same, send
@@ -18,7 +18,7 @@ from serving import TOKEN, Running, picture, serving, serving_bank
 from tiny import draw
 
 from fewtag import InputError, Tagger
-from fewtag.server.label_studio import controls
+from fewtag.server.label_studio import Item, controls
 from fewtag.server.one_host import KEY_VARIABLE, OneHost
 from fewtag.server.security import Settings
 from fewtag.studio.studio import Studio
@@ -49,7 +49,7 @@ class StandIn(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, None, self.headers["Host"]))
-        good = self.path == "/api/token/refresh" and body == {"refresh": "a.personal.token"}
+        good = self.path == "/api/token/refresh/" and body == {"refresh": "a.personal.token"}
         self.answer(200 if good else 401, b'{"access": "access"}' if good else b"{}")
 
     def answer(self, status: int, content: bytes, **headers: str) -> None:
@@ -187,6 +187,8 @@ def test_several_annotations_of_one_webhook_are_all_learnt(connected: Running) -
         for n, name in enumerate(["Zebra", "Dog"])
     ]
     tasks = [{"id": n, "data": {"image": f"/data/upload/1/a-{n}"}} for n in ("first.png", "dog.png")]
+    items.append(items[0] | {"id": 9})
+    tasks.append({"id": 9, "data": {"image": "/data/upload/1/a-gone"}})  # which does not keep the others back
     asked = {"action": "ANNOTATIONS_CREATED", "annotation": items, "task": tasks, "project": {"label_config": CONFIG}}
     assert json.loads(send(connected, "POST", "/label-studio/webhook", asked).body)["result"]["answers"] == 6
     assert Tagger.load(connected.served.bank.path).counts_ == {"Zebra": 1, "cat": 2, "dog": 3, "sofa": 2}
@@ -196,6 +198,7 @@ CONFIGS = {
     "<View></View>": "no <Choices>",
     '<View><Text name="t" value="$t"/><Choices name="c" toName="t"><Choice value="a"/></Choices></View>': "<Image>",
     '<View><Image name="i" value="$i"/><Choices name="c" toName="i" value="$options"/></View>': "no <Choices>",
+    CONFIG.replace("<Choices ", '<Choices perRegion="true" '): "no <Choices>",
     "<View>": "no XML",
     '<!DOCTYPE v [<!ENTITY a "b">]><View>&a;</View>': "document type",
 }
@@ -216,6 +219,60 @@ def test_any_labelling_set_up_is_read_or_refused(text: str) -> None:
         assert controls(text)
 
 
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = (
+    "tasks",
+    "task",
+    "annotation",
+    "label_config",
+    "schema",
+    "project",
+    "action",
+    "data",
+    "result",
+    "value",
+    "choices",
+)
+
+
+@st.composite
+def mangled(draw_one: Any) -> Any:
+    """A request of Label Studio's with one thing replaced by anything."""
+    item = {"from_name": "shown", "type": "choices", "value": {"choices": ["Dog"]}}
+    task, said = {"id": 1, "data": {"image": data_url(1, "dog")}}, {"id": 1, "result": [item]}
+    body: dict[str, Any] = {"tasks": [task], "task": task, "annotation": said, "action": "ANNOTATION_CREATED"}
+    body |= {"label_config": CONFIG, "schema": CONFIG, "project": {"label_config": CONFIG}}
+    key, junk = draw_one(st.sampled_from(FIELDS)), draw_one(ANYTHING)
+    text = json.dumps(body)
+    place = text.find(f'"{key}": ') + len(key) + 4
+    _, end = json.JSONDecoder().raw_decode(text, place)
+    return json.loads(text[:place] + json.dumps(junk) + text[end:])
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(body=mangled(), path=st.sampled_from(["setup", "predict", "webhook"]))
+def test_a_request_with_anything_in_it_is_taken_or_refused_in_one_sentence(
+    connected: Running, body: Any, path: str
+) -> None:
+    reply = send(connected, "POST", f"/label-studio/{path}", body)
+    assert reply.status in {200, 201, 400, 422}, reply.body
+    assert reply.status < 400 or ";" in json.loads(reply.body)["detail"]
+
+
+def test_many_choices_are_saved_at_once(connected: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves, save = [], Tagger.save
+    monkeypatch.setattr(Tagger, "save", lambda tagger, path: (saves.append(path), save(tagger, path)))
+    choices = "".join(f'<Choice value="thing {number}"/>' for number in range(200)) + '<Choice value="zzqxv"/>'
+    config = f'<View><Image name="i" value="$i"/><Choices name="c" toName="i">{choices}</Choices></View>'
+    assert send(connected, "POST", "/label-studio/setup", {"schema": config}).status == 200
+    assert len(saves) == 1
+    assert Tagger.load(connected.served.bank.path).definitions_["zzqxv"].kind == "none"
+
+
 def test_an_alias_and_a_nested_choice_are_what_label_studio_calls_them() -> None:
     (tag,) = controls(
         '<View><Image name="i" value="$i"/><Choices name="c" toName="i" allowNested="true" choice="multiple">'
@@ -223,7 +280,7 @@ def test_an_alias_and_a_nested_choice_are_what_label_studio_calls_them() -> None
     )
     assert tag.item(["Dog"])["value"]["choices"] == ["d"]
     item = {"from_name": "c", "type": "choices", "value": {"choices": ["d", ["cats", "Manx"]]}}
-    assert tag.said([item]) == {"Dog": "yes", "cats": "no", "Manx": "yes"}
+    assert tag.said([Item.model_validate(item)]) == {"Dog": "yes", "cats": "no", "Manx": "yes"}
 
 
 ELSEWHERE = "nothing else is fetched"
@@ -277,7 +334,7 @@ def test_a_personal_access_token_is_exchanged_once(
     monkeypatch.setenv(KEY_VARIABLE, "a.personal.token")
     with backend(pets, host) as running:
         assert results(predict(running, "/data/upload/1/a-dog.png", "/data/upload/1/b-dog.png")) == [["Dog"], ["Dog"]]
-    assert [path for path, _, _ in host.asked].count("/api/token/refresh") == 1
+    assert [path for path, _, _ in host.asked].count("/api/token/refresh/") == 1
     monkeypatch.setenv(KEY_VARIABLE, "another.personal.token")
     with pytest.raises(InputError, match=f"does not take the key in {KEY_VARIABLE}"):
         OneHost(url(host), 1_000_000).fetch("/data/upload/1/a-dog.png")

@@ -5,6 +5,7 @@ import base64
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from recording import json_blocks, shows
 from tiny import draw
 
 pytest.importorskip("mcp", reason='needs: pip install "fewtag[mcp]"')
@@ -20,6 +22,7 @@ from mcp import Client, StdioServerParameters
 
 from fewtag.server.mcp import create_server
 from fewtag.studio.studio import Studio
+from fewtag.studio.values import as_json
 
 Step = Callable[..., Awaitable[Any]]
 
@@ -86,6 +89,23 @@ def test_an_assistant_finds_teaches_reviews_and_tags(studio: Studio) -> None:
     assert studio.label("hound").examples == 1
 
 
+def test_the_conversation_of_the_documentation_is_what_happens(studio: Studio) -> None:
+    """With the digests of these pictures, and the first alone of several that are found."""
+    settings, *blocks = json_blocks("mcp.md")
+    assert settings["mcpServers"]["fewtag"]["args"][0] == "mcp"
+    first = digests(as_json(studio.search()))["00.png"]
+
+    async def steps(_client: Client, call: Step) -> None:
+        for asked, shown in zip(blocks[::2], blocks[1::2], strict=True):
+            known = json.loads(re.sub("[0-9a-f]{32}", first, json.dumps([asked, shown])))
+            told = await call(known[0]["tool"], **known[0]["arguments"])
+            if "pictures" in told:
+                told["pictures"] = told["pictures"][:1]
+            assert shows(known[1], told), (told, known[1])
+
+    talk(create_server(studio), steps)
+
+
 def test_the_id_of_an_answer_takes_it_back(studio: Studio) -> None:
     async def steps(_client: Client, call: Step) -> None:
         found = digests(await call("search"))
@@ -104,6 +124,8 @@ def test_writing_is_a_dry_run_unless_a_person_allowed_it(studio: Studio) -> None
         await call("answer", label="dog", answers=[{"picture": found["00.png"], "answer": "yes"}], new_label=True)
         told = await call("write")
         assert (told["dry_run"], told["rows"], told["file"]) == (True, 12, None)
+        beside = await call("write", format="xmp", confirmed_only=True)
+        assert (beside["dry_run"], beside["changes"]) == (True, 1)
         assert "--allow-write" in await call("write", dry_run=False)
 
     async def allowed(_client: Client, call: Step) -> None:
@@ -112,6 +134,7 @@ def test_writing_is_a_dry_run_unless_a_person_allowed_it(studio: Studio) -> None
 
     talk(create_server(studio), steps)
     assert not (studio.folder / "deliveries").exists()
+    assert not list(Path(studio.overview().folders[0]).glob("*.xmp"))
     talk(create_server(studio, allow_write=True), allowed)
 
 

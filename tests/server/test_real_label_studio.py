@@ -19,7 +19,7 @@ import pytest
 from recording import Recorder
 from serving import TOKEN, picture, serving_bank
 
-from fewtag.server.one_host import KEY_VARIABLE
+from fewtag.server.one_host import KEY_VARIABLE, OneHost
 from fewtag.server.security import Settings
 
 EXECUTABLE = os.environ.get("FEWTAG_LABEL_STUDIO", "")
@@ -131,6 +131,10 @@ def test_an_annotation_changes_the_next_prediction(
         after = label_studio.predict(project)
         assert chosen(after[second]) == ["Zebra"]
         assert after[second]["model_version"] != before[second]["model_version"]
+
+        link = label_studio.ask("GET", f"/api/tasks/{first}/")["data"]["image"]
+        monkeypatch.setenv(KEY_VARIABLE, label_studio.ask("POST", "/api/token/", {})["token"])
+        assert OneHost(label_studio.url, 1_000_000).fetch(link) == picture(40, "zebra")
     if os.environ.get("FEWTAG_RECORD"):
         recorders[0].save("label-studio.json", "/label-studio", program="Label Studio 1.23.2")
 

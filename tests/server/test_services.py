@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from raw_http import Reply
-from recording import basic, data_url, recorded, same, send
+from recording import basic, data_url, json_blocks, recorded, same, send, shows
 from serving import TOKEN, Running, picture, serving_bank
 from tiny import draw
 
@@ -16,6 +16,7 @@ from fewtag import Tagger
 from fewtag.server.security import Settings
 
 ALL = ("photoprism", "kserve")
+PAGES = {"label-studio.md": ["label-studio.json"], "http-services.md": ["photoprism.json", "kserve.json"]}
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,15 @@ def test_the_exchange_of_the_documentation_is_what_happens(served: Running, name
         reply = send(served, each.method, each.path, each.request)
         assert reply.status == each.status, number
         assert same(json.loads(reply.body), each.reply), (number, json.loads(reply.body))
+
+
+@pytest.mark.parametrize(("page", "names"), PAGES.items())
+def test_what_a_page_shows_was_recorded(page: str, names: list[str]) -> None:
+    told = [each for name in names for one in recorded(name) for each in (one.request, one.reply)]
+    blocks = json_blocks(page)
+    assert len(blocks) >= 4
+    for block in blocks:
+        assert any(shows(block, each) for each in told), block
 
 
 def test_photoprism_gets_the_tags_with_their_parents_as_categories(served: Running) -> None:

@@ -15,11 +15,11 @@ from fewtag.server.queue import Upload
 from fewtag.server.routes import Server
 from fewtag.server.security import authorised
 from fewtag.server.service import Served
-from fewtag.server.services import ErrorsOf, from_base64, name_of, tag_all
+from fewtag.server.services import errors_with, from_base64, name_of, tag_all
 
-ERRORS = ErrorsOf(lambda _status, detail: {"error": detail})
-open_routes = APIRouter(prefix="/v2", tags=["KServe"], route_class=ERRORS.route())
-router = APIRouter(prefix="/v2", tags=["KServe"], dependencies=[Depends(authorised)], route_class=ERRORS.route())
+Route = errors_with(lambda _status, detail: {"error": detail})
+open_routes = APIRouter(prefix="/v2", tags=["KServe"], route_class=Route)
+router = APIRouter(prefix="/v2", tags=["KServe"], dependencies=[Depends(authorised)], route_class=Route)
 INPUTS: list[dict[str, Any]] = [
     {"name": "images", "datatype": "BYTES", "shape": [-1]},
     {"name": "pixels", "datatype": "UINT8", "shape": [-1, -1, -1, 3]},

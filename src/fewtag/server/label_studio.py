@@ -3,7 +3,6 @@
 The requests are those of its `ml/api_connector.py` and of its webhooks; a project's choices are the labels.
 """
 
-import itertools
 import re
 import uuid
 import xml.etree.ElementTree as ElementTree
@@ -27,7 +26,7 @@ from fewtag.tagger.bank import label_name
 from fewtag.tagger.stream import Tagged
 
 router = APIRouter(prefix="/label-studio", tags=["Label Studio"], dependencies=[Depends(authorised)])
-AT_ONCE = 32
+AT_ONCE = 16
 """Pictures that are fetched, and in memory, at the same time: Label Studio sends all tasks of a project together."""
 LEARNT = frozenset({"ANNOTATION_CREATED", "ANNOTATIONS_CREATED", "ANNOTATION_UPDATED"})
 _DECLARES = re.compile(r"<!(DOCTYPE|ENTITY)")
@@ -37,7 +36,7 @@ _ANSWERS = uuid.UUID("9d6fd1d5-8f0e-4f4e-a6a5-3a1b6f0d3c55")
 
 @dataclass(frozen=True)
 class Control:
-    """A `<Choices>` tag over a picture."""
+    """A `<Choices>` tag over a whole picture."""
 
     name: str
     picture: str
@@ -55,16 +54,15 @@ class Control:
         value = {"choices": [self.choices[label] for label in labels]}
         return {"from_name": self.name, "to_name": self.picture, "type": "choices", "value": value}
 
-    def said(self, result: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    def said(self, result: "Sequence[Item]") -> dict[str, str]:
         """What an annotation says of each label: chosen is yes; of the same control, unchosen is no."""
         chosen: set[str] = set()
         asked = not self.single and not self.conditional
         for item in result:
-            if item.get("from_name") == self.name and item.get("type") == "choices":
+            if item.from_name == self.name and item.type == "choices":
                 asked = True
-                for each in item.get("value", {}).get("choices", ()):
-                    # a nested choice comes as the path to it
-                    chosen.add(str(each[-1]) if isinstance(each, list) and each else str(each))
+                # a nested choice comes as the path to it
+                chosen |= {each if isinstance(each, str) else each[-1] for each in item.value.choices}
         return {label: "yes" if called in chosen else "no" for label, called in self.choices.items()} if asked else {}
 
 
@@ -91,7 +89,7 @@ def controls(config: str) -> list[Control]:
             for each in tag.iter("Choice")
             if each.get("value", "").strip()
         }
-        if over in pictures and choices:
+        if over in pictures and choices and tag.get("perRegion") != "true":
             single = tag.get("choice", "single") != "multiple"
             hidden = tag.get("visibleWhen") is not None or tag.get("whenTagName") is not None
             found.append(Control(tag.get("name", ""), over, pictures[over], single, hidden, choices))
@@ -109,20 +107,56 @@ class Project(BaseModel):
     label_config: Annotated[str, Field(alias="schema")]
 
 
+class Task(BaseModel):
+    """A task, as far as it matters."""
+
+    id: int | str | None = None
+    data: dict[str, Any] = {}
+
+
 class Tasks(BaseModel):
     """Tasks to predict."""
 
-    tasks: list[dict[str, Any]]
+    tasks: list[Task]
     label_config: str
+
+
+class Chosen(BaseModel):
+    """The value of a result."""
+
+    choices: list[str | Annotated[list[str], Field(min_length=1)]] = []
+
+
+class Item(BaseModel):
+    """A result of an annotation; those of other controls than choices are not looked at."""
+
+    from_name: str = ""
+    type: str = ""
+    value: Chosen = Chosen()
+
+
+class Annotation(BaseModel):
+    """What a person submitted."""
+
+    id: int | str | None = None
+    updated_at: str | None = None
+    was_cancelled: bool | None = None
+    result: list[Item] | None = None
+
+
+class InProject(BaseModel):
+    """The project of a webhook."""
+
+    label_config: str = ""
 
 
 class Hook(BaseModel):
     """A webhook: of all that may happen only annotations matter."""
 
     action: str
-    project: dict[str, Any] = {}
-    task: dict[str, Any] | list[dict[str, Any]] | None = None
-    annotation: dict[str, Any] | list[dict[str, Any]] | None = None
+    project: InProject = InProject()
+    task: Task | list[Task] | None = None
+    annotation: Annotation | list[Annotation] | None = None
 
 
 @router.get("")
@@ -163,7 +197,7 @@ def predict(asked: Tasks, server: Server) -> Response:
                 failures += failed[:1]
                 result = [] if failed else [tag.item(_chosen(tag, rows[tag.field], known)) for tag in tags]
                 sure = 0.0 if failed else min(_sureness(tag, rows[tag.field], known) for tag in tags)
-                facts = {"task": task.get("id"), "result": [item for item in result if item["value"]["choices"]]}
+                facts = {"task": task.id, "result": [item for item in result if item["value"]["choices"]]}
                 results.append(facts | {"score": round(sure, 6), "model_version": version})
     if results and len(failures) == len(results):
         raise InputError(failures[0])
@@ -175,45 +209,65 @@ def webhook(asked: Hook, server: Server) -> Response:
     """Learns from an annotation: what was chosen is there, the other choices of the same control are not."""
     if asked.action not in LEARNT or asked.annotation is None or asked.task is None:
         return JSONResponse({"result": f"nothing is learnt from {asked.action[:60]}", "status": "ok"}, 201)
-    tags = controls(str(asked.project.get("label_config", "")))
+    tags = controls(asked.project.label_config)
     known = _define(server, tags)
     annotations = asked.annotation if isinstance(asked.annotation, list) else [asked.annotation]
     tasks = asked.task if isinstance(asked.task, list) else [asked.task]
-    answers: list[Answer] = []
+    if len(annotations) != len(tasks):
+        raise InputError(f"the webhook has {len(annotations)} annotations and {len(tasks)} tasks; send as many of both")
+    taken, failures = 0, list[InputError]()
     for annotation, task in zip(annotations, tasks, strict=True):
-        if annotation.get("was_cancelled"):
-            continue
-        uploads: dict[str, Upload] = {}
-        for tag in tags:
-            if said := tag.said(annotation.get("result") or ()):
-                upload = uploads.get(tag.field) or uploads.setdefault(tag.field, _upload(server, task, tag.field))
-                for label, answer in said.items():
-                    name = f"{annotation.get('id')} {annotation.get('updated_at')} {tag.name} {label}"
-                    name = str(uuid.uuid5(_ANSWERS, name))
-                    answers.append(Answer(name, upload.digest.hex(), known[label], answer, "label-studio"))
-        if not server.is_project:
-            server.bank.recent.add(list(uploads.values()))
+        try:
+            taken += _learn(server, annotation, task, tags, known)
+        except InputError as error:
+            failures.append(error)
+    if len(failures) == len(annotations) > 0:
+        raise failures[0]
+    facts = {"result": {"answers": taken, "model_version": version_of(server)}, "status": "ok"}
+    return JSONResponse(facts, 201)
+
+
+def _learn(
+    server: Served, annotation: Annotation, task: Task, tags: Sequence[Control], known: Mapping[str, str]
+) -> int:
+    """How many answers there were in an annotation; all of them are taken, or none."""
+    answers, uploads = list[Answer](), dict[str, Upload]()
+    for tag in tags:
+        said = {} if annotation.was_cancelled else tag.said(annotation.result or ())
+        if said and tag.field not in uploads:
+            uploads[tag.field] = _upload(server, task, tag.field)
+        for label, answer in said.items():
+            # the same each time that it is sent
+            name = uuid.uuid5(_ANSWERS, f"{annotation.id} {annotation.updated_at} {tag.name} {label}")
+            picture = uploads[tag.field].digest.hex()
+            answers.append(Answer(str(name), picture, known[label], answer, "label-studio"))
+    if not server.is_project:
+        server.bank.recent.add(list(uploads.values()))
     if answers:
         server.actions.answer(answers)
-    facts = {"result": {"answers": len(answers), "model_version": version_of(server)}, "status": "ok"}
-    return JSONResponse(facts, 201)
+    return len(answers)
 
 
 def _define(server: Served, tags: Sequence[Control]) -> dict[str, str]:
     """What each choice's label is called here; a new one is known by its name, or by pictures to come."""
     names = {label.name.casefold(): label.name for label in server.actions.labels()}
-    for choice in itertools.chain.from_iterable(tag.choices for tag in tags):
-        if choice.casefold() not in names and not server.settings.read_only:
-            try:
-                row = server.actions.define(choice)
-            except UnknownWordError:
-                row = server.actions.define(choice, words=False)
-            names[choice.casefold()] = row.name
-    return {choice: names.get(choice.casefold(), choice) for tag in tags for choice in tag.choices}
+    choices = [choice for tag in tags for choice in tag.choices]
+    new = [choice for choice in dict.fromkeys(choices) if choice.casefold() not in names]
+    if new and not server.settings.read_only:
+        if server.is_project:
+            for choice in new:
+                try:
+                    server.studio.define(choice)
+                except UnknownWordError:
+                    server.studio.define(choice, words=False)
+        else:
+            server.bank.define_all(new)  # Label Studio waits 3 seconds, however many there are
+        names = {label.name.casefold(): label.name for label in server.actions.labels()} | names
+    return {choice: names.get(choice.casefold(), choice) for choice in choices}
 
 
 def _rows(
-    server: Served, tasks: Sequence[Mapping[str, Any]], tags: Sequence[Control], each: Callable[..., Any]
+    server: Served, tasks: Sequence[Task], tags: Sequence[Control], each: Callable[..., Any]
 ) -> list[dict[str, Tagged]]:
     """Of each task a row for each picture that a control is about; fetched and tagged side by side."""
     asked = [(number, field) for number in range(len(tasks)) for field in dict.fromkeys(tag.field for tag in tags)]
@@ -234,12 +288,12 @@ def _rows(
     return found
 
 
-def _upload(server: Served, task: Mapping[str, Any], field: str) -> Upload:
-    link = (task.get("data") or {}).get(field)
+def _upload(server: Served, task: Task, field: str) -> Upload:
+    link = task.data.get(field)
     if not isinstance(link, str) or not link:
-        raise InputError(f"task {task.get('id')} has no picture in its data's {field!r}; check the labelling set-up")
+        raise InputError(f"task {task.id} has no picture in its data's {field!r}; check the labelling set-up")
     if link.startswith("data:"):
-        return from_base64(link, f"the picture of task {task.get('id')}")
+        return from_base64(link, f"the picture of task {task.id}")
     assert server.one_host is not None  # the command line sees to it
     return Upload.of(link.rsplit("/", 1)[-1][-100:], server.one_host.fetch(link))
 

@@ -109,7 +109,7 @@ def create_server(studio: Studio, *, allow_write: bool = False) -> MCPServer:
 
     @tool(CHANGES)
     def write(
-        format: str = "csv",  # noqa: A002
+        format: Annotated[str, Field(description=f"One of {', '.join(studio.formats)}.")] = "csv",  # noqa: A002
         confirmed_only: bool = False,
         dry_run: bool = True,
     ) -> str:

@@ -82,7 +82,7 @@ class OneHost:
             if time.monotonic() - since > _KEY_SECONDS or not access:
                 body = json.dumps({"refresh": self._key}).encode()
                 kind = {"Content-Type": "application/json"}
-                status, content = self._ask("POST", f"{self.base}/api/token/refresh", kind, body)
+                status, content = self._ask("POST", f"{self.base}/api/token/refresh/", kind, body)
                 try:
                     access = str(json.loads(content)["access"]) if status == 200 else ""
                 except (ValueError, KeyError, TypeError):

@@ -13,12 +13,10 @@ from fewtag import __version__
 from fewtag.errors import InputError
 from fewtag.server.routes import Server
 from fewtag.server.security import authorised
-from fewtag.server.services import ErrorsOf, from_base64, tag_all
+from fewtag.server.services import errors_with, from_base64, tag_all
 
-ERRORS = ErrorsOf(lambda status, detail: {"code": status, "error": detail})
-router = APIRouter(
-    prefix="/photoprism", tags=["PhotoPrism"], dependencies=[Depends(authorised)], route_class=ERRORS.route()
-)
+Route = errors_with(lambda status, detail: {"code": status, "error": detail})
+router = APIRouter(prefix="/photoprism", tags=["PhotoPrism"], dependencies=[Depends(authorised)], route_class=Route)
 
 
 class Labels(BaseModel):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fewtag.errors import InputError, MissingError
+from fewtag.errors import InputError, MissingError, UnknownWordError
 from fewtag.server.jobs import Events, Jobs
 from fewtag.server.metrics import Metrics
 from fewtag.server.one_host import OneHost
@@ -116,6 +116,18 @@ class BankService:
     def define(self, name: str, *, like: Sequence[str] | None = None, words: bool = True) -> LabelRow:
         self._change(lambda tagger: tagger.define(name, like=like, words=words))
         return self.label(name)
+
+    def define_all(self, names: Sequence[str]) -> None:
+        """Labels by their names, or where those are no known words, by pictures to come; saved once."""
+
+        def change(tagger: Tagger) -> None:
+            for name in names:
+                try:
+                    tagger.define(name)
+                except UnknownWordError:
+                    tagger.define(name, words=False)
+
+        self._change(change)
 
     def teach(self, name: str, uploads: Sequence[Upload]) -> LabelRow:
         """Examples of a known or a new label."""

@@ -5,7 +5,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from fastapi import Request, Response
@@ -23,35 +23,27 @@ MOST_JSON = 16_000_000
 """Bytes of a JSON body where a service is asked for: its pictures come in it."""
 
 
-class ErrorsOf(NamedTuple):
-    """The fields by which another program knows an error, beside those of a problem (RFC 9457)."""
+def errors_with(fields: Callable[[int, str], dict[str, Any]]) -> type[APIRoute]:
+    """The class of routes whose problems (RFC 9457) also have the fields by which another program knows an error."""
 
-    fields: Callable[[int, str], dict[str, Any]]
+    class Route(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
 
-    def route(self) -> type[APIRoute]:
-        """The class of routes whose problems have them."""
-        fields = self.fields
+            async def handler(request: Request) -> Response:
+                try:
+                    return await handle(request)
+                except Exception as error:
+                    known = request.app.exception_handlers
+                    reply = next(known[kind] for kind in type(error).__mro__ if kind in known)(request, error)
+                    facts = json.loads(reply.body)
+                    facts |= fields(reply.status_code, facts["detail"])
+                    headers = {key: value for key, value in reply.headers.items() if not key.startswith("content-")}
+                    return JSONResponse(facts, reply.status_code, headers, "application/problem+json")
 
-        class Route(APIRoute):
-            def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-                handle = super().get_route_handler()
+            return handler
 
-                async def handler(request: Request) -> Response:
-                    try:
-                        return await handle(request)
-                    except Exception as error:
-                        known = request.app.exception_handlers
-                        reply = next(known[kind] for kind in type(error).__mro__ if kind in known)(request, error)
-                        facts = json.loads(reply.body)
-                        headers = {
-                            name: value for name, value in reply.headers.items() if not name.startswith("content-")
-                        }
-                        facts |= fields(reply.status_code, facts["detail"])
-                        return JSONResponse(facts, reply.status_code, headers, "application/problem+json")
-
-                return handler
-
-        return Route
+    return Route
 
 
 def from_base64(text: str, name: str) -> Upload:
