@@ -85,9 +85,7 @@ def measure(
                     fabric.device,
                 )
                 since = time.perf_counter()
-                judged = _evaluate(
-                    method, pictures, phase_draws, fabric, report, f"measuring {recipe.name} on {phase}"
-                )
+                judged = _evaluate(method, pictures, phase_draws, fabric, report, f"measuring {recipe.name} on {phase}")
                 facts["seconds"] = round(time.perf_counter() - since, 2)
                 facts |= {"data_digest": images.digest, "draws_digest": draws_digest(phase_draws, images)}
                 means = np.mean([episode.label_aps for episode in judged], axis=0).round(6)
