@@ -3,7 +3,7 @@
     python scripts/bench_many.py PLAN --data DIR --recipes recipes --out results --runs runs --seconds 580
 
 PLAN has a line `recipe run` for each run, the most important first; `recipe run*` stands for all of that beginning. The
-rows are those of `fewtag bench recipes/RECIPE.toml --data DIR --only RUN`, which would decode and encode the pictures for
+rows are those of `fewtag bench recipes/RECIPE.toml --data DIR --only RUN`, which would decode and encode pictures for
 every run anew. Runs end to end have workers of their own. After so many seconds no run begins any more; a run cut short
 goes on from its checkpoint when the same command is given again.
 """
@@ -57,8 +57,8 @@ class Shared(NamedTuple):
 
     pixels: Tensor
     maps: Tensor
-    numbers: Mapping[str, int]
-    """Of each picture, by its name."""
+    read: Path
+    """The data sets, pickled: what is handed to a worker as an argument holds up the start of the next one."""
 
 
 class SharedRows(MemoryRows):
@@ -135,7 +135,7 @@ def decode(size: int, pictures: list[Picture]) -> np.ndarray:
     return np.stack([picture.pixels(size) for picture in pictures])
 
 
-def share(pictures: dict[str, Picture], network: Backbone, device: torch.device) -> Shared:
+def encode_all(pictures: dict[str, Picture], network: Backbone, device: torch.device) -> tuple[Tensor, Tensor]:
     """Decodes on all cores and encodes on the device, once."""
     every, size = list(pictures.values()), network.size
     chunks = [every[first : first + BATCH] for first in range(0, len(every), BATCH)]
@@ -151,7 +151,7 @@ def share(pictures: dict[str, Picture], network: Backbone, device: torch.device)
                 maps = torch.empty(len(every), *made.shape[1:], dtype=torch.half, device=device)
             maps[part] = made
     assert maps is not None
-    return Shared(pixels, maps, {name: number for number, name in enumerate(pictures)})
+    return pixels, maps
 
 
 @torch.no_grad()
@@ -161,15 +161,16 @@ def encode(network: Backbone, pixels: Tensor) -> Tensor:
         return network(pixels).half().contiguous()
 
 
-def share_with_fewtag(shared: Shared) -> None:
+def share_with_fewtag(shared: Shared, number_of: Mapping[str, int]) -> None:
     """Has training and measuring take their rows from what is shared, and read each data set once."""
     device = shared.pixels.device
-    rows: dict[str, Tensor] = {}
+    rows: dict[tuple[str, ...], Tensor] = {}
 
     def numbers(images: LabelledImages) -> Tensor:
-        if images.digest not in rows:
-            rows[images.digest] = torch.tensor([shared.numbers[str(each)] for each in images.pictures], device=device)
-        return rows[images.digest]
+        # not by the digest, which does not know the order: two phases may have the same pictures in another
+        if images.ids not in rows:
+            rows[images.ids] = torch.tensor([number_of[str(each)] for each in images.pictures], device=device)
+        return rows[images.ids]
 
     def features(images: LabelledImages, backbone: Backbone, *_: object, **__: object) -> MemoryRows:
         if getattr(backbone, "is_shared", False):
@@ -196,10 +197,10 @@ def share_with_fewtag(shared: Shared) -> None:
 def work(tasks: Any, shared: Shared, arguments: argparse.Namespace, until: float, name: str) -> None:
     """A worker: one run after another, until there are none or the time is up."""
     torch.set_num_threads(1)
-    share_with_fewtag(shared)
+    read: dict[str, Read] = pickle.loads(shared.read.read_bytes())
+    share_with_fewtag(shared, {name: number for number, name in enumerate(pictures_of(read))})
     shared_open = vars(experiments)["open_backbone"]
     fabric = open_fabric("auto", "auto")
-    read: dict[str, Read] = pickle.loads(arguments.read.read_bytes())
     while time.time() < until:
         try:
             task: Task = tasks.get(timeout=2)
@@ -240,16 +241,17 @@ def main() -> None:
     arguments = parser.parse_args()
     plan = read_plan(arguments.plan, arguments.recipes)
     read = read_data(plan, arguments.data, arguments.recipes)
-    pictures, arguments.read = pictures_of(read), arguments.runs / "read.pickle"
+    pictures, kept = pictures_of(read), arguments.runs / "read.pickle"
     arguments.runs.mkdir(parents=True, exist_ok=True)
-    arguments.read.write_bytes(pickle.dumps(read))
+    kept.write_bytes(pickle.dumps(read))
     print(f"{len(plan)} runs, {len(pictures)} pictures, {time.time() - begun:.0f} s", flush=True)
     settings = plan[0][1].backbone
     experiment = Experiment(plan[0][1], arguments.data, arguments.recipes)
     torch.manual_seed(plan[0][1].seed)  # weights may be random
     network = open_backbone(settings.name, weights=experiment._locate(str(settings.weights)), size=settings.size)
     assert isinstance(network, Backbone)
-    shared = share(pictures, network, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    shared = Shared(*encode_all(pictures, network, device), kept)
     print(f"encoded after {time.time() - begun:.0f} s", flush=True)
     context = mp.get_context("spawn")
     workers, queues = [], []
