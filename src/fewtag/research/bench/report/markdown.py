@@ -71,7 +71,9 @@ def overview_table(systems: Systems) -> Iterator[str]:
     lines = []
     for run in runs:
         lead = difference_cell(leads.get(neighbours[run]) if run in neighbours else None)
-        cells = [run.label, _made_of(run), *(score_cell(run, phase) for phase in phases), spread_cell(run), lead]
+        pictures = run.shared.base_pictures
+        made_of = _made_of(run) + ("" if pictures is None else f"; {pictures:,} base pictures")
+        cells = [run.label, made_of, *(score_cell(run, phase) for phase in phases), spread_cell(run), lead]
         lines.append((run.mean() * 100, cells))
     printed = table.number(table.model, "macro_ap") or 0.0
     blank = [NONE] * len(phases)
