@@ -148,7 +148,8 @@ def main() -> None:
         wanted = base_alone(lines, Split.load("coco").phases["train"].labels, packed["train"])
         packs = {"more": [line for line in wanted if line.image in there]}
         print(f"{len(wanted)} base pictures are not in the packs, {len(packs['more'])} of them are here")
-        known = set().union(*packed.values(), (line.image for line in packs["more"]))
+        in_packs = set().union(*packed.values())
+        known = in_packs.union(line.image for line in packs["more"])
         counts = Counter(label for line in lines if line.image in known for label in line.labels)
         rest = [line for line in lines if line.image in there and line.image not in known]
         packs["every"] = balanced(rest, counts, arguments.every)
@@ -157,7 +158,8 @@ def main() -> None:
         ]
         write_atomically(arguments.out / "labels.tsv", (table + "".join(rows)).encode())
         for pack, chosen in packs.items():
-            write_tars(arguments.out, pack, chosen, read)
+            # one that another pack holds has a row of this one, and stays where it is
+            write_tars(arguments.out, pack, [line for line in chosen if line.image not in in_packs], read)
 
 
 if __name__ == "__main__":

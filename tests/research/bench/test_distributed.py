@@ -188,7 +188,7 @@ def test_validation_is_dealt_out_and_comes_to_the_mean_of_all_episodes(monkeypat
     phase, method = phase_of(random(16, CHANNELS, 3, 3, seed=1)), build("word-attention")
     draws = [phase.sampler.draw(index) for index in range(5)]
     each = evaluate(method, phase.pool, draws)
-    wanted = {name: round(sum(row[name] for row in each) / 5, 6) for name in METRICS}
+    wanted = {name: round(sum(row.metrics[name] for row in each) / 5, 6) for name in METRICS}
     asked: list[int] = []
     draw = EpisodeSampler.draw
     monkeypatch.setattr(EpisodeSampler, "draw", lambda self, index: (asked.append(index), draw(self, index))[1])
