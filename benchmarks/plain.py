@@ -42,7 +42,7 @@ def over_arrays(graph: str, space: Space, pixels: Pixels, way: str) -> Callable[
     starts = range(0, len(pixels), size)
 
     def call(start: int) -> None:
-        session.run(None, {"pixels": pixels[start : start + size], **space})
+        session.run(["places"], {"pixels": pixels[start : start + size], **space})
 
     def work() -> None:
         if threads > 1:
@@ -61,7 +61,7 @@ def over_files(graph: str, space: Space, paths: Sequence[Path], side: int, way: 
     session = open_session(graph, threads)
 
     def call(squares: list[Pixels]) -> None:
-        session.run(None, {"pixels": np.stack(squares), **space})
+        session.run(["places"], {"pixels": np.stack(squares), **space})
 
     def work() -> None:
         with ThreadPoolExecutor(CORES) as pool:

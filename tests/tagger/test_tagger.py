@@ -548,9 +548,10 @@ def test_the_finest_map_of_a_graph_with_one_is_that_one(model: Model, draw: Draw
 
 
 def test_what_is_not_there_stays_dark_and_what_is_glows(shipped: Tagger) -> None:
-    """On one scale for all labels: a ball and a bird, each where it is, and no pizza anywhere."""
-    for picture, shown, absent in (("001.jpg", "ball", "bird"), ("003.jpg", "bird", "ball")):
-        heats, chances = shipped.explain_all(ALBUM / picture, ["ball", "bird", "pizza"])
+    """On one scale for all labels: a duck and a hummingbird, each where it is, and no pizza anywhere."""
+    duck, hummingbird = ("canvasback.jpg", "duck", "hummingbird"), ("rufous-hummingbird.jpg", "hummingbird", "duck")
+    for picture, shown, absent in (duck, hummingbird):
+        heats, chances = shipped.explain_all(ALBUM / picture, ["duck", "hummingbird", "pizza"])
         assert heats[shown].max() > 0.7
         assert heats[absent].max() < 0.3
         assert heats["pizza"].max() < 0.3
@@ -629,9 +630,10 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 
 
 def test_the_shipped_model_knows_labels_by_name_and_learns_from_one_picture(shipped: Tagger) -> None:
-    """Pictures of the example album: a ball and a bird."""
-    assert shipped.predict([ALBUM / "001.jpg", ALBUM / "003.jpg"]) == [("ball",), ("bird",)]
-    tagger = Tagger().fit([ALBUM / "001.jpg", ALBUM / "003.jpg"], [["ball"], ["bird"]])
-    rows = tagger.predict_proba([ALBUM / "002.jpg", ALBUM / "004.jpg"])
+    """Pictures of the example album: a duck and a hummingbird, then an owl, whose name says less."""
+    duck, hummingbird, owl = (ALBUM / name for name in ("canvasback.jpg", "rufous-hummingbird.jpg", "barred-owl.jpg"))
+    assert shipped.predict([duck, hummingbird], threshold=0.5) == [("duck",), ("hummingbird",)]
+    tagger = Tagger().fit([duck, owl], [["duck"], ["owl"]])
+    rows = tagger.predict_proba([ALBUM / "bufflehead.jpg", ALBUM / "eastern-screech-owl.jpg"])
     assert rows[0, 0] > rows[0, 1]
     assert rows[1, 1] > rows[1, 0]
