@@ -60,7 +60,7 @@ class Experiment:
         settings = self.recipe.backbone
         weights = None if settings.weights is None else self._locate(settings.weights)
         torch.manual_seed(self.recipe.seed)  # random weights are the same ones when a run goes on or is measured
-        backbone = open_backbone(settings.name, weights=weights, size=settings.size)
+        backbone = open_backbone(settings.name, weights=weights, size=settings.size, grid=settings.grid)
         torch.manual_seed(self.recipe.seed)  # the parameters' first values
         space = self.recipe.space
         channels = backbone.channels if space is None else min(space.size, backbone.channels)

@@ -87,6 +87,8 @@ class BackboneSettings(Settings):
     name: str = "tf_efficientnet_lite2"
     weights: str | None = None
     size: int = Field(default=224, gt=0)
+    grid: int | None = Field(default=None, gt=0)
+    """Places a side, at most: a finer map is pooled. Without it maps stay as they are."""
     frozen: bool = True
 
 
@@ -254,6 +256,8 @@ class Recipe(Settings):
         kept = self.effective.model_dump(mode="json", include={"backbone", "words", "method", "training", "seed"})
         kept["training"] = _counted_training(kept["training"])
         kept["training"].pop("checkpoint_every")
+        if kept["backbone"]["grid"] is None:  # as before there was one
+            del kept["backbone"]["grid"]
         sources = [
             source.model_dump(mode="json", exclude={"role"})
             for source in self.data.sources
@@ -265,11 +269,13 @@ class Recipe(Settings):
 def _counted(settings: dict[str, Any]) -> dict[str, Any]:
     """All settings but those that came after rows had been published, where they are as before there were any."""
     later = {key for key in ("names", "space", "sessions") if settings[key] is None}
-    evaluation = dict(settings["evaluation"])
+    evaluation, backbone = dict(settings["evaluation"]), dict(settings["backbone"])
     if evaluation["supports"] == "complete":
         del evaluation["supports"]
-    counted = {key: value for key, value in settings.items() if key not in later} | {"evaluation": evaluation}
-    return counted | {"training": _counted_training(settings["training"])}
+    if backbone["grid"] is None:
+        del backbone["grid"]
+    kept = {key: value for key, value in settings.items() if key not in later}
+    return kept | {"evaluation": evaluation, "backbone": backbone, "training": _counted_training(settings["training"])}
 
 
 def _counted_training(training: dict[str, Any] | None) -> dict[str, Any] | None:
