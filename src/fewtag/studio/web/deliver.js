@@ -168,7 +168,7 @@ function Deliver() {
   }, [wanted.value]);
   /** @param {boolean} take_back */
   const start = async (take_back) => {
-    job.value = null;
+    job.value = { id: "", kind: "deliver", state: "running", done: 0, total: 0, detail: null, result: null };
     back.value = take_back;
     const asked = take_back ? { format: "xmp", take_back } : wanted.value;
     job.value = (await store.attempt(() => api.deliver({ ...asked, dry_run: false }))) ?? null;
