@@ -53,6 +53,9 @@ def serve(
     allow_host: AllowHost = None,
     token_file: TokenFile = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Tag, but learn nothing.")] = False,
+    no_browser: Annotated[  # noqa: ARG001
+        bool, typer.Option("--no-browser", help="Taken as by `studio`; this command never opens one.")
+    ] = False,
     model: ModelName = None,
     words: WordSource = None,
     device: Device = "auto",
