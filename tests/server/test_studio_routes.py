@@ -145,6 +145,19 @@ def test_a_delivery_is_told_of_written_and_fetched(studio: Running) -> None:
         assert ask(studio.settings.port, path=f"/v1/deliveries/{other}", headers=BEARER).status == 404
 
 
+def test_sidecars_are_taken_back_over_http_and_tables_are_not(studio: Running) -> None:
+    studio.client.teach_known("hound", [digests(studio)["00.png"]])
+    for take_back, kept in ((False, True), (True, False)):
+        started = studio.client.post("/v1/deliver", {"format": "xmp", "take_back": take_back})
+        *_, ended = studio.client.follow(started["id"])
+        assert ended.state == "done", ended.detail
+        assert ended.result["changes"] >= 1
+        folder = Path(studio.client.get("/v1/project")["folders"][0])
+        assert (folder / "00.png.xmp").exists() == kept
+    with pytest.raises(ApiError, match="delete the file"):
+        studio.client.post("/v1/deliver", {"format": "csv", "take_back": True})
+
+
 def test_events_tell_of_changes_as_they_come(studio: Running) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", studio.settings.port, timeout=20)
     connection.request("GET", "/v1/events", headers=BEARER)

@@ -335,3 +335,15 @@ def test_answers_given_while_files_are_away_are_in_the_bank(open_studio: Open, a
     tagger = Tagger.load(again.folder / "bank.fewtag")
     assert tagger.counts_["dog"] == 2
     assert all(example.picture for example in tagger.bank_.examples.values()), "and with their small copies, now"
+
+
+def test_answers_about_one_label_leave_the_others_alone(studio: Studio) -> None:
+    for label in LABELS:
+        studio.define(label)
+    before = {row.name: row for row in studio.labels()}
+    for _ in range(3):
+        answer_page(studio, "dog", size=12)
+    after = {row.name: row for row in studio.labels()}
+    assert after["cat"] == before["cat"]
+    assert after["sofa"] == before["sofa"]
+    assert after["dog"] != before["dog"]

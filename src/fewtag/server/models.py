@@ -83,6 +83,8 @@ class Deliver(_Asked):
     format: Literal["csv", "jsonl", "parquet", "xmp"]
     confirmed_only: bool = False
     scores: bool = False
+    take_back: bool = False
+    """Of sidecars: takes back what was written, to the byte, instead of writing."""
     dry_run: bool = False
 
 

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 
+from fewtag.errors import InputError
 from fewtag.server import models
 from fewtag.server.jobs import Progress
 from fewtag.server.routes import CHANGES, Server, event_stream
@@ -113,10 +114,14 @@ def redo(asked: models.Undo, server: Server) -> Response:
 def deliver(asked: models.Deliver, server: Server) -> Response:
     """Writes all tags as a table into the project's folder `deliveries`, or as sidecars; `dry_run` only tells."""
     write = partial(server.studio.deliver, asked.format, confirmed_only=asked.confirmed_only, scores=asked.scores)
+    if asked.take_back and asked.format != "xmp":
+        raise InputError(f"a delivery as {asked.format} is a file of its own and needs no taking back; delete the file")
     if asked.dry_run:
-        return JSONResponse(as_json(write(dry_run=True)))
+        return JSONResponse(as_json(server.studio.take_back(dry_run=True) if asked.take_back else write(dry_run=True)))
 
     def work(progress: Progress) -> Any:
+        if asked.take_back:
+            return as_json(server.studio.take_back(progress=progress))
         return as_json(write(progress=progress, cancelled=progress.cancelled))
 
     return JSONResponse(asdict(server.jobs.start("deliver", work)), 202)

@@ -18,7 +18,7 @@ from fewtag.pictures.files import pixel_digest, thumbnail
 from fewtag.studio.library import Library
 from fewtag.studio.project import BANK, ExampleRow, Fold, Label, Project
 from fewtag.studio.values import AUDIT
-from fewtag.tagger.bank import Bank, Definition, Example, Told, define, label_name
+from fewtag.tagger.bank import Bank, Definition, Example, Said, Told, define, label_name
 from fewtag.tagger.bank_file import read_header, write_bank
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import SAME, Scorer
@@ -53,6 +53,18 @@ def definition(label: Label, model: Model) -> Definition:
         return Definition("none", explicit=True)
 
 
+@dataclass(frozen=True, eq=False)
+class AnswersBank(Bank):
+    """A bank of answers to questions about one label each: what a picture was not asked about is unknown there.
+
+    Elsewhere it would count as a weak 'no', since who shows a picture names what matters in it; here every answer about
+    one label would take tags away from all the others.
+    """
+
+    def said(self, label: str) -> Said:
+        return super().said(label)._replace(unnamed=())
+
+
 class Deriver:
     """Makes banks of folds; what did not change is taken over from the last one, to the bit."""
 
@@ -64,7 +76,7 @@ class Deriver:
         for row in project.examples(model.space_key):
             self._know(row)
         self._definitions: dict[tuple[object, ...], Definition] = {}
-        self._last = Bank()
+        self._last: Bank = AnswersBank()
         self._written = project.meta("bank")
 
     def _know(self, row: ExampleRow) -> None:
@@ -86,7 +98,7 @@ class Deriver:
             chosen.setdefault(key, picture)
         examples = {key: self._example(key, chosen[key], said[key]) for key in sorted(said)}
         known = {label: each for label, each in self._last.known.items() if label in definitions}
-        self._last = Bank(dict(sorted(definitions.items())), examples, known)
+        self._last = AnswersBank(dict(sorted(definitions.items())), examples, known)
         return self._last
 
     def _definition(self, label: Label) -> Definition:
@@ -170,7 +182,7 @@ class Deriver:
             row.pixels: row.small for row in self.project.examples(self.model.space_key, sorted(pictures.values()))
         }
         whole = {key: replace(each, picture=small.get(key, b"")) for key, each in bank.examples.items()}
-        full = Bank(bank.definitions, whole, dict(bank.known))
+        full = AnswersBank(bank.definitions, whole, dict(bank.known))
         with locked(self.path):
             scorer = Scorer(bank, self.model) if bank.classes else None
             thresholds = {} if scorer is None else dict(zip(scorer.labels, scorer.thresholds.tolist(), strict=True))

@@ -315,7 +315,7 @@ class Bank:
             for label, each in list(self.known.items())  # who asks meanwhile may add to them
             if label in kept
         }
-        return Bank(kept, spoken, known)
+        return type(self)(kept, spoken, known)
 
 
 def by_name(name: str, model: "Model", *, explicit: bool = False) -> Definition:

@@ -508,6 +508,22 @@ def test_without_the_key_the_page_says_what_to_do(opened: Opened, browser: Brows
         assert page.locator("img[src*=thumbnail]").count() == 0
 
 
+def test_sidecars_are_written_and_taken_back(opened: Opened, pictures: Path) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    page.keyboard.press("d")
+    page.get_by_label("XMP sidecars").check()
+    page.get_by_text("00-dog-cat.png.xmp", exact=True).click()
+    expect(page.get_by_text("<rdf:li>dog</rdf:li>").first).to_be_visible()
+    assert not list(pictures.glob("*.xmp"))
+    page.get_by_role("dialog").get_by_role("button", name="Deliver").click()
+    expect(page.get_by_role("dialog").get_by_text("written.")).to_be_visible()
+    assert (pictures / "00-dog-cat.png.xmp").is_file()
+    page.get_by_role("button", name="Take all back").click()
+    expect(page.get_by_role("dialog").get_by_text("taken back.")).to_be_visible()
+    assert not list(pictures.glob("*.xmp"))
+
+
 def test_what_is_typed_stays_while_others_work(opened: Opened) -> None:
     opened.page.get_by_role("button", name="New label").click()
     name = opened.page.get_by_label("Name", exact=True)

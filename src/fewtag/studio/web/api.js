@@ -89,7 +89,7 @@ export const getPicture = (digest) => call("GET", `/v1/pictures/${digest}`);
 export const getReview = (label, order, size) => call("GET", `/v1/review?label=${of(label)}&order=${order}&size=${size}`);
 /** @returns {Promise<{name: string, reason: string}[]>} */
 export const getFailures = async () => (await call("GET", "/v1/failures")).failures;
-/** @param {{format: string, confirmed_only: boolean, scores: boolean, dry_run: boolean}} wanted @returns {Promise<any>} */
+/** @param {{format: string, confirmed_only?: boolean, scores?: boolean, take_back?: boolean, dry_run: boolean}} wanted @returns {Promise<any>} */
 export const deliver = (wanted) => post("/v1/deliver", wanted);
 /** @param {string} id @returns {Promise<Job>} */
 export const getJob = (id) => call("GET", `/v1/jobs/${of(id)}`);

@@ -155,6 +155,7 @@ function Deliver() {
   const plan = useSignal(/** @type {{rows: number, changes: number, sample: Record<string, any>[]} | null} */ (null));
   const job = useSignal(/** @type {api.Job | null} */ (null));
   const refusal = useSignal("");
+  const back = useSignal(false);
   useEffect(() => {
     let late = false;
     refusal.value = "";
@@ -165,8 +166,12 @@ function Deliver() {
     );
     return () => void (late = true);
   }, [wanted.value]);
-  const start = async () => {
-    job.value = (await store.attempt(() => api.deliver({ ...wanted.value, dry_run: false }))) ?? null;
+  /** @param {boolean} take_back */
+  const start = async (take_back) => {
+    job.value = { id: "", kind: "deliver", state: "running", done: 0, total: 0, detail: null, result: null };
+    back.value = take_back;
+    const asked = take_back ? { format: "xmp", take_back } : wanted.value;
+    job.value = (await store.attempt(() => api.deliver({ ...asked, dry_run: false }))) ?? null;
     while (job.value?.state === "running") {
       await new Promise((wake) => setTimeout(wake, 250));
       job.value = (await store.attempt(() => api.getJob(/** @type {api.Job} */ (job.value).id))) ?? null;
@@ -174,10 +179,13 @@ function Deliver() {
     if (job.value?.state === "failed") refusal.value = job.value.detail ?? "The delivery failed.";
   };
   const done = job.value?.state === "done" ? job.value : null;
+  const file = done?.result?.file;
+  const sidecars = wanted.value.format === "xmp";
   return html`<${Dialog} title="Deliver the tags" wide>
     <fieldset><legend>As</legend>${FORMATS.map(([format, text, says]) => html`<label class="choice" key=${format}>
       <input type="radio" name="format" checked=${wanted.value.format === format} onChange=${() => {
         job.value = null;
+        back.value = false;
         wanted.value = { ...wanted.value, format };
       }} /><span>${text} <span class="dim">${says}</span></span></label>`)}</fieldset>
     <label class="choice"><input type="checkbox" checked=${wanted.value.confirmed_only} onChange=${() => (wanted.value = { ...wanted.value, confirmed_only: !wanted.value.confirmed_only })} />
@@ -186,22 +194,25 @@ function Deliver() {
       <span>With probabilities</span></label>
     <div class="plan" aria-live="polite">
       ${refusal.value && html`<p class="bad">${refusal.value}</p>`}
-      ${plan.value && html`<p><strong>${plural(plan.value.rows, "row")}</strong>, ${plan.value.changes.toLocaleString("en")} of them new or changed.</p><${Sample} rows=${plan.value.sample} />`}
+      ${plan.value && html`<p><strong>${plural(plan.value.rows, sidecars ? "picture" : "row")}</strong>, ${plan.value.changes.toLocaleString("en")} ${sidecars ? "sidecars to write; the pictures themselves are never touched" : "of them new or changed"}.</p><${Sample} rows=${plan.value.sample} />`}
       ${!plan.value && !refusal.value && html`<p class="dim">Looking at what would be written…</p>`}
     </div>
     <footer>
       ${job.value?.state === "running" && html`<progress max=${job.value.total || 1} value=${job.value.done} aria-label="Delivery"></progress>`}
       <span class="space"></span>
-      ${done
-        ? html`<span class="dim">${done.result?.file}</span><a class="button primary" href=${`/v1/deliveries/${encodeURIComponent(done.result?.file)}`} download=${done.result?.file ?? ""}>Download</a>`
-        : html`<button class="primary" disabled=${!plan.value || job.value?.state === "running"} onClick=${start}>Deliver</button>`}
+      ${file && html`<span class="dim">${file}</span><a class="button primary" href=${`/v1/deliveries/${encodeURIComponent(file)}`} download=${file}>Download</a>`}
+      ${done && !file && html`<span>${plural(done.result.changes, "sidecar")} ${back.value ? "taken back" : "written"}.</span>`}
+      ${sidecars && !back.value && html`<button disabled=${job.value?.state === "running"} onClick=${() => start(true)}>Take all back</button>`}
+      ${!done && html`<button class="primary" disabled=${!plan.value || job.value?.state === "running"} onClick=${() => start(false)}>Deliver</button>`}
     </footer>
   </${Dialog}>`;
 }
 
 /** @param {{rows: Record<string, any>[]}} props */
 function Sample({ rows }) {
-  if (!rows.length) return html`<p class="dim">No picture has a tag yet: teach a label first.</p>`;
+  if (!rows.length) return html`<p class="dim">Nothing to write: it is all there, or no picture has a tag yet.</p>`;
+  if (rows[0].file)
+    return html`<ul class="sample">${rows.map((row) => html`<li key=${row.file}><details><summary>${row.file}</summary><pre>${row.diff ?? row.failure}</pre></details></li>`)}</ul>`;
   const columns = Object.keys(rows[0]).slice(0, 6);
   /** @param {any} value @returns {string} */
   const text = (value) => {
