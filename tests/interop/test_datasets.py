@@ -108,6 +108,18 @@ def test_what_is_written_is_learnt_again(cli: Cli, tiny_model: Path, form: str) 
     assert same_classifiers(Tagger.load("again.fewtag"), Tagger.load("table.fewtag"))
 
 
+def test_what_fiftyone_exports_itself_is_learnt(cli: Cli, tiny_model: Path) -> None:
+    """Pictures in data/, named without ending, and labels by their number."""
+    Path("set/data/sub").mkdir(parents=True)
+    draw(1, "dog").save("set/data/one.png")
+    draw(2, "cat").save("set/data/sub/two.jpg")
+    labels = {"one": 1, "sub/two": [{"label": "cat"}, {"label": "sofa"}], "gone": None}
+    Path("set/labels.json").write_text(json.dumps({"classes": ["cat", "dog"], "labels": labels}))
+    said = cli("learn", "new.fewtag", "set/labels.json", "--model", tiny_model)
+    assert said.code == 0, said.err
+    assert dict(Tagger.load("new.fewtag").counts_) == {"cat": 1, "dog": 1, "sofa": 1}
+
+
 @pytest.mark.usefixtures("tagged")
 def test_predictions_are_nobodys_word(cli: Cli, tiny_model: Path) -> None:
     exported(cli, "label-studio")

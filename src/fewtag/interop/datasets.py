@@ -13,7 +13,7 @@ from fewtag import __version__
 from fewtag.errors import InputError
 from fewtag.files import make_folder, read_json, write_atomically
 from fewtag.pictures.decode import open_encoded
-from fewtag.pictures.files import Picture
+from fewtag.pictures.files import Picture, is_image_name
 from fewtag.tagger.stream import Tagged
 from fewtag.tagging.examples import Shown, clean_label, read_tagged, tagged_folder
 from fewtag.tagging.sources import read_detections
@@ -164,7 +164,7 @@ def read_set(path: Path, root: Path | None = None) -> list[Shown]:
         if "annotations" in content and "categories" in content:
             return _examples(_of_coco(content), place, path)
         if "labels" in content:
-            return _examples({name: _names(label) for name, label in content["labels"].items()}, place, path)
+            return _examples(_of_fiftyone(content, place), place, path)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -215,7 +215,18 @@ def _local(address: str) -> str:
     return PurePosixPath(path).name.partition("-")[2] if "/data/upload/" in path else path
 
 
-def _names(label: object) -> list[str]:
-    """FiftyOne: one label or several, with or without a confidence."""
-    several = label if isinstance(label, list) else [] if label is None else [label]
-    return [str(each["label"] if isinstance(each, dict) else each) for each in several]
+def _of_fiftyone(content: Mapping[str, Any], root: Path) -> dict[str, list[str]]:
+    """One label or several of each picture, by name or by its number; pictures in data/ are called without ending."""
+    files = [path.relative_to(root) for path in (root / "data").rglob("*") if is_image_name(path.name)]
+    found = {file.relative_to("data").with_suffix("").as_posix(): file.as_posix() for file in files}
+    classes = content.get("classes") or []
+
+    def name(label: Any) -> str:
+        plain = label["label"] if isinstance(label, dict) else label
+        return str(classes[plain] if isinstance(plain, int) else plain)
+
+    return {
+        found.get(key, key): [name(each) for each in (label if isinstance(label, list) else [label])]
+        for key, label in content["labels"].items()
+        if label is not None
+    }
