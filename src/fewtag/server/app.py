@@ -17,7 +17,6 @@ from fewtag.server.idempotency import Idempotency
 from fewtag.server.queue import BusyError
 from fewtag.server.security import Guard, problem
 from fewtag.server.service import Served
-from fewtag.studio.project import UnknownError
 
 ABOUT = """Tag pictures with labels that were learnt from one example each, and teach it more.
 
@@ -115,7 +114,6 @@ def _failed(_request: Request, error: Exception) -> Response:
 
 _REPLIES: dict[int | type[Exception], Any] = {
     MissingError: _missing,
-    UnknownError: _missing,
     InputError: _bad_input,
     BusyError: _busy,
     HTTPException: _http,

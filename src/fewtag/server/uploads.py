@@ -50,7 +50,7 @@ class Decoders:
 
     def __init__(self, count: int | None = None, *, memory: int = MEMORY, seconds: float = SECONDS) -> None:
         self.count, self.memory, self.seconds = count or usable_cores(), memory, seconds
-        self.deaths = 0
+        self.deaths, self._closed = 0, False
         self._idle: list[_Worker] = []
         self._all: weakref.WeakSet[_Worker] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -61,35 +61,29 @@ class Decoders:
         return self._threads.submit(self._decode, data, name, tuple(sides), example)
 
     def _decode(self, data: bytes, name: str, sides: tuple[int, ...], example: bool) -> Decoded:
-        worker = self._take()
-        try:
-            return worker.decode(data, name, sides, example)
-        except InputError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError) as error:  # the worker is gone, or talks nonsense
-            self.deaths += 1
-            worker.end()
-            raise InputError(
-                f"image {name} cannot be decoded within {self.seconds:g} seconds and "
-                f"{self.memory // 10**6} MB: its decoder died of it; replace it"
-            ) from error
-        finally:
-            if worker.lives:
-                with self._lock:
-                    self._idle.append(worker)
-
-    def _take(self) -> "_Worker":
-        """One that lives: an idle one may have been ended from outside."""
         while True:
             with self._lock:
                 worker = self._idle.pop() if self._idle else None
-            if worker is None:
-                worker = _Worker(self.memory, self.seconds)
-                self._all.add(worker)
-                return worker
-            if worker.process.poll() is None:
-                return worker
-            worker.end()
+            known, worker = worker is not None, worker or _Worker(self.memory, self.seconds)
+            self._all.add(worker)
+            try:
+                return worker.decode(data, name, sides, example)
+            except InputError:
+                raise
+            except (OSError, ValueError, KeyError, TypeError) as error:  # the worker is gone, or talks nonsense
+                worker.end()
+                # it may have been ended from outside, or by the picture before
+                if known and not worker.late and not self._closed:
+                    continue
+                self.deaths += 1
+                raise InputError(
+                    f"image {name} cannot be decoded within {self.seconds:g} seconds and "
+                    f"{self.memory // 10**6} MB: its decoder died of it; replace it"
+                ) from error
+            finally:
+                if worker.lives:
+                    with self._lock:
+                        self._idle.append(worker)
 
     @property
     def workers(self) -> list[int]:
@@ -98,6 +92,7 @@ class Decoders:
 
     def close(self) -> None:
         """Pictures that are being decoded are given up."""
+        self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in list(self._all):
             worker.process.kill()
@@ -110,7 +105,7 @@ class _Worker:
     """One process, for one picture at a time."""
 
     def __init__(self, memory: int, seconds: float) -> None:
-        self.seconds, self.lives = seconds, True
+        self.seconds, self.lives, self.late = seconds, True, False
         environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
         command = f"from fewtag.server.uploads import work; work({memory}, {seconds})"
@@ -125,7 +120,7 @@ class _Worker:
     def decode(self, data: bytes, name: str, sides: tuple[int, ...], example: bool) -> Decoded:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        watch = threading.Timer(self.seconds, self.process.kill)
+        watch = threading.Timer(self.seconds, self._give_up)
         watch.start()
         try:
             _send(self.process.stdin, {"name": name, "sides": sides, "example": example, "size": len(data)}, data)
@@ -142,6 +137,10 @@ class _Worker:
             for part, side in zip(parts, sides, strict=True)
         )
         return Decoded(squares, key, small)
+
+    def _give_up(self) -> None:
+        self.late = True
+        self.process.kill()
 
     def end(self) -> None:
         self.lives = False
