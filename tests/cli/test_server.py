@@ -39,7 +39,7 @@ def started(*arguments: object, **environment: str) -> Iterator[tuple[dict[str, 
 
 @pytest.mark.processes
 def test_the_first_line_is_where_and_with_which_token_and_ctrl_c_ends_it_in_good_order(bank: Path) -> None:
-    with started("serve", bank, "--no-cache") as (first, process):
+    with started("serve", bank, "--no-cache", "--no-browser") as (first, process):
         assert first.keys() == {"url", "token"}
         assert first["url"].startswith("http://127.0.0.1:")
         client = Client(first["url"], first["token"])

@@ -147,13 +147,20 @@ def test_enough_is_said_in_the_end() -> None:
     assert review.enough(ground(many, words=wrong, audited=audited), "heron").startswith("Look again: 98% right")
 
 
-def test_review_begins_with_the_unsure_and_goes_on_with_the_sure(studio: Studio) -> None:
+def test_the_default_order_asks_the_unsure_then_the_sure_then_the_missed() -> None:
+    chances, ten = np.array([0.99] * 12 + [0.5] + [0.01] * 7), dict.fromkeys(range(10), YES)
+    assert review.choose_order("auto", ground(chances)) == "unsure"
+    assert review.choose_order("auto", ground(chances, words=ten)) == "unsure", "one could go either way"
+    assert review.choose_order("auto", ground(chances, words=ten | {12: NO})) == "sure"
+    assert review.choose_order("auto", ground(chances, words=ten | {12: NO, 10: YES, 11: YES})) == "missed"
+
+
+def test_review_begins_with_the_unsure_and_never_asks_twice(studio: Studio) -> None:
     studio.define("dog")
     first = studio.review("dog", size=10)
     assert (first.order, first.question) == ("unsure", "Is there a dog?")
     answer_page(studio, "dog", size=12)
-    after = studio.review("dog")
-    assert after.order == "sure"
+    after = studio.review("dog", "sure")
     assert after.answered.yes + after.answered.no == 12
     assert {cell.digest for cell in after.pictures}.isdisjoint({cell.digest for cell in first.pictures})
     assert all(cell.marked == (cell.p is not None and cell.p >= 0.5) for cell in after.pictures)

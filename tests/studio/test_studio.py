@@ -295,3 +295,43 @@ def test_a_damaged_project_is_refused_in_one_sentence(open_studio: Open, drawn_a
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"damaged .*--backup"):
         open_studio(drawn_album)
+
+
+def test_a_bank_that_cannot_be_written_is_told_and_written_later(studio: Studio) -> None:
+    bank = studio.folder / "bank.fewtag"
+    bank.unlink(missing_ok=True)
+    bank.mkdir()
+    studio.define("dog")
+    for _ in range(200):
+        if "cannot write" in studio.overview().notice:
+            break
+        time.sleep(0.05)
+    assert "cannot write" in studio.overview().notice
+    assert studio.label("dog").name == "dog", "the answers are safe all the same"
+    bank.rmdir()
+    assert studio.wait(20)
+    assert studio.overview().notice == ""
+    assert Tagger.load(bank).classes_ == ("dog",)
+
+
+def test_answers_given_while_files_are_away_are_in_the_bank(open_studio: Open, album: Path, tmp_path: Path) -> None:
+    studio = open_studio(album)
+    pictures = list(digests(studio).values())
+    album.rename(tmp_path / "unplugged")
+    studio.teach("dog", pictures[:2])
+    assert studio.wait(10)
+    assert Tagger.load(studio.folder / "bank.fewtag").counts_["dog"] == 2
+    studio.close()
+    again = open_studio()
+    assert "has no answers about" not in again.overview().notice
+    assert Tagger.load(again.folder / "bank.fewtag").counts_["dog"] == 2
+    away = (again.folder / "bank.fewtag").read_bytes()
+    (tmp_path / "unplugged").rename(album)
+    again.rescan()
+    for _ in range(200):
+        if again.wait(1) and (again.folder / "bank.fewtag").read_bytes() != away:
+            break
+        time.sleep(0.05)
+    tagger = Tagger.load(again.folder / "bank.fewtag")
+    assert tagger.counts_["dog"] == 2
+    assert all(example.picture for example in tagger.bank_.examples.values()), "and with their small copies, now"

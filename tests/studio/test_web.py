@@ -67,6 +67,13 @@ def test_the_pages_stay_small() -> None:
     assert len(re.sub(r"\s*([{};:,>])\s*", r"\1", style).replace(";}", "}")) < 15_000
 
 
+def test_the_pictures_of_the_documentation_are_small() -> None:
+    pictures = {path.name: path.stat().st_size for path in (ROOT / "docs" / "pictures").glob("studio*.webp")}
+    assert pictures.pop("studio.webp") <= 3_000_000
+    assert pictures
+    assert max(pictures.values()) <= 150_000
+
+
 @pytest.mark.skipif(TSC is None, reason="types of the pages are checked where tsc is: npm install typescript")
 def test_the_types_of_the_pages_hold() -> None:
     assert TSC is not None

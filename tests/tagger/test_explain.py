@@ -82,13 +82,15 @@ def panels(sheet: Image.Image, width: int) -> list[np.ndarray]:
     return [whole[:, left : left + width] for left in range(0, sheet.width, width + 8)]
 
 
-def test_a_layer_is_clear_where_it_is_coldest_and_a_doubtful_label_is_fainter() -> None:
-    heat = np.linspace(0.5, 1, 12, dtype=np.float32).reshape(3, 4)
-    alpha = np.asarray(layer(heat))[..., 3]
-    assert alpha.shape == (3, 4)
-    assert (alpha[0, 0], alpha[2, 3]) == (0, 204)
-    assert np.asarray(layer(heat / 10))[..., 3].max() < 100
-    assert not np.asarray(layer(np.full((3, 4), 0.7, np.float32)))[..., 3].any()
+def test_a_layer_lights_where_the_label_is_seen_most_and_nothing_of_a_label_that_is_not_there() -> None:
+    heat = np.linspace(0.9, 1, 12, dtype=np.float32).reshape(3, 4)
+    shade = np.asarray(layer(heat))
+    assert shade.shape == (3, 4, 4)
+    assert not shade[..., :3].any()
+    assert shade[2, 3, 3] == 0
+    assert (shade[0, :, 3] == 199).all()
+    assert np.asarray(layer(heat / 100))[..., 3].min() > 150
+    assert (np.asarray(layer(np.full((3, 4), 0.7, np.float32)))[..., 3] == 199).all()
 
 
 def test_a_grid_has_the_picture_and_a_panel_for_each_label() -> None:

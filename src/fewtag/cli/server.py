@@ -73,6 +73,9 @@ def serve(
     read_only: Annotated[bool, typer.Option("--read-only", help="Tag, but learn nothing.")] = False,
     service: Services = None,
     label_studio: LabelStudio = "",
+    no_browser: Annotated[  # noqa: ARG001
+        bool, typer.Option("--no-browser", help="Taken as by `studio`; this command never opens one.")
+    ] = False,
     model: ModelName = None,
     words: WordSource = None,
     device: Device = "auto",

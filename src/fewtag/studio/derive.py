@@ -179,9 +179,10 @@ class Deriver:
         self._written = state
         return True
 
-    def unknown_to(self, bank: Bank) -> int:
-        """How many examples of the bank on disk this one knows nothing of: answers that the project has lost."""
-        return sum(key not in bank.examples for key in self._on_disk())
+    def unknown_to(self, fold: Fold) -> int:
+        """How many examples of the bank on disk nothing was said of: answers that the project has lost."""
+        known = {key for picture in told_in(fold) for key in (picture * 2, self._keys.get(picture))}
+        return sum(key not in known for key in self._on_disk())
 
     def differs(self, bank: Bank) -> str:
         """In what the bank on disk says something else than this one, in a sentence; nothing where it does not."""

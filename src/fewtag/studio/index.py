@@ -168,7 +168,7 @@ class Indexer:
         self.thumbnails = Thumbnails(cache)
         self._tell, self._edited = tell, edited
         self._stop, self._wake = threading.Event(), threading.Event()
-        self.done = threading.Event()
+        self.loaded, self.done = threading.Event(), threading.Event()
         self.found, self.notice = 0, ""
         self._caches = Cache(cache)
         self._spaces = cached_places(model, cache)
@@ -202,6 +202,8 @@ class Indexer:
     def _run(self) -> None:
         try:
             self.load_known()
+            self.loaded.set()
+            self._tell()
             while not self._stop.is_set():
                 since = time.monotonic()
                 self._wake.clear()
@@ -216,6 +218,7 @@ class Indexer:
                 self._tell()
                 self._wake.wait(max(AGAIN_SECONDS, 20 * (time.monotonic() - since)))
         finally:
+            self.loaded.set()
             self.done.set()
 
     def load_known(self) -> None:
@@ -229,7 +232,7 @@ class Indexer:
         by_digest: dict[str | None, list[FileRow]] = {}
         for file in files:
             by_digest.setdefault(file.digest, []).append(file)
-        self.library.set_files([file for file in files if file.failure])
+        self.library.set_files(files)
         for digests in batches(iter(wanted), _KNOWN_AT_ONCE):
             if self._stop.is_set():
                 return

@@ -16,7 +16,7 @@ from fewtag.tagger.bank import Bank
 from fewtag.tagger.model import Model
 
 FEW = 10
-"""Answers before which the unsure ones are asked about first, and no label counts as known well enough."""
+"""Answers before which no label counts as known well enough."""
 NEAR = 1.0
 """Log-odds from the threshold within which a picture counts as unsure."""
 STRATA = 4
@@ -77,9 +77,14 @@ class Ground:
 
 
 def choose_order(order: str, ground: Ground) -> Order:
-    """The order that was asked for, or what helps most by now."""
+    """The order that was asked for, or what helps most by now: the unsure ones as long as there are some.
+
+    Those teach most, at the beginning and later on; then pages of sure ones are confirmed, and then what was missed.
+    """
     if order == "auto":
-        return "unsure" if int((ground.words > 0).sum()) < FEW or not (ground.open & ground.over).any() else "sure"
+        if int((ground.words > 0).sum()) < FEW or ground.near.any():
+            return "unsure"
+        return "sure" if (ground.open & ground.over).any() else "missed"
     for known in ORDERS:
         if order == known:
             return known

@@ -54,7 +54,7 @@ class Studio(View):
         self._listeners: list[Listener] = []
         self._changed_at = self._dirty_since = 0.0
         self._derived, self._stop, self._news = threading.Event(), threading.Event(), threading.Event()
-        self._notice = ""
+        self._lost = self._trouble = ""
         self._worker = threading.Thread(target=self._work, name="fewtag-deriver", daemon=True)
 
     @classmethod
@@ -96,11 +96,11 @@ class Studio(View):
         return studio
 
     def _begin(self, *, index: bool) -> None:
-        lost = self._deriver.unknown_to(self._current())
+        lost = self._deriver.unknown_to(self._fold)
         if lost and self._deriver.path.exists():
             aside = self._deriver.path.with_name(f"bank.{time.strftime('%Y-%m-%d-%H%M%S')}.fewtag")
             shutil.copy(self._deriver.path, aside)
-            self._notice = (
+            self._lost = (
                 f"{self._deriver.path.name} knew {lost} examples that the project has no answers about; it is kept as "
                 f"{aside.name}, open that if they matter"
             )
@@ -109,6 +109,7 @@ class Studio(View):
             self._indexer.start()
         else:
             self._indexer.load_known()
+            self._indexer.loaded.set()
             self._indexer.done.set()
         self._touch()
 
@@ -146,7 +147,7 @@ class Studio(View):
                 bool(log.undone),
                 self._version,
                 not self._indexer.done.is_set(),
-                self._notice or self._indexer.notice or self.project.notice,
+                self._trouble or self._lost or self._indexer.notice or self.project.notice,
             )
 
     def ready(self) -> tuple[bool, str]:
@@ -458,26 +459,36 @@ class Studio(View):
                 if self._news.is_set():
                     self._news.clear()
                     self._announce()
+                    self._look_again()
                 now = time.monotonic()
                 quiet, late = now - self._changed_at > _QUIET_SECONDS, now - self._dirty_since > _LATEST_SECONDS
                 if not self._derived.is_set():
-                    if quiet or late:
+                    # not before the pictures of the last time are there: examples without them would be left out
+                    if (quiet or late) and self._indexer.loaded.is_set():
                         self._derive()
                 elif now - self._changed_at > 2 * _QUIET_SECONDS:
                     self._settle()
             except InputError as error:
-                self._notice = str(error)
+                self._trouble = str(error)
                 self._stop.wait(1.0)
             except Exception:
                 _log.exception("the bank could not be derived")
-                self._notice = "the bank could not be derived; the log says why, the answers are safe"
+                self._trouble = "the bank could not be derived; the log says why, the answers are safe"
                 self._stop.wait(5.0)
             time.sleep(0.01)
-        if not self._derived.is_set():
+        if not self._derived.is_set() and self._indexer.loaded.is_set():
             try:
                 self._derive()
             except InputError as error:
                 _log.warning("%s", error)
+
+    def _look_again(self) -> None:
+        """Pictures that were answered when their files were away may be back."""
+        if self._derived.is_set() and self._indexer.done.is_set():
+            with self._lock:
+                if any(picture in self.library.row_of for picture in self._deriver.lacking(self._fold)):
+                    self._bank_of = -1
+                    self._derived.clear()
 
     def _derive(self) -> None:
         with self._lock:
@@ -490,6 +501,7 @@ class Studio(View):
         with self._lock:
             bank = self._current()
         self._deriver.write(bank)
+        self._trouble = ""
         with self._lock:
             if self._version == version:
                 self._dirty_since = 0.0

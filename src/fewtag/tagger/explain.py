@@ -46,10 +46,15 @@ def overlay(picture: Image.Image, heat: Heat) -> Image.Image:
 
 
 def layer(heat: Heat) -> Image.Image:
-    """The heat alone, in RGBA, to lie over the picture: clear where it is coldest, however sure the label is."""
-    coldest, hottest = heat.min(), heat.max()
-    alpha = 0.8 * np.sqrt(hottest) * (heat[..., None] - coldest) / max(hottest - coldest, np.float32(1e-6))
-    return Image.fromarray((255 * np.concatenate([_glow(heat), alpha], axis=-1)).round().astype(np.uint8), "RGBA")
+    """A shade in RGBA, to lie over the picture: a spotlight on where the label is seen most.
+
+    Lit from the median on, as a label that is sure of itself is warm everywhere.
+    """
+    middle, hottest = float(np.median(heat)), float(heat.max())
+    lit = hottest**0.5 * np.clip((heat - middle) / max(hottest - middle, 1e-6), 0, 1)
+    shade = np.zeros((*heat.shape, 4), np.uint8)
+    shade[..., 3] = (255 * 0.78 * (1 - lit)).round()
+    return Image.fromarray(shade, "RGBA")
 
 
 def _glow(heat: Heat) -> NDArray[np.float32]:

@@ -120,6 +120,7 @@ def answer_page(opened: Opened, act: Callable[[], None]) -> None:
     deadline = time.monotonic() + 15
     while answers(opened) != had + size:
         assert time.monotonic() < deadline, (had, size, answers(opened))
+        opened.page.wait_for_timeout(50)
     expect(opened.page.locator("[aria-busy=true]")).to_have_count(0)
 
 
@@ -296,6 +297,16 @@ def test_labels_are_renamed_deleted_and_brought_back(opened: Opened) -> None:
     expect(tree.get_by_text("animals", exact=True)).to_have_count(0)
     opened.toast("deleted").get_by_role("button", name="Undo").click()
     expect(tree.get_by_text("animals", exact=True)).to_be_visible()
+    tree.get_by_role("link", name=re.compile("^dog")).click()
+    expect(page.get_by_role("heading", name="animals/dog")).to_be_visible()
+    page.get_by_role("main").get_by_role("link", name="Review").click()
+    page.get_by_role("button", name="Rename, merge or delete animals/dog").click()
+    page.get_by_label("Name", exact=True).fill("my dog")
+    page.get_by_role("button", name="Rename", exact=True).click()
+    expect(page).to_have_url(re.compile("my%20dog"))
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("heading", name="my dog")).to_be_visible()
+    expect(page.get_by_role("main").get_by_role("link", name="Review")).to_be_visible()
 
 
 def test_a_telephone_is_wide_enough(opened: Opened) -> None:
@@ -380,6 +391,17 @@ def test_answers_survive_a_killed_server_and_are_counted_once(
                     "() => !Object.keys(localStorage).some((key) => key.startsWith('fewtag.answers'))"
                 )
                 assert answers(opened) == had + size
+
+
+def test_answers_wait_for_a_studio_that_still_reads_its_pictures(opened: Opened) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    expect(page.get_by_role("button", name="Answer the page")).to_be_visible()
+    early = opened.client.get("/v1/project") | {"indexing": True}
+    page.route("**/v1/project", lambda route: route.fulfill(json=early), times=1)
+    page.route("**/v1/answers", lambda route: route.fulfill(status=404, json={"detail": "no such picture"}), times=1)
+    answer_page(opened, lambda: page.keyboard.press("Enter"))
+    expect(page.get_by_role("alert")).to_have_count(0)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 /** @typedef {"yes" | "no" | "unknown"} Word */
 /** @typedef {{label: string, p: number, state: "yes" | "no" | "model"}} Tag */
 /** @typedef {{digest: string, name: string, width: number, height: number, p: number | null, tags: Tag[], stack: number, marked?: boolean}} Cell */
-/** @typedef {{total: number, offset: number, query_means: {text: string, as: string}[], pictures: Cell[]}} Page */
+/** @typedef {{total: number, offset: number, query_means: {text: string, as: string, detail: string}[], pictures: Cell[]}} Page */
 /** @typedef {{name: string, means: string | null, examples: number, absent: number, threshold: number | null, tags?: number, waiting?: number, expected_precision?: number | null}} Label */
 /** @typedef {{name: string, pictures: number, indexed: number, failures: number, folders: string[], labels: number, answers: number, can_undo: boolean, can_redo: boolean, version: number, indexing: boolean, notice: string}} Project */
 /** @typedef {{id: string, picture: string, label: string, answer: Word, source: string}} Answer */
@@ -57,8 +57,8 @@ async function call(method, path, body, headers = {}) {
 }
 
 const of = encodeURIComponent;
-/** @param {string} path @param {any} body @param {string} [key] */
-const post = (path, body, key = uuid()) => call("POST", path, body, { "Idempotency-Key": key });
+/** @param {string} path @param {any} body */
+const post = (path, body) => call("POST", path, body, { "Idempotency-Key": uuid() });
 
 /** @param {string} token */
 export const openSession = (token) => call("POST", "/v1/session", undefined, { Authorization: `Bearer ${token}` });
@@ -74,8 +74,8 @@ export const teach = (name, pictures) => post(`/v1/labels/${of(name)}/examples`,
 export const change = (name, change) => call("PATCH", `/v1/labels/${of(name)}`, change);
 /** @param {string} name */
 export const forget = (name) => call("DELETE", `/v1/labels/${of(name)}`);
-/** @param {Answer[]} answers @param {string} key @returns {Promise<{acknowledged: string[], undo: string}>} */
-export const sendAnswers = (answers, key) => post("/v1/answers", { answers }, key);
+/** Each answer has its own id: sent again, it is the same answer. @param {Answer[]} answers @returns {Promise<{acknowledged: string[], undo: string}>} */
+export const sendAnswers = (answers) => post("/v1/answers", { answers });
 /** @typedef {{what: string, undone: {picture: string, label: string, was: Word | null, now: Word | null}[], left: number}} Undone */
 /** @returns {Promise<Undone>} */
 export const undo = () => post("/v1/undo", {});
@@ -96,5 +96,5 @@ export const getJob = (id) => call("GET", `/v1/jobs/${of(id)}`);
 
 /** @param {string} digest @param {256 | 1024} size */
 export const thumbnail = (digest, size = 256) => `/v1/pictures/${digest}/thumbnail?size=${size}`;
-/** @param {string} digest @param {string} label */
-export const heat = (digest, label) => `/v1/pictures/${digest}/heat?label=${of(label)}`;
+/** @param {string} digest @param {string} label @param {boolean} fine sharper, and slower */
+export const heat = (digest, label, fine) => `/v1/pictures/${digest}/heat?label=${of(label)}&fine=${fine}`;

@@ -100,10 +100,10 @@ function tree(known) {
 
 function Toasts() {
   const waiting = store.unsent.value.length;
-  return html`<div class="toasts">
+  return html`<div class="toasts" role="status">
     ${!store.online.value && html`<p class="toast bad" role="alert">The studio does not answer. ${waiting ? "Your answers are kept here and sent when it is back." : "Start it again with fewtag studio."}</p>`}
-    ${store.project.value?.notice && html`<p class="toast bad" role="status">${store.project.value.notice}</p>`}
-    ${store.toasts.value.map((toast) => html`<p key=${toast.id} class=${toast.bad ? "toast bad" : "toast"} role=${toast.bad ? "alert" : "status"}>
+    ${store.project.value?.notice && html`<p class="toast bad" role="alert">${store.project.value.notice}</p>`}
+    ${store.toasts.value.map((toast) => html`<p key=${toast.id} class=${toast.bad ? "toast bad" : "toast"} role=${toast.bad ? "alert" : undefined}>
       <span>${toast.text}</span>
       ${toast.action && html`<button class="plain" onClick=${() => {
         store.dismiss(toast.id);

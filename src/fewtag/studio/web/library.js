@@ -16,7 +16,8 @@ export const plural = (/** @type {number} */ n, one = "picture") => `${n.toLocal
 /** The one label that the list is of, if it is of one. */
 export function labelOfList() {
   const named = (listing.value?.means.value ?? []).filter((mean) => mean.as === "label" && !mean.text.startsWith("-"));
-  return named.length === 1 ? named[0].text : "";
+  // a name in the box may be short for a path, or stand for all labels under it
+  return named.length === 1 && store.labelNames.value.includes(named[0].detail) ? named[0].detail : "";
 }
 
 /** A word that was never taught ranks pictures, but promises no probability. */

@@ -80,7 +80,7 @@ export function Review() {
       const counts = count(given.map((each) => each.answer));
       await load();
       store.say(`Answered: ${counts}.`, { action: { text: "Undo", run: store.undo } });
-      store.announcement.value = `Answered ${counts}. ${plural(page.value?.left ?? 0)} left.`;
+      store.announcement.value = `${plural(page.value?.left ?? 0)} left.`;
       cursor.set(0);
     }
     busy.value = false;

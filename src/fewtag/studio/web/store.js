@@ -48,7 +48,7 @@ export function address(screen, name = "", query = {}) {
 /** @param {string} screen @param {string} [name] @param {Record<string, string | undefined>} [query] */
 export const go = (screen, name, query) => void (location.hash = address(screen, name, query));
 /** A label as the search box spells it: quoted where it holds a space. @param {string} name */
-export const quoted = (name) => (/[\s"]/.test(name) ? `"${name.replace(/"/g, "")}"` : name);
+export const quoted = (name) => (/[\s":]|^-/.test(name) ? `"${name.replace(/"/g, "")}"` : name);
 /** @param {string} query */
 export const find = (query) => go("library", "", { q: query });
 
@@ -134,11 +134,13 @@ async function sendAll() {
   while (unsent.value.length) {
     const group = unsent.value[0];
     try {
-      await api.sendAnswers(group.answers, group.id);
+      await api.sendAnswers(group.answers);
     } catch (problem) {
       const status = problem instanceof api.Problem ? problem.status : 0;
       if (status === 401) locked.value = /** @type {Error} */ (problem).message;
-      if (status === 0 || status === 401 || status === 429 || status >= 500) {
+      // a studio that was just started knows its pictures one after the other
+      const early = status === 404 && (await loadProject())?.indexing;
+      if (early || status === 0 || status === 401 || status === 429 || status >= 500) {
         online.value = status !== 0;
         setTimeout(flush, 1500);
         return false;
@@ -200,7 +202,7 @@ export class Listing {
   constructor(wanted) {
     this.wanted = wanted;
     this.total = signal(/** @type {number | null} */ (null));
-    this.means = signal(/** @type {{text: string, as: string}[]} */ ([]));
+    this.means = signal(/** @type {{text: string, as: string, detail: string}[]} */ ([]));
     /** Rises with every page that came. */
     this.version = signal(0);
     /** @type {Map<number, Cell[]>} */
