@@ -148,7 +148,8 @@ def try_it(root: Path, python: Path) -> list[str]:
     finally:
         server.send_signal(signal.SIGTERM)
         ended = server.wait(30)
-    assert ended == 0, f"the server ended with {ended}"
+    # uvicorn closes all in order, and then dies of the signal as it would have
+    assert ended in {0, -signal.SIGTERM}, f"the server ended with {ended}"
     assert digests(root / "pictures") == before
     assert [path.name for path in root.rglob("*.fewtag")] == ["bank.fewtag"]
     size = sum(path.stat().st_size for path in (root / "opt").rglob("*") if path.is_file() and not path.is_symlink())

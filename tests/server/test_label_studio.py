@@ -21,6 +21,7 @@ from fewtag import InputError, Tagger
 from fewtag.server.label_studio import Item, controls
 from fewtag.server.one_host import KEY_VARIABLE, OneHost
 from fewtag.server.security import Settings
+from fewtag.server.uploads import TOKEN_VARIABLE
 from fewtag.studio.studio import Studio
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -326,6 +327,17 @@ def test_links_of_label_studio_are_fetched_with_the_key_of_the_environment(
     assert found[0] == found[1] == found[2] == ["Dog"]
     assert {key for _, key, _ in host.asked} == {f"Token {KEY}"}
     assert {name for _, _, name in host.asked} == {url(host).removeprefix("http://")}
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="a process's variables cannot be read here")
+def test_decoders_do_not_get_the_keys(connected: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "the token of the environment")
+    predict(connected, data_url(1, "dog"))
+    (worker,) = connected.served.decoders.workers
+    variables = Path(f"/proc/{worker}/environ").read_bytes()
+    assert b"PYTHONPATH=" in variables
+    assert KEY.encode() not in variables
+    assert b"the token" not in variables
 
 
 def test_a_personal_access_token_is_exchanged_once(
