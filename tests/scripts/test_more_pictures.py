@@ -69,7 +69,7 @@ def test_packs_and_their_table_complete_the_given_ones(
 ) -> None:
     packs, out = tmp_path / "packs", tmp_path / "out"
     packs.mkdir()
-    given = "pack\timage\tsplit2014\tlabels\ntrain\t1\ttrain2014\tcar\n"
+    given = "pack\timage\tsplit2014\tlabels\ntrain\t1\ttrain2014\tcar\nvocbase\t4\ttrain2014\tdog\n"
     (packs / "labels.tsv").write_text(given)
     rows = [f"{line.image}\t{line.split}\t{','.join(line.labels)}" for line in lines()]
     with gzip.open(tmp_path / "all.tsv.gz", "wt") as file:
@@ -88,6 +88,6 @@ def test_packs_and_their_table_complete_the_given_ones(
                 file = archive.extractfile(member)
                 assert file is not None
                 assert Image.open(file).size == (224, 224)
-    assert found["more"] == ["2", "4"]  # 3, 5 and 6 show other labels, 7 is not among the pictures
+    assert found["more"] == ["2"]  # 4 is in a pack, 3, 5 and 6 show other labels, 7 is not among the pictures
     assert len(found["every"]) == 2
-    assert [line.split("\t")[1] for line in table.splitlines()[2:]] == found["more"] + found["every"]
+    assert [line.split("\t")[1] for line in table.splitlines()[3:]] == ["2", "4", *found["every"]]

@@ -276,6 +276,7 @@ def test_training_in_two_processes_then_measuring_gives_the_rows_of_one_with_twi
     for row, other in zip(found, wanted, strict=True):
         assert {name: row.pop(name) for name in METRICS} == pytest.approx({name: other.pop(name) for name in METRICS})
         assert row.pop("validation_macro_ap") == pytest.approx(other.pop("validation_macro_ap"))
+        assert {**row.pop("training"), "episodes_per_step": 2} == other.pop("training")
         assert {**row, "recipe_digest": ""} == {**other, "recipe_digest": ""}
 
 
