@@ -1,4 +1,4 @@
-"""Writes the tables of docs/models.md from results/tagger-*.json, between its two marks.
+"""Writes the tables of docs/models.md from results/tagger-*.json and sessions-coco52.json, between its two marks.
 
 python scripts/models_page.py
 """
@@ -62,11 +62,35 @@ def honesty(found: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
+def sessions(found: dict[str, Any]) -> list[str]:
+    """AP after so many answers: of the closed form, which learns from positives alone, and the posterior's gain."""
+    answers = found["answers"]
+    lines = [
+        f"| begins with | asks about | {' | '.join(f'{number} answers' for number in answers)} |",
+        "|---" * (len(answers) + 2) + "|",
+    ]
+    for examples, start in {1: "one example", 0: "the name"}.items():
+        for order, asks in {
+            "likeliest": "the likeliest",
+            "unsure": "the most unsure",
+            "mixed": "these in turns",
+        }.items():
+            key = f"mixed, from {examples}, {order}"
+            mine = found[f"{key}, posterior"]
+            cells = [
+                f"{ap:.1f} ({gain:+.1f} ± {interval:.1f})" if number or examples else f"{ap:.1f}"
+                for number, ap, (gain, interval) in zip(answers, mine["ap"], mine["gain"], strict=True)
+            ]
+            lines.append(f"| {start} | {asks} | {' | '.join(cells)} |")
+    return lines
+
+
 def main() -> None:
     found = {model: json.loads((ROOT / "results" / name).read_text()) for model, name in FILES.items()}
     before, rest = PAGE.read_text().split(BEGIN)
     after = rest.split(END)[1]
-    tables = "\n".join(["", *accuracy(found), "", *honesty(found), ""])
+    answered = sessions(json.loads((ROOT / "results" / "sessions-coco52.json").read_text()))
+    tables = "\n".join(["", *accuracy(found), "", *honesty(found), "", *answered, ""])
     PAGE.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}")
 
 
