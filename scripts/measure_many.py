@@ -2,7 +2,7 @@
 
     python scripts/measure_many.py --data DIR --features DIR --model coco52 --out results/many-coco52.json
 
-Pictures are those of test, mixed, val and crowded, at the frequencies that these have; a bank's examples are drawn from
+Pictures are those of mixed, val and crowded, at the frequencies that these have; a bank's examples are drawn from
 them and left out. 52 of the labels were seen when the network was tuned, so the 28 others have figures of their own.
 Shares are the bank's default, or estimated from 256 of the pictures, as `tag` does it unless told otherwise.
 """
@@ -28,7 +28,7 @@ from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import Scorer
 from fewtag.words.pieces import names_a_thing
 
-PHASES = ("test", "mixed", "val", "crowded")
+PHASES = ("mixed", "val", "crowded")
 SAMPLE = 256
 
 
