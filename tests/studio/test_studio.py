@@ -205,6 +205,23 @@ def test_a_project_is_as_it_was_when_it_is_opened_again(open_studio: Open, drawn
     assert before[1] == after[1]
 
 
+def test_an_answer_is_taken_before_its_pictures_are_in_memory(
+    open_studio: Open, drawn_album: Path, tmp_path: Path
+) -> None:
+    studio = open_studio(drawn_album)
+    known = list(digests(studio).values())
+    studio.teach("dog", known[:1])
+    studio.close()
+    early = open_studio(index=False, cache=tmp_path / "empty")
+    assert known[5] not in early.library.row_of
+    early.answer([say(known[5], "dog", "no")])
+    with pytest.raises(UnknownError, match="no picture"):
+        early.answer([say("0" * 32, "dog", "no")])
+    early.close()
+    again = open_studio()
+    assert [each.answer for each in again.picture(known[5]).labels] == ["no"]
+
+
 def test_without_cache_and_pictures_the_bank_can_still_be_made(open_studio: Open, album: Path, tmp_path: Path) -> None:
     studio = open_studio(album, cache=tmp_path / "one")
     studio.teach("dog", [digest for name, digest in digests(studio).items() if shows(name, "dog")][:3])

@@ -439,6 +439,11 @@ class Project:
     def pictures(self) -> list[PictureRow]:
         return self.read(lambda reader: [PictureRow(*row) for row in reader.execute("SELECT * FROM picture")])
 
+    def knows(self, digest: str) -> bool:
+        """Whether this picture was ever indexed here, be it in memory yet or not."""
+        query = "SELECT 1 FROM picture WHERE digest = ?"
+        return self.read(lambda reader: reader.execute(query, (digest,)).fetchone() is not None)
+
     def files(self) -> list[FileRow]:
         return self.read(lambda reader: [FileRow(*row) for row in reader.execute("SELECT * FROM file ORDER BY path")])
 

@@ -250,7 +250,9 @@ class Studio(View):
                     if (before[1], log.fold.resolve(before[2]), before[3]) != (each.picture, label.id, word):
                         raise InputError(f"answer {name} was given before, about something else; give each its own id")
                     continue
-                self.library.row(each.picture)
+                # a page sends what is left over as soon as the studio is back, before all pictures are in memory
+                if each.picture not in self.library.row_of and not self.project.knows(each.picture):
+                    self.library.row(each.picture)
                 seen[name] = row
                 fresh.append(row)
             undo = ""
