@@ -34,6 +34,7 @@ RARE = {
 
 RIVALS = {
     "tip-adapter": "Tip-Adapter, with all names",
+    "tip-adapter-whitened": "Tip-Adapter, whitened, with all names",
     "logistic-regression": "logistic regression",
     "logistic-regression-whitened": "logistic regression, whitened",
     "classifier": "linear classifier, 40 epochs",
