@@ -1,7 +1,7 @@
 """Screenshots of the studio, made by a browser that a script's hands drive: for docs/studio.md and the README.
 
     python scripts/studio_pictures.py docs/pictures                       # the demo's album
-    python scripts/studio_pictures.py look --pictures FOLDER --teach bird=12.jpg --show 40.jpg
+    python scripts/studio_pictures.py look --pictures FOLDER --teach dog=12.jpg --show 40.jpg
 
 It starts the real command on a new project, teaches labels from one picture each, answers pages of Review by the truth
 (the table album.csv of the folder, with image and labels; else as the model has marked them), opens a picture with its
@@ -26,7 +26,14 @@ from PIL import Image, ImageDraw
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 
 ALBUM = Path(__file__).parents[1] / "examples" / "album"
-TAUGHT = ["ball=001.jpg", "deer=005.jpg", "mushroom=012.jpg", "flower=009.jpg", "bird=003.jpg"]
+# of what a screen shows without scrolling
+TAUGHT = [
+    "owl=barred-owl.jpg",
+    "hummingbird=broad-tailed-hummingbird.jpg",
+    "goose=cackling-goose.jpg",
+    "woodpecker=black-backed-woodpecker.jpg",
+    "duck=canvasback.jpg",
+]
 DOCUMENTED = ("library", "review", "picture", "deliver", "review-dark", "review-phone")
 LIMIT = 150_000
 """Bytes of a screenshot."""
@@ -228,7 +235,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--pictures", type=Path, default=ALBUM)
     parser.add_argument("--teach", nargs="+", default=TAUGHT, metavar="LABEL=PICTURE")
-    parser.add_argument("--show", default="019.jpg", help="the picture to open")
+    parser.add_argument("--show", default="american-wigeon.jpg", help="the picture to open")
     parser.add_argument("--pages", type=int, default=2)
     parser.add_argument("--all", action="store_true", help="each screen in each look")
     options = parser.parse_args()
@@ -238,7 +245,7 @@ def main() -> None:
     looks = (("", 1280, 800, "light"), ("-dark", 1280, 800, "dark"), ("-phone", 390, 844, "light"))
     taught = [pair.split("=") for pair in options.teach]
     label = taught[-1][0]
-    with sync_playwright() as starter, tempfile.TemporaryDirectory() as folder:
+    with sync_playwright() as starter, tempfile.TemporaryDirectory(prefix="birds-") as folder:
         browser = starter.chromium.launch(executable_path=browser_path, args=arguments)
         for suffix, width, height, scheme in looks:
             with running_studio(options.pictures, Path(folder), f"album{suffix}") as url:
