@@ -4,7 +4,7 @@
     python scripts/try_container.py --python /usr/bin/python3    # one that other users may run
 
 Every COPY, RUN, ENV, USER, HEALTHCHECK, ENTRYPOINT and CMD is done as written, the image's folders under a new one.
-Then it looks whether the server becomes healthy with no way to the internet but the installation's, learns a label,
+Then it looks whether the server becomes healthy with proxies that lead nowhere, learns a label,
 leaves the pictures alone and ends when it is told to. It cannot show the base image, nor what an engine adds: the
 read-only root, dropped capabilities, the network between containers.
 """
@@ -154,7 +154,7 @@ def try_it(root: Path, python: Path) -> list[str]:
     assert [path.name for path in root.rglob("*.fewtag")] == ["bank.fewtag"]
     size = sum(path.stat().st_size for path in (root / "opt").rglob("*") if path.is_file() and not path.is_symlink())
     return [
-        f"healthy, as user {owner}, with no network but the loopback's",
+        f"healthy, as user {owner}, with proxies that lead nowhere",
         f"{len(album)} pictures indexed and left as they were; a label defined; the bank written to /project",
         "ended in good order by SIGTERM",
         f"/opt/fewtag has {size / 1e6:.0f} MB",
