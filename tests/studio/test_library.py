@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from album import answer_page, digests, say, shows
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
@@ -30,6 +30,7 @@ Open = Callable[..., Studio]
 FINITE_HALVES = st.floats(-100, 100, width=16)
 
 
+@settings(deadline=None)
 @given(arrays(np.float16, (5, 4, 6), elements=FINITE_HALVES), st.integers(1, 3))
 def test_scores_from_half_precision_are_those_of_the_posterior(places: np.ndarray, labels: int) -> None:
     strengths, generator = Strengths(), np.random.default_rng(0)

@@ -61,6 +61,7 @@ def state(fold: Fold) -> dict[str, dict[str, str]]:
     }
 
 
+@settings(deadline=None)
 @given(st.lists(STEPS, max_size=30))
 def test_undo_and_redo_are_two_piles(steps: list[Step]) -> None:
     log, naive, numbers = Log(), Naive(), itertools.count(1)

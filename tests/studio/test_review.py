@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 from album import answer_page, digests, say, shows
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewtag.core.metrics import average_precision
@@ -26,6 +26,7 @@ def ground(chances: np.ndarray, threshold: float = 0.5, words: dict[int, int] | 
     return Ground(chances.astype(np.float32), said, threshold=threshold, **facts)  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 500), st.floats(0, 1))
 def test_the_wilson_interval_solves_its_equation(count: int, share: float) -> None:
     """Its ends are the shares that the sample is just 1.96 standard deviations away from."""
@@ -73,6 +74,7 @@ def test_missed_begins_with_what_is_like_the_confirmed() -> None:
     assert review.ask("missed", about, whole, "", list("abcdef"))[0].tolist()[:2] == [1, 4]
 
 
+@settings(deadline=None)
 @given(st.integers(8, 200), st.integers(0, 5))
 def test_every_beginning_of_an_audit_is_spread_over_the_scores(count: int, seed: int) -> None:
     chances = np.random.default_rng(seed).uniform(0.5, 1, count)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from album import answer_page, digests, say, shows
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -19,6 +19,7 @@ LABELS = ["birds/heron", "birds/egret", "teddy bear", "boat", "bear"]
 WORDS = st.text(string.ascii_lowercase, min_size=1, max_size=8).filter(lambda word: not any(word in x for x in LABELS))
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_is_parsed_or_refused_in_one_sentence(text: str) -> None:
     try:
@@ -31,6 +32,7 @@ def test_any_text_is_parsed_or_refused_in_one_sentence(text: str) -> None:
         assert set(part.names) <= set(LABELS)
 
 
+@settings(deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=4), st.sampled_from(LABELS), st.lists(WORDS, max_size=3))
 def test_a_label_is_found_between_words(before: list[str], label: str, after: list[str]) -> None:
     parts = parse(" ".join([*before, label, *after]), LABELS)
@@ -39,6 +41,7 @@ def test_a_label_is_found_between_words(before: list[str], label: str, after: li
     assert label in parts[1].names
 
 
+@settings(deadline=None)
 @given(
     st.permutations([("is:unsure", "state"), ("folder:2024", "folder"), ("after:2024-05", "after"), ("-boat", "label")])
 )
@@ -47,6 +50,7 @@ def test_the_order_of_parts_does_not_matter(parts: list[tuple[str, str]]) -> Non
     assert [(part.text, part.kind) for part in found] == parts
 
 
+@settings(deadline=None)
 @given(st.sampled_from(LABELS), st.booleans())
 def test_a_quoted_label_is_the_label(label: str, wanted: bool) -> None:
     sign = "" if wanted else "-"
