@@ -157,6 +157,7 @@ class Hands:
 
     def teach(self, label: str, example: str, shoot: bool) -> None:
         self.page.goto(f"{self.page.url.split('#')[0]}#/")
+        expect(self.page.locator("button.picture").first).to_be_visible()
         self.settle()
         self.film.take(1500)
         self.cell(example).click()
@@ -257,7 +258,7 @@ def main() -> None:
                     film.on = not suffix and name == label
                     hands.teach(name, example, shoot=name == label)
                     for number in range(options.pages if name == label else 1):
-                        hands.answer_page(name, shoot="review" if name == label and number == 0 else "")
+                        hands.answer_page(name, shoot="review" if name == label and number == options.pages - 1 else "")
                 hands.open_picture(options.show, label)
                 hands.deliver()
                 if film.on:
