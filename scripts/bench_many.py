@@ -178,9 +178,9 @@ def share_with_fewtag(shared: Shared, number_of: Mapping[str, int]) -> None:
         parts = numbers(images).split(BATCH)
         return MemoryRows(torch.cat([encode(backbone.eval(), shared.pixels[part]) for part in parts]))
 
-    def untuned(name: str, *, weights: str | None, size: int) -> Any:
+    def untuned(name: str, *, weights: str | None, size: int, grid: int | None = None) -> Any:
         if name not in networks:
-            networks[name] = open_backbone(name, weights=weights, size=size)
+            networks[name] = open_backbone(name, weights=weights, size=size, grid=grid)
             networks[name].is_shared = True
         return networks[name]
 
