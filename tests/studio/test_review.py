@@ -176,7 +176,8 @@ def test_audits_measure_and_teach_nothing(studio: Studio) -> None:
     chances = studio._scores.kept["dog"].chances.copy()
     answer_page(studio, "dog", "audit", size=12)
     after = studio.review("dog", "sure")
-    assert (studio._scores.kept["dog"].chances == chances).all()
+    # scored again in other pieces, whose sums are rounded otherwise
+    np.testing.assert_allclose(studio._scores.kept["dog"].chances, chances, atol=1e-5)
     assert after.audited is not None
     right = sum(shows(cell.name, "dog") for cell in before.pictures)
     assert (after.audited.count, after.audited.precision) == (12, pytest.approx(right / 12))
