@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-fast fuzz lint bench docs clean
+.PHONY: demo studio studio-pictures test test-fast fuzz lint bench docs clean
 .DEFAULT_GOAL := test
 
 .venv/installed: pyproject.toml
@@ -19,6 +19,14 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/python examples/demo.py demo
 
+# the studio in the browser, on the demo's album; the project is kept in demo/
+studio: .venv/installed
+	$(BIN)/fewtag studio demo/studio examples/album
+
+# pictures of the studio for the documentation, made in a browser
+studio-pictures: .venv/installed
+	$(BIN)/python scripts/studio_pictures.py docs/pictures
+
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -33,10 +41,13 @@ test-fast: .venv/installed
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/research --ignore tests/scripts --ignore tests/test_benchmarks.py \
 		-m 'not slow and not processes and not ray' tests
 
-# 10,000 mutated files, and 200 kills at random moments, some on a full disk
+# 10,000 mutated files, 1,000 of them sidecars, and 200 kills at random moments, some on a full disk, 200 of `write` and
+# 200 of a studio that is answering
 fuzz: .venv/installed
 	$(BIN)/python tests/support/fuzz.py
 	$(BIN)/python tests/support/kills.py
+	$(BIN)/python tests/support/kills.py --job write
+	$(BIN)/python tests/support/studio_kills.py
 
 # speed and memory, as ratios measured side by side
 bench: .venv/rivals

@@ -21,13 +21,14 @@ from typing import Any
 
 from environments import FORMER, ROOT, former_environment, install_wheel, installed
 from growth import growth
+from http_load import throughput
 from measuring import Figure
 from product import Setting, cached, decoded_arrays, files, memory, ray, start_up
 from rivals import beside_easyfsl
 
 from fewtag.files import write_atomically
 
-SECTIONS = ("wheel", "start", "arrays", "files", "cache", "memory", "ray", "rivals", "growth")
+SECTIONS = ("wheel", "start", "arrays", "files", "cache", "memory", "http", "ray", "rivals", "growth")
 
 
 def figures(setting: Setting, wanted: Iterable[str]) -> Iterator[Figure]:
@@ -40,6 +41,7 @@ def figures(setting: Setting, wanted: Iterable[str]) -> Iterator[Figure]:
         "files": lambda: files(setting),
         "cache": lambda: cached(setting),
         "memory": lambda: memory(setting),
+        "http": lambda: throughput(setting.bank, setting.small, setting.rounds),
         "ray": lambda: ray(setting),
         "rivals": lambda: beside_easyfsl(setting.rounds),
         "growth": lambda: growth(quick=setting.quick),

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from packs import NETWORK, PHASES, SIZE, Packs, add_arguments
+from packs import CALIBRATION, NETWORK, PHASES, SIZE, Packs, add_arguments
 from torch import Tensor
 
 from fewtag.pictures.decode import squash
@@ -26,6 +26,7 @@ from fewtag.research.features.classifier import create_classifier
 from fewtag.research.features.graph import SIDE
 
 BATCH = 128
+EVERY = (*PHASES, "crowded")
 
 
 def squares(images: LabelledImages, size: int, device: torch.device) -> Iterator[Tensor]:
@@ -64,21 +65,22 @@ def main() -> None:
     parser.add_argument("--weights", help="a source of weights, as in a recipe")
     parser.add_argument("--name", required=True, help="what the files are called by")
     parser.add_argument("--sizes", type=int, nargs="+", default=[224])
-    parser.add_argument("--places", nargs="*", choices=PHASES, default=["val", "test", "mixed"])
+    parser.add_argument("--phases", nargs="+", choices=EVERY, default=EVERY)
+    parser.add_argument("--places", nargs="*", choices=EVERY, default=[*CALIBRATION, "test", "mixed"])
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     packs = Packs(arguments.data, arguments.cache)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    np.savez(arguments.out / "ids.npz", **{phase: np.array(packs.images(phase).ids) for phase in PHASES})
+    np.savez(arguments.out / "ids.npz", **{phase: np.array(packs.images(phase).ids) for phase in arguments.phases})
     classifier = create_classifier(NETWORK).to(device)
     with torch.inference_mode():
-        for phase in PHASES:
+        for phase in [phase for phase in PHASES if phase in arguments.phases]:
             chances = [classifier(pixels).half().cpu() for pixels in squares(packs.images(phase), SIZE, device)]
             np.save(arguments.out / f"chances-{phase}.npy", torch.cat(chances).numpy())
     for size in arguments.sizes:
         backbone = create_backbone(arguments.network, weights=arguments.weights, size=size).to(device)
-        for phase in PHASES:
+        for phase in arguments.phases:
             places = phase in arguments.places
             write(arguments.out, arguments.name, backbone, packs.images(phase), phase, places=places)
             print(arguments.name, size, phase, flush=True)

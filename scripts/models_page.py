@@ -1,4 +1,4 @@
-"""Writes the tables of docs/models.md from results/tagger-*.json, between its two marks.
+"""Writes the tables of docs/models.md from results/tagger-*.json, sessions-coco52.json and rivals/, between its marks.
 
 python scripts/models_page.py
 """
@@ -6,6 +6,9 @@ python scripts/models_page.py
 import json
 from pathlib import Path
 from typing import Any
+
+from fewtag.research.bench.metrics import mean_and_interval
+from fewtag.research.bench.results import read_rows
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "models.md"
@@ -28,6 +31,20 @@ RARE = {
     for shots in (1, 5)
     for how in ("given", "estimated")
 }
+
+RIVALS = {
+    "tip-adapter": "Tip-Adapter, with all names",
+    "tip-adapter-whitened": "Tip-Adapter, whitened, with all names",
+    "logistic-regression": "logistic regression",
+    "logistic-regression-whitened": "logistic regression, whitened",
+    "classifier": "linear classifier, 40 epochs",
+    "classifier-whitened": "linear classifier, whitened",
+    "knn": "nearest neighbours",
+    "knn-whitened": "nearest neighbours, whitened",
+    "protonet": "ProtoNet",
+    "protonet-whitened": "ProtoNet, whitened",
+}
+ASKED = {"likeliest": "the likeliest", "unsure": "the most unsure", "mixed": "these in turns"}
 
 
 def precision(row: dict[str, Any] | None) -> str:
@@ -62,11 +79,58 @@ def honesty(found: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
+def rivals(found: dict[str, Any]) -> list[str]:
+    """Of the network of `default`: its own classifier beside the methods of recipes/rivals.toml."""
+    columns = [(shots, phase) for shots in (1, 5) for phase in ("test", "mixed")]
+    titles = [f"{shots} example{'s' * (shots > 1)}, {phase}" for shots, phase in columns]
+    lines = [f"| | {' | '.join(titles)} |", "|---" * (len(columns) + 1) + "|"]
+    own = [precision(found[f"{phase}, {shots} examples"]) for shots, phase in columns]
+    lines.append(f"| the tagger's posterior | {' | '.join(own)} |")
+    for name, title in RIVALS.items():
+        files = [ROOT / "results" / "rivals" / f"{name}-{shots}-shots.{phase}.parquet" for shots, phase in columns]
+        if any(file.exists() for file in files):
+            lines.append(f"| {title} | {' | '.join(measured(file) for file in files)} |")
+    return lines
+
+
+def measured(file: Path) -> str:
+    if not file.exists():
+        return precision(None)
+    rows = read_rows(file)
+    macro, interval = mean_and_interval([100 * row.macro_ap for row in rows])
+    micro, _ = mean_and_interval([100 * row.micro_ap for row in rows])
+    return precision({"macro_ap": macro, "micro_ap": micro, "macro_ap_interval": interval})
+
+
+def sessions(found: dict[str, Any]) -> list[str]:
+    """AP after so many answers: of the closed form, which learns from positives alone, and the posterior's gain."""
+    answers = found["answers"]
+    lines = [
+        f"| begins with | asks about | {' | '.join(f'{number} answers' for number in answers)} |",
+        "|---" * (len(answers) + 2) + "|",
+    ]
+    for examples, start in {1: "one example", 0: "the name"}.items():
+        for order, asks in {
+            "likeliest": "the likeliest",
+            "unsure": "the most unsure",
+            "mixed": "these in turns",
+        }.items():
+            key = f"mixed, from {examples}, {order}"
+            mine = found[f"{key}, posterior"]
+            cells = [
+                f"{ap:.1f} ({gain:+.1f} ± {interval:.1f})" if number or examples else f"{ap:.1f}"
+                for number, ap, (gain, interval) in zip(answers, mine["ap"], mine["gain"], strict=True)
+            ]
+            lines.append(f"| {start} | {asks} | {' | '.join(cells)} |")
+    return lines
+
+
 def main() -> None:
     found = {model: json.loads((ROOT / "results" / name).read_text()) for model, name in FILES.items()}
     before, rest = PAGE.read_text().split(BEGIN)
     after = rest.split(END)[1]
-    tables = "\n".join(["", *accuracy(found), "", *honesty(found), ""])
+    answered = sessions(json.loads((ROOT / "results" / "sessions-coco52.json").read_text()))
+    tables = "\n".join(["", *accuracy(found), "", *rivals(found["default"]), "", *honesty(found), "", *answered, ""])
     PAGE.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}")
 
 

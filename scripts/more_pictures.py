@@ -1,10 +1,12 @@
-"""Makes packs of COCO pictures that the given packs lack: `more` for the base labels, `every` for all of them.
+"""Makes packs of COCO pictures that the given packs lack: `more` for base labels, `crowded`, `every` for all labels.
 
     python scripts/more_pictures.py PICTURES --packs DIR/coco --labels DIR/coco/all-labels.tsv.gz --out OTHER/coco
 
 PICTURES is a folder of IMAGE_ID.jpg, or a git directory that holds one as train2017/. `more` has every picture with
 base labels alone that the pack `train` lacks: together they are the paper's base pictures, but for those that PICTURES
-lacks. `every` has pictures of any labels, each taken for the label that is shown least until then. Pictures are
+lacks. `crowded` has pictures with a validation label beside base labels, none with a novel one: the validation labels'
+counterpart of `mixed`. `every` has pictures of any labels, each taken for the label that is shown least until then.
+Pictures are
 squashed to 224 × 224 as in the packs and kept as WebP. labels.tsv in the folder written has the rows of the packs
 given, too: with their tars beside it the folder takes the place of theirs.
 """
@@ -55,6 +57,17 @@ def read_all(path: Path) -> list[Line]:
 def base_alone(lines: Iterable[Line], base: Collection[str], known: Collection[str]) -> list[Line]:
     """The pictures that show base labels and nothing else, without those that are known."""
     return [line for line in lines if line.image not in known and set(line.labels) <= set(base)]
+
+
+def crowded(lines: Iterable[Line], split: Split) -> list[Line]:
+    """The pictures that show a validation label and a base label, and no novel one; of labels the validation ones."""
+    base, validation = (set(split.phases[phase].labels) for phase in ("train", "val"))
+    found = []
+    for line in lines:
+        shown = set(line.labels)
+        if shown & base and shown & validation and shown <= base | validation:
+            found.append(Line(line.image, line.split, tuple(label for label in line.labels if label in validation)))
+    return found
 
 
 def balanced(lines: Iterable[Line], counts: Counter[str], wanted: int, *, seed: int = 0) -> list[Line]:
@@ -136,6 +149,7 @@ def main() -> None:
     parser.add_argument("pictures", type=Path, help="a folder of IMAGE_ID.jpg, or a git directory")
     parser.add_argument("--packs", type=Path, required=True, help="the folder whose labels.tsv names the packs")
     parser.add_argument("--labels", type=Path, required=True, help="the labels of all pictures, all-labels.tsv.gz")
+    parser.add_argument("--crowded", type=int, default=2_600, help="crowded pictures of validation labels (0: none)")
     parser.add_argument("--every", type=int, default=30_000, help="pictures of all labels (0: none)")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
@@ -144,20 +158,29 @@ def main() -> None:
     for row in table.splitlines()[1:]:
         packed.setdefault(row.split("\t")[0], set()).add(row.split("\t")[1])
     with opened(arguments.pictures) as (there, read):
-        lines = read_all(arguments.labels)
-        wanted = base_alone(lines, Split.load("coco").phases["train"].labels, packed["train"])
+        lines, split = read_all(arguments.labels), Split.load("coco")
+        wanted = base_alone(lines, split.phases["train"].labels, packed["train"])
         packs = {"more": [line for line in wanted if line.image in there]}
         print(f"{len(wanted)} base pictures are not in the packs, {len(packs['more'])} of them are here")
-        known = set().union(*packed.values(), (line.image for line in packs["more"]))
+        in_packs = set().union(*packed.values())
+        known = in_packs.union(line.image for line in packs["more"])
         counts = Counter(label for line in lines if line.image in known for label in line.labels)
         rest = [line for line in lines if line.image in there and line.image not in known]
+        by_image = {line.image: line for line in rest}
+        # each for the validation label that is shown least, with all that it shows in the table
+        packs["crowded"] = [
+            by_image[line.image] for line in balanced(crowded(rest, split), Counter(), arguments.crowded)
+        ]
+        taken = {line.image for line in packs["crowded"]}
+        rest = [line for line in rest if line.image not in taken]
         packs["every"] = balanced(rest, counts, arguments.every)
         rows = [
             f"{pack}\t{line.image}\t{line.split}\t{','.join(line.labels)}\n" for pack in packs for line in packs[pack]
         ]
         write_atomically(arguments.out / "labels.tsv", (table + "".join(rows)).encode())
         for pack, chosen in packs.items():
-            write_tars(arguments.out, pack, chosen, read)
+            # one that another pack holds has a row of this one, and stays where it is
+            write_tars(arguments.out, pack, [line for line in chosen if line.image not in in_packs], read)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ weights serves at any size.
 
 import math
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,8 +187,15 @@ class Pictures:
     targets: Tensor
 
 
-def read_pictures(folder: Path, packs: Sequence[str], labels: Sequence[str], device: torch.device) -> Pictures:
+def read_pictures(
+    folder: Path,
+    packs: Sequence[str],
+    labels: Sequence[str],
+    device: torch.device,
+    aliases: Mapping[str, str] | None = None,
+) -> Pictures:
     """The pictures of the packs, in the table's order; labels other than `labels` are not looked at."""
+    called = aliases or {}
     lines = [line.split("\t") for line in (folder / "labels.tsv").read_text().splitlines()[1:]]
     lines = [line for line in lines if line[0] in packs]
     encoded: dict[tuple[str, str], bytes] = {}
@@ -201,7 +208,8 @@ def read_pictures(folder: Path, packs: Sequence[str], labels: Sequence[str], dev
                     encoded[pack, Path(member.name).stem] = file.read()
     targets = np.zeros((len(lines), len(labels)), dtype=bool)
     for number, line in enumerate(lines):
-        targets[number, [labels.index(label) for label in line[3].split(",") if label in labels]] = True
+        shown = [called.get(label, label) for label in line[3].split(",")]
+        targets[number, [labels.index(label) for label in shown if label in labels]] = True
 
     def pixels(line: list[str]) -> Tensor:
         return torch.from_numpy(np.array(decode(encoded[line[0], line[1]], line[1]))).permute(2, 0, 1)

@@ -25,10 +25,21 @@ from fewtag.words.vectors import SHIPPED, WordTable, load_words
 
 NETWORK, SIZE = "tf_efficientnet_lite2", 224
 PHASES = ("train", "val", "test", "mixed")
-SOURCE = {"format": "table", "path": "coco/labels.tsv", "images": "coco", "where": {"pack": list(PHASES)}}
+CALIBRATION = ("val", "crowded")
+"""Phases of the validation labels: alone in plain pictures, and beside base labels (`more_pictures.py` makes these)."""
+
+
+def source(*packs: str) -> dict[str, Any]:
+    return {"format": "table", "path": "coco/labels.tsv", "images": "coco", "where": {"pack": list(packs)}}
+
+
 RECIPE = {
     "name": "packs",
-    "data": {"name": "coco", "split": "coco", "sources": [SOURCE]},
+    "data": {
+        "name": "coco",
+        "split": "coco",
+        "sources": [{**source(*PHASES), "phases": list(PHASES)}, {**source("crowded"), "phases": ["crowded"]}],
+    },
     "words": {"source": SHIPPED},
     "method": {"name": "closed-form"},
 }

@@ -57,6 +57,8 @@ from fewtag.research.data.splits import Split
 
 RARE = -3.0
 """A label's logit before anything is learnt."""
+FEW_STEPS = 300
+"""So many take less time than compiling the network does."""
 WARM_UP = 0.05
 """The share of the steps in which the rate rises."""
 
@@ -115,7 +117,8 @@ def tune(network: Network, pictures: Pictures, settings: Tuning) -> float:
         optimizer, lambda step: min(1.0, step / (WARM_UP * total)) * 0.5 * (1 + math.cos(math.pi * step / total))
     )
     sizes = np.random.default_rng(settings.seed).choice(settings.sizes, total)
-    run = torch.compile(network, dynamic=False) if device.type == "cuda" else network
+    worth_it = device.type == "cuda" and total > FEW_STEPS
+    run = torch.compile(network, dynamic=False) if worth_it else network
     losses = torch.zeros(steps_an_epoch, device=device)
     for epoch in range(settings.epochs):
         order = torch.randperm(len(targets), generator=generator, device=device)
@@ -139,13 +142,15 @@ class Bench:
     """Pictures, soft labels and episodes, read once for all settings."""
 
     def __init__(self, arguments: argparse.Namespace, device: torch.device) -> None:
-        split, folder = Split.load("coco"), arguments.data / "coco"
+        split, folder = Split.load(arguments.split), arguments.data / "coco"
         labels = split.labels if arguments.all_labels else split.phases["train"].labels
-        self.base = read_pictures(folder, arguments.packs, labels, device)
+        self.base = read_pictures(folder, arguments.packs, labels, device, split.aliases)
         self.fitted = self.base
         if arguments.fit_packs:
             self.fitted = read_pictures(folder, arguments.fit_packs, labels, device)
-        self.names = {variant: read_names(arguments.names, variant, device) for variant in arguments.variants}
+        self.names = {
+            variant: read_names(arguments.names, variant, device) for variant in arguments.variants if arguments.phases
+        }
         self.pictures = {
             phase: read_pictures(folder, (phase,), split.phases[phase].labels, device) for phase in arguments.phases
         }
@@ -281,9 +286,10 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True, help="an ONNX file, or safetensors in timm's keys")
     parser.add_argument("--data", type=Path, required=True, help="the folder of the packs")
     parser.add_argument("--packs", nargs="+", default=["train"], help="the pictures to tune on")
+    parser.add_argument("--split", default="coco", help="whose base labels; figures (--phases) are of coco's alone")
     parser.add_argument("--fit-packs", nargs="+", help="the pictures of space and word map, if others")
-    parser.add_argument("--names", type=Path, required=True, help="word vectors of labels and classes")
-    parser.add_argument("--classifier", type=Path, required=True, help="EfficientNet-Lite2 in timm's keys")
+    parser.add_argument("--names", type=Path, help="word vectors of labels and classes, for figures")
+    parser.add_argument("--classifier", type=Path, help="EfficientNet-Lite2 in timm's keys, for figures")
     parser.add_argument("--all-labels", action="store_true", help="tune on all 80 labels")
     parser.add_argument(
         "--sizes", type=int, nargs="+", default=[112, 140, 168, 224], help="of the pictures; a step takes one of them"

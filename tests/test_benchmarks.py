@@ -15,6 +15,7 @@ from measuring import FailedError, Figure, in_turns, peak_megabytes, run
 from rivals import CHANNELS, LABELS, WORDS, Setting, easyfsl_scores, protonet_scores
 from speed import page
 
+import studio
 from fewtag import Tagger
 from fewtag.core import posterior
 from fewtag.research.methods import create_method
@@ -134,3 +135,11 @@ def test_the_page_says_which_promises_are_kept() -> None:
     assert "| quick | 0.97 × | ≥ 0.95 kept |" in written
     assert "| large | 800 MB | ≤ 700 **missed** |" in written
     assert json.dumps(figures[0].as_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_studios_benchmark_runs() -> None:
+    found = list(studio.figures(quick=True))
+    assert any("page ranked again" in figure.what for figure in found)
+    assert all(figure.value > 0 for figure in found)

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "src" / "fewtag" / "models"
-EXTRAS = ("research", "parquet", "urls", "ray", "export", "docs")
+EXTRAS = ("research", "parquet", "urls", "ray", "export", "serve", "hub", "mcp", "docs")
 FREE = re.compile(
     r"\b(MIT|BSD|[0-3]-Clause|0BSD|Apache|ISC|ISCL|MPL|Mozilla Public|PSF|Python Software Foundation|Unlicense|"
     r"Zlib|CC0|PDDL|HPND|CNRI-Python)\b",

@@ -57,6 +57,9 @@ def test_the_wheel_carries_the_data_and_the_types(wheel: Path) -> None:
     assert names >= splits | {"fewtag/py.typed", "fewtag/research/bench/report/published.json"}
     modules = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").glob("fewtag/**/*.py")}
     assert modules <= names
+    pages = [path for path in (ROOT / "src/fewtag/studio/web").rglob("*") if path.is_file()]
+    assert len(pages) >= 15
+    assert {path.relative_to(ROOT / "src").as_posix() for path in pages} <= names
     models = {f"{name}.safetensors" for name in ("default", "accurate", "coco52", "words")} | {
         f"dinov2-{name}.onnx" for name in ("all80", "coco52")
     }

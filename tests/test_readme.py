@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 PAGES = (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
-ELSEWHERE = ("fit mine", "s3://", "bench", "train", "report")
-"""Commands that need a cluster, a data set or hours; they are parsed, not run."""
+ELSEWHERE = ("fit mine", "s3://", "bench", "train", "report", "serve", "studio")
+"""Commands that need a cluster, a data set or hours, or run until they are ended; they are parsed, not run."""
 
 
 def blocks(page: Path, language: str) -> list[str]:

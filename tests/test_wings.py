@@ -90,6 +90,11 @@ def test_every_command_of_the_product_runs_without_the_research_wings_packages(a
         ["check", bank, "truth.csv"],
         ["upgrade", bank],
         ["export", bank, str(tmp_path / "onnx")],
+        ["export", bank, str(tmp_path / "fixed"), "--as", "onnx-fixed"],
+        ["export", str(tags), str(tmp_path / "out"), "--as", "fiftyone"],
+        ["write", str(tags), ".", "--dry-run"],
+        ["write", bank, "."],
+        ["write", ".", "--undo"],
         ["cache"],
         ["--version"],
     ]
@@ -117,6 +122,19 @@ def test_learning_tagging_and_the_cache_need_nothing_of_posix(album: Path, tmp_p
     run(WITHOUT_POSIX, commands, album, tmp_path)
     assert (tmp_path / "tags.csv").read_text() == (tmp_path / "again.csv").read_text()
     assert len((tmp_path / "tags.csv").read_text().splitlines()) == 7
+
+
+def test_the_server_loads_nothing_of_the_research_wing_and_needs_nothing_of_posix() -> None:
+    program = "import fewtag.server.run; from fewtag.server.uploads import _allow_seconds, _restrict; "
+    program += "_restrict(1); _allow_seconds(1.0)"  # a byte of memory, were there limits
+    for prelude in (WITHOUT_RESEARCH + WITHOUT_POSIX, WITHOUT_POSIX):
+        done = subprocess.run([sys.executable, "-c", f"{prelude}\n{program}"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_client_runs_as_a_file_by_itself() -> None:
+    done = subprocess.run([sys.executable, "-I", "-S", str(SOURCE / "client.py")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def trees(folder: Path) -> Iterator[tuple[str, ast.Module, str]]:

@@ -8,6 +8,10 @@ class InputError(ValueError):
     """Bad input, in one sentence: what was wrong, what was found, what to do. The command line exits with 2."""
 
 
+class MissingError(InputError):
+    """What was asked for by name or digest is not there. HTTP says 404."""
+
+
 def nearest(name: str, known: Iterable[str], most: int = 3) -> str:
     """The known names closest to a misspelt one, ready to end a sentence with.
 

@@ -86,7 +86,8 @@ def locked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     make_folder(path.parent)
     hidden = path.with_name(f".{path.name}.lock")
     try:
-        with closing(sqlite3.connect(hidden, seconds, isolation_level=None)) as connection:
+        # whoever lets go of it may be another thread than who took it
+        with closing(sqlite3.connect(hidden, seconds, isolation_level=None, check_same_thread=False)) as connection:
             connection.execute("BEGIN EXCLUSIVE")
             yield
     except sqlite3.DatabaseError as error:
@@ -155,7 +156,7 @@ def read_json(path: Path, what: str) -> Any:
         raise InputError(f"there is no {what} {path}; check the path") from error
     except OSError as error:
         raise InputError(f"cannot read the {what} {path}: {error.strerror}; check the path") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"the {what} {path} is no JSON ({error}); mend it or make it anew") from error
 
 

@@ -20,7 +20,21 @@ def test_the_version(cli: Cli) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["train", "bench", "draws", "report", "learn", "define", "forget", "labels", "tag", "explain", "export", "cache"],
+    [
+        "train",
+        "bench",
+        "draws",
+        "report",
+        "learn",
+        "define",
+        "forget",
+        "labels",
+        "tag",
+        "explain",
+        "export",
+        "write",
+        "cache",
+    ],
 )
 def test_every_command_explains_itself(cli: Cli, command: str) -> None:
     assert f"fewtag {command} [OPTIONS]" in cli(command, "--help").out

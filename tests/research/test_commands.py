@@ -37,7 +37,7 @@ def test_draws_train_bench_report_explain(cli: Cli, shapes: Path) -> None:
     assert cli("report").out.strip() == "results/RESULTS.md"
     page = Path("results/RESULTS.md").read_text()
     assert re.search(r"\| protonet \| \S+, \S+ \| none \|", page)
-    assert re.search(r"\| attention \| \S+, \S+ \| frozen backbone, best on validation", page)
+    assert re.search(r"\| attention \| \S+, \S+ \| frozen backbone on 48 base pictures, best on validation", page)
     assert "fewtag bench" in page
     run, picture = Path(summary["checkpoint"]).parent, shapes / "images" / "heart0.png"
     assert cli("explain", run, picture, "--label", "heart", "--out", "heat.png", "--data", shapes).code == 0

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import more_pictures
 import pytest
-from more_pictures import Line, balanced, base_alone, opened
+from more_pictures import Line, balanced, base_alone, crowded, opened
 from PIL import Image
+
+from fewtag.research.data.splits import Split
 
 LABELS = {
     "1": ("car",),
@@ -24,6 +26,18 @@ LABELS = {
 
 def lines() -> list[Line]:
     return [Line(image, "train2014", labels) for image, labels in LABELS.items()]
+
+
+def test_crowded_pictures_show_validation_and_base_labels_and_no_novel_one() -> None:
+    some = [
+        *lines(),
+        Line("7", "train2014", ("car", "cow", "person")),
+        Line("8", "train2014", ("bird", "car", "person")),
+    ]
+    assert [(line.image, line.labels) for line in crowded(some, Split.load("coco"))] == [
+        ("3", ("person",)),
+        ("7", ("cow", "person")),
+    ]
 
 
 @pytest.fixture
@@ -69,7 +83,7 @@ def test_packs_and_their_table_complete_the_given_ones(
 ) -> None:
     packs, out = tmp_path / "packs", tmp_path / "out"
     packs.mkdir()
-    given = "pack\timage\tsplit2014\tlabels\ntrain\t1\ttrain2014\tcar\n"
+    given = "pack\timage\tsplit2014\tlabels\ntrain\t1\ttrain2014\tcar\nvocbase\t4\ttrain2014\tdog\n"
     (packs / "labels.tsv").write_text(given)
     rows = [f"{line.image}\t{line.split}\t{','.join(line.labels)}" for line in lines()]
     with gzip.open(tmp_path / "all.tsv.gz", "wt") as file:
@@ -80,7 +94,7 @@ def test_packs_and_their_table_complete_the_given_ones(
     more_pictures.main()
     table = (out / "labels.tsv").read_text()
     assert table.startswith(given)
-    found: dict[str, list[str]] = {"more": [], "every": []}
+    found: dict[str, list[str]] = {"more": [], "crowded": [], "every": []}
     for path in sorted(out.glob("*.tar")):
         with tarfile.open(path) as archive:
             for member in archive:
@@ -88,6 +102,8 @@ def test_packs_and_their_table_complete_the_given_ones(
                 file = archive.extractfile(member)
                 assert file is not None
                 assert Image.open(file).size == (224, 224)
-    assert found["more"] == ["2", "4"]  # 3, 5 and 6 show other labels, 7 is not among the pictures
+    assert found["more"] == ["2"]  # 4 is in a pack, 3, 5 and 6 show other labels, 7 is not among the pictures
+    assert found["crowded"] == ["3"]
     assert len(found["every"]) == 2
-    assert [line.split("\t")[1] for line in table.splitlines()[2:]] == found["more"] + found["every"]
+    listed = [line.split("	")[1] for line in table.splitlines()[3:]]
+    assert sorted(listed) == sorted(["4", *(image for pack in found.values() for image in pack)])

@@ -29,11 +29,15 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 from PIL import Image
+from sidecars import sidecars
 from tiny import draw, write_tiny_model
 
 from fewtag.cache import FILE, Cache, content_digest
 from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError
+from fewtag.interop.datasets import read_set
+from fewtag.interop.embedded import read_embedded
+from fewtag.interop.xmp import Packet, Tags, Wanted, rewrite
 from fewtag.pictures.files import Picture, encoded_bytes
 from fewtag.tagger.bank_file import read_header
 from fewtag.tagger.model import Model, load_model
@@ -52,6 +56,25 @@ TABLE = "image,labels,absent\na.png,dog;!cat,sofa\nsub/b.png,sofa,\n"
 ROWS = [Tagged("a.png", ("dog",), {"dog": 0.75, "cat": 0.25}), Tagged("b.png", failure="no picture")]
 SHARD = Shard(0, "digest", 2)
 DIGESTS = [content_digest(bytes([number])) for number in range(4)]
+COCO = {"images": [{"id": 1, "file_name": "a.png"}], "categories": [{"id": 1, "name": "dog"}]}
+COCO |= {"annotations": [{"image_id": 1, "category_id": 1}]}
+TASK = {"data": {"image": "/data/local-files/?d=a.png"}}
+CHOSEN = [{"result": [{"type": "choices", "value": {"choices": ["dog", "cat"]}}]}]
+DATA_SETS = [
+    ("json", json.dumps(COCO)),
+    ("json", json.dumps([TASK | {"annotations": CHOSEN}])),
+    (
+        "json",
+        json.dumps({"classes": ["dog"], "labels": {"a.png": [{"label": "dog", "confidence": 0.5}], "b.png": "cat"}}),
+    ),
+    (
+        "jsonl",
+        '{"file_name": "a.png", "labels": ["dog"], "scores": {"dog": 0.5}}\n{"image": "b.png", "tags": ["cat"]}\n',
+    ),
+]
+BOX = {"category": "1", "conf": 0.9, "bbox": [0.1, 0.2, 0.5, 0.6]}
+DETECTIONS = {"info": {"format_version": "1.6"}, "images": [{"file": "a.png", "detections": [BOX]}]}
+WANTED = Wanted((("dog",), ("birds", "heron")), frozenset({("dog",), ("birds", "heron")}))
 CONTENT = np.arange(4 * 32, dtype=np.float32).reshape(4, 32)
 
 
@@ -111,6 +134,9 @@ def make_seeds(folder: Path, also: Path | None = None) -> list[Seed]:
     seeds += _parts(folder)
     with Cache(folder / "cache") as cache:
         cache.space("places", "tiny", "key", (32,), "float32").put_many(DIGESTS, CONTENT)
+    seeds += [Seed("data set", f"set.{ending}", content.encode()) for ending, content in DATA_SETS]
+    written = [rewrite(each.content, each.program, WANTED, Tags()) for each in list(sidecars())[::7]]
+    seeds += [Seed("sidecar", "a.jpg.xmp", content) for content in written if content]
     # the last connection has moved the write-ahead log into the file
     return [*seeds, *[Seed("cache", FILE, (folder / "cache" / FILE).read_bytes())] * 3]
 
@@ -188,6 +214,7 @@ def _sources(folder: Path) -> list[Seed]:
         Seed("source", "list.parquet", table.getvalue()),
         Seed("source", "photos.tar", archive.getvalue()),
         Seed("source", "list.txt", f"# mine\na.png\n{folder}/a.png\nsub/b.png\n".encode()),
+        Seed("source", "detections.json", json.dumps(DETECTIONS).encode()),
     ]
 
 
@@ -236,6 +263,7 @@ def mutate(content: bytes, generator: np.random.Generator, others: Sequence[byte
 def try_picture(path: Path, _: Laboratory) -> None:
     square = Picture(path).pixels(32)
     assert square.shape == (3, 32, 32)
+    read_embedded(path).tags(path.name)
 
 
 def try_bank(path: Path, laboratory: Laboratory) -> None:
@@ -309,6 +337,17 @@ def try_cache(path: Path, _: Laboratory) -> None:
             space.put_many(DIGESTS, CONTENT)
 
 
+def try_sidecar(path: Path, _: Laboratory) -> None:
+    packet = Packet(path.read_bytes(), path.name)
+    after = rewrite(packet.data, path.name, WANTED, Tags())
+    kept = set(Packet(after, path.name).tags().every) if after else set()
+    assert set(packet.tags().every) <= kept, "a person's tag is lost"
+
+
+def try_data_set(path: Path, _: Laboratory) -> None:
+    assert all(each.labels for each in read_set(path))
+
+
 TRIES: dict[str, Callable[[Path, Laboratory], None]] = {
     "picture": try_picture,
     "bank": try_bank,
@@ -316,6 +355,8 @@ TRIES: dict[str, Callable[[Path, Laboratory], None]] = {
     "network": try_network,
     "table": try_table,
     "record": try_record,
+    "sidecar": try_sidecar,
+    "data set": try_data_set,
     "words": try_words,
     "source": try_source,
     "jsonl part": try_part,

@@ -2,9 +2,10 @@
 
     python tests/support/kills.py --count 200
 
-Each round learns, tags or fills a cache in a process of its own, which is killed (SIGKILL) after a random time; some
-write to a disk that is too small. Then the same command runs to its end and must leave what an undisturbed run left.
-Small disks and closed ones are tmpfs mounts, where this may mount; else a limit on the size of files stands for them.
+Each round learns, tags, fills a cache or writes sidecars in a process of its own, which is killed (SIGKILL) after a
+random time; some write to a disk that is too small. Then the same command runs to its end and must leave what an
+undisturbed run left. Small disks and closed ones are tmpfs mounts, where this may mount; else a limit on the size of
+files stands for them.
 """
 
 import argparse
@@ -22,10 +23,12 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from sidecars import sidecars
 from tiny import draw, write_tiny_model
 
 from fewtag.cache import FILE
 from fewtag.cache_upkeep import CacheUpkeep
+from fewtag.interop.xmp import Packet
 from fewtag.tagger.tagger import Tagger
 
 LABELS = ["dog", "cat", "sofa"]
@@ -67,6 +70,14 @@ class Bench:
     def prepare(self, job: str, place: Path) -> None:
         if job == "learn":
             shutil.copy(self.bank, place / "pets.fewtag")
+        elif job == "write":
+            (place / "album").mkdir()
+            for number, content in enumerate(SIDECARS):
+                draw(number, size=(24, 24)).save(place / "album" / f"{number}.png")
+                if content:
+                    (place / "album" / f"{number}.png.xmp").write_bytes(content)
+            rows = [f"{number}.png,zebra;birds/heron\n" for number in range(len(SIDECARS))]
+            (place / "tags.csv").write_text("image,tags\n" + "".join(rows))
 
     def command(self, job: str, place: Path) -> list[str]:
         return [sys.executable, "-c", RUN, *map(str, JOBS[job].arguments(self, place))]
@@ -92,6 +103,8 @@ class Bench:
             stderr=subprocess.DEVNULL,
             env=self.environment(place),
         )
+        while job == "write" and process.poll() is None and not _is_begun(place):
+            time.sleep(0.005)  # all but its last moments are spent on starting up
         try:
             process.wait(after)
         except subprocess.TimeoutExpired:
@@ -139,6 +152,27 @@ def _cache_is_sound(place: Path) -> None:
                 raise TornError(f"{damaged} rows of the cache are damaged")
 
 
+SIDECARS = [each.content for each in sidecars()] + [b""] * 60
+"""What other programs left beside each picture, or nothing."""
+
+
+def _is_begun(place: Path) -> bool:
+    return (place / "album" / "60.png.xmp").exists()  # the first one that has to be made
+
+
+def _sidecars_are_whole(place: Path) -> None:
+    """Each is as it was, or as it shall be; none of a person's tags is lost."""
+    for number, before in enumerate(SIDECARS):
+        path = place / "album" / f"{number}.png.xmp"
+        found = path.read_bytes() if path.exists() else b""
+        if found != before and (Packet(found, path.name).without_ours() or b"") != before:
+            raise TornError(f"{path.name} is torn")
+
+
+def _album(place: Path) -> bytes:
+    return b"".join(path.name.encode() + path.read_bytes() for path in sorted((place / "album").iterdir()))
+
+
 JOBS = {
     "learn": Job(
         lambda bench, place: ["learn", place / "pets.fewtag", bench.folder / "examples"],
@@ -160,6 +194,11 @@ JOBS = {
         lambda place: (place / "tags.csv").read_bytes() + (place / "tags.csv.failures.csv").read_bytes(),
         _cache_is_sound,
     ),
+    "write": Job(
+        lambda _, place: ["write", place / "tags.csv", place / "album"],
+        _album,
+        _sidecars_are_whole,
+    ),
 }  # fmt: skip
 
 
@@ -178,10 +217,10 @@ def mounted(place: Path, options: str) -> Iterator[bool]:
         subprocess.run(["umount", "--lazy", str(place)], capture_output=True, check=False)
 
 
-def disturb(bench: Bench, number: int, seed: int = 0) -> str:
-    """One round; answers with what was done."""
+def disturb(bench: Bench, number: int, seed: int = 0, job: str | None = None) -> str:
+    """One round, of each job in turn unless one is named; answers with what was done."""
     generator = np.random.default_rng([seed, number])
-    job = list(JOBS)[number % len(JOBS)]
+    job = job or list(JOBS)[number % len(JOBS)]
     place = Path(tempfile.mkdtemp(dir=bench.folder))
     trouble = str(generator.choice(["kill", "kill", "kill", "full", "closed"]))
     try:
@@ -196,7 +235,8 @@ def _killed(bench: Bench, job: str, place: Path, generator: np.random.Generator)
     bench.prepare(job, place)
     kills = 0
     for _ in range(int(generator.integers(1, 4))):
-        kills += bench.kill(job, place, float(generator.uniform(0.2, 1.1)) * bench.seconds[job])
+        share = generator.uniform(0.2, 1.1) if job != "write" else generator.uniform(0, 0.3)
+        kills += bench.kill(job, place, float(share) * bench.seconds[job])
         JOBS[job].always(place)
     _finish(bench, job, place)
     return f"killed {kills} times"
@@ -260,13 +300,14 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first round")
+    parser.add_argument("--job", choices=[*JOBS], help="this one alone", default=None)
     given = parser.parse_args()
     since, told, wrong = time.monotonic(), Counter[str](), 0
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder))
         for number in range(given.first, given.first + given.count):
             try:
-                told[disturb(bench, number, given.seed)] += 1
+                told[disturb(bench, number, given.seed, given.job)] += 1
             except (TornError, OSError, subprocess.SubprocessError) as error:
                 wrong += 1
                 print(f"round {number}: {error!r}", flush=True)

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from fewtag.core.posterior import Fitted
-from fewtag.tagger.explain import grid, heat_map, overlay
+from fewtag.tagger.explain import grid, heat_map, layer, overlay
 
 SLOPE, OFFSET = 12.0, -4.0
 
@@ -80,6 +80,17 @@ def panels(sheet: Image.Image, width: int) -> list[np.ndarray]:
     """What lies under the captions."""
     whole = np.asarray(sheet).astype(int)[28:]
     return [whole[:, left : left + width] for left in range(0, sheet.width, width + 8)]
+
+
+def test_a_layer_lights_where_the_label_is_seen_most_and_nothing_of_a_label_that_is_not_there() -> None:
+    heat = np.linspace(0.9, 1, 12, dtype=np.float32).reshape(3, 4)
+    shade = np.asarray(layer(heat))
+    assert shade.shape == (3, 4, 4)
+    assert not shade[..., :3].any()
+    assert shade[2, 3, 3] == 0
+    assert (shade[0, :, 3] == 199).all()
+    assert np.asarray(layer(heat / 100))[..., 3].min() > 150
+    assert (np.asarray(layer(np.full((3, 4), 0.7, np.float32)))[..., 3] == 199).all()
 
 
 def test_a_grid_has_the_picture_and_a_panel_for_each_label() -> None:

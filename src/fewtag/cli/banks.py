@@ -3,18 +3,21 @@
 import json
 import shlex
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Bank, Label, ModelName, SkipBad, WordSource, plural
+from fewtag.cli.terminal import AsJson, Bank, Label, ModelName, SkipBad, WordSource, plural, printable
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
 
     from fewtag.tagger.tagger import Tagger
+    from fewtag.tagging.examples import Shown
 
 
 DOUBTFUL = 0.2
@@ -25,7 +28,9 @@ def learn(
     bank: Bank,
     examples: Annotated[
         list[Path],
-        typer.Argument(metavar="EXAMPLES", help="A CSV with columns image,labels; a folder per label; or pictures."),
+        typer.Argument(
+            metavar="EXAMPLES", help="A CSV with columns image,labels; a folder per label; pictures; or JSON."
+        ),
     ],
     label: Annotated[
         list[str] | None, typer.Option("--label", metavar="NAME", help="What all the pictures show; repeatable.")
@@ -39,6 +44,21 @@ def learn(
     root: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")
     ] = None,
+    from_tags: Annotated[
+        bool, typer.Option("--from-tags", help="Learn the tags that the pictures carry, inside or in XMP sidecars.")
+    ] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TAG", help="With --from-tags: this tag and those under it; repeatable."),
+    ] = None,
+    at_most: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="With --from-tags: about N pictures a tag, typical and varied ones."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --from-tags: only show the table of what is found.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --from-tags: do not ask, even in a terminal.")] = False,
     no_words: Annotated[
         bool, typer.Option("--no-words", help="New labels mean nothing by their name: pictures only.")
     ] = False,
@@ -61,14 +81,35 @@ def learn(
 
     Example: fewtag learn pets.fewtag sofa.jpg --absent dog
 
+    With --from-tags the keywords that digiKam, Lightroom, darktable, Immich and others keep are learnt; "birds|heron"
+    becomes the label "birds/heron". What `fewtag write` wrote is not. A table of what is found comes first.
+
     Example: fewtag learn pets.fewtag rex.jpg max.jpg --label dog
+
+    Example: fewtag learn birds.fewtag photos/ --from-tags --only birds --at-most 20
     """
-    from fewtag.cli.terminal import Bars
+    from fewtag.cli.terminal import Bars, show
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.examples import read_examples
 
-    shown = read_examples(examples, label or (), root, absent=absent or (), complete=complete)
+    chosen = {"--only": only, "--at-most": at_most, "--dry-run": dry_run, "--yes": yes}
+    if not from_tags and (given := [name for name, value in chosen.items() if value]):
+        raise InputError(f"{given[0]} goes with --from-tags; add that, or leave it out")
+    if examples and all(each.suffix.lower() in {".json", ".jsonl"} for each in examples) and not from_tags:
+        from fewtag.interop.datasets import read_set
+
+        shown = [example for each in examples for example in read_set(each, root)]
+    elif not from_tags:
+        shown = read_examples(examples, label or (), root, absent=absent or (), complete=complete)
     tagger = Tagger.open(bank, model=model, words=words, keep_pictures=not no_pictures)
+    if from_tags:
+        if label or absent or root:
+            raise InputError("--from-tags takes what the pictures carry; leave out --label, --absent and --root")
+        shown, found = from_carried(tagger, examples, only or (), at_most, skip_bad=skip_bad)
+        if dry_run or not as_json:
+            show(found, as_json=as_json, title=f"{plural(len(shown), 'picture')}, {plural(len(found), 'tag')}")
+        if dry_run or not agreed(yes=yes):
+            return
     check_writable(bank)
     known = set(tagger.definitions_)
     names = {name for each in shown for name in each.labels}
@@ -103,6 +144,43 @@ def learn(
         left_out = f", {len(skipped)} skipped" if skipped else ""
         total = plural(len(tagger.classes_), "label")
         typer.echo(f"{bank}: {plural(learnt, 'picture')} learnt{left_out}; {total}, {len(new)} of them new")
+
+
+def from_carried(
+    tagger: "Tagger",
+    sources: list[Path],
+    names: Sequence[str],
+    most: int | None,
+    *,
+    skip_bad: bool,
+) -> "tuple[list[Shown], dict[str, dict[str, Any]]]":
+    """What is to be learnt of what the pictures carry, and a table of both for the person."""
+    from fewtag.cli.terminal import Bars
+    from fewtag.interop.from_tags import at_most, only, read_carried
+
+    carried = read_carried(sources)
+    failures = carried.failures
+    shown = only(carried.shown, names) if names else carried.shown
+    if shown and most is not None:
+        with Bars() as bars:
+            bars.start("looking for typical and varied ones", len(shown))
+            shown, failed = at_most(shown, most, tagger.model, bars.advance)
+        failures = failures + failed
+    if failures and not skip_bad:
+        others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+        raise InputError(f"{failures[0]}{others} (--skip-bad leaves out what cannot be read)")
+    for reason in [*map(str, failures), *carried.unusable.values()]:
+        print(f"skipped: {printable(reason)}", file=sys.stderr)
+    if not shown:
+        raise InputError(f"none of {plural(carried.pictures, 'picture')} carries a tag; tag some in your photo program")
+    counts = Counter(name for each in shown for name in each.labels)
+    carry = carried.counts
+    return shown, {name: {"pictures": carry[name], "to_learn": counts[name]} for name in sorted(counts)}
+
+
+def agreed(*, yes: bool) -> bool:
+    """Only who sits at a terminal is asked."""
+    return yes or not (sys.stdin.isatty() and sys.stdout.isatty()) or typer.confirm("learn these?")
 
 
 def define(

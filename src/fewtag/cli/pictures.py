@@ -24,7 +24,7 @@ def tag(
         list[str],
         typer.Argument(
             metavar="PICTURES",
-            help="Pictures, folders (sub-folders too), a .txt list, a .tar, a Parquet table, or s3://, gs://, https://.",
+            help="Pictures, folders, a .txt list, a .tar, MegaDetector's .json, a Parquet table, or s3://, gs://, https://.",
         ),
     ],
     out: Annotated[
@@ -265,8 +265,16 @@ def explain(
 
 
 def export(
-    bank: Bank,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where graph and labels go; other files stay.")],
+    source: Annotated[Path, typer.Argument(metavar="BANK|TABLE", help="A bank, or a table that `tag` wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the files go; others there stay.")],
+    form: Annotated[
+        str,
+        typer.Option(
+            "--as",
+            metavar="FORMAT",
+            help="Of a bank: onnx, onnx-fixed. Of a table: imagefolder, fiftyone, label-studio, coco, megadetector.",
+        ),
+    ] = "onnx",
     int8: Annotated[
         bool, typer.Option("--int8", help="Also a graph of a quarter the size, slightly less exact.")
     ] = False,
@@ -274,35 +282,71 @@ def export(
         Path | None,
         typer.Option(metavar="PICTURES", help="A folder or a picture to compare on, beside random pixels."),
     ] = None,
+    root: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")
+    ] = None,
+    boxes: Annotated[bool, typer.Option("--boxes", help="coco: a box around the whole picture for each tag.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a bank as an ONNX graph and its labels, to tag without fewtag: tagger.onnx and labels.npz.
+    """Write a bank as an ONNX graph and its labels, to tag without fewtag; or a table as a data set.
 
-    The graph is checked against the tagger, and refused if a probability differs by more than 0.001.
-
-    Labels are data: after learning more of them, export again, and only labels.npz changes.
+    tagger.onnx and labels.npz: labels are data. After learning more of them, export again, and only labels.npz changes.
+    With --as onnx-fixed the labels are part of the graph, which has one input and one output, for programs that run
+    any classifier: fixed.onnx and labels.txt. A graph is checked against the tagger, and refused if a probability
+    differs by more than 0.001.
 
     Example: fewtag export pets.fewtag pets-onnx/ --check photos/
+
+    Example: fewtag export tags.jsonl pets-fiftyone/ --as fiftyone
     """
+    from fewtag.interop.datasets import EVERY_FORM, export_set
+
+    graphs = ("onnx", "onnx-fixed")
+    if form not in (*graphs, *EVERY_FORM):
+        raise InputError(f"there is no format {form!r}; {nearest(form, (*graphs, *EVERY_FORM))}")
+    if folder.is_file():
+        raise InputError(f"{folder} is a file; name a folder to export to")
+    if boxes and form != "coco":
+        raise InputError("--boxes goes with --as coco; leave it out")
+    if form in EVERY_FORM:
+        if int8 or check is not None:
+            raise InputError(f"--int8 and --check are for a bank's graph, not for --as {form}; leave them out")
+        files = export_set(source, folder, form, root, boxes=boxes)
+        typer.echo(json.dumps({"files": list(map(str, files))}) if as_json else ", ".join(map(str, files)))
+        return
+    if root is not None:
+        raise InputError(f"--root is for a table, not for --as {form}; leave it out")
+    _export_graph(source, folder, check, fixed=form == "onnx-fixed", int8=int8, as_json=as_json)
+
+
+def _export_graph(bank: Path, folder: Path, check: Path | None, *, fixed: bool, int8: bool, as_json: bool) -> None:
     from fewtag.cli.banks import open_bank
     from fewtag.cli.terminal import Bars
-    from fewtag.tagger.export import GRAPH, INT8, LABELS
+    from fewtag.tagger.export import GRAPH, INT8, LABELS, export_fixed
     from fewtag.tagger.export import export as export_tagger
     from fewtag.tagging.sources import open_source
 
-    if folder.is_file():
-        raise InputError(f"{folder} is a file; name a folder to export to")
+    if fixed and int8:
+        raise InputError("--int8 does not go with --as onnx-fixed; leave one of them out")
     tagger = open_bank(bank)
     compared = [] if check is None else [entry.item().image for entry in open_source([str(check)]).entries]
     with Bars() as bars:
         if compared:
             bars.start("comparing", len(compared))
-        done = export_tagger(tagger, folder, int8=int8, pictures=compared, advance=bars.advance)
+        if fixed:
+            done = export_fixed(tagger, folder, pictures=compared, advance=bars.advance)
+        else:
+            done = export_tagger(tagger, folder, int8=int8, pictures=compared, advance=bars.advance)
     if as_json:
         print(json.dumps({"bank": str(bank), "folder": str(folder), **asdict(done)}))
         return
-    fate = "of the same model, kept as it is" if done.kept else "written"
     seen = f"random pixels and {done.pictures} pictures" if done.pictures else "random pixels"
+    if fixed:
+        for name, size in done.sizes.items():
+            typer.echo(f"{folder / name}: {size / 1e6:.1f} MB, {done.labels} labels, written")
+        typer.echo(f"greatest difference {done.difference:.1g} on {seen}")
+        return
+    fate = "of the same model, kept as it is" if done.kept else "written"
     typer.echo(f"{folder / LABELS}: {done.labels} labels, {done.sizes[LABELS] / 1e3:.1f} KB, written")
     typer.echo(
         f"{folder / GRAPH}: {done.sizes[GRAPH] / 1e6:.1f} MB, {fate}; "

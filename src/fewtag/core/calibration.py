@@ -15,6 +15,10 @@ Shares = NDArray[np.float32]
 """labels: which part of the pictures shows each."""
 
 
+SLACK = 0.01
+"""Of F1, given away by a model's thresholds for precision: the curve is flat there, and a wrong tag costs a person."""
+
+
 @dataclass(frozen=True)
 class Calibration:
     """Logistic curves, one for each of some numbers of examples, and thresholds, interpolated between.
@@ -35,15 +39,19 @@ class Calibration:
     """The probability from which a label is given, for the best F1: a row for each number of examples."""
     noes: float = 0.0
     """By how much the log-odds rise for log(1 + weight of the 'no's): these push the fit's intercept down, as if 'no'
-    were the rule among pictures as it is among examples."""
+    were the rule among pictures as it is among examples;"""
+    noes_slope: float = 0.0
+    """and by how much the slope does."""
 
     def curves(
         self, counts: Counts, noes: NDArray[np.float32], shares: Shares
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Slope and offset of each label's curve: of so many examples, 'no's of such a weight, such a share."""
-        shift = log_odds(shares) - log_odds(np.array(self.share)) + np.log1p(noes) * np.float32(self.noes)
+        seen = np.log1p(noes)
+        shift = log_odds(shares) - log_odds(np.array(self.share)) + seen * np.float32(self.noes)
         offsets = _at(self.examples, self.offsets, counts) + shift
-        return _at(self.examples, self.slopes, counts), offsets.astype(np.float32)
+        slopes = _at(self.examples, self.slopes, counts) + seen * np.float32(self.noes_slope)
+        return slopes.astype(np.float32), offsets.astype(np.float32)
 
     def threshold(self, counts: Counts, shares: Shares) -> NDArray[np.float32]:
         rows = np.stack([_at(self.examples, column, counts) for column in zip(*self.thresholds, strict=True)])
@@ -99,17 +107,17 @@ def calibrate(pairs: Sequence[Pairs], share: float, shares: Sequence[float]) -> 
     numbers = sorted({each.examples for each in pairs})
     rows = []
     for each in pairs:
-        inputs = np.zeros((len(each.logits), 2 * len(numbers) + 1))
-        at = 2 * numbers.index(each.examples)
-        inputs[:, at], inputs[:, at + 1], inputs[:, -1] = each.logits, 1, math.log1p(each.noes)
+        inputs = np.zeros((len(each.logits), 2 * len(numbers) + 2))
+        at, seen = 2 * numbers.index(each.examples), math.log1p(each.noes)
+        inputs[:, at], inputs[:, at + 1], inputs[:, -2], inputs[:, -1] = each.logits, 1, seen, seen * each.logits
         rows.append(inputs)
     shown = np.concatenate([each.shown for each in pairs])
     weights = np.concatenate([_weights(each.shown, share) for each in pairs])
     # the curves are those of the share by their weights: no number for it is needed
     found = fit_logistic(np.concatenate(rows), shown, weights)
-    slopes, offsets = (tuple(round(float(value), 4) for value in found[side:-1:2]) for side in (0, 1))
-    noes = round(float(found[-1]), 4)
-    curves = Calibration(tuple(numbers), slopes, offsets, share, noes=noes)
+    slopes, offsets = (tuple(round(float(value), 4) for value in found[side:-2:2]) for side in (0, 1))
+    noes, noes_slope = (round(float(value), 4) for value in found[-2:])
+    curves = Calibration(tuple(numbers), slopes, offsets, share, noes=noes, noes_slope=noes_slope)
     thresholds = tuple(
         tuple(_threshold([each for each in pairs if each.examples == number], curves, wanted) for wanted in shares)
         for number in numbers
@@ -132,7 +140,7 @@ def _threshold(pairs: Sequence[Pairs], curves: Calibration, share: float) -> flo
         said.append(sigmoid(slope * each.logits + offset))
     shown = np.concatenate([each.shown for each in pairs])
     weights = np.concatenate([_weights(each.shown, share) for each in pairs])
-    return round(best_threshold(np.concatenate(said), shown, weights), 4)
+    return round(best_threshold(np.concatenate(said), shown, weights, slack=SLACK), 4)
 
 
 def fit_logistic(
@@ -153,14 +161,21 @@ def fit_logistic(
 
 
 def best_threshold(
-    probabilities: NDArray[np.float32], shown: NDArray[np.bool_], weights: NDArray[np.float64] | None = None
+    probabilities: NDArray[np.float32],
+    shown: NDArray[np.bool_],
+    weights: NDArray[np.float64] | None = None,
+    *,
+    slack: float = 0.0,
 ) -> float:
-    """The threshold with the best F1 over all pairs of image and label: halfway between two neighbours."""
+    """The highest threshold whose F1 over all pairs of image and label is the best, but for some slack.
+
+    Halfway between two neighbours.
+    """
     order = np.argsort(-probabilities, kind="stable")
     each = np.ones(len(order)) if weights is None else weights[order]
     ranked, right = probabilities[order].astype(np.float64), np.cumsum(each * shown[order])
     f1 = 2 * right / (np.cumsum(each) + right[-1])
-    best = int(f1.argmax())
+    best = int(np.flatnonzero(f1 >= f1.max() - slack)[0])
     below = ranked[best + 1] if best + 1 < len(ranked) else 0.0
     return float((ranked[best] + below) / 2)
 

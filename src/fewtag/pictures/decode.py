@@ -8,7 +8,8 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +52,7 @@ def decode(data: bytes, name: str, *, at_least: int | None = None) -> Image.Imag
     `at_least` allows a JPEG to come out smaller than it is, if neither side falls below so many pixels: the decoder
     then leaves out what the picture is to lose anyway.
     """
-    image = _open(data, name)
+    image = open_encoded(data, name)
     _check_size(image, name)
     if at_least is not None:
         image.draft(None, (at_least, at_least))
@@ -61,6 +62,33 @@ def decode(data: bytes, name: str, *, at_least: int | None = None) -> Image.Imag
         if image.format != "JPEG" or not _lacks_only_its_end(data):
             raise
     return decode(data.rstrip(b"\xff") + _END_OF_IMAGE, name, at_least=at_least)
+
+
+class Header(NamedTuple):
+    """What a picture's file says of it before its pixels are decoded."""
+
+    width: int
+    height: int
+    """As a person sees it, its EXIF orientation applied."""
+    taken: str | None
+    """When it was taken by the camera's clock, in ISO 8601 without a zone."""
+
+
+def read_header(data: bytes, name: str) -> Header:
+    """Size and EXIF's date taken; `name` is for messages."""
+    image = open_encoded(data, name)
+    _check_size(image, name)
+    width, height = image.size
+    return Header(*((height, width) if _orientation(image) >= 5 else (width, height)), _taken(image))
+
+
+def _taken(image: Image.Image) -> str | None:
+    try:
+        with _quiet():
+            found = image.getexif().get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.DateTimeOriginal)
+        return datetime.strptime(str(found).strip("\0 "), "%Y:%m:%d %H:%M:%S").isoformat()
+    except Exception:  # as in `_orientation`; many pictures have no date, some a wrong one
+        return None
 
 
 def _lacks_only_its_end(data: bytes) -> bool:
@@ -82,7 +110,7 @@ def _lacks_only_its_end(data: bytes) -> bool:
             if len(pictures) > 1:
                 return False
         return _has_every_scan(data)
-    except Exception:  # as in `_open`
+    except Exception:  # as in `open_encoded`
         return False
 
 
@@ -150,7 +178,7 @@ def _without_notes(image: Image.Image) -> Image.Image:
     return image
 
 
-def _open(data: bytes, name: str) -> Image.Image:
+def open_encoded(data: bytes, name: str) -> Image.Image:
     """The header alone; pixels are decoded when they are needed."""
     try:
         with _quiet():

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.core.posterior import Fitted, Pictures, fit_label
-from fewtag.errors import InputError, UnknownWordError, nearest
+from fewtag.errors import InputError, MissingError, UnknownWordError, nearest
 from fewtag.words.pieces import names_a_thing
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ Kind = Literal["name", "like", "vector", "none"]
 KINDS: tuple[Kind, ...] = ("name", "like", "vector", "none")
 ANSWERS = 400
 """Of one kind, yes or no, that a label's fit looks at: it stays in milliseconds, and more change nothing much."""
-THING, OTHER = 0.9, 0.1
+THING, OTHER = 0.9, 0.05
 """The probability, before any picture, that a name means what its pictures show: a word for a thing, another one."""
 COMPLETE, UNNAMED = 256, 64
 """Pictures beside these that its fit looks at: complete ones that do not name the label, and others, as weak 'no's."""
@@ -233,7 +233,7 @@ class Bank:
         name = label_name(label)
         if name not in self.definitions:
             hint = nearest(name, self.definitions) if self.definitions else "none is known yet"
-            raise InputError(f"there is no label {name!r}; {hint}")
+            raise MissingError(f"there is no label {name!r}; {hint}")
         return name
 
     def learn(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example], *, afresh: bool) -> "Bank":
@@ -285,6 +285,23 @@ class Bank:
         changed = {label: replace(each, **values.get(label, {})) for label, each in self.definitions.items()}
         return self._change(changed, self.examples)
 
+    def prototypes(self, model: "Model") -> "Bank":
+        """The same classifiers without a single picture: to be shared.
+
+        What calibration counts and later examples are added to is a stand-in for each label's pictures: their mean, at
+        every place. Names, copies, and what was said not to be shown are gone.
+        """
+        examples = {}
+        for label, keys in self.members.items():
+            if keys:
+                mean = np.mean([self.examples[key].seen[1] for key in keys], axis=0, dtype=np.float32)
+                stand_in = Example.of(Told(frozenset([label])), np.tile(mean, (model.places, 1)))
+                for number in range(len(keys)):
+                    examples[hashlib.sha256(f"{number} {label}".encode()).hexdigest()] = stand_in
+        known = {label: Known(self.classifier(model, label)) for label in self.classes}
+        kept = {label: each for label, each in self.definitions.items() if each.explicit or self.members[label]}
+        return Bank(kept, dict(sorted(examples.items())), known)
+
     def _change(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example]) -> "Bank":
         """Another bank with these; labels that nobody defined go with their last example."""
         named = {label for example in examples.values() for label in (*example.said.labels, *example.said.absent)}
@@ -298,14 +315,15 @@ class Bank:
             for label, each in list(self.known.items())  # who asks meanwhile may add to them
             if label in kept
         }
-        return Bank(kept, spoken, known)
+        return type(self)(kept, spoken, known)
 
 
 def by_name(name: str, model: "Model", *, explicit: bool = False) -> Definition:
-    """Its own word; an unknown one is refused with the ways out."""
-    word_map, vector = model.word_map, model.words.vector(name)
+    """Its own word, which of a path such as "birds/heron" is the last; an unknown one is refused with the ways out."""
+    word = name.rpartition("/")[2].strip() or name
+    word_map, vector = model.word_map, model.words.vector(word)
     guide = word_map.prototypes(vector[None])[0]
-    return Definition("name", (name,), vector, guide, explicit, thing=names_a_thing(name))
+    return Definition("name", (word,), vector, guide, explicit, thing=names_a_thing(word))
 
 
 def by_name_or_none(name: str, model: "Model") -> Definition:

@@ -41,12 +41,28 @@ def overlay(picture: Image.Image, heat: Heat) -> Image.Image:
     """The picture, darkened where it is cold and glowing where it is hot."""
     shown = np.asarray(picture, dtype=np.float32) / 255
     warm = heat[..., None]
+    mixed = (1 - 0.65 * warm) * (0.35 + 0.65 * warm) * shown + 0.65 * warm * _glow(heat)
+    return Image.fromarray((255 * mixed).round().astype(np.uint8))
+
+
+def layer(heat: Heat) -> Image.Image:
+    """A shade in RGBA, to lie over the picture: a spotlight on where the label is seen most.
+
+    Lit from the median on, as a label that is sure of itself is warm everywhere.
+    """
+    middle, hottest = float(np.median(heat)), float(heat.max())
+    lit = hottest**0.5 * np.clip((heat - middle) / max(hottest - middle, 1e-6), 0, 1)
+    shade = np.zeros((*heat.shape, 4), np.uint8)
+    shade[..., 3] = (255 * 0.78 * (1 - lit)).round()
+    return Image.fromarray(shade, "RGBA")
+
+
+def _glow(heat: Heat) -> NDArray[np.float32]:
+    """height × width × 3, from 0 to 1"""
     position = heat * (len(_GLOW) - 1)
     below = np.minimum(position.astype(np.int64), len(_GLOW) - 2)
-    part = (position - below)[..., None]
-    glow = (1 - part) * _GLOW[below] + part * _GLOW[below + 1]
-    mixed = (1 - 0.65 * warm) * (0.35 + 0.65 * warm) * shown + 0.65 * warm * glow
-    return Image.fromarray((255 * mixed).round().astype(np.uint8))
+    part = (position - below)[..., None].astype(np.float32)
+    return (1 - part) * _GLOW[below] + part * _GLOW[below + 1]
 
 
 def save_heat(

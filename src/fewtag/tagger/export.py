@@ -1,6 +1,7 @@
 """ONNX export: a bank for other runtimes, one graph from pixels to probabilities, and the labels as data beside it."""
 
 import io
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 GRAPH, INT8, LABELS = "tagger.onnx", "tagger-int8.onnx", "labels.npz"
+FIXED, NAMES = "fixed.onnx", "labels.txt"
 AGREEMENT = 1e-3
 """How far a probability of the graph may be from the tagger's own."""
 INPUTS = ("pixels", "prototypes", "whole", "focused", "slopes", "offsets")
@@ -86,6 +88,52 @@ def export(
     write_together(folder, {name: content for name, content in contents.items() if name != GRAPH or not kept})
     drop_outdated(folder, str(labels["graph"]))
     return Exported(len(labels["names"]), sizes, kept, greatest[0], greatest[1] if int8 else None, len(pictures))
+
+
+def export_fixed(
+    tagger: Tagger,
+    folder: Path,
+    *,
+    pictures: Sequence[object] = (),
+    advance: Callable[[int], None] = lambda _: None,
+) -> Exported:
+    """A graph from `pixels` to `probabilities` with the labels in it, and a text file of their names, one a line.
+
+    Thresholds are in the graph's metadata under `thresholds`, the side of the square under `size`.
+    """
+    _import_onnx()
+    import onnx
+    from onnx import numpy_helper
+
+    labels = label_table(tagger)
+    if broken := [name for name in labels["names"].tolist() if len(name.splitlines()) > 1]:
+        raise InputError(f"label {broken[0]!r} has a line break, but {NAMES} has a label a line; rename it")
+    proto = onnx.load_model_from_string(make_graph(tagger.model))
+    for name in INPUTS[1:]:
+        proto.graph.initializer.append(numpy_helper.from_array(labels[name], name))
+    pixels = next(each for each in proto.graph.input if each.name == INPUTS[0])
+    for axis in (2, 3):
+        pixels.type.tensor_type.shape.dim[axis].dim_value = tagger.model.size
+    del proto.graph.input[:]
+    proto.graph.input.append(pixels)
+    proto.graph.output[0].type.tensor_type.shape.dim[1].dim_value = len(labels["names"])
+    facts = {"labels": labels["names"].tolist(), "thresholds": labels["thresholds"].tolist(), "size": tagger.model.size}
+    for key, value in facts.items():
+        proto.metadata_props.add(key=key, value=json.dumps(value))
+    onnx.checker.check_model(proto)
+    graph = proto.SerializeToString()
+    run = session(graph)
+    compared = chain(random_pixels(tagger.model.size), picture_pixels(tagger.model.size, pictures, advance))
+    (greatest,) = differences(tagger, labels, [run], compared)
+    if not greatest <= AGREEMENT:
+        raise InputError(
+            f"the ONNX graph disagrees with the tagger: probabilities differ by up to {greatest:.2g}, "
+            f"at most {AGREEMENT:g} is allowed; nothing was written"
+        )
+    contents = {NAMES: "".join(f"{name}\n" for name in labels["names"]).encode(), FIXED: graph}
+    write_together(folder, contents)
+    sizes = {name: len(content) for name, content in contents.items()}
+    return Exported(len(labels["names"]), sizes, False, greatest, None, len(pictures))
 
 
 def label_table(tagger: Tagger) -> Table:
@@ -210,9 +258,10 @@ def session(graph: bytes) -> Run:
         raise _unusable(error) from error
 
     def run(pixels: Pixels, labels: Table) -> NDArray[np.float32]:
-        values = (np.ascontiguousarray(pixels), *(labels[name] for name in INPUTS[1:]))
+        asked = {each.name for each in opened.get_inputs()} - {INPUTS[0]}  # none, where the labels are in the graph
+        values = {INPUTS[0]: np.ascontiguousarray(pixels), **{name: labels[name] for name in asked}}
         try:
-            return opened.run([OUTPUT], dict(zip(INPUTS, values, strict=True)))[0]
+            return opened.run([OUTPUT], values)[0]
         except Exception as error:
             raise _unusable(error) from error
 

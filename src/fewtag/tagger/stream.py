@@ -300,13 +300,18 @@ def items_of(images: Iterable[object]) -> Iterator[Item]:
 READ_AT_ONCE = 8
 
 
-class _ReadExample(NamedTuple):
-    """Of a whole photograph only what is kept, so that none waits in memory for the network."""
+class ReadExample(NamedTuple):
+    """Of a whole photograph only what is kept, so that none waits in memory for the network.
+
+    It may be handed over in place of a picture that was decoded elsewhere: in a process that may die, say.
+    """
 
     key: str
+    """The digest of its pixels."""
     pixels: Square
     name: str
     picture: bytes
+    """A small copy in WebP."""
 
 
 def encode_examples(
@@ -320,13 +325,15 @@ def encode_examples(
 ) -> dict[str, Example]:
     """Examples by the digest of their pixels; a picture that is known already is not encoded again."""
 
-    def read(item: tuple[int, object]) -> _ReadExample | InputError:
+    def read(item: tuple[int, object]) -> ReadExample | InputError:
         number, image = item
+        if isinstance(image, ReadExample):
+            return image if keep_pictures else image._replace(picture=b"")
         try:
             picture = open_image(image, f"number {number}")
             pixels = squash(picture, model.size)
             small = thumbnail(picture) if keep_pictures else b""
-            return _ReadExample(pixel_digest(picture), pixels, PurePath(file_name(image)).name, small)
+            return ReadExample(pixel_digest(picture), pixels, PurePath(file_name(image)).name, small)
         except InputError as error:
             if on_error is None:
                 raise
@@ -341,7 +348,7 @@ def encode_examples(
     for group in batches(prefetch(read, numbered, READ_AT_ONCE), READ_AT_ONCE):
         count += len(group)
         same_length(max(count, len(told)), len(told))
-        fresh: dict[str, _ReadExample] = {}
+        fresh: dict[str, ReadExample] = {}
         for each, said in zip(group, each_told, strict=False):
             if isinstance(each, InputError):
                 assert on_error is not None
@@ -376,7 +383,7 @@ def encode_again(model: Model, examples: Mapping[str, Example]) -> dict[str, Exa
     return again
 
 
-def _encode_examples(model: Model, fresh: Mapping[str, _ReadExample]) -> Iterator[tuple[str, Example]]:
+def _encode_examples(model: Model, fresh: Mapping[str, ReadExample]) -> Iterator[tuple[str, Example]]:
     if fresh:
         places = model.encode([read.pixels for read in fresh.values()])
         for (key, read), each in zip(fresh.items(), places, strict=True):

@@ -22,6 +22,7 @@ from fewtag.tagger.explain import Heat, heat_map
 from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import (
     BATCH,
+    ReadExample,
     Scorer,
     Tagged,
     cached_places,
@@ -34,7 +35,7 @@ from fewtag.tagger.stream import (
     tag_stream,
 )
 
-Images = ImageLike | Iterable[ImageLike]
+Images = ImageLike | Iterable[ImageLike] | Sequence[ReadExample]
 Labels = Iterable[str | Iterable[str]]
 Change = Callable[[Bank], Bank]
 """What teaching does to a bank, ready to be done again to the same bank as another process left it."""
@@ -46,7 +47,8 @@ class Tagger:
     `model` is "default", "coco52" (fitted on 52 labels of COCO alone, for honest tests) or the path of a model;
     `words` is a file of word vectors to use instead of the shipped table; `device` is "auto", "cpu" or "cuda".
     With `keep_pictures=False` a saved bank holds no small copies of its examples: it cannot show them, nor move to a
-    newer model. The network is loaded at its first use. One thread may teach a tagger while others ask it.
+    newer model. It begins with what a `bank` of the same model knows. The network is loaded at its first use. One
+    thread may teach a tagger while others ask it.
 
     >>> from PIL import Image
     >>> red, blue = Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "blue")
@@ -66,11 +68,12 @@ class Tagger:
         words: str | None = None,
         device: str = "auto",
         keep_pictures: bool = True,
+        bank: Bank | None = None,
     ) -> None:
         self.model = load_model(model, words=words, device=device) if isinstance(model, str) else model
         self.keep_pictures = keep_pictures
         self._lock = threading.RLock()  # for writers; readers take the bank once, and it never changes
-        self._bank = Bank()
+        self._bank = Bank() if bank is None else bank
         self._saved: tuple[Path, str] | None = None
         self._changes: list[Change] = []  # since that file was read or written
 
@@ -154,7 +157,9 @@ class Tagger:
             self._do(lambda bank: bank.define(name, meaning))
         return self
 
-    def forget(self, label: str, image: ImageLike | None = None, *, example: str | int | None = None) -> "Tagger":
+    def forget(
+        self, label: str, image: ImageLike | ReadExample | None = None, *, example: str | int | None = None
+    ) -> "Tagger":
         """Forget a label, or one example of it: by its picture, by its file's name or by its number in `examples_`.
 
         A picture that was said not to show the label becomes unknown again in the same way. A label that was never
@@ -343,14 +348,19 @@ class Tagger:
         }
         return heats, {name: float(chances[column]) for name, column in columns.items()}
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, examples: bool = True) -> None:
         """Write one file; a kill in the middle leaves the old one.
 
         Where another process changed the bank that this tagger was loaded from, or saved to, since then, what was
-        taught here is added to that, and nothing is lost. Another file is replaced.
+        taught here is added to that, and nothing is lost. Another file is replaced. Without `examples` it is a copy to
+        be shared: it gives the same probabilities, but to pictures that someone said 'no' to, and nothing of a single
+        picture is in it.
         """
         target = Path(path)
         with self._lock, locked(target):
+            if not examples:
+                write_bank(target, self._bank.prototypes(self.model), self.model, self.thresholds_)
+                return
             if self._saved is not None and self._saved[0] == target.resolve() and target.exists():
                 self._catch_up(target)
             write_bank(target, self._bank, self.model, self.thresholds_)
@@ -485,13 +495,15 @@ class Tagger:
     def _note_saved(self, path: Path, header: dict[str, Any]) -> None:
         self._saved, self._changes = (path.resolve(), _state(header)), []
 
-    def _examples_meant(self, name: str, image: ImageLike | None, example: str | int | None) -> list[str] | None:
+    def _examples_meant(
+        self, name: str, image: ImageLike | ReadExample | None, example: str | int | None
+    ) -> list[str] | None:
         """The keys of the examples of a label that a person means; None for all of it."""
         keys, refused = self._bank.members[name], self._bank.refused[name]
         if image is not None and example is not None:
             raise InputError("an example is named twice; give its picture, or its name or number")
         if image is not None:
-            key = pixel_digest(open_image(image))
+            key = image.key if isinstance(image, ReadExample) else pixel_digest(open_image(image))
             if key in keys or key in refused:
                 return [key]
             shown = image if isinstance(image, str | os.PathLike) else "given"

@@ -1,17 +1,22 @@
-"""What `learn` and `check` read: tables of pictures and labels, a folder per label, or pictures that show one label."""
+"""What `learn`, `check` and `write` read: tables of pictures and labels, label folders, or pictures of one label."""
 
 import csv
 import gzip
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from fewtag.errors import InputError
 from fewtag.pictures.files import Picture, is_image_name, walk
 from fewtag.tagger.bank import label_name
+from fewtag.tagger.stream import Tagged
+from fewtag.tagging.parquet import import_pyarrow
 from fewtag.tagging.sources import is_url
 from fewtag.tagging.tables import ABSENT, NOT, SEPARATOR, record_of
 
@@ -101,7 +106,7 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
     Paths are relative to `root`, or else to the folder that was tagged, or else to the table. Of a picture without
     labels nothing is known, and it is left out, unless the table is `complete`.
     """
-    place = root or _tagged_folder(path) or path.parent
+    place = root or tagged_folder(path) or path.parent
     lines: dict[str, int] = {}
     shown = []
     for line, image, *cells in read_rows(path):
@@ -139,7 +144,7 @@ def _names(path: Path, line: int, cell: str) -> set[str]:
     return {NOT + name.removeprefix(NOT).strip() if name.startswith(NOT) else name for name in names}
 
 
-def _tagged_folder(table: Path) -> Path | None:
+def tagged_folder(table: Path) -> Path | None:
     """Of a table that `tag` wrote, the folder that it was given."""
     try:
         sources = json.loads(record_of(table).read_text(encoding="utf-8"))["source"]
@@ -151,15 +156,85 @@ def _tagged_folder(table: Path) -> Path | None:
 
 def read_rows(path: Path) -> Iterator[tuple[int, str, str, str]]:
     """Line number, image, labels and absent ones of each row; the separator is found by the header."""
+    for line, image, labels, others in _read_cells(path):
+        yield line, image, labels, others.get(ABSENT, "")
+
+
+def read_tagged(path: Path) -> list[Tagged]:
+    """The rows of a table that `tag` wrote, in whatever form, or of one with the columns image and labels.
+
+    Tags that a person put "!" before are left out, for they are not shown.
+    """
+    if path.name.lower().endswith(TABLES):
+        rows = [
+            Tagged(image.strip(), tuple(_names(path, line, cell)), _scores(others))
+            for line, image, cell, others in _read_cells(path)
+        ]
+    elif path.suffix.lower() == ".jsonl":
+        rows = [_tagged(path, number, line) for number, line in enumerate(_lines(path), 1) if line.strip()]
+    elif path.suffix.lower() == ".parquet":
+        import_pyarrow(str(path))
+        import pyarrow.parquet
+
+        try:
+            table = pyarrow.parquet.read_table(path).to_pylist()
+        except (OSError, pyarrow.lib.ArrowException) as error:
+            raise InputError(f"cannot read the table {path} ({error}); name one that fewtag wrote") from error
+        rows = [_tagged(path, number, json.dumps(row, default=str)) for number, row in enumerate(table, 1)]
+    else:
+        raise InputError(f"the table {path} ends in none of {', '.join(TABLES)}, .jsonl and .parquet; rename it")
+    named = Counter(row.image for row in rows)
+    if twice := [image for image, count in named.items() if count > 1]:
+        raise InputError(f"{path} lists image {twice[0]!r} twice; join the two")
+    return [replace(row, tags=tuple(tag for tag in row.tags if not tag.startswith(NOT))) for row in rows]
+
+
+def _scores(cells: Mapping[str, str]) -> dict[str, float]:
+    """The columns that are probabilities."""
+    found = {}
+    for label, cell in cells.items():
+        with suppress(ValueError):
+            found[label] = float(cell)
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the table {path} ({error}); check the path") from error
+
+
+def _tagged(path: Path, number: int, line: str) -> Tagged:
+    try:
+        facts = json.loads(line)
+        tags = facts["tags"] if "tags" in facts else facts.get("labels", ())
+        scores = {str(label): float(score) for label, score in dict(facts.get("scores") or {}).items()}
+        row = Tagged(str(facts.get("image") or facts["file_name"]), tuple(map(str, tags)), scores)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"{path} line {number} is no row with image and tags; name a table that fewtag wrote"
+        ) from error
+    return row
+
+
+def _read_cells(path: Path) -> Iterator[tuple[int, str, str, dict[str, str]]]:
+    """Line number, image, labels and the other cells by the names of their columns."""
     text = _text(path)
     header = text.split("\n", 1)[0]
     tabs = path.name.lower().removesuffix(".gz").endswith(".tsv")
     delimiter = "\t" if tabs else max(",;\t", key=lambda mark: _fitness(header, mark))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
-        names = [name.strip().casefold() for name in next(reader, [])]
+        header_row = [name.strip() for name in next(reader, [])]
+        names = [name.casefold() for name in header_row]
         image, labels = (_column(path, names, wanted) for wanted in ("image", "labels"))
-        absent = names.index(ABSENT) if ABSENT in names else None
+        # a label's column keeps its case
+        others = {
+            ABSENT if name == ABSENT else header_row[column]: column
+            for column, name in enumerate(names)
+            if column not in {image, labels}
+        }
         empty = True
         for row in reader:
             if not row:
@@ -170,7 +245,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, str, str, str]]:
                     'several labels are joined by ";", as in "dog;sofa"'
                 )
             empty = False
-            yield reader.line_num, row[image], row[labels], "" if absent is None else row[absent]
+            yield reader.line_num, row[image], row[labels], {name: row[column] for name, column in others.items()}
     except csv.Error as error:
         raise InputError(f"{path} line {reader.line_num} cannot be read ({error}); save the table again") from error
     if empty:

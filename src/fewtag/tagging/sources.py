@@ -1,5 +1,6 @@
-"""What is to be tagged: paths, folders, lists, tar archives, URLs and Parquet tables, cut into shards."""
+"""What is to be tagged: paths, folders, lists, archives, detections, URLs and Parquet tables, cut into shards."""
 
+import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from fewtag.errors import InputError
-from fewtag.files import digest
+from fewtag.files import digest, read_json
 from fewtag.pictures.files import IMAGE_ENDINGS, OTHERS_FOLDERS, UNREADABLE_ENDINGS, Picture, is_image_name, walk
 from fewtag.tagger.stream import Item
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _STAMPS = ("size", "mtime", "LastModified", "last_modified", "ETag", "etag", "md5Hash", "generation")
 _TABLES_AT_ONCE = 16
 _TRIES = 3
+SURE = 0.2
+"""Confidence from which a detection is looked at: what MegaDetector itself calls the typical threshold."""
 
 
 class Entry(NamedTuple):
@@ -34,10 +37,14 @@ class Entry(NamedTuple):
     """Where it is a stretch of an archive."""
     problem: str = ""
     """Why it cannot be read, if that is known already."""
+    box: tuple[float, ...] | None = None
+    """Left, top, width and height of what is looked at, as shares of the picture."""
 
     def item(self) -> Item:
         if self.problem:
             return Item(self.name, InputError(self.problem))
+        if self.box is not None:
+            return Item(self.name, Crop(Picture(Path(self.location), name=self.name), self.box))
         path = local_path(self.location)
         if path is None:
             return Item(self.name, Remote(self.location, self.name))
@@ -59,6 +66,24 @@ class Remote(NamedTuple):
                 if tried == _TRIES or isinstance(error, FileNotFoundError | PermissionError):
                     raise InputError(f"cannot read image {self.name}: {reason(error)}; check the path") from error
         raise AssertionError("the last try answers or fails")
+
+
+class Crop(NamedTuple):
+    """A part of a picture, as if it were a file of its own."""
+
+    picture: Picture
+    box: tuple[float, ...]
+
+    def read(self) -> bytes:
+        whole = self.picture.open()
+        left, top, width, height = (
+            share * side for share, side in zip(self.box, (*whole.size, *whole.size), strict=True)
+        )
+        right, bottom = max(left + 1, left + width), max(top + 1, top + height)
+        buffer = io.BytesIO()
+        edges = round(left), round(top), min(round(right), whole.width), min(round(bottom), whole.height)
+        whole.crop(edges).save(buffer, "BMP")
+        return buffer.getvalue()
 
 
 @dataclass(frozen=True)
@@ -171,6 +196,8 @@ def _open(source: str, prefix: str) -> Source:
             return Source(list(_archive(path, prefix)))
         case ".txt" | ".lst":
             return Source(list(_list(path)))
+        case ".json":
+            return Source(list(_detections(path)))
         case _:
             name = PurePosixPath(path).as_posix() if prefix else path.name
             return Source([Entry(name, str(path.absolute()), _stamp(path))])
@@ -204,6 +231,35 @@ def _list(path: Path) -> Iterator[Entry]:
             place = path.parent / name
             here = not is_url(name)
             yield Entry(name, str(place.absolute()) if here else name, _stamp(place) if here else None)
+
+
+def read_detections(path: Path) -> dict[str, Any]:
+    """A file in MegaDetector's output format, checked as far as it is used."""
+    found = read_json(path, "list of detections")
+    try:
+        for image in found["images"]:
+            str(image["file"])
+            for detection in image.get("detections") or ():
+                box = detection["bbox"]
+                if len(box) != 4 or not all(isinstance(side, int | float) and 0 <= side <= 1 for side in box):
+                    raise ValueError(f"the box {box}")
+                float(detection["conf"])
+        float(found["info"]["format_version"])
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"{path} is no file in MegaDetector's format ({error!r}); give its JSON, 1.0 to 1.6"
+        ) from error
+    return found
+
+
+def _detections(path: Path) -> Iterator[Entry]:
+    """The boxes that a detector is sure enough of, by the picture's name and their number; pictures are beside it."""
+    for image in read_detections(path)["images"]:
+        place = path.parent / image["file"]
+        for number, detection in enumerate(image.get("detections") or (), 1):
+            if detection["conf"] >= SURE:
+                location, box = str(place.absolute()), tuple(map(float, detection["bbox"]))
+                yield Entry(f"{image['file']}#{number}", location, (_stamp(place), box), box=box)
 
 
 def _archive(path: Path, prefix: str) -> Iterator[Entry]:

@@ -227,7 +227,7 @@ def open_output(
     here = local_path(out)
     table = here if here is not None and here.suffix.lower() in WRITERS else None
     if table is not None:
-        _check_table(table, labels, scores=scores)
+        check_table(table, labels, scores=scores)
     elif out.lower().endswith((".csv", ".jsonl")):
         raise InputError(f"--out {out} is a table behind a URL; name a folder there, for Parquet parts")
     else:
@@ -365,7 +365,7 @@ class Folder:
                 self.path.rmdir()
 
 
-def _check_table(out: Path, labels: Sequence[str], *, scores: bool) -> None:
+def check_table(out: Path, labels: Sequence[str], *, scores: bool) -> None:
     """Refuses a table that could not be written, or labels that could not be told apart in it."""
     if out.is_dir():
         raise InputError(f"--out {out} is a folder; name a file in it, such as {out / 'tags.csv'}")

@@ -122,7 +122,8 @@ class PieceVectors:
 
     def nearest(self, word: str, most: int = 3) -> list[str]:
         """The known words spelt most like this one."""
-        return spelt_like(word, (piece for piece in self._places if is_word(piece)), most)
+        first = word[:1].lower()  # which spares the others a closer look
+        return spelt_like(word, (piece for piece in self._places if piece[:1] == first and is_word(piece)), most)
 
     def _known_places(self, label: str) -> list[int]:
         places, known = self._look_up(label)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fewtag.research.bench.report.comparison import Difference, Pair, compare, difference, holm, paired
+from fewtag.research.bench.report.comparison import Difference, Pair, compare, difference, holm, paired, widest
 from fewtag.research.bench.report.results import MeasuredRun
 from fewtag.research.bench.results import ResultRow
 
@@ -78,12 +78,12 @@ def test_a_single_episode_is_no_comparison(write_run: WriteRun) -> None:
 
 def test_a_run_does_not_differ_from_itself(write_run: WriteRun) -> None:
     rows = write_run("coco/one", ONE)
-    assert difference(rows, rows) == (0.0, 0.0, 1.0)
+    assert difference(rows, rows) == (0.0, 0.0, 1.0, "episodes")
 
 
 def test_an_equal_gain_on_every_episode_is_real(write_run: WriteRun) -> None:
     found = difference(write_run("coco/one", [0.75, 0.5]), write_run("coco/other", [0.5, 0.25]))
-    assert found == (0.25, 0.0, 0.0)
+    assert found == (0.25, 0.0, 0.0, "episodes")
 
 
 @pytest.mark.parametrize(("p", "real"), [(0.049, True), (0.05, False)])
@@ -138,3 +138,36 @@ def test_draws_that_both_tell_decide_and_else_the_seed_does(write_run: WriteRun)
     assert not paired(write_run("coco/other-seed", ONE, seed=1), told)
     assert paired(write_run("coco/same-draws", ONE, seed=1, draws_digest="a"), told)
     assert not paired(write_run("coco/other-draws", ONE, draws_digest="b"), told)
+
+
+def seeded(rows: list[list[ResultRow]]) -> MeasuredRun:
+    """A run with the rows of several training seeds, of which the first stand for their mean."""
+    return MeasuredRun(Path("coco"), "run", "r", "coco", {"test": rows[0]}, {"test": rows} if len(rows) > 1 else {})
+
+
+def test_the_widest_of_episodes_labels_and_seeds_decides(write_run: WriteRun) -> None:
+    one = [[0.50, 0.56, 0.61, 0.42], [0.46, 0.52, 0.57, 0.38], [0.54, 0.60, 0.65, 0.46]]
+    other = [0.45, 0.50, 0.57, 0.36]
+    run = seeded([write_run(f"coco/one-{seed}", values) for seed, values in enumerate(one)])
+    baseline = seeded([write_run("coco/other", other)])
+    found = widest(run, baseline, "test")
+    assert found is not None
+    over_seeds = stats.ttest_1samp([np.mean(values) for values in one], np.mean(other))
+    low, high = over_seeds.confidence_interval(0.95)
+    assert (found.over, found.interval) == ("seeds", pytest.approx((high - low) / 2))
+    assert found.p == pytest.approx(over_seeds.pvalue)
+    assert found.mean == pytest.approx(np.mean(one[0]) - np.mean(other))
+
+
+def test_a_gain_on_one_label_of_four_is_not_told_from_nothing(write_run: WriteRun) -> None:
+    aps = ['{"a": 0.9, "b": 0.5, "c": 0.5, "d": 0.5}', '{"a": 0.5, "b": 0.5, "c": 0.5, "d": 0.5}']
+    run, baseline = (
+        seeded(
+            [write_run(f"coco/{number}", [0.6 - 0.1 * number, 0.61 - 0.1 * number, 0.6 - 0.1 * number], label_aps=ap)]
+        )
+        for number, ap in enumerate(aps)
+    )
+    found = widest(run, baseline, "test")
+    assert found is not None
+    assert (found.over, found.real) == ("labels", False)
+    assert difference(run.phases["test"], baseline.phases["test"]).real  # type: ignore[union-attr]

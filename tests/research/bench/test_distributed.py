@@ -188,7 +188,7 @@ def test_validation_is_dealt_out_and_comes_to_the_mean_of_all_episodes(monkeypat
     phase, method = phase_of(random(16, CHANNELS, 3, 3, seed=1)), build("word-attention")
     draws = [phase.sampler.draw(index) for index in range(5)]
     each = evaluate(method, phase.pool, draws)
-    wanted = {name: round(sum(row[name] for row in each) / 5, 6) for name in METRICS}
+    wanted = {name: round(sum(row.metrics[name] for row in each) / 5, 6) for name in METRICS}
     asked: list[int] = []
     draw = EpisodeSampler.draw
     monkeypatch.setattr(EpisodeSampler, "draw", lambda self, index: (asked.append(index), draw(self, index))[1])
@@ -276,6 +276,7 @@ def test_training_in_two_processes_then_measuring_gives_the_rows_of_one_with_twi
     for row, other in zip(found, wanted, strict=True):
         assert {name: row.pop(name) for name in METRICS} == pytest.approx({name: other.pop(name) for name in METRICS})
         assert row.pop("validation_macro_ap") == pytest.approx(other.pop("validation_macro_ap"))
+        assert {**row.pop("training"), "episodes_per_step": 2} == other.pop("training")
         assert {**row, "recipe_digest": ""} == {**other, "recipe_digest": ""}
 
 

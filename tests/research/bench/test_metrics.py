@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -119,10 +120,11 @@ def test_the_eight_come_in_one_order() -> None:
     assert tuple(measure(np.array([[0.9]]), np.array([[True]]))) == METRICS
 
 
-def test_the_interval_is_196_standard_errors() -> None:
+def test_the_interval_is_students() -> None:
     mean, half = mean_and_interval([0.2, 0.4, 0.9])
     assert mean == pytest.approx(0.5)
-    assert half == pytest.approx(1.96 * math.sqrt((0.09 + 0.01 + 0.16) / 2) / math.sqrt(3))
+    low, high = scipy.stats.t.interval(0.95, 2, 0.5, math.sqrt((0.09 + 0.01 + 0.16) / 2) / math.sqrt(3))
+    assert half == pytest.approx((high - low) / 2)
 
 
 def test_one_episode_has_a_mean_and_no_interval() -> None:

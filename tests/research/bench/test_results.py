@@ -168,4 +168,4 @@ def test_a_summary_is_the_mean_and_interval_of_each_metric() -> None:
     assert list(summary) == list(METRICS)
     for place, name in enumerate(METRICS):
         assert summary[name]["mean"] == place + 1
-        assert summary[name]["interval"] == pytest.approx(1.96 / math.sqrt(3))
+        assert summary[name]["interval"] == pytest.approx(4.302653 / math.sqrt(3))  # Student, two degrees of freedom

@@ -154,6 +154,19 @@ def test_without_patience_nothing_is_validated_and_the_last_weights_are_kept(sha
         go(shapes, "training.patience=1", name="patient")
 
 
+def test_to_keep_the_last_weights_nothing_stops_training_and_validation_makes_the_curve(
+    shapes: Path, scripted: list[float]
+) -> None:
+    scripted += [0.6, 0.5, 0.4, 0.3]
+    changes = ("training.keep=last", "training.validate_every=2", "training.patience=1", "training.episodes=6")
+    summary, run = go(shapes, *changes)
+    assert (summary.episode, summary.best_episode, summary.best, summary.stopped_early) == (6, 6, 0.3, False)
+    assert [(line["episode"], line["macro_ap"]) for line in log_of(run)] == [(0, 0.6), (2, 0.5), (4, 0.4), (6, 0.3)]
+    scripted += [0.6, 0.5, 0.4, 0.9]
+    _, best = go(shapes, *changes[1:2], "training.patience=9", *changes[3:], name="best")
+    assert same_tensors(run.best, best.best)
+
+
 def test_a_gain_makes_patience_begin_anew(shapes: Path, scripted: list[float]) -> None:
     scripted += [0.1, 0.3, 0.2, 0.4, 0.3, 0.2]
     summary, _ = go(shapes, "training.validate_every=1", "training.patience=2")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fewtag.errors import InputError
-from fewtag.research.data.sampling import EpisodeSampler
+from fewtag.research.data.sampling import Draw, EpisodeSampler, ReplacingSampler, leaked
 
 tiny = st.tuples(st.integers(1, 12), st.integers(1, 4)).flatmap(lambda shape: arrays(bool, shape))
 
@@ -122,3 +122,32 @@ def test_a_seed_draws_what_it_always_drew():
     assert sampler.draw(0).support == (52, 41, 33, 32)
     draws = [(draw.support, draw.query) for draw in map(sampler.draw, range(20))]
     assert hashlib.sha256(repr(draws).encode()).hexdigest()[:16] == "60bf0fac0ca7f19a"
+
+
+def test_with_replacement_every_image_of_a_label_has_the_same_chance_each_time():
+    targets = np.array([[1, 0], [1, 0], [1, 1], [0, 1]], dtype=bool)
+    sampler = ReplacingSampler(targets, ["a", "b"], shots=2, queries=3)
+    draws = [sampler.draw(index) for index in range(1000)]
+    for draw in draws:
+        assert (len(draw.support), len(draw.query)) == (4, 6)
+        assert targets[list(draw.support[:2]), 0].all()
+        assert targets[list(draw.query[3:]), 1].all()
+    counts = np.bincount([row for draw in draws for row in (*draw.support[:2], *draw.query[:3])], minlength=4)
+    assert counts[3] == 0
+    assert np.allclose(counts[:3] / 5000, 1 / 3, atol=0.03)
+
+
+def test_with_replacement_support_images_leak_into_the_query_and_without_they_do_not(targets):
+    assert leaked([Draw((0, 1), (1, 2, 2, 0))]) == 0.5
+    labels = names(targets)
+    replacing = ReplacingSampler(targets, labels, seed=1)
+    assert leaked([replacing.draw(index) for index in range(50)]) > 0
+    assert leaked([EpisodeSampler(targets, labels, seed=1).draw(index) for index in range(5)]) == 0
+    assert replacing.draw(3) == replacing.draw(3) != replacing.draw(4)
+    swapped = ReplacingSampler(targets[:, ::-1], labels[::-1], seed=1).draw(3)
+    assert set(swapped.support) == set(replacing.draw(3).support)
+
+
+def test_a_label_without_an_image_cannot_be_drawn_with_replacement():
+    with pytest.raises(InputError, match="label 'b' has no image to draw"):
+        ReplacingSampler(np.array([[True, False]]), ["a", "b"])

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -66,9 +67,25 @@ def test_laso_and_the_paper_have_the_same_novel_labels():
 
 
 def test_training_never_shows_what_is_tested():
-    for name in ("coco", "voc", "laso"):
+    for name in ("coco", "voc", "laso-novel-free"):
         phases = Split.load(name).phases
         assert set(phases["test"].labels) <= phases["train"].must_not_show
+
+
+def test_by_lasos_rule_base_pictures_may_show_novel_objects_whose_labels_are_withheld():
+    shown = images("dog", "dog fork", "fork", "car")
+    for name, kept in (("laso", ["0", "1", "3"]), ("laso-novel-free", ["0", "3"])):
+        split = Split.load(name)
+        small = replace(split, phases={"train": replace(split.phases["train"], labels=("dog", "car"))})
+        served = small.phase(shown, "train")
+        assert (list(served.ids), served.labels) == (kept, ("dog", "car"))
+
+
+def test_any_picture_with_a_novel_label_is_test_and_mixed_together():
+    coco = Split.load("coco").phases
+    assert coco["any"].labels == coco["test"].labels
+    assert not coco["any"].must_show
+    assert not coco["any"].must_not_show
 
 
 def test_words_spell_a_label_out():

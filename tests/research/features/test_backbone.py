@@ -86,6 +86,18 @@ def test_memory_format_changes_nothing_but_speed() -> None:
         torch.testing.assert_close(fast(images(64).to(memory_format=torch.channels_last)), plain, rtol=1e-4, atol=1e-5)
 
 
+def test_a_map_finer_than_the_grid_is_pooled_and_has_another_fingerprint() -> None:
+    torch.manual_seed(0)
+    plain = small(size=96)
+    pooled = Backbone.__new__(Backbone)
+    pooled.__dict__ = {**plain.__dict__, "grid": 2}
+    maps, fewer = plain(images(96)), pooled(images(96))
+    assert (maps.shape[-2:], fewer.shape[-2:]) == ((3, 3), (2, 2))
+    torch.testing.assert_close(fewer, torch.nn.functional.adaptive_avg_pool2d(maps, 2))
+    assert len({small(grid=grid).variant for grid in (None, 2, 8)}) == 3
+    assert small(grid=8)(images(64)).shape[-1] == 2
+
+
 def test_the_fingerprint_follows_what_decides_the_maps() -> None:
     backbone = small()
     before = backbone.fingerprint

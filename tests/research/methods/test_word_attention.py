@@ -93,8 +93,9 @@ def reference_prototype(method: WordAttention, images: list[Tensor], word: np.nd
     encoded, matches = [], []
     for image in images:
         local = [apply(method.norm, apply(method.visual_local, place)) for place in local_places(image)]
-        projected = apply(inner_norm, apply(project, attend(method, apply(method.norm, word), local)))
-        encoded.append(apply(outer_norm, projected + apply(narrow, gelu(apply(widen, projected)))))
+        projected = apply(project, attend(method, apply(method.norm, word), local))
+        changed = apply(narrow, gelu(apply(widen, apply(inner_norm, projected))))
+        encoded.append(apply(outer_norm, projected + changed))
         matches.append(reference_similarity(method, apply(method.visual, pooled(image)), word))
     return sum(weight * one for weight, one in zip(softmax(matches), encoded, strict=True))
 
@@ -229,6 +230,26 @@ def test_dropout_acts_in_training_alone(name: str) -> None:
     assert torch.equal(method.adapt(support)(query), method.adapt(support)(query))
     method.train()
     assert not torch.equal(method.adapt(support)(query), method.adapt(support)(query))
+
+
+def test_the_reference_drops_projected_places_and_attention_weights_in_training() -> None:
+    method, (support, _, _) = build("word-attention-reference", dropout=0.5), episode()
+    assert isinstance(method, ReferenceWordAttention)
+    seen: list[tuple[int, ...]] = []
+    method.drop.register_forward_hook(lambda _, given, __: seen.append(tuple(given[0].shape)))
+    method.prototypes(support, method.text(support.words))
+    assert seen == [(4, 6, JOINT), (8, 3, 4, 6)]  # images × places × joint, then heads × labels × images × places
+
+
+def test_the_reference_begins_as_the_authors_code_does() -> None:
+    method = create_method("word-attention-reference", channels=8, dimensions=8, options={"joint": 64})
+    assert isinstance(method, ReferenceWordAttention)
+    widen, narrow = [layer for layer in method.block.mlp if isinstance(layer, nn.Linear)]
+    for layer in (widen, narrow):
+        bound = math.sqrt(6 / (64 + 128))  # Xavier's, for 64 in and 128 out, or the other way round
+        assert 0.9 * bound < layer.weight.abs().max().item() <= bound
+        assert 0 < layer.bias.abs().max().item() < 1e-5
+    assert {layer.eps for layer in method.modules() if isinstance(layer, nn.LayerNorm)} == {1e-6}
 
 
 def test_the_reference_serves_a_label_without_image_by_its_projected_word() -> None:

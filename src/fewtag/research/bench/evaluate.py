@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
-from fewtag.research.bench.metrics import episode_metrics
+from fewtag.research.bench.metrics import episode_metrics, label_aps
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.data.sampling import Draw
 from fewtag.research.features.rows import MemoryRows, Rows
@@ -101,17 +101,26 @@ def score_draws(method: Method, pool: Pool, draws: Sequence[Draw]) -> Iterator[t
         yield adapt(episode.support)(episode.maps), episode.targets
 
 
+class Judged(NamedTuple):
+    """One episode's numbers."""
+
+    metrics: dict[str, float]
+    label_aps: list[float]
+    """The average precision of each label, in the pool's order."""
+
+
 def evaluate(
     method: Method, pool: Pool, draws: Sequence[Draw], *, advance: Callable[[int], None] = lambda _: None
-) -> list[dict[str, float]]:
-    """The eight metrics of each episode. Memory is bounded by one episode and `MOST_ENCODED`."""
+) -> list[Judged]:
+    """The numbers of each episode. Memory is bounded by one episode and `MOST_ENCODED`."""
     was_training = method.training
     method.eval()
-    metrics = []
+    judged = []
     with torch.no_grad():  # not inference mode: a method may train something small on the support
         for logits, targets in score_draws(method, pool, draws):
             # double: in single precision all logits over 17 are probability 1, a tie that would spoil the ranking
-            metrics.append(episode_metrics(logits.cpu().double().sigmoid().numpy(), targets.cpu().numpy()))
+            found = logits.cpu().double().sigmoid().numpy(), targets.cpu().numpy()
+            judged.append(Judged(episode_metrics(*found), label_aps(*found)))
             advance(1)
     method.train(was_training)
-    return metrics
+    return judged

@@ -14,7 +14,14 @@ from fewtag.research.data.class_names import class_names, overlaps
 from fewtag.research.data.coco_voc import read_coco, read_voc
 from fewtag.research.data.images import LabelledImages, concatenate, readable
 from fewtag.research.data.readers import read_folders, read_table
-from fewtag.research.data.sampling import AtLeastSampler, Draw, EpisodeSampler, HalvesSampler, load_draws
+from fewtag.research.data.sampling import (
+    AtLeastSampler,
+    Draw,
+    EpisodeSampler,
+    HalvesSampler,
+    ReplacingSampler,
+    load_draws,
+)
 from fewtag.research.data.splits import Split
 from fewtag.research.features.backbone import Backbone, JoinedBackbone, open_backbone
 from fewtag.research.features.classifier import ImageClassifier, create_classifier
@@ -53,7 +60,7 @@ class Experiment:
         settings = self.recipe.backbone
         weights = None if settings.weights is None else self._locate(settings.weights)
         torch.manual_seed(self.recipe.seed)  # random weights are the same ones when a run goes on or is measured
-        backbone = open_backbone(settings.name, weights=weights, size=settings.size)
+        backbone = open_backbone(settings.name, weights=weights, size=settings.size, grid=settings.grid)
         torch.manual_seed(self.recipe.seed)  # the parameters' first values
         space = self.recipe.space
         channels = backbone.channels if space is None else min(space.size, backbone.channels)
@@ -167,7 +174,7 @@ class Experiment:
         """Test episodes from the recipe's seed."""
         evaluation, images = self.recipe.evaluation, self.phase(phase)
         shots, queries, seed = max(1, evaluation.shots), evaluation.queries, self.recipe.seed
-        sampler: EpisodeSampler | AtLeastSampler | HalvesSampler
+        sampler: EpisodeSampler | AtLeastSampler | HalvesSampler | ReplacingSampler
         if evaluation.sampling == "at-least":
             support, query = self._side(phase, "support"), self._side(phase, "query")
             sampler = AtLeastSampler(
@@ -176,7 +183,8 @@ class Experiment:
         elif evaluation.sampling == "halves":
             sampler = HalvesSampler(images.targets, images.labels, shots=shots, seed=seed)
         else:
-            sampler = EpisodeSampler(images.targets, images.labels, shots=shots, queries=queries, seed=seed)
+            kind = ReplacingSampler if evaluation.sampling == "with-replacement" else EpisodeSampler
+            sampler = kind(images.targets, images.labels, shots=shots, queries=queries, seed=seed)
         return [sampler.draw(index) for index in range(evaluation.episodes)]
 
     def _check_at_least(self, path: Path, draws: Sequence[Draw], phase: str) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from lightning_fabric import Fabric
@@ -26,7 +27,7 @@ from fewtag.research.bench.distributed import (
     rank_share,
     rows_by_all_ranks,
 )
-from fewtag.research.bench.evaluate import Pool, evaluate
+from fewtag.research.bench.evaluate import Judged, Pool, evaluate
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.results import ResultRow, commit, read_rows, result_rows, write_rows
 from fewtag.research.bench.run_folder import RunFolder
@@ -35,7 +36,7 @@ from fewtag.research.data.images import LabelledImages, refuse_unreadable
 from fewtag.research.data.sampling import Draw
 from fewtag.research.features.backbone import Backbone, JoinedBackbone
 from fewtag.research.features.rows import Rows, drop_features, feature_rows
-from fewtag.research.methods import Base, ClassNames, EndToEnd, Method
+from fewtag.research.methods import METHODS, Base, ClassNames, EndToEnd, Method
 from fewtag.research.methods.base import pool
 
 Network = Backbone | JoinedBackbone
@@ -70,6 +71,8 @@ def measure(
         run = None if recipe.training is None else RunFolder.of(experiment, runs)
     with _results_folder(fabric, out):
         facts = {} if run is None else _train(experiment, run, fabric, out, cache, report)
+        if run is not None or METHODS[recipe.method.name].base_stage == "features":
+            facts["base_pictures"] = len(experiment.phase("train"))
         with _ready(experiment, run, fabric, cache) as (backbone, method):
             if method.base_stage == "features":
                 solve(method, experiment, backbone, cache, fabric, report)
@@ -82,12 +85,12 @@ def measure(
                     fabric.device,
                 )
                 since = time.perf_counter()
-                metrics = _evaluate(
-                    method, pictures, phase_draws, fabric, report, f"measuring {recipe.name} on {phase}"
-                )
+                judged = _evaluate(method, pictures, phase_draws, fabric, report, f"measuring {recipe.name} on {phase}")
                 facts["seconds"] = round(time.perf_counter() - since, 2)
                 facts |= {"data_digest": images.digest, "draws_digest": draws_digest(phase_draws, images)}
-                device = device_name(fabric.device)
+                means = np.mean([episode.label_aps for episode in judged], axis=0).round(6)
+                facts["label_aps"] = json.dumps(dict(zip(images.labels, means.tolist(), strict=True)))
+                metrics, device = [episode.metrics for episode in judged], device_name(fabric.device)
                 rows[phase] = found = result_rows(recipe, phase, metrics, command=command, device=device, facts=facts)
                 on_rank_zero(fabric, partial(write_rows, files[phase], found))
     return rows
@@ -123,8 +126,8 @@ def _train(
 
 def _evaluate(
     method: Method, pictures: Pool, draws: Sequence[Draw], fabric: Fabric, report: Reporter, task: str
-) -> list[dict[str, float]]:
-    """The metrics of all draws in their order, of which each process measures a part."""
+) -> list[Judged]:
+    """The numbers of all draws in their order, of which each process measures a part."""
     mine = rank_share(fabric, draws)
     report.start(task, len(mine))
     with collective_refusal():

@@ -1,4 +1,4 @@
-"""The paper's eight numbers, and intervals over episodes."""
+"""The paper's eight numbers, and Student's intervals."""
 
 import math
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 from jaxtyping import Bool, Float
+from scipy.special import stdtrit
 
 from fewtag.core.metrics import average_precision, average_precisions
 
@@ -30,7 +31,7 @@ def episode_metrics(
         "micro_ap": np.nan_to_num(average_precision(probabilities.ravel(), targets.ravel())),
         "macro_precision": np.mean(right / np.maximum(tagged, 1)),
         "macro_recall": np.mean(right / np.maximum(shown, 1)),
-        "macro_ap": np.mean(np.nan_to_num(average_precisions(probabilities.T, targets.T))),
+        "macro_ap": np.mean(label_aps(probabilities, targets)),
     }
     for scope in ("micro", "macro"):
         precision, recall = values[f"{scope}_precision"], values[f"{scope}_recall"]
@@ -38,10 +39,19 @@ def episode_metrics(
     return {name: float(values[name]) for name in METRICS}
 
 
+def label_aps(
+    probabilities: Float[np.ndarray, "images labels"], targets: Bool[np.ndarray, "images labels"]
+) -> list[float]:
+    """The average precision of each label, whose mean is macro-AP."""
+    return [float(value) for value in np.nan_to_num(average_precisions(probabilities.T, targets.T))]
+
+
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The mean over episodes and the half width of its 95 % interval.
+    """The mean over episodes, seeds or labels and the half width of its 95 % interval by Student's t.
 
     >>> mean_and_interval([1.0, 2.0, 3.0])
-    (2.0, 1.13...)
+    (2.0, 2.48...)
     """
-    return fmean(values), 1.96 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    if len(values) < 2:
+        return fmean(values), math.nan
+    return fmean(values), float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))

@@ -87,6 +87,8 @@ class BackboneSettings(Settings):
     name: str = "tf_efficientnet_lite2"
     weights: str | None = None
     size: int = Field(default=224, gt=0)
+    grid: int | None = Field(default=None, gt=0)
+    """Places a side, at most: a finer map is pooled. Without it maps stay as they are."""
     frozen: bool = True
 
 
@@ -150,6 +152,8 @@ class Training(Settings):
     validation_episodes: int = Field(default=100, gt=0)
     patience: int = Field(default=10, ge=0)
     """Validations without a gain before training stops; 0: none are made, all `episodes` count."""
+    keep: Literal["best", "last"] = "best"
+    """Last: nothing stops training early, and the weights after all `episodes` count; validations make the curve."""
     checkpoint_every: int = Field(default=500, gt=0)
     """Episodes between the states that a killed run goes on from; saved at the next validation."""
 
@@ -157,9 +161,9 @@ class Training(Settings):
 class Evaluation(Settings):
     """Which phases to measure on how many episodes."""
 
-    sampling: Literal["per-label", "at-least", "halves"] = "per-label"
-    """Whether pictures are drawn for each label as many as said, until each label is shown so often, or from one half
-    of the phase's pictures, all of the other half being queries."""
+    sampling: Literal["per-label", "with-replacement", "at-least", "halves"] = "per-label"
+    """Whether pictures are drawn for each label as many as said, all different or with replacement, until each label
+    is shown so often, or from one half of the phase's pictures, all of the other half being queries."""
     phases: list[str] = Field(default=["test"], min_length=1)
     episodes: int = Field(default=200, gt=0)
     shots: int = Field(default=1, ge=0)
@@ -250,7 +254,10 @@ class Recipe(Settings):
     def training_settings(self) -> dict[str, Any]:
         """The settings that trained weights depend on: not how they are measured, nor what things are called."""
         kept = self.effective.model_dump(mode="json", include={"backbone", "words", "method", "training", "seed"})
+        kept["training"] = _counted_training(kept["training"])
         kept["training"].pop("checkpoint_every")
+        if kept["backbone"]["grid"] is None:  # as before there was one
+            del kept["backbone"]["grid"]
         sources = [
             source.model_dump(mode="json", exclude={"role"})
             for source in self.data.sources
@@ -262,10 +269,17 @@ class Recipe(Settings):
 def _counted(settings: dict[str, Any]) -> dict[str, Any]:
     """All settings but those that came after rows had been published, where they are as before there were any."""
     later = {key for key in ("names", "space", "sessions") if settings[key] is None}
-    evaluation = dict(settings["evaluation"])
+    evaluation, backbone = dict(settings["evaluation"]), dict(settings["backbone"])
     if evaluation["supports"] == "complete":
         del evaluation["supports"]
-    return {key: value for key, value in settings.items() if key not in later} | {"evaluation": evaluation}
+    if backbone["grid"] is None:
+        del backbone["grid"]
+    kept = {key: value for key, value in settings.items() if key not in later}
+    return kept | {"evaluation": evaluation, "backbone": backbone, "training": _counted_training(settings["training"])}
+
+
+def _counted_training(training: dict[str, Any] | None) -> dict[str, Any] | None:
+    return training and {key: value for key, value in training.items() if (key, value) != ("keep", "best")}
 
 
 def digest_of(settings: object) -> str:

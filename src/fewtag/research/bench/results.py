@@ -9,7 +9,7 @@ from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -66,11 +66,17 @@ class ResultRow(MeasuredRow):
     shots: int
     queries: int
     draws_digest: str | None = None
+    base_pictures: int | None = None
+    """How many the method learnt from, by training or solving."""
+    training: Json[dict[str, Any]] | None = None
+    """The training settings, all of them, given and stored as JSON."""
     trained_episodes: int | None = None
-    """None for a run without training; the best on the validation labels, if there were any."""
+    """None for a run without training; the best on the validation labels, if there were any; 0: kept untrained."""
     planned_episodes: int | None = None
     episodes_a_step: int | None = None
     validation_macro_ap: float | None = None
+    label_aps: Json[dict[str, float]] | None = None
+    """Each label's average precision, its mean over the phase's episodes, given and stored as JSON."""
     episode: int
     micro_precision: float
     micro_recall: float
@@ -104,8 +110,9 @@ _ARROW_TYPES = {str: pa.string(), dict: pa.string(), int: pa.int64(), float: pa.
 
 
 def _arrow_type(annotation: Any) -> pa.DataType:
-    optional = isinstance(annotation, UnionType)
-    return _ARROW_TYPES[get_args(annotation)[0] if optional else get_origin(annotation) or annotation]
+    while get_origin(annotation) in (Annotated, Union, UnionType):
+        annotation = get_args(annotation)[0]
+    return _ARROW_TYPES[get_origin(annotation) or annotation]
 
 
 def schema(kind: type[MeasuredRow]) -> pa.Schema:
@@ -150,10 +157,11 @@ def result_rows(
     facts: Mapping[str, Any] | None = None,
 ) -> list[ResultRow]:
     """A row for each episode's metrics; `facts` (of training, say) are columns that the recipe does not know."""
-    evaluation = recipe.evaluation
+    evaluation, training = recipe.evaluation, recipe.training
     shared = {
         **run_columns(recipe, phase, command=command, device=device),
         **evaluation.model_dump(include={"sampling", "supports", "shots", "queries"}),
+        "training": None if training is None else training.model_dump_json(),
         **(facts or {}),
     }
     return [

@@ -27,9 +27,9 @@ class TrainingState:
 
     episode: int = 0
     best: float | None = None
-    """The best macro-AP on the validation labels; None where nothing was validated."""
+    """The kept weights' macro-AP on the validation labels; None where nothing was validated."""
     best_episode: int = 0
-    """The episode after which the best weights were saved; 0 if training gained nothing over the untrained ones."""
+    """The episode after which the kept weights were saved; 0 if training gained nothing over the untrained ones."""
     stale: int = 0
     """Validations since then."""
     seconds: float = 0.0

@@ -100,7 +100,7 @@ def _train(
 
 
 def _is_stale(state: TrainingState, training: Training) -> bool:
-    return 0 < training.patience <= state.stale
+    return training.keep == "best" and 0 < training.patience <= state.stale
 
 
 class Learner:
@@ -174,13 +174,13 @@ class Learner:
     def judge(self, run: RunFolder, validation: Phase | None, loss: float | None, report: Reporter) -> None:
         """Validates the weights, saves them if they are the best so far, and logs what they came to.
 
-        Without validation the latest weights are the ones to keep.
+        Without validation, or where the last are to be kept, the latest weights are the best.
         """
         state, scores = self.state, dict[str, float]()
         if validation is not None:
             scores = validate(self.fabric, self.method, validation, self.training.validation_episodes)
         score = scores.get("macro_ap")
-        better = score is None or state.best is None or score > state.best
+        better = self.training.keep == "last" or score is None or state.best is None or score > state.best
         if better:
             state.best, state.best_episode, state.stale = score, state.episode, 0
         else:
@@ -209,8 +209,8 @@ def validate(fabric: Fabric, method: Method, phase: Phase, episodes: int) -> dic
     draws = [phase.sampler.draw(index) for index in rank_share(fabric, range(episodes))]
     with collective_refusal(), fabric.autocast():
         mine = evaluate(method, phase.pool, draws)
-    metrics = interleave(all_gather(fabric, mine))
-    return {name: round(fmean(episode[name] for episode in metrics), 6) for name in METRICS}
+    judged = interleave(all_gather(fabric, mine))
+    return {name: round(fmean(episode.metrics[name] for episode in judged), 6) for name in METRICS}
 
 
 def prepare(

@@ -1,7 +1,7 @@
 """Episode sampling: which images are an episode's support and query.
 
 Row numbers only, so that no pixel is needed to test it. `EpisodeSampler` gives each label so many images of its own;
-`AtLeastSampler` draws until each label is shown at least so often.
+`ReplacingSampler` draws with replacement, `AtLeastSampler` until each label is shown at least so often.
 """
 
 import json
@@ -124,6 +124,48 @@ def _refuse_impossible(
             f"labels {shown} share {short.images} images, an episode needs {len(names) * wanted} different ones, "
             f"{needs} a label; lower `shots` or `queries`, or drop a label"
         )
+
+
+class ReplacingSampler:
+    """Episodes drawn with replacement, as the paper's authors' public loader draws them: an image may come twice.
+
+    For each label `shots` support and `queries` query images that show it, each drawn from all of them. So a query may
+    be a support image, with its labels known: a leak, which is why this is an option of measuring alone.
+    """
+
+    def __init__(
+        self,
+        targets: Bool[np.ndarray, "images labels"],
+        labels: Sequence[str],
+        *,
+        shots: int = 1,
+        queries: int = 4,
+        seed: int = 0,
+    ) -> None:
+        assert targets.shape[1] == len(labels), "a column for each label"
+        check_counts(shots, queries, seed)
+        self.shots, self.queries, self.seed = shots, queries, seed
+        self._pools = [np.flatnonzero(column) for column in targets.T]
+        for label, pool in zip(labels, self._pools, strict=True):
+            if not len(pool):
+                raise InputError(f"label {label!r} has no image to draw; drop the label")
+        self._order = sorted(range(len(labels)), key=lambda column: labels[column])
+
+    def draw(self, index: int) -> Draw:
+        """Episode number `index`: the same for the same seed, in any order and in any process."""
+        generator = np.random.default_rng([self.seed, index])
+        wanted = self.shots + self.queries
+        drawn = {column: generator.choice(self._pools[column], wanted).tolist() for column in self._order}
+        return Draw(
+            support=tuple(row for column in range(len(drawn)) for row in drawn[column][: self.shots]),
+            query=tuple(row for column in range(len(drawn)) for row in drawn[column][self.shots :]),
+        )
+
+
+def leaked(draws: Sequence[Draw]) -> float:
+    """The share of query images that are support images of their own episode."""
+    queries = [row in set(draw.support) for draw in draws for row in draw.query]
+    return sum(queries) / max(1, len(queries))
 
 
 class AtLeastSampler:

@@ -33,13 +33,15 @@ class Backbone(nn.Module):
         layout: Layout,
         preprocessing: Preprocessing,
         variant: str,
+        grid: int | None = None,
     ) -> None:
         super().__init__()
         self.name = name
         self.size = size
         self.channels = channels
         self.preprocessing = preprocessing
-        self.variant = variant
+        self.variant = variant if grid is None else f"{variant}, at most {grid} × {grid} places"
+        self.grid = grid
         self.layout = layout
         self.known_as: str | None = None
         self.network: Network = network.to(memory_format=torch.channels_last)
@@ -50,7 +52,8 @@ class Backbone(nn.Module):
     def forward(self, pixels: UInt8[Tensor, "images 3 height width"]) -> Float[Tensor, "images channels rows columns"]:
         """Local maps of squashed RGB images."""
         features = self.network.forward_features(self.normalise(pixels))
-        return to_maps(features, self.layout, getattr(self.network, "num_prefix_tokens", 0))
+        maps = to_maps(features, self.layout, getattr(self.network, "num_prefix_tokens", 0))
+        return maps if self.grid is None else F.adaptive_avg_pool2d(maps, min(self.grid, maps.shape[-1]))
 
     def normalise(self, pixels: UInt8[Tensor, "images 3 height width"]) -> Float[Tensor, "images 3 height width"]:
         """What the network takes; done here so that no caller can do it differently."""
@@ -78,8 +81,13 @@ class Backbone(nn.Module):
         return digest.hexdigest()
 
 
-def create_backbone(name: str = "tf_efficientnet_lite2", *, weights: str | None = None, size: int = 224) -> Backbone:
-    """A timm network by name, in evaluation mode, with weights from one of `weights.CHOICES`."""
+def create_backbone(
+    name: str = "tf_efficientnet_lite2", *, weights: str | None = None, size: int = 224, grid: int | None = None
+) -> Backbone:
+    """A timm network by name, in evaluation mode, with weights from one of `weights.CHOICES`.
+
+    A map finer than `grid` × `grid` places is pooled, as the product's graphs do it.
+    """
     check_name(name)
     if size < 1:
         raise InputError(f"image size {size} is not a number of pixels; give one such as 224")
@@ -97,6 +105,7 @@ def create_backbone(name: str = "tf_efficientnet_lite2", *, weights: str | None 
         preprocessing=preprocessing,
         # Keras' strides and epsilon are in no tensor, yet change the maps
         variant="keras" if kind == "keras" else "timm",
+        grid=grid,
     )
     return backbone.eval()
 
@@ -127,18 +136,22 @@ def join_maps(maps: Sequence[Float[Tensor, "images _ _ _"]]) -> Float[Tensor, "i
     return torch.cat([F.adaptive_avg_pool2d(single.float(), grid).to(single.dtype) for single in maps], dim=1)
 
 
-def open_backbone(name: str, *, weights: str | None = None, size: int = 224) -> Backbone | JoinedBackbone:
+def open_backbone(
+    name: str, *, weights: str | None = None, size: int = 224, grid: int | None = None
+) -> Backbone | JoinedBackbone:
     """A backbone by name, or several joined by `+`, with as many weights sources joined by `+`, or none."""
     names = [part.strip() for part in name.split("+")]
     if len(names) == 1:
-        return create_backbone(name, weights=weights, size=size)
+        return create_backbone(name, weights=weights, size=size, grid=grid)
     sources = [None] * len(names) if weights is None else [part.strip() for part in weights.split("+")]
     if len(sources) != len(names):
         raise InputError(
             f"backbone {name!r} joins {len(names)} networks, and its weights {weights!r} are {len(sources)}; "
             "name one source for each, joined by +"
         )
-    parts = [create_backbone(part, weights=source, size=size) for part, source in zip(names, sources, strict=True)]
+    parts = [
+        create_backbone(part, weights=source, size=size, grid=grid) for part, source in zip(names, sources, strict=True)
+    ]
     return JoinedBackbone(parts)
 
 

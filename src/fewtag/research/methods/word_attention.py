@@ -35,6 +35,9 @@ Joint = Float[Tensor, "labels joint"]
 Local = Float[Tensor, "images places joint"]
 Scores = Float[Tensor, "heads labels images places"]
 
+_EPSILON = 1e-6
+"""Of the layer norms in the authors' code."""
+
 
 class WordAttention(Method):
     """The text's model: one softmax over all places of all images of a label, then an MLP; similarity is λ·cosine."""
@@ -152,7 +155,8 @@ class ReferenceWordAttention(WordAttention):
     def build_attention(self, inner: int) -> None:
         super().build_attention(inner)
         self.visual_local = nn.Linear(self.channels, self.joint)
-        self.norm = nn.LayerNorm(self.joint)
+        self.norm = nn.LayerNorm(self.joint, eps=_EPSILON)
+        self.drop = nn.Dropout(self.dropout)
 
     def build_block(self, inner: int) -> nn.Module:
         return ResidualBlock(inner, self.joint, self.dropout)
@@ -164,15 +168,15 @@ class ReferenceWordAttention(WordAttention):
         return self.scale * (1 - squared.clamp_min(1e-6).sqrt())
 
     def local(self, maps: Float[Tensor, "images channels height width"]) -> Local:
-        """By a projection of their own, then the layer norm that words and places share."""
-        return self.norm(self.visual_local(places(maps)))
+        """By a projection of their own, with dropout, then the layer norm that words and places share."""
+        return self.norm(self.drop(self.visual_local(places(maps))))
 
     def scores(self, words: Joint, local: Local) -> Scores:
         return super().scores(self.norm(words), local)
 
     def prototypes(self, support: Support, words: Joint) -> Joint:
         local = self.local(support.maps)
-        attention = self.scores(words, local).float().softmax(dim=-1)
+        attention = self.drop(self.scores(words, local).float().softmax(dim=-1))
         value = self.value(local).unflatten(-1, (self.heads, self.width))
         heads = torch.einsum("hlip,iphw->lihw", attention.to(value.dtype), value)
         shows = support.targets.T
@@ -188,19 +192,19 @@ class ReferenceWordAttention(WordAttention):
 
 
 class ResidualBlock(nn.Module):
-    """The authors' code, from the joined heads to a prototype: projection, layer norm, residual MLP, layer norm."""
+    """The authors' code, from the joined heads to a prototype: a projection o, o + MLP(LayerNorm(o)), a layer norm."""
 
     def __init__(self, inner: int, joint: int, dropout: float) -> None:
         super().__init__()
-        self.project = nn.Sequential(nn.Linear(inner, joint), nn.Dropout(dropout), nn.LayerNorm(joint))
+        self.project = nn.Sequential(nn.Linear(inner, joint), nn.Dropout(dropout))
+        wide, narrow = nn.Linear(joint, 2 * joint), nn.Linear(2 * joint, joint)
+        for layer in (wide, narrow):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.normal_(layer.bias, std=1e-6)
         self.mlp = nn.Sequential(
-            nn.Linear(joint, 2 * joint),
-            nn.GELU(),
-            nn.Dropout(dropout),
-            nn.Linear(2 * joint, joint),
-            nn.Dropout(dropout),
+            nn.LayerNorm(joint, eps=_EPSILON), wide, nn.GELU(), nn.Dropout(dropout), narrow, nn.Dropout(dropout)
         )
-        self.norm = nn.LayerNorm(joint)
+        self.norm = nn.LayerNorm(joint, eps=_EPSILON)
 
     def forward(self, heads: Float[Tensor, "pairs inner"]) -> Float[Tensor, "pairs joint"]:
         projected = self.project(heads)

@@ -1,4 +1,7 @@
-"""Paired t-tests with Holm's correction: whether two runs on the same episodes differ."""
+"""Paired t-tests with Holm's correction: whether two runs on the same episodes differ.
+
+Over episodes, over labels, and over training seeds where there are several: the widest interval decides.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -12,17 +15,18 @@ from fewtag.research.bench.report.results import MeasuredRun, Systems, best_read
 from fewtag.research.bench.results import ResultRow
 
 LEVEL = 0.05
-PHASES = ("test", "mixed")
+PHASES = ("test", "mixed", "any")
 """Those that systems are compared on."""
 _EPISODE = ("data", "split", "phase", "shots", "queries", "data_digest", "episode")
 
 
 class Difference(NamedTuple):
-    """One run less another: the mean over episodes, half the width of its 95 % interval, and the test's p-value."""
+    """One run less another: the mean, half the width of its 95 % interval, the test's p-value, and over what."""
 
     mean: float
     interval: float
     p: float
+    over: str = "episodes"
 
     @property
     def real(self) -> bool:
@@ -52,9 +56,33 @@ def difference(one: Sequence[ResultRow], other: Sequence[ResultRow], metric: str
     mean = float(apart.mean())
     if np.ptp(apart) == 0:  # the test divides by the spread, which a run compared with itself has none of
         return Difference(mean, 0.0, 1.0 if mean == 0 else 0.0)
-    test = stats.ttest_rel(ours, theirs)
+    return _tested(mean, stats.ttest_rel(ours, theirs), "episodes")
+
+
+def _tested(mean: float, test: Any, over: str) -> Difference:
     low, high = test.confidence_interval(0.95)
-    return Difference(mean, float(high - low) / 2, float(test.pvalue))
+    return Difference(mean, float(high - low) / 2, float(test.pvalue), over)
+
+
+def widest(run: MeasuredRun, baseline: MeasuredRun, phase: str) -> Difference | None:
+    """The difference of macro-AP with the widest of its intervals: over episodes, labels, or training seeds."""
+    found = difference(run.phases[phase], baseline.phases[phase])
+    if found is None or (found.interval, found.mean) == (0.0, 0.0):
+        return found
+    one, other = run.label_aps(phase), baseline.label_aps(phase)
+    candidates = [found]
+    if one and one.keys() == other.keys() and len(one) > 1:
+        ours, theirs = list(one.values()), [other[label] for label in one]
+        if np.ptp(np.subtract(ours, theirs)) > 0:
+            candidates.append(_tested(found.mean, stats.ttest_rel(ours, theirs), "labels"))
+    ours, theirs = run.seed_means(phase), baseline.seed_means(phase)
+    if len(ours) > 1 and len(theirs) > 1:
+        candidates.append(_tested(found.mean, stats.ttest_ind(ours, theirs, equal_var=False), "seeds"))
+    elif len(ours) > 1:
+        candidates.append(_tested(found.mean, stats.ttest_1samp(ours, theirs[0]), "seeds"))
+    elif len(theirs) > 1:
+        candidates.append(_tested(found.mean, stats.ttest_1samp(theirs, ours[0]), "seeds"))
+    return max(candidates, key=lambda each: each.interval)._replace(p=max(each.p for each in candidates))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -86,7 +114,7 @@ def compare(pairs: Iterable[Pair]) -> Differences:
     found: Differences = {}
     for pair in pairs:
         if pair.phase in pair.run.phases and pair.phase in pair.baseline.phases:
-            apart = difference(pair.run.phases[pair.phase], pair.baseline.phases[pair.phase])
+            apart = widest(pair.run, pair.baseline, pair.phase)
             if apart is not None:
                 found[pair] = apart
     corrected = holm([each.p for each in found.values()])

@@ -15,9 +15,9 @@ from fewtag.research.bench.report.results import (
     Systems,
     phases_of,
 )
-from fewtag.research.bench.results import ResultRow
 
 NONE = "–"
+SPREAD = "`test`, other seeds and labels"
 _DETAILS = tuple(f"{scope}_{name}" for scope in ("macro", "micro") for name in ("precision", "recall", "f1"))
 
 
@@ -39,11 +39,27 @@ def score_cell(run: MeasuredRun, phase: str) -> str:
 
 
 def difference_cell(difference: Difference | None) -> str:
-    """`+4.55 ± 0.40`, or `≈ +0.13 ± 0.52` where the test does not tell it from nothing."""
+    """`+4.55 ± 0.40`, or `≈ +0.13 ± 0.52` where the test does not tell it from nothing; over what, if not episodes."""
     if difference is None:
         return NONE
     mean = f"{100 * difference.mean:+z.2f}".replace("-", "−")
-    return f"{'' if difference.real else '≈ '}{mean} ± {100 * difference.interval:.2f}"
+    over = "" if difference.over == "episodes" else f" ({difference.over})"
+    return f"{'' if difference.real else '≈ '}{mean} ± {100 * difference.interval:.2f}{over}"
+
+
+def spread_cell(run: MeasuredRun, phase: str = "test") -> str:
+    """`5 seeds ± 0.61; labels ± 9.80`: the intervals of macro-AP over what the episodes do not vary."""
+    if phase not in run.phases:
+        return NONE
+    seeds, labels = run.seed_means(phase), list(run.label_aps(phase).values())
+    told = []
+    if len(seeds) > 1:
+        told.append(f"{len(seeds)} seeds ± {100 * mean_and_interval(seeds)[1]:.2f}")
+    elif run.shared.trained_episodes is not None:
+        told.append("one seed")
+    if labels:
+        told.append(f"{len(labels)} labels ± {100 * mean_and_interval(labels)[1]:.1f}")
+    return "; ".join(told) or NONE
 
 
 def overview_table(systems: Systems) -> Iterator[str]:
@@ -55,15 +71,17 @@ def overview_table(systems: Systems) -> Iterator[str]:
     lines = []
     for run in runs:
         lead = difference_cell(leads.get(neighbours[run]) if run in neighbours else None)
-        cells = [run.label, _made_of(run), *(score_cell(run, phase) for phase in phases), lead]
+        pictures = run.shared.base_pictures
+        made_of = _made_of(run) + ("" if pictures is None else f"; {pictures:,} base pictures")
+        cells = [run.label, made_of, *(score_cell(run, phase) for phase in phases), spread_cell(run), lead]
         lines.append((run.mean() * 100, cells))
     printed = table.number(table.model, "macro_ap") or 0.0
-    blank = [NONE] * (len(phases) - 1)
+    blank = [NONE] * len(phases)
     cells = [f"*{table.model.system}, as published*", "", f"*{_published_cell(table, table.model)}*", *blank, ""]
     lines.append((printed, cells))
     lines.sort(key=lambda line: -line[0])
     yield from markdown_table(
-        ["system", "backbone, words", *phases, "ahead of the next"], [cells for _, cells in lines]
+        ["system", "backbone, words", *phases, SPREAD, "ahead of the next"], [cells for _, cells in lines]
     )
 
 
@@ -93,14 +111,16 @@ def published_table(table: PublishedTable, results: Results) -> Iterator[str]:
     phases = phases_of(runs) or ["test"]
     full = next((run for run in runs if run.reference == table.against and "test" in run.phases), None)
     against = compare(Pair(run, full) for run in runs if run != full) if full else {}
-    head = ["system", "published", "run", *phases, *(["less the full model"] if full else []), "seconds", "how"]
+    less_full = ["less the full model"] if full else []
+    head = ["system", "published", "run", *phases, SPREAD, *less_full, "seconds", "how"]
     lines: list[list[str]] = []
     for system in table.rows:
         beside: list[list[str]] = []
         for run in results.beside(system, table):
             less = [difference_cell(against.get(Pair(run, full)))] if full else []
-            how = f"{_made_of(run)}; training: {_training(run.shared)}"
-            beside.append([run.label, *(score_cell(run, phase) for phase in phases), *less, _seconds(run), how])
+            how = f"{_made_of(run)}; training: {training_cell(run)}"
+            scores = [*(score_cell(run, phase) for phase in phases), spread_cell(run)]
+            beside.append([run.label, *scores, *less, _seconds(run), how])
         reasons = results.why_not(system)
         if not beside and not reasons and system.numbers:
             reasons = {NONE: "no run yet"}
@@ -126,9 +146,16 @@ def setting_table(runs: Sequence[MeasuredRun]) -> Iterator[str]:
     phases = phases_of(runs)
     ranked = sorted(runs, key=lambda run: (phases[0] not in run.phases, -run.mean(next(iter(run.phases)))))
     yield from markdown_table(
-        ["system", "backbone, words", "training", *phases, "seconds"],
+        ["system", "backbone, words", "training", *phases, SPREAD, "seconds"],
         [
-            [run.label, _made_of(run), _training(run.shared), *(score_cell(run, p) for p in phases), _seconds(run)]
+            [
+                run.label,
+                _made_of(run),
+                training_cell(run),
+                *(score_cell(run, phase) for phase in phases),
+                spread_cell(run),
+                _seconds(run),
+            ]
             for run in ranked
         ],
     )
@@ -168,15 +195,25 @@ def _made_of(run: MeasuredRun) -> str:
     return f"{run.shared.backbone.replace('+', ' + ')}{space}, {short}{names}"
 
 
-def _training(row: ResultRow) -> str:
-    """What the row's model had learnt from, in a few words."""
+def training_cell(run: MeasuredRun) -> str:
+    """What the run's model, or the models of its seeds, had learnt from, in a few words."""
+    row, seeds = run.shared, [rows[0] for rows in run.by_seed(next(iter(run.phases)))]
+    pictures = "" if row.base_pictures is None else f" on {row.base_pictures:,} base pictures"
     if row.trained_episodes is None:
-        return "none"
-    how = "frozen backbone" if row.frozen else "end to end"
-    if row.validation_macro_ap is None:
-        return f"{how}, {row.trained_episodes} episodes, not validated"
-    best = f"best on validation ({100 * row.validation_macro_ap:.1f})"
-    return f"{how}, {best} at episode {row.trained_episodes} of at most {row.planned_episodes}"
+        return f"none; solved{pictures}" if pictures else "none"
+    how = ("frozen backbone" if row.frozen else "end to end") + pictures
+    kept = sorted(each.trained_episodes or 0 for each in seeds)
+    at = f"{kept[0]}" if kept[0] == kept[-1] else f"{kept[0]} to {kept[-1]}"
+    scores = [each.validation_macro_ap for each in seeds if each.validation_macro_ap is not None]
+    if not scores:
+        return f"{how}, {at} episodes, not validated"
+    best = f"{100 * sum(scores) / len(scores):.1f}"
+    if kept[-1] == 0:
+        return f"{how}, **kept untrained**: no later episode did better on validation ({best})"
+    untrained = f", **{kept.count(0)} of {len(kept)} seeds kept untrained**" if kept[0] == 0 else ""
+    if (row.training or {}).get("keep") == "last":
+        return f"{how}, {at} episodes, not stopped (validation at the end {best})"
+    return f"{how}, best on validation ({best}) at episode {at} of at most {row.planned_episodes}{untrained}"
 
 
 def _seconds(run: MeasuredRun) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -109,6 +110,9 @@ class MeasuredRun:
     experiment: str = field(compare=False)
     """The recipe that published tables know it by: its own, or that of which it is on the original downloads."""
     phases: Mapping[str, Sequence[ResultRow]] = field(compare=False, repr=False)
+    """Of a run with several training seeds, each episode's mean over them."""
+    seeds: Mapping[str, Sequence[Sequence[ResultRow]]] = field(compare=False, repr=False, default_factory=dict)
+    """The rows of each training seed by phase, where there are several."""
 
     @property
     def recipe(self) -> str:
@@ -145,6 +149,21 @@ class MeasuredRun:
     def mean(self, phase: str = "test", metric: str = "macro_ap") -> float:
         return mean_and_interval(self.values(phase, metric))[0]
 
+    def by_seed(self, phase: str = "test") -> Sequence[Sequence[ResultRow]]:
+        """The rows of each training seed, of the one there is where there are not several."""
+        return self.seeds.get(phase) or [self.phases[phase]]
+
+    def seed_means(self, phase: str = "test", metric: str = "macro_ap") -> list[float]:
+        return [fmean(getattr(row, metric) for row in rows) for rows in self.by_seed(phase)]
+
+    def label_aps(self, phase: str = "test") -> dict[str, float]:
+        """Each label's average precision over episodes and seeds; empty where the rows do not tell."""
+        told = [rows[0].label_aps for rows in self.by_seed(phase)]
+        known = [each for each in told if each]
+        if len(known) < len(told):
+            return {}
+        return {label: fmean(each[label] for each in known) for label in known[0]}
+
 
 @dataclass(frozen=True)
 class Results:
@@ -180,6 +199,7 @@ def read_results(folder: Path, paper: Published) -> Results:
         if not path.name.endswith(SESSIONS) and (rows := read_rows(path)):
             key = (path.parent, rows[0].run, rows[0].recipe_digest)
             phases.setdefault(key, {})[rows[0].phase] = rows
+    seeds = join_seeds(phases)
     sessions = [row for path in sorted(folder.glob(f"**/*{SESSIONS}")) for row in read_rows_of(SessionRow, path)]
     if not phases and not sessions:
         raise InputError(f"there are no rows (*.parquet) under {folder}; measure some with fewtag bench RECIPE")
@@ -187,9 +207,10 @@ def read_results(folder: Path, paper: Published) -> Results:
         MeasuredRun(
             *key,
             experiment=paper.originals.get(key[0].name, key[0].name),
-            phases={phase: rows[phase] for phase in sorted(rows, key=_test_first)},
+            phases={phase: mean_rows(rows[phase]) for phase in sorted(rows, key=_test_first)},
+            seeds={phase: each for phase, each in rows.items() if len(each) > 1},
         )
-        for key, rows in phases.items()
+        for key, rows in seeds.items()
     ]
     measured = {run.reference for run in runs}
     reasons = dict(_reason(path, paper) for path in sorted(folder.glob("**/*.not-measured.json")))
@@ -200,6 +221,36 @@ def read_results(folder: Path, paper: Published) -> Results:
         use,
         sessions,
     )
+
+
+Key = tuple[Path, str, str]
+
+
+def join_seeds(runs: Mapping[Key, Mapping[str, list[ResultRow]]]) -> dict[Key, dict[str, list[list[ResultRow]]]]:
+    """Runs called `NAME-seed-N` as one run NAME, known by the recipe of its first seed; phases with a list a seed."""
+    first: dict[tuple[Path, str], Key] = {}
+    joined: dict[Key, dict[str, list[list[ResultRow]]]] = {}
+    for (folder, run, digest), phases in sorted(runs.items(), key=lambda item: (item[0][0], item[0][1])):
+        name = re.sub(r"-seed-\d+$", "", run)
+        key = (folder, name, digest) if name == run else first.setdefault((folder, name), (folder, name, digest))
+        for phase, rows in phases.items():
+            joined.setdefault(key, {}).setdefault(phase, []).append(rows)
+    return joined
+
+
+def mean_rows(seeds: Sequence[list[ResultRow]]) -> list[ResultRow]:
+    """Each episode's mean over the training seeds, all of which were measured on the same draws."""
+    one, *others = seeds
+    if not others:
+        return one
+    if len({(rows[0].draws_digest, len(rows)) for rows in seeds}) > 1:
+        raise InputError(
+            f"the training seeds of {one[0].run} were not measured on the same episodes; name draws in the recipe"
+        )
+    return [
+        rows[0].model_copy(update={name: fmean(getattr(row, name) for row in rows) for name in METRICS})
+        for rows in zip(*seeds, strict=True)
+    ]
 
 
 def phases_of(runs: Iterable[MeasuredRun]) -> list[str]:
@@ -252,16 +303,16 @@ def tested(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
 
 
 def best_reading(runs: Sequence[MeasuredRun], table: PublishedTable) -> MeasuredRun | None:
-    """Of the runs of the paper's model the best on the validation labels, the first named where none were validated.
+    """Of the runs of the paper's model the best on the validation labels, so that the test has no part in the choice.
 
-    The test has no part in the choice.
+    Where nothing was validated, as in LaSO's setting, the best on the test: a choice in the paper's favour.
     """
-    named = table.model.runs
-    return max(
-        (run for run in runs if run.reference in named),
-        key=lambda run: (run.shared.validation_macro_ap or 0.0, -named.index(run.reference)),
-        default=None,
-    )
+    readings = [run for run in runs if run.reference in table.model.runs]
+
+    def validated(run: MeasuredRun) -> float:
+        return fmean(rows[0].validation_macro_ap or 0.0 for rows in run.by_seed())
+
+    return max(readings, key=validated if any(map(validated, readings)) else MeasuredRun.mean, default=None)
 
 
 def closed_form(runs: Sequence[MeasuredRun], like: MeasuredRun | None) -> MeasuredRun | None:

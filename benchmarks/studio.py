@@ -1,0 +1,174 @@
+"""The studio's latencies and memory, on made-up features of ten and of a hundred thousand pictures.
+
+    python benchmarks/studio.py --out results/studio.json [--quick]
+
+A label is taught, then answered page by page; 95th percentiles, of the clock and of the processor. Each size is a
+process of its own, so that memory is its own. Pictures are topics on a few places over noise, by seed; past what memory
+holds, places come from a pool in memory, in place of the feature cache.
+"""
+
+import argparse
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measuring import Figure, answer, run
+from numpy.typing import NDArray
+
+from fewtag.core.closed_form import unit
+from fewtag.files import write_atomically
+from fewtag.studio.project import FileRow, PictureRow
+from fewtag.studio.studio import Studio
+from fewtag.studio.values import Answer
+
+SIZES = (10_000, 100_000)
+TOPICS, POOL = 40, 1_500
+PAGES, PAGE = 12, 24
+LABELS = ("heron", "boat", "bridge", "dog", "cat", "bicycle", "pizza", "umbrella")
+
+
+class Pool:
+    """Places of made-up pictures: each shows one to three topics, on a few places each."""
+
+    def __init__(self, places: int, size: int, topics: NDArray[np.float32]) -> None:
+        generator = np.random.default_rng(0)
+        self.shown = np.zeros((POOL, TOPICS), np.bool_)
+        noise = generator.standard_normal((POOL, places, size), dtype=np.float32) / np.sqrt(size)
+        for row in range(POOL):
+            for topic in generator.choice(TOPICS, generator.integers(1, 4), replace=False):
+                self.shown[row, topic] = True
+                spot = generator.choice(places, generator.integers(2, places // 4), replace=False)
+                noise[row, spot] += topics[topic] * generator.uniform(0.7, 1.5)
+        self.places = noise.astype(np.float16)
+        self.whole = unit(noise.mean(axis=1))
+
+
+def fill(studio: Studio, count: int) -> Pool:
+    """As many pictures as the library shall have."""
+    model = studio.model
+    words = [model.word_map.prototypes(model.words.vector(label)[None])[0] for label in LABELS]
+    extra = unit(np.random.default_rng(1).standard_normal((TOPICS - len(LABELS), model.space.size), dtype=np.float32))
+    pool = Pool(model.places, model.space.size, np.concatenate([np.stack(words), extra]).astype(np.float32))
+    studio._indexer.fetch = lambda rows: [pool.places[row % POOL] for row in rows]  # type: ignore[method-assign]
+    generator = np.random.default_rng(2)
+    for first in range(0, count, POOL):
+        rows = range(first, min(first + POOL, count))
+        pictures = [PictureRow(f"{row:032x}", 640, 480, None, 100_000) for row in rows]
+        files = [
+            FileRow(f"/made-up/{row:06d}.jpg", "/made-up", f"{row // 1000}/{row:06d}.jpg", f"{row:032x}", 1, 1)
+            for row in rows
+        ]
+        some = len(rows)
+        jitter = generator.standard_normal((some, model.space.size), dtype=np.float32) / np.sqrt(model.space.size)
+        studio.library.add(pictures, unit(pool.whole[:some] + 0.3 * jitter), pool.places[:some])
+        studio.library.set_files(files)
+    return pool
+
+
+def timed(work: Callable[[], Any], clock: Callable[[], float]) -> tuple[float, float, Any]:
+    since, used = time.perf_counter(), clock()
+    found = work()
+    return time.perf_counter() - since, clock() - used, found
+
+
+def measure(count: int, pages: int) -> dict[str, Any]:
+    """Of one size, in this process."""
+    with tempfile.TemporaryDirectory() as place:
+        studio = Studio.open(Path(place) / "project", cache=Path(place) / "cache", index=False)
+        pool = fill(studio, count)
+        clock = time.process_time  # of all threads, those behind the person's back too
+        found: dict[str, list[tuple[float, float]]] = {}
+
+        def note(what: str, work: Callable[[], Any]) -> Any:
+            seconds, processor, result = timed(work, clock)
+            found.setdefault(what, []).append((seconds, processor))
+            return result
+
+        first = int(np.flatnonzero(pool.shown[:, 0])[0])
+        note(
+            "first label to ranked grid", lambda: (studio.teach(LABELS[0], [f"{first:032x}"]), studio.search(LABELS[0]))
+        )
+        for label in LABELS[1:]:
+            studio.define(label)
+        studio.labels()
+        studio.review(LABELS[0], size=PAGE)
+        for number in range(pages):
+            page = studio.review(LABELS[0], size=PAGE)
+            words = [
+                Answer(
+                    str(uuid.uuid4()),
+                    cell.digest,
+                    LABELS[0],
+                    "yes" if pool.shown[int(cell.digest, 16) % POOL, 0] else "no",
+                )
+                for cell in page.pictures
+            ]
+            for each in words[:4]:
+                note("answer safe on disk", lambda each=each: studio.answer([each]))  # type: ignore[misc]
+            note("page of answers safe on disk", lambda words=words: studio.answer(words[4:]))  # type: ignore[misc]
+            note("page ranked again", lambda: studio.review(LABELS[0], size=PAGE))
+            note("library searched by label", lambda: studio.search(LABELS[0]))
+            note("library searched by word", lambda number=number: studio.search(("red", "car", "tree")[number % 3]))  # type: ignore[misc]
+            note("heat-map", lambda page=page: studio.heat(page.pictures[0].digest, LABELS[0]))  # type: ignore[misc]
+        note("undo", studio.undo)
+        facts = {
+            what: {
+                "p95_ms": round(1000 * float(np.quantile([each[0] for each in times], 0.95)), 1),
+                "p95_processor_ms": round(1000 * float(np.quantile([each[1] for each in times], 0.95)), 1),
+                "median_ms": round(1000 * float(np.median([each[0] for each in times])), 1),
+            }
+            for what, times in found.items()
+        }
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        pool_size = pool.places.nbytes / 2**20
+        studio.close()
+    return {"pictures": count, "latencies": facts, "peak_mb": round(peak), "pool_mb": round(pool_size)}
+
+
+def figures(*, quick: bool = False) -> Iterator[Figure]:
+    """Both sizes, with what was promised of each."""
+    promises = {"answer safe on disk": 50, "page of answers safe on disk": 50, "heat-map": 150}
+    for count in (400, 800) if quick else SIZES:
+        ranked = 200 if count <= SIZES[0] else 1000
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        command = [sys.executable, __file__, "--one", str(count), *(["--quick"] if quick else [])]
+        found = answer(run(command, environment))
+        for what, facts in found["latencies"].items():
+            limit = promises.get(what, ranked if "ranked again" in what else 1000 if "first" in what else None)
+            promise = "" if quick or limit is None else f"≤ {limit}"
+            yield Figure(f"studio, {count:,} pictures: {what}", facts["p95_ms"], "ms, 95th percentile", promise, facts)
+        memory = found["peak_mb"] - found["pool_mb"]
+        promise = "≤ 1000" if count == SIZES[0] else ""
+        yield Figure(f"studio, {count:,} pictures: memory", memory, "MB", promise, {"peak": found["peak_mb"]})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument(
+        "--quick", action="store_true", help="a few hundred pictures: that it works, not how fast it is"
+    )
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(measure(arguments.one, 2 if arguments.quick else PAGES)))
+        return
+    found = []
+    for figure in figures(quick=arguments.quick):
+        found.append(figure.as_dict())
+        kept = {True: "kept", False: "BROKEN", None: ""}[figure.kept]
+        print(f"{figure.what}: {figure.value} {figure.unit} {figure.promise} {kept}", flush=True)
+    if arguments.out:
+        write_atomically(arguments.out, json.dumps(found, indent=1, ensure_ascii=False).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""Commands for other programs' sake: tags into XMP, where digiKam, Lightroom, darktable and Immich look for them."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from fewtag.cli.terminal import AsJson, Device, plural, printable
+from fewtag.errors import InputError
+
+if TYPE_CHECKING:
+    from fewtag.interop.write import Change, Report
+    from fewtag.interop.xmp import Wanted
+
+SHOWN_FAILURES = 20
+
+
+def write(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="BANK|PROJECT|TABLE",
+            help="A bank, to tag with first; a studio's project; or a table that `tag` wrote.",
+        ),
+    ],
+    photos: Annotated[
+        Path | None,
+        typer.Argument(metavar="PHOTOS", help="The folder that was tagged, or one picture.", show_default=False),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; print what would change.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Take back all that fewtag wrote under PHOTOS.")] = False,
+    embed: Annotated[
+        bool, typer.Option("--embed", help="Into the pictures, by exiftool, rather than beside them.")
+    ] = False,
+    threshold: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Write a label from this probability on.", show_default="each label's own"),
+    ] = None,
+    confirmed: Annotated[
+        bool,
+        typer.Option("--confirmed", help="Only what a person said, no guesses: of a bank's examples, or in a project."),
+    ] = False,
+    prefix: Annotated[
+        str, typer.Option(metavar="BRANCH", help="Hang the labels under this branch of the tag tree.")
+    ] = "",
+    adobe_names: Annotated[
+        bool, typer.Option("--adobe-names", help="New sidecars are called photo.xmp, not photo.jpg.xmp.")
+    ] = False,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Write tags where photo programs read them: XMP sidecars beside the pictures, or with --embed the pictures.
+
+    Tags go into dc:subject, lr:hierarchicalSubject and digiKam:TagsList; a label called "birds/heron" is a heron among
+    the birds. Your own tags stay as they are, and so does all else in a sidecar. What fewtag wrote is noted in the same
+    file: --undo takes back just that, a later `write` replaces it, and a tag that you deleted is not written again.
+    Pictures that could not be dealt with are listed, and the exit code is 1.
+
+    Example: fewtag write tags.csv photos/ --dry-run
+
+    Example: fewtag write pets.fewtag photos/ --threshold 0.8
+
+    Example: fewtag write my-project photos/ --confirmed
+
+    Example: fewtag write photos/ --undo
+    """
+    from fewtag.cli.terminal import Bars
+    from fewtag.interop.write import Options, write_tags
+    from fewtag.interop.write import undo as take_back
+
+    if photos is None:
+        if not undo:
+            raise InputError(f"say which pictures: fewtag write {source} PHOTOS")
+        photos = source
+    if not photos.exists():
+        raise InputError(f"there is no folder or picture {photos}; check the path")
+    tell = _print_diff if dry_run and not as_json else lambda _: None
+    with Bars(shown=not dry_run) as bars:
+        options = Options(embed, adobe_names, dry_run, tell, bars.begin)
+        if undo:
+            report = take_back(photos, options)
+        else:
+            report = write_tags(photos, *_rows(source, photos, threshold, prefix, device, confirmed=confirmed), options)
+    _say(report, photos, as_json=as_json)
+    if report.failures:
+        raise typer.Exit(1)
+
+
+def _print_diff(change: "Change") -> None:
+    if change.changes:
+        print("".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in change.diff()), end="")
+
+
+def _rows(
+    source: Path, photos: Path, threshold: float | None, prefix: str, device: str, *, confirmed: bool
+) -> "tuple[Iterator[tuple[str, Path, Wanted | InputError]], int]":
+    """What is to be written of each picture, and of how many."""
+    from fewtag.interop.xmp import Wanted, check_label, fold
+    from fewtag.tagging.examples import TABLES
+
+    given = Given(source, photos, threshold, device)
+    if source.is_dir():
+        labels, rows, total = _of_project(given, confirmed=confirmed)
+    elif source.name.lower().endswith((*TABLES, ".jsonl", ".parquet")):
+        if confirmed:
+            raise InputError("--confirmed needs a bank or a project: a table does not say who confirmed what")
+        labels, rows, total = _of_table(given)
+    else:
+        labels, rows, total = _of_examples(given) if confirmed else _of_bank(given)
+    paths = {label: check_label(label) for label in labels}
+    vocabulary = frozenset(fold(path) for path in paths.values())
+    branch = check_label(prefix) if prefix else ()
+
+    def wanted() -> "Iterator[tuple[str, Path, Wanted | InputError]]":
+        for name, path, found in rows:
+            if isinstance(found, InputError):
+                yield name, path, found
+            else:
+                yield name, path, Wanted(tuple(paths[label] for label in found), vocabulary, branch)
+
+    return wanted(), total
+
+
+class Given(NamedTuple):
+    """What the command was given."""
+
+    source: Path
+    photos: Path
+    threshold: float | None
+    device: str
+
+
+Rows = tuple[Sequence[str], Iterable[tuple[str, Path, "Sequence[str] | InputError"]], int]
+"""All labels spoken of; names, pictures and their labels, or why there are none; how many pictures."""
+
+
+def _of_table(given: Given) -> Rows:
+    from fewtag.tagging.examples import read_tagged
+
+    table = read_tagged(given.source)
+    if given.threshold is not None:
+        if not any(row.scores for row in table):
+            raise InputError(f"{given.source} has no probabilities to compare with; tag with --scores, or leave it out")
+        least = given.threshold
+        table = [
+            replace(row, tags=tuple(label for label, score in row.scores.items() if score >= least)) for row in table
+        ]
+    labels = sorted({label for row in table for label in (*row.tags, *row.scores)})
+    alone = not given.photos.is_dir()
+    folder = Path(os.path.normpath((given.photos.parent if alone else given.photos).absolute()))
+    tags: dict[str, dict[str, None]] = {}
+    for row in table:
+        boxed = re.fullmatch(r"(.+)#[0-9]+", row.image)  # a detector's box: its tags are the picture's
+        name = boxed[1] if boxed and not (folder / row.image).exists() else row.image
+        if not alone or name == given.photos.name:
+            tags.setdefault(name, {}).update(dict.fromkeys(row.tags))
+    if not tags:
+        raise InputError(f"{given.source} has no row of {given.photos}; give the folder that was tagged")
+
+    def rows() -> Iterator[tuple[str, Path, Sequence[str] | InputError]]:
+        for name, found in tags.items():
+            path = Path(os.path.normpath(folder / name))
+            if path.is_relative_to(folder):
+                yield name, path, tuple(found)
+            else:
+                yield name, path, InputError(f"{name} lies outside of {folder}; give the folder that was tagged")
+
+    return labels, rows(), len(tags)
+
+
+def _of_project(given: Given, *, confirmed: bool) -> Rows:
+    """A studio's answers, and unless confirmed ones alone are wanted what its bank says; of pictures under PHOTOS."""
+    from fewtag.studio.project import FILE
+    from fewtag.studio.studio import Studio
+
+    if not (given.source / FILE).is_file():
+        raise InputError(f"{given.source} is no project of the studio; give a bank, a project or a table, then PHOTOS")
+    with Studio.open(given.source, device=given.device) as studio:
+        studio.wait()
+        found = studio.tags_by_file(confirmed_only=confirmed)
+        labels = [label.name for label in studio.labels()]
+    root = given.photos.resolve()
+    rows: list[tuple[str, Path, Sequence[str] | InputError]] = []
+    for path, row in found.items():
+        if path.is_relative_to(root):
+            least = given.threshold
+            over = row.tags if least is None else [tag for tag, score in row.scores.items() if score >= least]
+            rows.append((str(path.relative_to(root.parent if root.is_file() else root)), path, tuple(over)))
+    if not rows:
+        raise InputError(f"the project {given.source} has no picture under {given.photos}; give a folder of its own")
+    return labels, rows, len(rows)
+
+
+def _of_bank(given: Given) -> Rows:
+    from fewtag.files import user_cache_folder
+    from fewtag.tagger.bank_file import read_header
+    from fewtag.tagging.run import Options, tag_rows
+    from fewtag.tagging.sources import open_source
+
+    labels = [label["name"] for label in read_header(given.source)["labels"]]
+    total = len(open_source([str(given.photos)]))
+    options = Options(threshold=given.threshold, device=given.device, cache=str(user_cache_folder()))
+    folder = given.photos if given.photos.is_dir() else given.photos.parent
+
+    def rows() -> Iterator[tuple[str, Path, Sequence[str] | InputError]]:
+        for item, row in tag_rows(given.source, [str(given.photos)], options):
+            yield row.image, folder / item.name, InputError(row.failure) if row.failure else row.tags
+
+    return labels, rows(), total
+
+
+def _of_examples(given: Given) -> Rows:
+    """Of the pictures that the bank was taught with, what a person said."""
+    from fewtag.pictures.files import Picture, pixel_digest, walk
+    from fewtag.tagger.bank_file import read_bank
+
+    bank = read_bank(given.source)[1]
+    found = [(each.name, each.path) for each in walk(given.photos) if not each.problem] if given.photos.is_dir() else []
+    pictures = found or [(given.photos.name, given.photos)]
+
+    def rows() -> Iterator[tuple[str, Path, Sequence[str] | InputError]]:
+        for name, path in pictures:
+            try:
+                example = bank.examples.get(pixel_digest(Picture(path).open()))
+            except InputError as error:
+                yield name, path, error
+                continue
+            yield name, path, () if example is None else sorted(example.said.labels)
+
+    return list(bank.definitions), rows(), len(pictures)
+
+
+def _say(report: "Report", photos: Path, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"photos": str(photos), **asdict(report)}))
+        return
+    done = [f"{plural(report.written, 'file')} {'would be ' if report.dry_run else ''}written"]
+    done += [f"{report.removed} removed"] if report.removed else []
+    typer.echo(f"{photos}: {', '.join(done)}, {report.unchanged} unchanged", err=report.dry_run)
+    for failure in list(report.failures.values())[:SHOWN_FAILURES]:
+        print(f"fewtag: {printable(failure)}", file=sys.stderr)
+    if len(report.failures) > SHOWN_FAILURES:
+        print(f"fewtag: {len(report.failures) - SHOWN_FAILURES} more failed; --json lists them all", file=sys.stderr)

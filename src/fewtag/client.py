@@ -1,0 +1,302 @@
+"""A client of fewtag's HTTP API, of the standard library alone: the file may be copied into a project as it is."""
+
+import http.client
+import json
+import mimetypes
+import secrets
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote, urlencode, urlsplit
+
+Picture = str | Path | bytes | tuple[str, bytes]
+"""A file, or its bytes, or its bytes under a name."""
+WORDS = ("yes", "no", "unknown")
+_AT_ONCE, _BYTES_AT_ONCE = 64, 45_000_000
+_AGAIN = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+
+
+class ApiError(Exception):
+    """What the server refused; the message is its one sentence."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        self.status, self.detail = status, detail
+        super().__init__(f"{detail} ({status})")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A picture's tags, likeliest first, and every label's probability; or why it could not be read."""
+
+    image: str
+    digest: str = ""
+    tags: tuple[str, ...] = ()
+    scores: dict[str, float] = field(default_factory=dict)
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a label means and from how many pictures; the last three in a project alone."""
+
+    name: str
+    means: str
+    examples: int
+    absent: int
+    threshold: float | None
+    prior: float | None
+    trust: float | None
+    tags: int | None = None
+    waiting: int | None = None
+    expected_precision: float | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work under way on the server, or how it ended."""
+
+    id: str
+    kind: str
+    state: Literal["running", "done", "failed", "cancelled"]
+    done: int
+    total: int
+    detail: str
+    result: Any
+
+
+class Client:
+    """Asks one server. Threads may share it: each has a connection of its own.
+
+    `patience` is for how many seconds a busy server (503) is asked again, as often as it says.
+    """
+
+    def __init__(self, url: str, token: str = "", *, timeout: float = 120.0, patience: float = 60.0) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError(f"{url!r} is no address of a server; give one such as http://127.0.0.1:8766")
+        self.url, self._token, self._parts = url.rstrip("/"), token, parts
+        self._timeout, self._patience = timeout, patience
+        self._local = threading.local()
+
+    def health(self) -> bool:
+        """Whether the server answers."""
+        return bool(self._ask("GET", "/health")["status"] == "ok")
+
+    def ready(self) -> bool:
+        """Whether it can tag yet."""
+        try:
+            return bool(self._ask("GET", "/ready", patience=0.0)["ready"])
+        except ApiError:
+            return False
+
+    def tag(self, pictures: Sequence[Picture]) -> list[Row]:
+        """A row for each picture, in order; many are sent in several requests."""
+        rows: list[Row] = []
+        for some in _portions([_named(picture, number) for number, picture in enumerate(pictures, 1)]):
+            found = self._send_files("/v1/tag", some)["rows"]
+            rows += [_row(row | {"image": name}) for row, (name, _) in zip(found, some, strict=True)]
+        return rows
+
+    def tag_known(self, digests: Sequence[str]) -> list[Row]:
+        """Of pictures that the server knows."""
+        return [_row(row) for row in self._ask("POST", "/v1/tag", {"pictures": list(digests)})["rows"]]
+
+    def labels(self) -> list[Label]:
+        return [Label(**label) for label in self._ask("GET", "/v1/labels")["labels"]]
+
+    def define(self, name: str, *, like: Sequence[str] | None = None, words: bool = True) -> Label:
+        """A label by its name, like other words, or without words."""
+        asked = {"name": name, "words": words} | ({} if like is None else {"like": list(like)})
+        return Label(**self._ask("POST", "/v1/labels", asked))
+
+    def teach(self, name: str, pictures: Sequence[Picture]) -> Label:
+        """Pictures that show a label, known or new; of a bank."""
+        named = [_named(picture, number) for number, picture in enumerate(pictures, 1)]
+        found = [self._send_files(f"{_label_path(name)}/examples", some) for some in _portions(named)]
+        if not found:
+            raise ValueError("there is no picture to learn from; give at least one")
+        return Label(**found[-1])
+
+    def teach_known(self, name: str, digests: Sequence[str]) -> Label:
+        """The same by pictures that the server knows."""
+        return Label(**self._ask("POST", f"{_label_path(name)}/examples", {"pictures": list(digests)}))
+
+    def rename(self, name: str, new: str, *, merge: bool = False) -> Label:
+        """With `merge` it may become one with a label that is there."""
+        return Label(**self._ask("PATCH", _label_path(name), {"name": new, "merge": merge}))
+
+    def set_threshold(self, name: str, threshold: float | None) -> Label:
+        """None goes back to the model's own."""
+        return Label(**self._ask("PATCH", _label_path(name), {"threshold": threshold}))
+
+    def forget(self, name: str) -> None:
+        self._ask("DELETE", _label_path(name))
+
+    def answer(
+        self,
+        picture: str,
+        label: str,
+        answer: Literal["yes", "no", "unknown"],
+        *,
+        id: str | None = None,  # noqa: A002
+    ) -> str:
+        """Says of a picture, by its digest, whether it shows the label; gives the answer's id."""
+        number = id or str(uuid.uuid4())
+        asked = {"id": number, "picture": picture, "label": label, "answer": answer}
+        return str(self._ask("POST", "/v1/answers", asked)["acknowledged"][0])
+
+    def explain(self, picture: Picture, label: str) -> tuple[float, list[list[float]]]:
+        """The label's probability, and how much each part of the picture speaks for it."""
+        found = self._send_files("/v1/explain", [_named(picture, 1)], label=label)
+        return found["probability"], found["heat"]
+
+    def search(self, query: str = "", **options: Any) -> dict[str, Any]:
+        """Pictures of a project, as the API has them; `options` are like, box, offset, limit and stacked."""
+        return self._ask("POST", "/v1/search", {"query": query, **options})
+
+    def job(self, number: str) -> Job:
+        return Job(**self._ask("GET", f"/v1/jobs/{quote(number, safe='')}"))
+
+    def follow(self, number: str) -> Iterator[Job]:
+        """A job at each of its steps, until it has ended."""
+        connection = self._connect()
+        try:
+            connection.request("GET", f"/v1/jobs/{quote(number, safe='')}/events", headers=self._headers())
+            response = connection.getresponse()
+            if response.status != 200:
+                raise _refused(response.status, response.read())
+            for line in response:
+                if line.startswith(b"data: "):
+                    yield Job(**json.loads(line[6:]))
+        finally:
+            connection.close()
+
+    def get(self, path: str, **query: Any) -> Any:
+        """Any other address of the API: JSON, or bytes."""
+        return self._ask("GET", f"{path}?{urlencode(query)}" if query else path)
+
+    def post(self, path: str, asked: dict[str, Any]) -> Any:
+        """Any other request of the API."""
+        return self._ask("POST", path, asked)
+
+    def _send_files(self, path: str, files: Sequence[tuple[str, bytes]], **fields: str) -> Any:
+        boundary = secrets.token_hex(16)
+        parts: list[bytes] = []
+        for name, value in fields.items():
+            head = f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'
+            parts += [head.encode(), value.encode(), b"\r\n"]
+        for name, data in files:
+            kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+            called = quote(Path(name).name, safe=" ()+,;=@[]{}~!#$&'^`|")  # as browsers do; rows have the name itself
+            head = f'--{boundary}\r\nContent-Disposition: form-data; name="files"; filename="{called}"\r\n'
+            parts += [head.encode(), f"Content-Type: {kind}\r\n\r\n".encode(), data, b"\r\n"]
+        parts.append(f"--{boundary}--\r\n".encode())
+        return self._ask("POST", path, b"".join(parts), f"multipart/form-data; boundary={boundary}")
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | dict[str, Any] | None = None,
+        kind: str = "application/json",
+        *,
+        patience: float | None = None,
+    ) -> Any:
+        """One request; a POST carries a key, so that one whose reply was lost is not done twice."""
+        content = json.dumps(body).encode() if isinstance(body, dict) else body
+        headers = self._headers() | ({} if content is None else {"Content-Type": kind})
+        if method == "POST":
+            headers["Idempotency-Key"] = str(uuid.uuid4())
+        until = time.monotonic() + (self._patience if patience is None else patience)
+        while True:
+            status, reply, wait = self._request(method, path, content, headers)
+            if status != 503 or time.monotonic() + wait > until:
+                break
+            time.sleep(wait)
+        if status >= 400:
+            raise _refused(status, reply)
+        if not reply:
+            return None
+        return json.loads(reply) if reply[:1] in b"{[" else reply
+
+    def _request(
+        self, method: str, path: str, content: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, bytes, float]:
+        """Status, body, and for how long to wait; a connection that the server closed meanwhile is opened again."""
+        for again in (True, False):
+            connection = getattr(self._local, "connection", None) or self._connect()
+            self._local.connection = connection
+            fresh = connection.sock is None
+            try:
+                try:
+                    connection.request(method, path, content, headers)
+                except (BrokenPipeError, ConnectionResetError):
+                    if not fresh:
+                        raise
+                    # refused before all of it was sent: the reply says why
+                response = connection.getresponse()
+                reply = response.read()
+                if response.will_close:
+                    connection.close()
+                return response.status, reply, float(response.headers.get("Retry-After") or 1)
+            except (*_AGAIN, http.client.CannotSendRequest):
+                connection.close()
+                self._local.connection = None
+                if not again or fresh:
+                    raise
+            except BaseException:
+                connection.close()
+                self._local.connection = None
+                raise
+        raise AssertionError("the second attempt returns or raises")
+
+    def _connect(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        return kind(str(self._parts.hostname), self._parts.port, timeout=self._timeout)
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
+
+
+def _refused(status: int, reply: bytes) -> ApiError:
+    try:
+        detail = str(json.loads(reply)["detail"])
+    except (ValueError, KeyError, TypeError):
+        detail = reply[:200].decode("utf-8", "replace") or "the server gave no reason"
+    return ApiError(status, detail)
+
+
+def _named(picture: Picture, number: int) -> tuple[str, bytes]:
+    if isinstance(picture, bytes):
+        return f"number {number}", picture
+    return picture if isinstance(picture, tuple) else (str(picture), Path(picture).read_bytes())
+
+
+def _portions(files: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    """As many as one request may hold."""
+    some: list[tuple[str, bytes]] = []
+    for each in files:
+        if some and (len(some) == _AT_ONCE or sum(len(data) for _, data in some) + len(each[1]) > _BYTES_AT_ONCE):
+            yield some
+            some = []
+        some.append(each)
+    if some:
+        yield some
+
+
+def _row(row: dict[str, Any]) -> Row:
+    return Row(
+        row["image"],
+        row.get("digest", ""),
+        tuple(row.get("tags", ())),
+        row.get("scores", {}),
+        row.get("failure", ""),
+    )
+
+
+def _label_path(name: str) -> str:
+    return f"/v1/labels/{quote(name, safe='')}"

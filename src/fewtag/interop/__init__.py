@@ -1,0 +1,1 @@
+"""What other programs read and write: tags in XMP sidecars and pictures, data sets, hubs."""

@@ -1,0 +1,232 @@
+"""Data sets in other programs' formats: Hugging Face, FiftyOne, Label Studio, COCO and MegaDetector, out and in."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+from xml.sax.saxutils import quoteattr
+
+from fewtag import __version__
+from fewtag.errors import InputError
+from fewtag.files import make_folder, read_json, write_atomically
+from fewtag.pictures.decode import open_encoded
+from fewtag.pictures.files import Picture, is_image_name
+from fewtag.tagger.stream import Tagged
+from fewtag.tagging.examples import Shown, clean_label, read_tagged, tagged_folder
+from fewtag.tagging.sources import read_detections
+
+LOCAL_FILES = "/data/local-files/?d="
+"""Label Studio's address of a file under its LOCAL_FILES_DOCUMENT_ROOT."""
+
+
+@dataclass(frozen=True)
+class Set:
+    """Rows of tags, and where their pictures are."""
+
+    rows: Sequence[Tagged]
+    root: Path
+    boxes: bool = False
+    """COCO: a box around the whole picture, for programs that cannot do without one."""
+
+    @property
+    def labels(self) -> list[str]:
+        return sorted({label for row in self.rows for label in (*row.tags, *row.scores)})
+
+    def path(self, row: Tagged) -> Path:
+        return (self.root / row.image).absolute()
+
+
+def export_set(table: Path, folder: Path, form: str, root: Path | None = None, *, boxes: bool = False) -> list[Path]:
+    """A table that `tag` wrote, in another program's format, into a folder; answers with the files."""
+    place = root or tagged_folder(table) or table.parent
+    given = Set(read_tagged(table), place, boxes)
+    make_folder(folder)
+    contents = FORMS[form](given, folder) if form != "megadetector" else _megadetector(given, table)
+    for name, content in contents.items():
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+        write_atomically(folder / name, text.encode())
+    return [folder / name for name in contents]
+
+
+def _imagefolder(given: Set, folder: Path) -> dict[str, Any]:
+    """`load_dataset("imagefolder", data_dir=…)`: a line a picture, beside the pictures, which are copied if need be."""
+    lines = []
+    for row in given.rows:
+        if folder.resolve() != given.root.resolve():
+            target = folder / row.image
+            make_folder(target.parent)
+            try:
+                shutil.copy2(given.path(row), target)
+            except OSError as error:
+                raise InputError(f"cannot copy image {row.image}: {error.strerror}; check --root") from error
+        facts: dict[str, Any] = {"file_name": row.image, "labels": list(row.tags)}
+        lines.append(json.dumps(facts | ({"scores": dict(row.scores)} if row.scores else {}), ensure_ascii=False))
+    return {"metadata.jsonl": "\n".join(lines) + "\n"}
+
+
+def _fiftyone(given: Set, _: Path) -> dict[str, Any]:
+    """`fo.Dataset.from_dir(…, fo.types.FiftyOneImageClassificationDataset)`: pictures stay where they are."""
+    labels = {
+        str(given.path(row)): [
+            {"label": tag} | ({"confidence": row.scores[tag]} if tag in row.scores else {}) for tag in row.tags
+        ]
+        for row in given.rows
+    }
+    return {"labels.json": {"classes": given.labels, "labels": labels}}
+
+
+def _label_studio(given: Set, _: Path) -> dict[str, Any]:
+    """Tasks to import, each with its tags as a prediction, and the labelling interface that they are for."""
+    version = f"fewtag {__version__}"
+    tasks = []
+    for row in given.rows:
+        result = {"from_name": "choice", "to_name": "image", "type": "choices", "value": {"choices": list(row.tags)}}
+        prediction: dict[str, Any] = {"model_version": version, "result": [result] if row.tags else []}
+        if row.scores:  # the data manager sorts by it: the least sure first
+            prediction["score"] = round(min(abs(2 * score - 1) for score in row.scores.values()), 6)
+        tasks.append({"data": {"image": LOCAL_FILES + quote(row.image)}, "predictions": [prediction]})
+    choices = "".join(f"\n    <Choice value={quoteattr(label)}/>" for label in given.labels)
+    interface = (
+        '<View>\n  <Image name="image" value="$image"/>\n'
+        f'  <Choices name="choice" toName="image" choice="multiple">{choices}\n  </Choices>\n</View>\n'
+    )
+    return {"tasks.json": tasks, "interface.xml": interface}
+
+
+def _coco(given: Set, _: Path) -> dict[str, Any]:
+    """Labels of whole pictures: annotations without a box, unless one is asked for."""
+    numbers = {label: number for number, label in enumerate(given.labels, 1)}
+    images, annotations = [], list[dict[str, Any]]()
+    for number, row in enumerate(given.rows, 1):
+        width, height = open_encoded(Picture(given.path(row)).read(), row.image).size
+        images.append({"id": number, "file_name": row.image, "width": width, "height": height})
+        for tag in row.tags:
+            facts: dict[str, Any] = {"id": len(annotations) + 1, "image_id": number, "category_id": numbers[tag]}
+            facts |= {"iscrowd": 0} | ({"score": row.scores[tag]} if tag in row.scores else {})
+            facts |= {"bbox": [0, 0, width, height], "area": width * height} if given.boxes else {}
+            annotations.append(facts)
+    categories = [
+        {"id": number, "name": label, "supercategory": label.rpartition("/")[0]} for label, number in numbers.items()
+    ]
+    info = {"description": f"tagged by fewtag {__version__}"}
+    return {"annotations.json": {"info": info, "images": images, "categories": categories, "annotations": annotations}}
+
+
+def _megadetector(given: Set, table: Path) -> dict[str, Any]:
+    """The detections that were tagged, each with its classifications: for Timelapse and AddaxAI."""
+    source = _tagged_source(table)
+    found = read_detections(source)
+    numbers = {label: str(number) for number, label in enumerate(given.labels, 1)}
+    rows = {row.image: row for row in given.rows}
+    for image in found["images"]:
+        for number, detection in enumerate(image.get("detections") or (), 1):
+            row = rows.get(f"{image['file']}#{number}")
+            if row is not None:
+                scores = {tag: row.scores.get(tag, 1.0) for tag in row.tags}
+                ranked = sorted(scores, key=lambda tag: -scores[tag])
+                detection["classifications"] = [[numbers[tag], scores[tag]] for tag in ranked]
+    found["classification_categories"] = {number: label for label, number in numbers.items()}
+    found["info"] |= {"format_version": "1.6", "classifier": f"fewtag {__version__}"}
+    return {"detections.json": found}
+
+
+def _tagged_source(table: Path) -> Path:
+    record = read_json(table.with_name(f"{table.name}.run.json"), "record of the run")
+    sources = record.get("source") if isinstance(record, dict) else None
+    if not isinstance(sources, list) or len(sources) != 1 or not str(sources[0]).endswith(".json"):
+        raise InputError(
+            f"{table} is not of a MegaDetector file; tag one: fewtag tag BANK detections.json --out {table}"
+        )
+    return Path(sources[0])
+
+
+FORMS: dict[str, Callable[[Set, Path], dict[str, Any]]] = {
+    "imagefolder": _imagefolder,
+    "fiftyone": _fiftyone,
+    "label-studio": _label_studio,
+    "coco": _coco,
+}
+EVERY_FORM = (*FORMS, "megadetector")
+
+
+def read_set(path: Path, root: Path | None = None) -> list[Shown]:
+    """Examples from JSON: a table of `tag` or metadata.jsonl, or what COCO, FiftyOne and Label Studio call theirs."""
+    place = root or tagged_folder(path) or path.parent
+    if path.suffix.lower() == ".jsonl":
+        return _examples({row.image: row.tags for row in read_tagged(path)}, place, path)
+    content = read_json(path, "data set")
+    try:
+        if isinstance(content, list):
+            return _examples(_of_tasks(content), place, path)
+        if "annotations" in content and "categories" in content:
+            return _examples(_of_coco(content), place, path)
+        if "labels" in content:
+            return _examples(_of_fiftyone(content, place), place, path)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"the data set {path} is not whole ({error!r}); export it again") from error
+    raise InputError(f"{path} is no data set of COCO, FiftyOne or Label Studio; give one of these, or a CSV")
+
+
+def _examples(found: Mapping[str, Iterable[str]], root: Path, path: Path) -> list[Shown]:
+    shown = [
+        Shown(Picture(root / name, name=str(root / name)), frozenset(map(clean_label, labels)))
+        for name, labels in found.items()
+        if labels
+    ]
+    if not shown:
+        raise InputError(f"no picture of {path} has a label; label some, or give another data set")
+    return shown
+
+
+def _of_coco(content: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Categories by picture; a picture shows what is in any of its boxes."""
+    names = {each["id"]: str(each["name"]) for each in content["categories"]}
+    files = {each["id"]: str(each["file_name"]) for each in content["images"]}
+    found: dict[str, set[str]] = {}
+    for each in content["annotations"]:
+        found.setdefault(files[each["image_id"]], set()).add(names[each["category_id"]])
+    return found
+
+
+def _of_tasks(tasks: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
+    """What people chose in Label Studio; predictions are nobody's word."""
+    found: dict[str, set[str]] = {}
+    for task in tasks:
+        address = next(value for value in task["data"].values() if isinstance(value, str))
+        for annotation in task.get("annotations", ()):
+            if not annotation.get("was_cancelled"):
+                for result in annotation["result"]:
+                    if result["type"] == "choices":
+                        found.setdefault(_local(address), set()).update(map(str, result["value"]["choices"]))
+    return found
+
+
+def _local(address: str) -> str:
+    """A file's path from its address: of local storage in full; of an upload its name, which has a mark before it."""
+    parts = urlsplit(address)
+    if "d" in (query := parse_qs(parts.query)):
+        return query["d"][0]
+    path = unquote(parts.path)
+    return PurePosixPath(path).name.partition("-")[2] if "/data/upload/" in path else path
+
+
+def _of_fiftyone(content: Mapping[str, Any], root: Path) -> dict[str, list[str]]:
+    """One label or several of each picture, by name or by its number; pictures in data/ are called without ending."""
+    files = [path.relative_to(root) for path in (root / "data").rglob("*") if is_image_name(path.name)]
+    found = {file.relative_to("data").with_suffix("").as_posix(): file.as_posix() for file in files}
+    classes = content.get("classes") or []
+
+    def name(label: Any) -> str:
+        plain = label["label"] if isinstance(label, dict) else label
+        return str(classes[plain] if isinstance(plain, int) else plain)
+
+    return {
+        found.get(key, key): [name(each) for each in (label if isinstance(label, list) else [label])]
+        for key, label in content["labels"].items()
+        if label is not None
+    }

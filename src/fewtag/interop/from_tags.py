@@ -1,0 +1,162 @@
+"""Examples from keywords: pictures that carry tags, embedded or in a sidecar, as what a bank is taught with."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtag.core.closed_form import unit
+from fewtag.errors import InputError, nearest
+from fewtag.interop.embedded import read_embedded
+from fewtag.interop.write import Folders, read_sidecar
+from fewtag.interop.xmp import Packet, Tags, fold, label_of, path_of
+from fewtag.pictures.files import Found, Picture, walk
+from fewtag.pictures.prefetch import batches, prefetch
+from fewtag.tagger.model import Model
+from fewtag.tagger.stream import BATCH, READ_AT_ONCE
+from fewtag.tagging.examples import Shown, clean_label
+
+OUTLIERS = 0.1
+"""The share of a label's pictures, those least like the others, that variety is not sought among: slips of the pen."""
+
+
+class Carried(NamedTuple):
+    """What a folder's pictures carry."""
+
+    shown: list[Shown]
+    pictures: int
+    """All that were looked at, without tags too."""
+    unusable: dict[str, str]
+    """Tags that cannot be labels, and why."""
+    failures: list[InputError]
+    """Pictures of a kind that is not read, and damaged files."""
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(label for each in self.shown for label in each.labels)
+
+
+def read_carried(sources: Sequence[Path]) -> Carried:
+    """A person's own tags of all pictures of these folders; what fewtag wrote is none of them."""
+    found: list[Found] = []
+    for source in sources:
+        if not source.exists():
+            raise InputError(f"there is no folder or picture {source}; check the path")
+        found += walk(source) if source.is_dir() else [Found(source.name, source)]
+    shown, unusable, failures = list[Shown](), dict[str, str](), list[InputError]()
+    folders = Folders()
+
+    def read(each: Found) -> Tags | InputError:
+        try:
+            return tags_of(each, folders)
+        except InputError as error:
+            return error
+
+    for each, tags in zip(found, prefetch(read, found, READ_AT_ONCE), strict=True):
+        if isinstance(tags, InputError):
+            failures.append(tags)
+        elif labels := frozenset(_labels(tags, unusable)):
+            shown.append(Shown(Picture(each.path, name=str(each.path)), labels))
+    return Carried(_one_spelling(shown), len(found), unusable, failures)
+
+
+def tags_of(found: Found, folders: Folders) -> Tags:
+    """Those in the picture and those beside it."""
+    if found.problem:
+        raise InputError(found.problem)
+    tags = read_embedded(found.path).tags(found.name)
+    for sidecar in (path for some in folders.sidecars(found.path) for path in some):
+        tags = tags.joined(Packet(read_sidecar(sidecar), f"the sidecar {sidecar}").tags())
+    return tags
+
+
+def _labels(tags: Tags, unusable: dict[str, str]) -> Iterator[str]:
+    for path in tags.every:
+        label = label_of(path)
+        try:
+            yield clean_label(label)
+        except InputError as error:
+            unusable[label] = str(error)
+
+
+def _one_spelling(shown: Sequence[Shown]) -> list[Shown]:
+    """Tags that differ in case alone are one, in the spelling that most pictures have."""
+    counts = Counter(label for each in shown for label in each.labels)
+    spelling: dict[tuple[str, ...], str] = {}
+    for label in sorted(counts, key=lambda label: (-counts[label], label)):
+        spelling.setdefault(fold(path_of(label)), label)
+    return [each._replace(labels=frozenset(spelling[fold(path_of(label))] for label in each.labels)) for each in shown]
+
+
+def only(shown: Sequence[Shown], names: Sequence[str]) -> list[Shown]:
+    """With these labels alone, and what hangs under them; refuses one that no picture carries."""
+    known = {label: fold(path_of(label)) for each in shown for label in each.labels}
+    wanted: set[str] = set()
+    for name in names:
+        path = fold(path_of(name))
+        below = {label for label, its_path in known.items() if its_path[: len(path)] == path}
+        if not below:
+            raise InputError(
+                f"no picture carries the tag {name!r}; {nearest(name, known) if known else 'none has any'}"
+            )
+        wanted |= below
+    kept = [each._replace(labels=each.labels & wanted) for each in shown]
+    return [each for each in kept if each.labels]
+
+
+def at_most(
+    shown: Sequence[Shown], most: int, model: Model, progress: Callable[[int], None] = lambda _: None
+) -> tuple[list[Shown], list[InputError]]:
+    """About so many pictures of each label: half of them the most typical ones, half the most varied; and failures.
+
+    A picture is taken with all its labels, so that a label of many such pictures may have a few more.
+    """
+    counts = Counter(label for each in shown for label in each.labels)
+    asked = [row for row, each in enumerate(shown) if any(counts[label] > most for label in each.labels)]
+    vectors, failed = _vectors([shown[row].picture for row in asked], model, progress)
+    whole = {asked[place]: vector for place, vector in vectors.items()}
+    readable = [row for row in range(len(shown)) if row in whole or row not in set(asked)]
+    chosen: set[int] = set()
+    for label in sorted(counts, key=lambda label: (counts[label], label)):
+        rows = [row for row in readable if label in shown[row].labels]
+        chosen |= set(rows) if len(rows) <= most else set(_some(rows, whole, chosen, most))
+    return [shown[row] for row in sorted(chosen)], failed
+
+
+def _some(rows: Sequence[int], whole: dict[int, NDArray[np.float32]], chosen: set[int], most: int) -> list[int]:
+    """Nearest to the mean first; then, each time, the one farthest from all that are taken."""
+    taken = [row for row in rows if row in chosen]
+    points = np.stack([whole[row] for row in rows])
+    order = np.argsort(-(points @ unit(points.mean(axis=0))), kind="stable")
+    near = [rows[place] for place in order if rows[place] not in chosen]
+    taken += near[: max(0, math.ceil(most / 2) - len(taken))]
+    usual = [rows[place] for place in order[: max(most, math.ceil((1 - OUTLIERS) * len(rows)))]]
+    while len(taken) < most and (left := [row for row in usual if row not in taken]):
+        likeness = np.stack([whole[row] for row in left]) @ np.stack([whole[row] for row in taken]).T
+        taken.append(left[int(np.argmin(likeness.max(axis=1)))])
+    return taken
+
+
+def _vectors(
+    pictures: Sequence[Picture], model: Model, progress: Callable[[int], None]
+) -> tuple[dict[int, NDArray[np.float32]], list[InputError]]:
+    """Each picture as a whole, a unit vector, by its place in the list."""
+    found, failed = dict[int, NDArray[np.float32]](), list[InputError]()
+
+    def read(numbered: tuple[int, Picture]) -> tuple[int, NDArray[np.uint8] | InputError]:
+        try:
+            return numbered[0], numbered[1].pixels(model.size)
+        except InputError as error:
+            return numbered[0], error
+
+    for group in batches(prefetch(read, enumerate(pictures), 2 * BATCH), BATCH):
+        failed += [pixels for _, pixels in group if isinstance(pixels, InputError)]
+        good = {place: pixels for place, pixels in group if not isinstance(pixels, InputError)}
+        if good:
+            found |= zip(good, unit(model.encode(list(good.values())).mean(axis=1)), strict=True)
+        progress(len(group))
+    return found, failed

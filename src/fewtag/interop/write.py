@@ -1,0 +1,446 @@
+"""Tags into XMP sidecars, or by exiftool into pictures: planned, shown, written whole, and taken back to the byte."""
+
+import difflib
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from fewtag.errors import InputError
+from fewtag.files import digest, locked, user_cache_folder
+from fewtag.interop.embedded import read_embedded
+from fewtag.interop.xmp import EMPTY, MOST_BYTES, Packet, Tags, Wanted, rewrite
+from fewtag.pictures.decode import decode
+from fewtag.pictures.files import IMAGE_ENDINGS, UNREADABLE_ENDINGS, pixel_digest, walk
+from fewtag.pictures.prefetch import batches
+
+ENDING = ".xmp"
+_PART = ".fewtag-part"
+_THREADS = 8
+_AT_ONCE = 50
+"""Pictures that one exiftool embeds tags into: to start it takes longer than a picture does."""
+
+Begin = Callable[[str, int], Callable[[int], None]]
+"""Told what is about to be done and to how many files; answers with what to tell of each few."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of one picture: the file that changes, and what is in its packet before and afterwards."""
+
+    image: str
+    path: Path
+    """The sidecar, or the picture itself."""
+    before: bytes | None
+    after: bytes | None
+    failure: str = ""
+
+    @property
+    def changes(self) -> bool:
+        return not self.failure and self.before != self.after
+
+    def diff(self) -> str:
+        """For people: a unified diff of the packet."""
+        old, new = ((content or b"").decode(errors="replace").splitlines() for content in (self.before, self.after))
+        was, becomes = (str(self.path) if content is not None else os.devnull for content in (self.before, self.after))
+        return "\n".join([*difflib.unified_diff(old, new, was, becomes, lineterm="", n=2), ""])
+
+
+@dataclass
+class Report:
+    """How it went."""
+
+    pictures: int = 0
+    written: int = 0
+    """Files that were made or changed."""
+    removed: int = 0
+    """Sidecars that fewtag had made, and that nothing is left of."""
+    unchanged: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
+    dry_run: bool = False
+
+    def count(self, change: Change) -> None:
+        self.pictures += 1
+        if change.failure:
+            self.failures[change.image] = change.failure
+        elif not change.changes:
+            self.unchanged += 1
+        elif change.after is None and change.path.suffix.lower() == ENDING:
+            self.removed += 1
+        else:
+            self.written += 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """How tags are written."""
+
+    embed: bool = False
+    adobe_names: bool = False
+    """New sidecars are called photo.xmp, not photo.jpg.xmp."""
+    dry_run: bool = False
+    tell: Callable[[Change], None] = lambda _: None
+    begin: Begin = lambda _task, _total: lambda _count: None
+
+
+def write_tags(
+    root: Path, rows: Iterable[tuple[str, Path, Wanted | InputError]], total: int, options: Options
+) -> Report:
+    """Names, pictures and what is to be written of each, or why that is not known; `root` is their folder.
+
+    What fewtag wrote before and is not wanted any more goes; nobody else's tag ever does.
+    """
+    _check_tool(options)
+    folders = Folders()
+
+    def plan(name: str, path: Path, wanted: Wanted | InputError) -> Change:
+        if isinstance(wanted, InputError):
+            raise wanted
+        if not path.is_file():
+            raise InputError(f"there is no picture {name}; it was moved or deleted since it was tagged")
+        if options.embed:
+            return _plan_embedded(folders, name, path, wanted)
+        return _plan_sidecar(folders, name, path, wanted, adobe_names=options.adobe_names)
+
+    advance = options.begin("writing", total)
+    return _carry_out(root, ((row[0], partial(plan, *row)) for row in rows), advance, options)
+
+
+def undo(root: Path, options: Options) -> Report:
+    """Takes back all that fewtag wrote into the sidecars of a folder or picture, or with `embed` into the pictures."""
+    _check_tool(options)
+    folders = Folders()
+    if options.embed:
+        found = _pictures(root)
+        plans = [(each.name, partial(_plan_undo_embedded, folders, each.name, each.path)) for each in found]
+    else:
+        plans = [(str(path), partial(_plan_undo, folders, path)) for path in _sidecars(root)]
+    return _carry_out(root, plans, options.begin("taking back", len(plans)), options, back=True)
+
+
+Plan = Callable[[], Change]
+
+
+def _carry_out(
+    root: Path,
+    plans: Iterable[tuple[str, Plan]],
+    advance: Callable[[int], None],
+    options: Options,
+    *,
+    back: bool = False,
+) -> Report:
+    report = Report(dry_run=options.dry_run)
+    with _alone(root), ThreadPoolExecutor(_THREADS) as pool:
+        if not options.dry_run:
+            _clear_parts(root)
+
+        def put(some: Sequence[Change]) -> list[Change]:
+            return _embed(some, back=back) if options.embed else list(pool.map(_put, some))
+
+        changed = set[Path]()
+        for group in batches(iter(plans), _AT_ONCE):
+            planned = list(pool.map(_planned, group))
+            done = planned if options.dry_run else put(planned)
+            for change in done:
+                report.count(change)
+                options.tell(change)
+                if change.changes:
+                    changed.add(change.path.parent)
+            advance(len(done))
+        if not options.dry_run:
+            for folder in changed:  # the files themselves are on disk: now so are their names
+                _sync(folder)
+    return report
+
+
+def _planned(plan: tuple[str, Plan]) -> Change:
+    name, make = plan
+    try:
+        return make()
+    except InputError as error:
+        return Change(name, Path(name), None, None, str(error))
+
+
+class Folders:
+    """Listings of folders, each read once: which names are there, by their case-folded spelling."""
+
+    def __init__(self) -> None:
+        self._listed: dict[Path, dict[str, list[str]]] = {}
+
+    def names(self, folder: Path) -> dict[str, list[str]]:
+        if folder not in self._listed:
+            found: dict[str, list[str]] = {}
+            try:
+                for name in sorted(entry.name for entry in os.scandir(folder)):
+                    found.setdefault(name.casefold(), []).append(name)
+            except OSError as error:
+                raise InputError(f"cannot read the folder {folder}: {error.strerror}; check it") from error
+            self._listed[folder] = found
+        return self._listed[folder]
+
+    def sidecars(self, picture: Path) -> tuple[list[Path], list[Path]]:
+        """Those of the picture, and those that another one of the same name may own: photo.cr2 beside photo.jpg."""
+        names, stem = self.names(picture.parent), picture.stem.casefold()
+        own = names.get(f"{picture.name}{ENDING}".casefold(), [])
+        shared = names.get(f"{stem}{ENDING}", [])
+        endings = IMAGE_ENDINGS | UNREADABLE_ENDINGS
+        twins = any(f"{stem}{ending}" in names for ending in endings if ending != picture.suffix.lower())
+        if twins:
+            return [picture.parent / name for name in own], [picture.parent / name for name in shared]
+        return [picture.parent / name for name in (*own, *shared)], []
+
+    def pictures(self, sidecar: Path) -> list[Path]:
+        """Whose sidecar it may be: photo.jpg of photo.jpg.xmp, photo.jpg and photo.png of photo.xmp."""
+        names, stem = self.names(sidecar.parent), sidecar.stem.casefold()
+        found = names.get(stem, []) if Path(stem).suffix in IMAGE_ENDINGS else []
+        found = found or [name for ending in sorted(IMAGE_ENDINGS) for name in names.get(f"{stem}{ending}", ())]
+        return [sidecar.parent / name for name in found]
+
+
+def _plan_sidecar(folders: Folders, name: str, picture: Path, wanted: Wanted, *, adobe_names: bool) -> Change:
+    own, shared = folders.sidecars(picture)
+    if len(own) > 1:
+        raise InputError(
+            f"{name} has two sidecars, {own[0].name} and {own[1].name}, and programs differ in which they read; "
+            "keep one of them"
+        )
+    path = own[0] if own else picture.with_suffix(ENDING) if adobe_names and not shared else _sidecar(picture)
+    before = read_sidecar(path) if own else None
+    if before is None and not wanted.labels:
+        return Change(name, path, None, None)
+    elsewhere = read_embedded(picture).tags(name).joined(_in_sidecars(shared))
+    return Change(name, path, before, rewrite(before, f"the sidecar {path}", wanted, elsewhere))
+
+
+def _in_sidecars(paths: Iterable[Path]) -> Tags:
+    """A person's tags."""
+    found = Tags()
+    for path in paths:
+        found = found.joined(Packet(read_sidecar(path), f"the sidecar {path}").tags())
+    return found
+
+
+def _plan_embedded(folders: Folders, name: str, picture: Path, wanted: Wanted) -> Change:
+    found = read_embedded(picture)
+    elsewhere = _in_sidecars(path for some in folders.sidecars(picture) for path in some).joined(
+        found._replace(packet=None).tags(name)
+    )
+    # exiftool makes packets in a PNG read-only
+    empty = EMPTY.replace(b'end="w"', b'end="r"') if picture.suffix.lower() == ".png" else EMPTY
+    after = rewrite(found.packet, f"the XMP in {name}", wanted, elsewhere, empty=empty)
+    return Change(name, picture, found.packet, after)
+
+
+def _plan_undo(folders: Folders, path: Path) -> Change:
+    packet, elsewhere = Packet(read_sidecar(path), f"the sidecar {path}"), Tags()
+    if packet.ledger is not None and packet.ledger.seeded:
+        for picture in folders.pictures(path):
+            others = [each for some in folders.sidecars(picture) for each in some if each != path]
+            with suppress(InputError):  # then nothing is known to be elsewhere, and copies of tags stay
+                elsewhere = elsewhere.joined(read_embedded(picture).tags(picture.name)).joined(_in_sidecars(others))
+    return Change(str(path), path, packet.data, packet.without_ours(elsewhere))
+
+
+def _plan_undo_embedded(folders: Folders, name: str, picture: Path) -> Change:
+    found = read_embedded(picture)
+    if found.packet is None:
+        return Change(name, picture, None, None)
+    packet, elsewhere = Packet(found.packet, f"the XMP in {name}"), found._replace(packet=None).tags(name)
+    if packet.ledger is not None and packet.ledger.seeded:
+        with suppress(InputError):
+            elsewhere = elsewhere.joined(_in_sidecars(path for some in folders.sidecars(picture) for path in some))
+    return Change(name, picture, found.packet, packet.without_ours(elsewhere))
+
+
+def _sidecar(picture: Path) -> Path:
+    return picture.with_name(f"{picture.name}{ENDING}")
+
+
+def read_sidecar(path: Path) -> bytes:
+    """Refuses one that is too large to be one."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"the sidecar {path} is larger than {MOST_BYTES // 10**6} MB; that is no XMP")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read the sidecar {path}: {error.strerror}; check its permissions") from error
+
+
+def _sidecars(root: Path) -> list[Path]:
+    """All under a folder that hold our ledger; of a picture its own."""
+    if not root.is_dir():
+        return [path for some in Folders().sidecars(root) for path in some if _is_ours(path)]
+    found = []
+    for folder, inside, names in os.walk(root, followlinks=True):
+        inside[:] = sorted(name for name in inside if not name.startswith("."))
+        paths = (Path(folder, name) for name in sorted(names) if name.casefold().endswith(ENDING))
+        found += [path for path in paths if _is_ours(path)]
+    return found
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return path.stat().st_size <= MOST_BYTES and b"urn:fewtag:xmp/" in path.read_bytes()
+    except OSError:
+        return False
+
+
+def _pictures(root: Path) -> list["_Named"]:
+    if not root.is_dir():
+        return [_Named(root.name, root)]
+    return [_Named(found.name, found.path) for found in walk(root) if not found.problem]
+
+
+@dataclass(frozen=True)
+class _Named:
+    name: str
+    path: Path
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """One process at a time writes under a folder; the lock lies in the user's cache, not among the pictures."""
+    with locked(user_cache_folder() / "writing" / digest(str(root.resolve()))[:16], seconds=0.5):
+        yield
+
+
+def _clear_parts(root: Path) -> None:
+    """What a kill left half-written."""
+    for folder, inside, names in os.walk(root if root.is_dir() else root.parent, followlinks=True):
+        inside[:] = [name for name in inside if not name.startswith(".")] if root.is_dir() else []
+        for name in names:
+            if name.startswith(".") and _PART in name:
+                with suppress(OSError):
+                    Path(folder, name).unlink()
+
+
+def _put(change: Change) -> Change:
+    """Atomically: a kill or a power cut leaves the old sidecar or the new one."""
+    if not change.changes:
+        return change
+    path = change.path.resolve() if change.path.is_symlink() else change.path
+    part = path.with_name(f".{path.name}{_PART}")
+    try:
+        now = path.read_bytes() if path.exists() else None
+        if now != change.before:
+            raise InputError(f"{path} was changed by another program meanwhile; run the same command again")
+        if now is not None and not os.access(path, os.W_OK):
+            raise PermissionError(13, "it may only be read")
+        if change.after is None:
+            path.unlink()
+            return change
+        with part.open("wb") as file:
+            file.write(change.after)
+            file.flush()
+            os.fsync(file.fileno())
+        if now is not None:
+            part.chmod(stat.S_IMODE(path.stat().st_mode))
+        part.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        return _failed(change, f"cannot write {path}: {error.strerror}; check the folder's permissions and its room")
+    except InputError as error:
+        return _failed(change, str(error))
+    return change
+
+
+def _failed(change: Change, why: str) -> Change:
+    return Change(change.image, change.path, change.before, change.after, why)
+
+
+def _sync(folder: Path) -> None:
+    with suppress(OSError):  # Windows opens no folders, and some network file systems sync none
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _check_tool(options: Options) -> None:
+    """Before anything is done."""
+    if options.embed and not options.dry_run and shutil.which("exiftool") is None:
+        raise InputError(
+            "--embed writes into the pictures by exiftool, which is not installed; install it "
+            "(apt install libimage-exiftool-perl, brew install exiftool), or write sidecars without --embed"
+        )
+
+
+def _embed(changes: Sequence[Change], *, back: bool) -> list[Change]:
+    """Into copies, which take the pictures' places once they are whole and, unless this is the way `back`, can be
+    taken back."""
+    wanted = [change for change in changes if change.changes]
+    outcomes: dict[int, Change] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        lines, parts = [], {}
+        for number, change in enumerate(wanted):
+            there = change.path.resolve()
+            part = there.with_name(f".{number}{_PART}{there.suffix}")
+            again = Path(folder, f"back{number}{there.suffix}")
+            if "\n" in str(there):
+                outcomes[id(change)] = _failed(change, f"{change.image!r} has a line break in its name; rename it")
+                continue
+            parts[number] = part, None if back else again
+            for source, target, packet in ((there, part, change.after), (part, again, change.before))[
+                : 1 if back else 2
+            ]:
+                block = Path(folder, f"{target.name}.xmp")
+                if packet is not None:
+                    block.write_bytes(packet)
+                erase_or_set = "-XMP:all=" if packet is None else f"-XMP<={block}"
+                lines += [
+                    "-charset",
+                    "filename=utf8",
+                    "-q",
+                    "-q",
+                    "-o",
+                    str(target),
+                    erase_or_set,
+                    str(source),
+                    "-execute",
+                ]
+        arguments = Path(folder, "arguments.txt")
+        arguments.write_text("\n".join(lines), encoding="utf-8")
+        said = subprocess.run(["exiftool", "-@", str(arguments)], capture_output=True, text=True, check=False)
+        for number, (part, undone) in parts.items():
+            outcomes[id(wanted[number])] = _take_place(wanted[number], part, undone, said.stderr)
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+    return [outcomes.get(id(change), change) for change in changes]
+
+
+def _take_place(change: Change, part: Path, undone: Path | None, said: str) -> Change:
+    picture = change.path.resolve()
+    try:
+        if not part.exists():
+            why = next((line for line in said.splitlines() if str(picture) in line or part.name in line), said)
+            reason = " ".join(why.split())[:200] or "it wrote nothing"
+            raise InputError(f"exiftool cannot write into {change.image} ({reason}); write a sidecar without --embed")
+        original = picture.read_bytes()
+        if undone is not None and (not undone.exists() or undone.read_bytes() != original):
+            raise InputError(
+                f"what exiftool writes into {change.image} could not be taken back to the byte, as in most HEIC files; "
+                "write a sidecar without --embed"
+            )
+        written = part.read_bytes()
+        if pixel_digest(decode(written, change.image)) != pixel_digest(decode(original, change.image)):
+            raise InputError(f"exiftool would change the pixels of {change.image}; write a sidecar without --embed")
+        status = picture.stat()
+        with part.open("r+b") as file:
+            os.fsync(file.fileno())
+        part.chmod(stat.S_IMODE(status.st_mode))
+        os.utime(part, ns=(status.st_atime_ns, status.st_mtime_ns))
+        part.replace(picture)
+    except OSError as error:
+        return _failed(change, f"cannot write {picture}: {error.strerror}; check the folder's permissions and its room")
+    except InputError as error:
+        return _failed(change, str(error))
+    return change

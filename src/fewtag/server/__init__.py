@@ -1,0 +1,1 @@
+"""The HTTP API: a bank or a studio project, served on the loopback."""

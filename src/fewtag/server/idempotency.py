@@ -1,0 +1,98 @@
+"""Idempotency keys: a POST that is sent again with the same `Idempotency-Key` gets the reply of the first."""
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fewtag.server.security import problem
+
+KEPT_SECONDS = 86_400.0
+KEPT_BYTES = 64_000_000
+LONGEST_KEY = 200
+
+
+@dataclass
+class _Reply:
+    asked: bytes
+    """A digest of the request."""
+    since: float
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    messages: list[Message] = field(default_factory=list)
+    size: int = 0
+
+
+class Idempotency:
+    """The middleware, inside of the guard: strangers get no stored reply.
+
+    A reply that says nothing for good (a server's error, too busy) is not kept: the request is done anew.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app, self._size = app, 0
+        self._replies: OrderedDict[str, _Reply] = OrderedDict()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key = Headers(scope=scope).get("idempotency-key") if scope["type"] == "http" else None
+        if key is None or scope["method"] != "POST" or scope.get("fewtag") is None:
+            return await self.app(scope, receive, send)
+        if not key or len(key) > LONGEST_KEY:
+            refusal = problem(400, f"the `Idempotency-Key` has {len(key)} characters; send a UUID")
+            return await refusal(scope, receive, send)
+        body, asked = await _read(scope, receive)
+        while (known := self._replies.get(key)) is not None and time.monotonic() - known.since < KEPT_SECONDS:
+            if known.asked != asked:
+                refusal = problem(422, "this `Idempotency-Key` came with another request before; choose a new one")
+                return await refusal(scope, receive, send)
+            await known.done.wait()
+            if known.messages:
+                for message in known.messages:
+                    await send(message)
+                return None
+        return await self._first(key, asked, scope, _replayed(body, receive), send)
+
+    async def _first(self, key: str, asked: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        reply, kept = _Reply(asked, time.monotonic()), list[Message]()
+        self._replies[key] = reply
+
+        async def keep(message: Message) -> None:
+            kept.append(message)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, keep)
+            if kept and kept[0]["status"] < 500 and kept[0]["status"] not in {401, 408, 429}:
+                reply.messages, reply.size = kept, sum(len(each.get("body", b"")) for each in kept)
+        finally:
+            if not reply.messages:
+                self._replies.pop(key, None)
+            reply.done.set()
+        self._size += reply.size
+        while self._size > KEPT_BYTES or (
+            self._replies and time.monotonic() - next(iter(self._replies.values())).since > KEPT_SECONDS
+        ):
+            self._size -= self._replies.popitem(last=False)[1].size
+
+
+async def _read(scope: Scope, receive: Receive) -> tuple[list[Message], bytes]:
+    """All of the body, which the guard has limited, and a digest of the request."""
+    total, messages = hashlib.sha256(repr((scope["path"], scope["query_string"])).encode()), list[Message]()
+    while True:
+        message = await receive()
+        messages.append(message)
+        total.update(message.get("body", b""))
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            return messages, total.digest()
+
+
+def _replayed(messages: list[Message], receive: Receive) -> Receive:
+    waiting = iter(messages)
+
+    async def replay() -> Message:
+        return next(waiting, None) or await receive()
+
+    return replay

@@ -1,0 +1,192 @@
+"""The requests and replies of the API, as its schema has them; what a request does not know is refused."""
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Digest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]
+"""Of a picture's encoded bytes: 16 bytes of their SHA-256, in hexadecimal digits."""
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+"""Of a label; "birds/heron" is under "birds"."""
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Pictures(_Asked):
+    """Pictures that the server knows, by their digests."""
+
+    pictures: Annotated[list[Digest], Field(min_length=1, max_length=1000)]
+
+
+class NewLabel(_Asked):
+    """A label by its name alone, like other words, or without words."""
+
+    name: Name
+    like: Annotated[list[Name], Field(max_length=100)] | None = None
+    words: bool = True
+
+
+class ChangedLabel(_Asked):
+    """Another name, another threshold, or both; a threshold of null goes back to the model's own."""
+
+    name: Name | None = None
+    merge: bool = False
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class OneAnswer(_Asked):
+    """A person's word on one picture and one label; the same id again is the same answer."""
+
+    id: UUID
+    picture: Digest
+    label: Name
+    answer: Literal["yes", "no", "unknown"]
+    source: Annotated[str, StringConstraints(pattern="^[a-z-]{1,20}$")] = "click"
+
+
+class SeveralAnswers(_Asked):
+    """All are taken, or none."""
+
+    answers: Annotated[list[OneAnswer], Field(min_length=1, max_length=1000)]
+
+
+class Explained(_Asked):
+    """Which picture, and what to look for in it."""
+
+    picture: Digest
+    label: Name
+
+
+class Undo(_Asked):
+    """The last group of changes, or the one of this id."""
+
+    id: UUID | None = None
+
+
+class Search(_Asked):
+    """Labels, words, states, folders and dates in one line; or what is like a picture, or like a part of it."""
+
+    query: Annotated[str, StringConstraints(max_length=1000)] = ""
+    like: Digest | None = None
+    box: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=4, max_length=4)] | None = None
+    offset: Annotated[int, Field(ge=0)] = 0
+    limit: Annotated[int, Field(ge=1, le=2000)] = 200
+    stacked: bool = True
+
+
+class Deliver(_Asked):
+    """A table of all tags, or sidecars beside the pictures."""
+
+    format: Literal["csv", "jsonl", "parquet", "xmp"]
+    confirmed_only: bool = False
+    scores: bool = False
+    take_back: bool = False
+    """Of sidecars: takes back what was written, to the byte, instead of writing."""
+    dry_run: bool = False
+
+
+class Row(BaseModel):
+    """A picture with its tags, likeliest first, and every label's probability; or why it could not be read."""
+
+    image: str
+    digest: Digest | None = None
+    tags: list[str] | None = None
+    scores: dict[str, float] | None = None
+    failure: str | None = None
+
+
+class Rows(BaseModel):
+    """In the order of the request."""
+
+    rows: list[Row]
+
+
+class Label(BaseModel):
+    """What a label means and from how many pictures; the last three in a project alone."""
+
+    name: str
+    means: str
+    examples: int
+    absent: int
+    threshold: float | None
+    prior: float | None
+    trust: float | None
+    tags: int | None = None
+    waiting: int | None = None
+    expected_precision: float | None = None
+
+
+class Labels(BaseModel):
+    """Sorted by name."""
+
+    labels: list[Label]
+
+
+class Taken(BaseModel):
+    """The answers that are on disk, and what undoes them together, where that can be done."""
+
+    acknowledged: list[str]
+    undo: str | None = None
+
+
+class Heat(BaseModel):
+    """The label's probability, and how much each part of the picture speaks for it, from the top left."""
+
+    probability: float
+    heat: list[list[float]]
+
+
+class Job(BaseModel):
+    """Work under way, or how it ended."""
+
+    id: str
+    kind: str
+    state: Literal["running", "done", "failed", "cancelled"]
+    done: int
+    total: int
+    detail: str
+    result: Any
+
+
+class JobList(BaseModel):
+    """Those of this run of the server."""
+
+    jobs: list[Job]
+
+
+class Failed(BaseModel):
+    """A picture that could not be read."""
+
+    name: str
+    reason: str
+
+
+class Failures(BaseModel):
+    """All of them."""
+
+    failures: list[Failed]
+
+
+class Health(BaseModel):
+    """The server answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Ready(BaseModel):
+    """Whether it can tag yet, and if not, what it waits for."""
+
+    ready: bool
+    detail: str = ""
+
+
+class Problem(BaseModel):
+    """What was wrong, what was found and what to do, in one sentence in `detail` (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str

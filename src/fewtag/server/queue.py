@@ -1,0 +1,177 @@
+"""The queue before the network: pictures of several requests share batches. Bounded: what does not fit is refused."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtag.cache import content_digest
+from fewtag.errors import InputError
+from fewtag.pictures.decode import Square
+from fewtag.server.uploads import Decoded, Decoders
+from fewtag.tagger.model import Model
+from fewtag.tagger.stream import BATCH, Scorer, Tagged, cached_places
+
+MOST = 512
+"""Pictures that may wait; at most 64 come with one request."""
+LINGER = 0.01
+"""Seconds that a batch waits for pictures that are being decoded."""
+_ENCODERS = 2
+"""Batches in the network at once: a core that is done with the one goes on with the next."""
+
+
+class Upload(NamedTuple):
+    """An encoded picture, its name as the client has it, and what it is known by."""
+
+    name: str
+    data: bytes
+    digest: bytes
+
+    @classmethod
+    def of(cls, name: str, data: bytes) -> "Upload":
+        return cls(name, data, content_digest(data))
+
+
+class BusyError(Exception):
+    """The queue is full; after so many seconds there should be room."""
+
+    def __init__(self, seconds: int) -> None:
+        self.seconds = seconds
+        super().__init__(f"the server has more pictures to tag than it can take; try again in {seconds} seconds")
+
+
+class _Waiting(NamedTuple):
+    upload: Upload
+    row: Future[Tagged]
+    pixels: Square | None = None
+    places: NDArray[np.float16] | None = None
+
+
+class TagQueue:
+    """Uploads to rows: looked up in the cache, decoded by workers, encoded in batches, scored by the labels of now."""
+
+    def __init__(
+        self,
+        model: Model,
+        scorer: Callable[[], Scorer],
+        decoders: Decoders,
+        *,
+        cache: Path | None = None,
+        most: int = MOST,
+        on_batch: Callable[[int], None] = lambda _count: None,
+    ) -> None:
+        self.model, self.most = model, most
+        self._scorer, self._decoders, self._on_batch = scorer, decoders, on_batch
+        self._opened = ExitStack()
+        self._space = self._opened.enter_context(cached_places(model, cache))
+        self._ready: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self.waiting = self._decoding = 0
+        self._rate = 10.0  # pictures a second, until it is measured
+        self._threads = [threading.Thread(target=self._work, daemon=True, name="fewtag-tag") for _ in range(_ENCODERS)]
+        for thread in self._threads:
+            thread.start()
+
+    def check_room(self) -> None:
+        """Refused where not one picture would be taken: before its bytes are read."""
+        if self.waiting >= self.most:
+            raise self._busy()
+
+    def _busy(self) -> BusyError:
+        return BusyError(max(1, min(60, round(self.waiting / self._rate))))
+
+    def submit(self, uploads: Sequence[Upload]) -> list[Future[Tagged]]:
+        """A row for each, later; all are taken, or none where the queue is full. Looks into the cache: not for an event
+        loop."""
+        with self._lock:
+            # an empty queue takes any request, or one that is larger than the queue could never be answered
+            if self.waiting and self.waiting + len(uploads) > self.most:
+                raise self._busy()
+            self.waiting += len(uploads)
+            self._decoding += len(uploads)
+        keys = [upload.digest for upload in uploads]
+        known = self._space.get_many(keys) if self._space is not None else [None] * len(keys)
+        return [self._begin(upload, places) for upload, places in zip(uploads, known, strict=True)]
+
+    def _begin(self, upload: Upload, places: NDArray[np.float16] | None) -> Future[Tagged]:
+        row: Future[Tagged] = Future()
+        row.add_done_callback(self._leave)
+        if places is not None:
+            self._enter(_Waiting(upload, row, places=places))
+            return row
+
+        def decoded(found: Future[Decoded]) -> None:
+            try:
+                picture = _Waiting(upload, row, pixels=found.result().squares[0])
+            except BaseException as error:
+                with self._lock:
+                    self._decoding -= 1
+                if isinstance(error, InputError):
+                    row.set_result(Tagged(upload.name, failure=str(error)))
+                else:  # the server is closing
+                    row.set_exception(error)
+                return
+            self._enter(picture)
+
+        self._decoders.submit(upload.data, upload.name, (self.model.size,)).add_done_callback(decoded)
+        return row
+
+    def _enter(self, picture: _Waiting) -> None:
+        with self._lock:
+            self._decoding -= 1
+        self._ready.put(picture)
+
+    def _leave(self, _row: Future[Tagged]) -> None:
+        with self._lock:
+            self.waiting -= 1
+
+    def _work(self) -> None:
+        while (first := self._ready.get()) is not None:
+            batch, until = [first], time.monotonic() + LINGER
+            while len(batch) < BATCH:
+                try:
+                    more = self._ready.get(timeout=max(0.0, until - time.monotonic()) if self._decoding else 0)
+                except queue.Empty:
+                    break
+                if more is None:
+                    self._ready.put(None)  # for the next round, which ends this thread
+                    break
+                batch.append(more)
+            began = time.monotonic()
+            try:
+                self._answer(batch)
+            except Exception as error:  # none of them may wait for ever
+                for picture in batch:
+                    if not picture.row.done():
+                        picture.row.set_exception(error)
+            speed = _ENCODERS * len(batch) / max(time.monotonic() - began, 1e-3)
+            self._rate += 0.2 * (speed - self._rate)
+
+    def _answer(self, batch: Sequence[_Waiting]) -> None:
+        scorer = self._scorer()
+        fresh = [picture for picture in batch if picture.places is None]
+        encoded = self.model.encode([each.pixels for each in fresh if each.pixels is not None]) if fresh else ()
+        if self._space is not None and fresh:
+            self._space.put_many([each.upload.digest for each in fresh], np.asarray(encoded).astype(np.float16))
+        rows = iter(encoded)
+        places = [next(rows) if each.places is None else each.places.astype(np.float32) for each in batch]
+        probabilities = scorer.probabilities(np.stack(places))
+        given = zip(scorer.tags(probabilities), scorer.scores(probabilities), strict=True)
+        for picture, (tags, scores) in zip(batch, given, strict=True):
+            picture.row.set_result(Tagged(picture.upload.name, tags, scores, cached=picture.places is not None))
+        self._on_batch(len(batch))
+
+    def close(self) -> None:
+        """Rows that are still asked for fail."""
+        for _ in self._threads:
+            self._ready.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._opened.close()

@@ -1,0 +1,318 @@
+"""The routes of a bank and of a project alike: tag, labels, answers, explain, jobs; and those that need no token."""
+
+import asyncio
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException as StarletteError
+
+from fewtag.server import models, pages
+from fewtag.server.jobs import Progress
+from fewtag.server.queue import Upload
+from fewtag.server.security import authorised
+from fewtag.server.service import Served
+from fewtag.studio.values import Answer, LabelRow, as_json
+from fewtag.tagger.bank import label_name
+from fewtag.tagger.stream import Tagged
+
+LONGEST_NAME = 1_000
+_IN_PROJECTS = ("tags", "waiting", "expected_precision")
+
+
+def served_by(request: Request) -> Served:
+    """The dependency that hands a route the server's parts."""
+    return request.app.state.served
+
+
+Server = Annotated[Served, Depends(served_by)]
+
+
+def writable(server: Server) -> None:
+    """The dependency of each route that changes something."""
+    if server.settings.read_only:
+        raise HTTPException(403, "this server only reads; start it without --read-only to change anything")
+
+
+open_routes = APIRouter(tags=["The server"])
+router = APIRouter(prefix="/v1", dependencies=[Depends(authorised)])
+CHANGES = [Depends(writable)]
+
+
+@open_routes.get("/health", response_model=models.Health)
+async def health() -> Response:
+    """Whether the server answers. Needs no token."""
+    return JSONResponse({"status": "ok"})
+
+
+@open_routes.get("/ready", response_model=models.Ready, responses={503: {"model": models.Ready}})
+async def ready(server: Server) -> Response:
+    """Whether it can tag yet: 200, or 503. Needs no token."""
+    is_ready, detail = server.ready()
+    return JSONResponse({"ready": is_ready, "detail": detail}, 200 if is_ready else 503)
+
+
+@open_routes.get("/metrics", response_class=Response)
+def metrics(request: Request, server: Server) -> Response:
+    """Numbers for Prometheus. Needs the token, unless the server is bound to the loopback."""
+    if not server.settings.loopback:
+        authorised(request)
+    return Response(server.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@open_routes.get("/openapi.json", dependencies=[Depends(authorised)], include_in_schema=False)
+def openapi(request: Request) -> Response:
+    return JSONResponse(request.app.openapi())
+
+
+@open_routes.get("/docs", include_in_schema=False)
+def documentation(request: Request) -> Response:
+    return Response(pages.documentation(request.app.openapi()), media_type="text/html; charset=utf-8")
+
+
+@open_routes.get("/", include_in_schema=False)
+def start_page(request: Request, server: Server) -> Response:
+    return page_file("index.html") if server.is_project else documentation(request)
+
+
+@open_routes.get("/static/{name:path}", include_in_schema=False)
+def page_file(name: str) -> Response:
+    """A file of the studio's page, by a name from the list of them: no path is made of what a client sends."""
+    found = pages.page_files().get(name)
+    if found is None:
+        raise HTTPException(404)
+    return Response(found[0].read_bytes(), media_type=found[1], headers={"Cache-Control": "no-cache"})
+
+
+@router.post("/session", status_code=204, tags=["The server"], response_class=Response)
+def session(request: Request, server: Server) -> Response:
+    """Takes the token, as Bearer, and gives a cookie that stands for it: what the studio's page begins with."""
+    if request.scope["fewtag"] != "bearer":
+        raise HTTPException(401, "a session begins with the token; send it as `Authorization: Bearer TOKEN`")
+    response = Response(status_code=204)
+    response.set_cookie(
+        server.settings.cookie,
+        server.settings.session,
+        httponly=True,
+        samesite="strict",
+        path="/",
+        secure=request.headers.get("origin", "").startswith("https://"),  # behind a proxy
+    )
+    return response
+
+
+FILES: dict[str, Any] = {
+    "type": "object",
+    "required": ["files"],
+    "properties": {"files": {"type": "array", "items": {"type": "string", "format": "binary"}, "maxItems": 64}},
+}
+
+
+def _takes(model: type[BaseModel], **fields: Any) -> dict[str, Any]:
+    """The schema of a request that comes as files or as JSON."""
+    form = FILES | {"properties": FILES["properties"] | fields, "required": [*FILES["required"], *fields]}
+    content = {"multipart/form-data": {"schema": form}, "application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+async def _read(request: Request, model: type[BaseModel]) -> tuple[list[Upload], dict[str, str], Any]:
+    """Files and fields of a form; or, of a JSON body, what the model makes of it."""
+    server: Served = request.app.state.served
+    if not request.headers.get("content-type", "").startswith("multipart/"):
+        try:
+            return [], {}, model.model_validate_json(await request.body())
+        except ValidationError as error:
+            raise RequestValidationError(error.errors(include_url=False, include_input=False)) from error
+    files, fields = list[tuple[str, bytes]](), dict[str, str]()
+    try:
+        limits = server.settings.most_files, server.settings.most_fields
+        async with request.form(max_files=limits[0], max_fields=limits[1], max_part_size=10_000) as form:
+            for name, value in form.multi_items():
+                if not isinstance(value, UploadFile):
+                    fields[name] = value
+                elif name == "files":
+                    files.append((value.filename or f"number {len(files) + 1}", await value.read()))
+                else:
+                    raise HTTPException(422, f"a file came as {name[:100]!r}; send pictures as `files`")
+    except StarletteError as error:
+        if error.status_code != 400:
+            raise
+        status = 413 if "Too many" in error.detail else 400
+        said = f"the form cannot be read ({error.detail.rstrip('.')}); send at most {limits[0]} pictures, as `files`"
+        raise HTTPException(status, said) from error
+    if not files:
+        raise HTTPException(422, "the form has no pictures; send them as `files`")
+    if (longest := max(len(name) for name, _ in files)) > LONGEST_NAME:
+        raise HTTPException(422, f"a picture's name has {longest} characters, at most {LONGEST_NAME} are taken")
+    return await run_in_threadpool(lambda: [Upload.of(*each) for each in files]), fields, None
+
+
+@router.post(
+    "/tag",
+    response_model=models.Rows,
+    openapi_extra=_takes(models.Pictures),
+    responses={202: {"model": models.Job, "description": "With `Prefer: respond-async`: a job that will have rows."}},
+    tags=["Pictures"],
+)
+async def tag(request: Request, server: Server) -> Response:
+    """Tags pictures: files of a form, or digests that it returned before; a row for each, in their order.
+
+    With the header `Prefer: respond-async` the reply is a job, whose result has the rows.
+    """
+    server.queue.check_room()
+    uploads, _, asked = await _read(request, models.Pictures)
+    if asked is not None and server.is_project:
+        found = await run_in_threadpool(server.studio.tag, asked.pictures)
+        rows = [_row(row, digest) for row, digest in zip(found, asked.pictures, strict=True)]
+        return JSONResponse({"rows": rows})
+    if asked is not None:
+        uploads = [server.bank.recent.get(digest) for digest in asked.pictures]
+    futures = await run_in_threadpool(server.tag, uploads)
+
+    def finish(progress: Progress) -> dict[str, Any]:
+        rows = []
+        for number, (future, upload) in enumerate(zip(futures, uploads, strict=True), 1):
+            rows.append(_row(future.result(), upload.digest.hex()))
+            progress(number, len(uploads))
+        return {"rows": rows}
+
+    if "respond-async" in request.headers.get("prefer", ""):
+        return JSONResponse(asdict(server.jobs.start("tag", finish)), 202, {"Preference-Applied": "respond-async"})
+    done = await asyncio.gather(*map(asyncio.wrap_future, futures))
+    return JSONResponse({"rows": [_row(row, upload.digest.hex()) for row, upload in zip(done, uploads, strict=True)]})
+
+
+def _row(row: Tagged, digest: str) -> dict[str, Any]:
+    if row.failure:
+        return {"image": row.image, "failure": row.failure}
+    return {"image": row.image, "digest": digest, "tags": list(row.tags), "scores": dict(row.scores)}
+
+
+@router.get("/labels", response_model=models.Labels, tags=["Labels"])
+def labels(server: Server) -> Response:
+    """All labels, sorted by name."""
+    return JSONResponse({"labels": [_label(server, label) for label in server.actions.labels()]})
+
+
+@router.post("/labels", response_model=models.Label, status_code=201, dependencies=CHANGES, tags=["Labels"])
+def define(asked: models.NewLabel, server: Server) -> Response:
+    """Defines a label by its name alone, like other words, or without words; a known one means this from now on."""
+    return JSONResponse(_label(server, server.actions.define(asked.name, like=asked.like, words=asked.words)), 201)
+
+
+@router.post(
+    "/labels/{name:path}/examples",
+    response_model=models.Label,
+    openapi_extra=_takes(models.Pictures),
+    dependencies=CHANGES,
+    tags=["Labels"],
+)
+async def teach(name: str, request: Request, server: Server) -> Response:
+    """Teaches a known or a new label by pictures that show it: files, or digests; a project takes digests alone."""
+    uploads, _, asked = await _read(request, models.Pictures)
+    if server.is_project:
+        if asked is None:
+            raise HTTPException(415, "a project learns from its own pictures; send their digests, as JSON")
+        return JSONResponse(_label(server, await run_in_threadpool(server.studio.teach, name, asked.pictures)))
+    if asked is not None:
+        uploads = [server.bank.recent.get(digest) for digest in asked.pictures]
+    return JSONResponse(_label(server, await run_in_threadpool(server.bank.teach, name, uploads)))
+
+
+@router.patch("/labels/{name:path}", response_model=models.Label, dependencies=CHANGES, tags=["Labels"])
+def change(name: str, asked: models.ChangedLabel, server: Server) -> Response:
+    """Renames a label, merges it into another, or sets the probability from which it is given."""
+    label = server.actions.label(name)
+    if asked.name is not None and label_name(asked.name) != label.name and not asked.merge:
+        new = label_name(asked.name)
+        if any(each.name == new for each in server.actions.labels()):
+            raise HTTPException(409, f"there is a label {new!r} already; say `merge` to make the two one")
+    if "threshold" in asked.model_fields_set:
+        label = server.actions.set_threshold(label.name, asked.threshold)
+    if asked.name is not None:
+        label = server.actions.rename(label.name, asked.name, merge=asked.merge)
+    return JSONResponse(_label(server, label))
+
+
+@router.delete("/labels/{name:path}", status_code=204, response_class=Response, dependencies=CHANGES, tags=["Labels"])
+def forget(name: str, server: Server) -> Response:
+    """Forgets a label; in a project that can be undone."""
+    server.actions.forget(name)
+    return Response(status_code=204)
+
+
+@router.post("/answers", response_model=models.Taken, dependencies=CHANGES, tags=["Labels"])
+def answer(asked: models.OneAnswer | models.SeveralAnswers, server: Server) -> Response:
+    """Says of pictures whether they show a label; on disk before the reply. An id that comes again counts once.
+
+    A bank takes answers about pictures that it tagged lately. Where one label or picture is unknown, nothing is taken.
+    """
+    several = asked.answers if isinstance(asked, models.SeveralAnswers) else [asked]
+    taken = server.actions.answer(
+        [Answer(str(each.id), each.picture, each.label, each.answer, each.source) for each in several]
+    )
+    return JSONResponse({"acknowledged": list(taken.acknowledged), "undo": taken.undo or None})
+
+
+@router.post(
+    "/explain",
+    response_model=models.Heat,
+    openapi_extra=_takes(models.Explained, label={"type": "string"}),
+    tags=["Pictures"],
+)
+async def explain(request: Request, server: Server) -> Response:
+    """Where in a picture a label is seen: one file of a form and its `label`, or a digest and a label."""
+    uploads, fields, asked = await _read(request, models.Explained)
+    if asked is not None and server.is_project:
+        return JSONResponse(as_json(await run_in_threadpool(server.studio.explain, asked.picture, asked.label)))
+    if server.is_project:
+        raise HTTPException(415, "a project explains its own pictures; send a digest, as JSON")
+    label = asked.label if asked is not None else fields.get("label", "")
+    upload = server.bank.recent.get(asked.picture) if asked is not None else uploads[0]
+    return JSONResponse(as_json(await run_in_threadpool(server.bank.explain, upload, label)))
+
+
+def _label(server: Served, label: LabelRow) -> dict[str, Any]:
+    facts: dict[str, Any] = as_json(label)
+    return facts if server.is_project else {key: value for key, value in facts.items() if key not in _IN_PROJECTS}
+
+
+@router.get("/jobs", response_model=models.JobList, tags=["Jobs"])
+def jobs(server: Server) -> Response:
+    """All jobs of this run of the server, as far as they are remembered."""
+    return JSONResponse({"jobs": [asdict(job) for job in server.jobs.list()]})
+
+
+@router.get("/jobs/{job}", response_model=models.Job, tags=["Jobs"])
+def job(job: str, server: Server) -> Response:
+    """How far a job is."""
+    return JSONResponse(asdict(server.jobs.get(job)))
+
+
+@router.delete("/jobs/{job}", response_model=models.Job, tags=["Jobs"])
+def cancel(job: str, server: Server) -> Response:
+    """Asks a job to end; it does at its next step."""
+    return JSONResponse(asdict(server.jobs.cancel(job)))
+
+
+@router.get("/jobs/{job}/events", response_class=StreamingResponse, tags=["Jobs"])
+async def job_events(job: str, server: Server) -> Response:
+    """Server-sent events, `event: job`, each with the job as it is then; the last says how it ended."""
+    stream = server.events.listen()
+    first = [("job", asdict(server.jobs.get(job)))]
+    return event_stream(
+        stream.lines(
+            first,
+            wanted=lambda event: event[0] == "job" and event[1]["id"] == job,
+            last=lambda event: event[1]["state"] != "running",
+        )
+    )
+
+
+def event_stream(lines: Any) -> Response:
+    return StreamingResponse(lines, media_type="text/event-stream", headers={"Cache-Control": "no-store"})

@@ -1,0 +1,78 @@
+"""The server's process: a socket, uvicorn, and an orderly end."""
+
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import uvicorn
+
+from fewtag.errors import InputError
+from fewtag.server.app import create_app
+from fewtag.server.security import Guard, Settings
+from fewtag.server.service import BankService, Served
+from fewtag.server.uploads import Decoders
+from fewtag.studio.studio import Studio
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 is any free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):  # Windows would else let another program listen there, too
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        else:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise InputError(
+            f"cannot listen on {host} port {port}: {error.strerror}; name another --port, or 0 for any free one"
+        ) from error
+    return bound
+
+
+class Server(uvicorn.Server):
+    """Tells when it answers, and ends streams of events before it waits for what is open."""
+
+    def __init__(self, served: Served, started: Callable[[Guard], None] = lambda _guard: None) -> None:
+        self._guard = create_app(served)
+        config = uvicorn.Config(
+            self._guard,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            loop="asyncio",
+            log_level="error",
+            access_log=False,  # which would write down what people look at
+            server_header=False,
+            proxy_headers=False,  # anyone may send them
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=10,
+        )
+        super().__init__(config)
+        self._served, self._when_started = served, started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._when_started(self._guard)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._served.events.close()
+        await super().shutdown(sockets)
+
+
+def run(
+    open_service: Callable[[Decoders], BankService | Studio],
+    settings: Settings,
+    bound: socket.socket,
+    *,
+    cache: Path | None = None,
+    started: Callable[[Guard], None] = lambda _guard: None,
+) -> None:
+    """Serves until it is interrupted; then what is served is closed."""
+    decoders = Decoders()
+    with suppress(KeyboardInterrupt):  # which uvicorn hands on once it has ended in good order
+        Server(Served(open_service(decoders), settings, decoders, cache), started).run([bound])

@@ -1,0 +1,332 @@
+"""Who may ask, from where and how much: Host, Origin, token or cookie, body limits, response headers.
+
+One ASGI middleware before everything else. It never looks at the path: what needs a token says so at its route, by
+`authorised`, and a request that is not authorised brings no body with it, whatever its path.
+"""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import ipaddress
+import os
+import secrets
+import socket
+import stat
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from http import HTTPStatus
+from pathlib import Path
+from typing import Literal
+
+from fastapi import HTTPException, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fewtag.errors import InputError
+from fewtag.server.uploads import TOKEN_VARIABLE
+
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": CONTENT_POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "x-robots-tag": "noindex",
+    "cache-control": "no-store",
+}
+"""Of every response; a route may say another cache-control."""
+SHORTEST_TOKEN = 32
+FAILURES, FAILURE_SECONDS = 10, 60.0
+"""Wrong tokens of one address within so many seconds, after which further ones are told to wait."""
+_ADDRESSES = 1_000
+_SLOWEST = 50_000
+"""Bytes a second that a body must come with, after 30 seconds of grace."""
+_GRACE = 30.0
+_BODILESS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS", "TRACE"})
+_SAFE = frozenset({"GET", "HEAD"})
+_TYPES = ("application/json", "multipart/form-data")
+Identity = Literal["bearer", "cookie"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line says of exposure and limits; nothing of it can be changed over HTTP."""
+
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    host: str = "127.0.0.1"
+    port: int = 8766
+    names: tuple[str, ...] = ()
+    """Further hosts that clients may call it by, with their port where that is another: behind a proxy."""
+    read_only: bool = False
+    most_bytes: int = 50_000_000
+    """Of one request's body; JSON makes much of few bytes, and has a bound of its own."""
+    most_json: int = 2_000_000
+    most_files: int = 64
+    most_fields: int = 100
+    bytes_at_once: int = 256_000_000
+    """Of all bodies that are being read or worked on: what bounds the server's memory."""
+    services: tuple[str, ...] = ()
+    """Those for other programs: names of `app.SERVICES`."""
+    label_studio: str = ""
+    """Where Label Studio is: the one host that pictures are fetched from."""
+
+    @property
+    def url(self) -> str:
+        """Where this machine's own browser finds it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        return is_loopback(self.host)
+
+    @cached_property
+    def hosts(self) -> frozenset[str]:
+        """Whatever a Host header may say, to the letter."""
+        names = {"localhost", "127.0.0.1", "[::1]"} if self.loopback else set()
+        if self.host in {"0.0.0.0", "::"}:
+            names |= _own_names()
+        else:
+            names.add(f"[{self.host}]" if ":" in self.host else self.host.lower())
+        found = {f"{name}:{self.port}" for name in names} | {name.lower() for name in self.names}
+        return frozenset(found | (names if self.port == 80 else set()))
+
+    @cached_property
+    def origins(self) -> frozenset[str]:
+        """Whatever an Origin header may say; over TLS only behind a proxy."""
+        plain = {f"http://{host}" for host in self.hosts}
+        return frozenset(plain | {f"https://{name.lower()}" for name in self.names})
+
+    @property
+    def cookie(self) -> str:
+        """Its name: cookies do not know ports, and two servers shall not take each other's."""
+        return f"fewtag-{self.port}"
+
+    @cached_property
+    def session(self) -> str:
+        """What the cookie holds: it follows from the token, but does not tell it."""
+        return hmac.new(self.token.encode(), b"fewtag session", hashlib.sha256).hexdigest()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine's own loopback.
+
+    >>> is_loopback("localhost"), is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0")
+    (True, True, True, False)
+    """
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _own_names() -> set[str]:
+    name = socket.gethostname().lower()
+    try:
+        found = {str(each[4][0]).partition("%")[0] for each in socket.getaddrinfo(name, None)}
+    except OSError:
+        found = set()
+    return {"localhost", "127.0.0.1", "[::1]", name} | {f"[{each}]" if ":" in each else each for each in found}
+
+
+def read_token(file: Path | None) -> str:
+    """A token for a service that is started again and again: from its file, or the environment; else a new one."""
+    if file is None:
+        given, source = os.environ.get(TOKEN_VARIABLE, ""), f"the variable {TOKEN_VARIABLE}"
+        if not given:
+            return secrets.token_urlsafe(32)
+    else:
+        source = f"the token file {file}"
+        try:
+            if os.name == "posix" and stat.S_IMODE(file.stat().st_mode) & 0o077:
+                raise InputError(f"{source} can be read by others; run: chmod 600 {file}")
+            given = file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read {source} ({error}); make one with 43 random characters") from error
+    if len(given) < SHORTEST_TOKEN or not given.isascii() or not given.isprintable() or " " in given:
+        raise InputError(
+            f"{source} holds no token of {SHORTEST_TOKEN} or more letters and digits; make one with: "
+            'python -c "import secrets; print(secrets.token_urlsafe(32))"'
+        )
+    return given
+
+
+def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An error as RFC 9457 has it, our one sentence in `detail`."""
+    body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+    return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+
+class RefusedError(Exception):
+    """A request that is answered with a problem, before anything is done."""
+
+    def __init__(self, status: int, detail: str, **headers: str) -> None:
+        self.status, self.detail = status, detail
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        super().__init__(detail)
+
+
+def authorised(request: Request) -> None:
+    """The dependency of each route that needs a token."""
+    if request.scope.get("fewtag") is None:
+        raise HTTPException(401, TOKEN_NEEDED, {"WWW-Authenticate": "Bearer"})
+
+
+TOKEN_NEEDED = "a token is needed; send the one that the server printed as `Authorization: Bearer TOKEN`"
+Observe = Callable[[Scope, int, float], None]
+
+
+class Guard:
+    """The middleware."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, observe: Observe = lambda *_: None) -> None:
+        self.app, self.settings, self._observe = app, settings, observe
+        self._token = hashlib.sha256(settings.token.encode()).digest()
+        self._once: set[bytes] = set()
+        self._failures: OrderedDict[str, list[float]] = OrderedDict()
+        self.in_flight = 0
+
+    def one_time_token(self) -> str:
+        """Good for one request, with which a page begins its session: what a browser is started with, all users of a
+        machine can see."""
+        token = secrets.token_urlsafe(32)
+        self._once.add(hashlib.sha256(token.encode()).digest())
+        return token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return await send({"type": "websocket.close", "code": 1008})
+        began, status = time.perf_counter(), 500
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        length = 0
+        try:
+            length = self._judge(scope)
+            self.in_flight += length
+            await self.app(scope, _timed(receive, length), answer)
+        except RefusedError as refusal:
+            # the body was not read: the connection cannot be used again
+            headers = refusal.headers | {"Connection": "close"}
+            await problem(refusal.status, refusal.detail, headers)(scope, receive, answer)
+        finally:
+            self.in_flight -= length
+            self._observe(scope, status, time.perf_counter() - began)
+        return None
+
+    def _judge(self, scope: Scope) -> int:
+        """How many bytes of body are let in; refuses what is not, and notes who asks."""
+        headers, safe = Headers(scope=scope), scope["method"] in _SAFE
+        hosts, origins = headers.getlist("host"), headers.getlist("origin")
+        if len(hosts) != 1 or hosts[0].lower() not in self.settings.hosts:
+            raise RefusedError(400, "this server does not go by the name in `Host`; use the address that it printed")
+        # "null" is what a page says that hides where it is from
+        if origins and (len(origins) > 1 or origins[0] not in self.settings.origins):
+            raise RefusedError(403, "pages of another origin may not use this server; open its own page")
+        same_site = headers.get("sec-fetch-site", "none") in {"same-origin", "none"}
+        if not safe and not same_site:
+            raise RefusedError(403, "pages of another site may not change anything here; open the server's own page")
+        identity = scope["fewtag"] = self._identify(headers, scope, cookies=same_site)
+        if not safe and identity == "cookie" and (not origins or headers.get("x-fewtag") != "1"):
+            raise RefusedError(403, "changes by cookie need `Origin` and `X-Fewtag: 1`; or send the token as Bearer")
+        return self._length(headers, scope["method"], identity)
+
+    def _identify(self, headers: Headers, scope: Scope, *, cookies: bool) -> Identity | None:
+        if (given := headers.get("authorization")) is not None:
+            scheme, _, token = given.partition(" ")
+            # Label Studio has no other way; a browser, which sends a password by itself, is not meant (`cookies`)
+            if scheme.lower() == "basic" and "label-studio" in self.settings.services and cookies:
+                scheme, token = "bearer", _password(token)
+            found = hashlib.sha256(token.strip().encode("latin-1", "replace")).digest()
+            if scheme.lower() == "bearer" and (hmac.compare_digest(found, self._token) or found in self._once):
+                self._once.discard(found)
+                return "bearer"
+            self._refuse_token(scope)
+        cookie = cookie_parser(headers.get("cookie", "")).get(self.settings.cookie) if cookies else None
+        if cookie is not None and hmac.compare_digest(cookie.encode(), self.settings.session.encode()):
+            return "cookie"
+        return None
+
+    def _refuse_token(self, scope: Scope) -> None:
+        """Only wrong ones wait: whoever has the token is not locked out by someone who guesses."""
+        address, now = (scope.get("client") or ("",))[0], time.monotonic()
+        times = [each for each in self._failures.pop(address, []) if now - each < FAILURE_SECONDS]
+        self._failures[address] = [*times[-FAILURES:], now]
+        if len(self._failures) > _ADDRESSES:
+            self._failures.popitem(last=False)
+        if len(times) >= FAILURES:
+            raise RefusedError(429, "too many wrong tokens; wait a minute", Retry_After=str(round(FAILURE_SECONDS)))
+        raise RefusedError(401, "the token is wrong; send the one that the server printed", WWW_Authenticate="Bearer")
+
+    def _length(self, headers: Headers, method: str, identity: Identity | None) -> int:
+        if headers.get("transfer-encoding") is not None:
+            raise RefusedError(411, "the body's length must be known before it comes; send `Content-Length`")
+        given = headers.get("content-length", "0")
+        if not given.isascii() or not given.isdigit() or len(given) > 15:
+            raise RefusedError(400, "`Content-Length` is no number; send the body's length in bytes")
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        length, most = int(given), self.settings.most_json if kind == _TYPES[0] else self.settings.most_bytes
+        if not length:
+            return 0
+        if identity is None:
+            raise RefusedError(401, TOKEN_NEEDED, WWW_Authenticate="Bearer")
+        if method in _BODILESS:
+            raise RefusedError(400, f"a {method} request has no body here; leave it out")
+        if length > most:
+            raise RefusedError(
+                413, f"the body has {length:,} bytes, at most {most:,} are read; send fewer pictures at once"
+            )
+        if kind not in _TYPES:
+            raise RefusedError(415, f"the body must be one of {' and '.join(_TYPES)}; say which in `Content-Type`")
+        if self.in_flight and self.in_flight + length > self.settings.bytes_at_once:
+            raise RefusedError(
+                503, "the server has too much to read at the moment; try again in a second", Retry_After="1"
+            )
+        return length
+
+
+def _password(credentials: str) -> str:
+    """Of HTTP's basic authentication; the user's name does not matter."""
+    try:
+        return base64.b64decode(credentials, validate=True).decode("latin-1").partition(":")[2]
+    except ValueError:
+        return ""
+
+
+def _timed(receive: Receive, length: int) -> Receive:
+    """A body that trickles is cut off."""
+    until, complete = time.monotonic() + _GRACE + length / _SLOWEST, not length
+
+    async def timed() -> Message:
+        nonlocal complete
+        if complete:
+            return await receive()
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                message = await receive()
+        except TimeoutError:
+            raise HTTPException(408, "the body came too slowly; send it again") from None
+        complete = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    return timed

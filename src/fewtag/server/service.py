@@ -1,0 +1,304 @@
+"""What is served: a bank that several clients teach and ask, or a project; and the parts of a running server."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fewtag.errors import InputError, MissingError, UnknownWordError
+from fewtag.server.jobs import Events, Jobs
+from fewtag.server.metrics import Metrics
+from fewtag.server.one_host import OneHost
+from fewtag.server.queue import TagQueue, Upload
+from fewtag.server.security import Settings
+from fewtag.server.uploads import Decoded, Decoders
+from fewtag.studio.studio import Studio
+from fewtag.studio.values import Acknowledged, Answer, Explanation, LabelRow, as_json
+from fewtag.tagger.explain import heat_map
+from fewtag.tagger.stream import DIGITS, ReadExample, Scorer, Tagged
+from fewtag.tagger.tagger import Tagger
+
+RECENT_BYTES = 128_000_000
+"""Of pictures that were tagged lately, so that an answer about one can teach."""
+_ANSWERS_KNOWN = 100_000
+
+
+class Recent:
+    """Least-recently-used memory of uploads by digest, bounded in bytes."""
+
+    def __init__(self, most: int = RECENT_BYTES) -> None:
+        self.most, self._size = most, 0
+        self._uploads: OrderedDict[bytes, Upload] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, uploads: Sequence[Upload]) -> None:
+        with self._lock:
+            for upload in uploads:
+                if self._uploads.pop(upload.digest, None) is None:
+                    self._size += len(upload.data)
+                self._uploads[upload.digest] = upload
+            while self._size > self.most:
+                self._size -= len(self._uploads.popitem(last=False)[1].data)
+
+    def get(self, digest: str) -> Upload:
+        """The upload of this digest; refuses one that was not tagged lately."""
+        with self._lock:
+            found = self._uploads.get(bytes.fromhex(digest))
+        if found is None:
+            raise MissingError(f"no picture {digest} was tagged here lately; tag it again, and then answer")
+        return found
+
+
+class BankService:
+    """A bank behind the HTTP API. Whatever changes it is on disk, under the bank's lock, before the method returns.
+
+    Another process may teach the same file: its changes are read when they are there, and none is lost.
+    """
+
+    def __init__(self, path: Path, tagger: Tagger, decoders: Decoders) -> None:
+        self.path, self._tagger, self._seen = path, tagger, file_state(path)
+        self._writing, self._reading = threading.Lock(), threading.Lock()
+        self._known_scorer: tuple[object, Scorer] | None = None
+        self._answered: OrderedDict[str, None] = OrderedDict()
+        self._decoders, self.recent = decoders, Recent()
+
+    @property
+    def tagger(self) -> Tagger:
+        """As the file is now."""
+        if not self._writing.locked():  # else a change of our own is on its way to the file
+            self._catch_up()
+        return self._tagger
+
+    def _catch_up(self) -> None:
+        with self._reading:
+            if file_state(self.path) != self._seen:
+                self._load()
+
+    def _load(self) -> None:
+        self._seen = file_state(self.path)
+        self._tagger = Tagger.load(self.path, model=self._tagger.model)
+
+    def scorer(self) -> Scorer:
+        """The labels as they are now; made once for each state of the bank."""
+        tagger, known = self.tagger, self._known_scorer
+        if known is None or known[0] is not tagger.bank_:
+            known = self._known_scorer = tagger.bank_, tagger.scorer()
+        return known[1]
+
+    def labels(self) -> list[LabelRow]:
+        tagger = self.tagger
+        counts, absent, definitions = tagger.counts_, tagger.absent_counts_, tagger.definitions_
+        thresholds, priors, trusts = tagger.thresholds_, tagger.priors_, tagger.trusts_
+        return [
+            LabelRow(
+                name,
+                str(definitions[name]),
+                counts.get(name, 0),
+                absent.get(name, 0),
+                _rounded(thresholds.get(name)),
+                _rounded(priors.get(name)),
+                _rounded(trusts.get(name)),
+                tags=0,
+                waiting=0,
+                expected_precision=None,
+            )
+            for name in sorted(definitions)
+        ]
+
+    def label(self, name: str) -> LabelRow:
+        found = self.tagger.bank_.find(name)
+        return next(label for label in self.labels() if label.name == found)
+
+    def define(self, name: str, *, like: Sequence[str] | None = None, words: bool = True) -> LabelRow:
+        self._change(lambda tagger: tagger.define(name, like=like, words=words))
+        return self.label(name)
+
+    def define_all(self, names: Sequence[str]) -> None:
+        """Labels by their names, or where those are no known words, by pictures to come; saved once."""
+
+        def change(tagger: Tagger) -> None:
+            for name in names:
+                try:
+                    tagger.define(name)
+                except UnknownWordError:
+                    tagger.define(name, words=False)
+
+        self._change(change)
+
+    def teach(self, name: str, uploads: Sequence[Upload]) -> LabelRow:
+        """Examples of a known or a new label."""
+        examples = self._examples(uploads)
+        self._change(lambda tagger: tagger.partial_fit(examples, [[name]] * len(examples)))
+        return self.label(name)
+
+    def rename(self, old: str, new: str, *, merge: bool = False) -> LabelRow:
+        self._change(lambda tagger: tagger.rename(old, new, merge=merge))
+        return self.label(new)
+
+    def forget(self, name: str) -> None:
+        self._change(lambda tagger: tagger.forget(name))
+
+    def set_threshold(self, name: str, threshold: float | None) -> LabelRow:
+        self._change(lambda tagger: tagger.set_thresholds({name: threshold}))
+        return self.label(name)
+
+    def answer(self, answers: Sequence[Answer]) -> Acknowledged:
+        """All of them are taken or none; one whose id was acknowledged before is not taken again."""
+        new = [answer for answer in answers if answer.id not in self._answered]
+        uploads = {answer.picture: self.recent.get(answer.picture) for answer in new}
+        for answer in new:
+            self.tagger.bank_.find(answer.label)
+        read = dict(zip(uploads, self._examples(list(uploads.values())), strict=True))
+
+        def take(tagger: Tagger) -> None:
+            for answer in new:
+                example, label = read[answer.picture], tagger.bank_.find(answer.label)
+                if answer.answer == "unknown":
+                    bank = tagger.bank_
+                    if example.key in bank.members[label] or example.key in bank.refused[label]:
+                        tagger.forget(label, example)
+                elif answer.answer == "yes":
+                    tagger.partial_fit([example], [[label]])
+                else:
+                    tagger.partial_fit([example], [[]], absent=[[label]])
+
+        if new:
+            self._change(take)
+        for answer in new:
+            self._answered[answer.id] = None
+        while len(self._answered) > _ANSWERS_KNOWN:
+            self._answered.popitem(last=False)
+        return Acknowledged(tuple(answer.id for answer in answers), "")
+
+    def explain(self, upload: Upload, label: str) -> Explanation:
+        """The probability, and how much each part of the picture speaks for the label, on the network's own grid."""
+        tagger, scorer = self.tagger, self.scorer()
+        bank, model = tagger.bank_, tagger.model
+        name = bank.find(label)
+        if name not in scorer.labels:
+            raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
+        column = scorer.labels.index(name)
+        sides = model.size, model.zoom * model.size
+        plain, large = self._decoders.submit(upload.data, upload.name, sides).result().squares
+        chance = scorer.probabilities(model.encode([plain]))[0, column]
+        places = model.network.fine(np.ascontiguousarray(large)[None], model.space)[0]
+        grid = int(np.sqrt(len(places)))
+        heat = heat_map(places, bank.classifier(model, name), scorer.curve(column), (grid, grid))
+        return Explanation(
+            round(float(chance), DIGITS), tuple(tuple(round(each, 4) for each in row) for row in heat.tolist())
+        )
+
+    def _examples(self, uploads: Sequence[Upload]) -> list[ReadExample]:
+        """Decoded by workers; one that cannot be read is refused."""
+        size = self._tagger.model.size
+        found: list[Future[Decoded]] = [
+            self._decoders.submit(upload.data, upload.name, (size,), example=True) for upload in uploads
+        ]
+        return [
+            ReadExample(each.key, each.squares[0], Path(upload.name).name, each.thumbnail)
+            for upload, each in zip(uploads, (future.result() for future in found), strict=True)
+        ]
+
+    def _change(self, change: Callable[[Tagger], object]) -> None:
+        with self._writing:
+            self._catch_up()
+            tagger, before = self._tagger, self._tagger.bank_
+            try:
+                change(tagger)
+                tagger.save(self.path)
+            except BaseException:
+                if tagger.bank_ is not before:
+                    with self._reading:
+                        self._load()  # what is not on disk was not learnt
+                raise
+            with self._reading:
+                self._seen = file_state(self.path)
+
+
+def file_state(path: Path) -> tuple[int, ...]:
+    """By which a change of the file is noticed; a file that is gone stays as it was."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise InputError(f"the bank {path} cannot be read: {error.strerror}; put it back") from error
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+class Served:
+    """All parts of a running server: what is served, the queue before the network, jobs, events, metrics."""
+
+    def __init__(
+        self, actions: BankService | Studio, settings: Settings, decoders: Decoders, cache: Path | None = None
+    ) -> None:
+        self.actions, self.settings, self.decoders = actions, settings, decoders
+        self.metrics, self.events = Metrics(), Events()
+        self.jobs = Jobs(self.events)
+        self.queue = TagQueue(
+            actions.tagger.model, actions.scorer, decoders, cache=cache, on_batch=self.metrics.batches.observe
+        )
+        self.metrics.watch("fewtag_queue_pictures", "Pictures that wait to be tagged.", lambda: self.queue.waiting)
+        self.metrics.watch("fewtag_decoder_deaths", "Uploads that their decoder died of.", lambda: decoders.deaths)
+        self.one_host = OneHost(settings.label_studio, settings.most_bytes) if settings.label_studio else None
+        self._warm: tuple[bool, str] = False, "the network is being loaded"
+        self._unlisten = actions.listen(self._tell) if isinstance(actions, Studio) else None
+
+    @property
+    def studio(self) -> Studio:
+        assert isinstance(self.actions, Studio)
+        return self.actions
+
+    @property
+    def bank(self) -> BankService:
+        assert isinstance(self.actions, BankService)
+        return self.actions
+
+    @property
+    def is_project(self) -> bool:
+        return isinstance(self.actions, Studio)
+
+    def _tell(self, event: str, value: Any) -> None:
+        self.events.tell(event, as_json(value))
+
+    def warm_up(self) -> None:
+        """Loads the network, so that the first picture does not wait for it."""
+        model = self.queue.model
+        try:
+            model.encode(np.zeros((1, 3, model.size, model.size), np.uint8))
+            self._warm = True, ""
+        except InputError as error:
+            self._warm = False, str(error)
+
+    def ready(self) -> tuple[bool, str]:
+        return self.actions.ready() if isinstance(self.actions, Studio) and self._warm[0] else self._warm
+
+    def tag(self, uploads: Sequence[Upload]) -> list[Future[Tagged]]:
+        """Rows to come; BusyError where too many wait. Refused where there is no label yet."""
+        self.actions.scorer()
+        rows = self.queue.submit(uploads)
+        for row in rows:
+            row.add_done_callback(self._count)
+        if isinstance(self.actions, BankService):
+            self.actions.recent.add(uploads)
+        return rows
+
+    def _count(self, row: Future[Tagged]) -> None:
+        failed = row.exception() is not None or row.result().failure
+        self.metrics.pictures.labels("failed" if failed else "tagged").inc()
+
+    def close(self) -> None:
+        self.events.close()
+        self.jobs.close()
+        if self._unlisten is not None:
+            self._unlisten()
+        self.decoders.close()
+        self.queue.close()
+        if isinstance(self.actions, Studio):
+            self.actions.close()

@@ -1,0 +1,146 @@
+"""The studio's own routes, thin over `Studio`: search, pictures, review, undo, deliver, events."""
+
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+
+from fewtag.errors import InputError
+from fewtag.server import models
+from fewtag.server.jobs import Progress
+from fewtag.server.routes import CHANGES, Server, event_stream
+from fewtag.server.security import authorised
+from fewtag.studio import values
+from fewtag.studio.values import as_json
+
+router = APIRouter(prefix="/v1", tags=["Studio"], dependencies=[Depends(authorised)])
+_IMMUTABLE = {"Cache-Control": "private, max-age=31536000, immutable", "Content-Disposition": "inline"}
+_WEBP: dict[int | str, dict[str, Any]] = {200: {"content": {"image/webp": {}}}}
+Offset = Annotated[int, Query(ge=0)]
+LabelName = Annotated[str, Query(min_length=1, max_length=200)]
+
+
+@router.get("/project", response_model=values.Overview)
+def project(server: Server) -> Response:
+    """The project in numbers; its `version` rises with every change."""
+    return JSONResponse(as_json(server.studio.overview()))
+
+
+@router.get("/failures", response_model=models.Failures)
+def failures(server: Server) -> Response:
+    """The pictures that could not be read, and why."""
+    return JSONResponse({"failures": as_json(server.studio.failures())})
+
+
+@router.post("/search", response_model=values.Page)
+def search(asked: models.Search, server: Server) -> Response:
+    """Pictures by labels, words, states, folders and dates; or like a picture, or like a part of it."""
+    left, top, right, bottom = asked.box or (0.0, 0.0, 1.0, 1.0)
+    found = server.studio.search(
+        asked.query,
+        offset=asked.offset,
+        limit=asked.limit,
+        like=asked.like,
+        box=(left, top, right, bottom) if asked.box else None,
+        stacked=asked.stacked,
+    )
+    return JSONResponse(as_json(found))
+
+
+@router.get("/pictures", response_model=values.Page)
+def pictures(
+    server: Server,
+    query: Annotated[str, Query(max_length=1000)] = "",
+    offset: Offset = 0,
+    limit: Annotated[int, Query(ge=1, le=2000)] = 200,
+    stacked: bool = True,
+) -> Response:
+    """The same by a link."""
+    return JSONResponse(as_json(server.studio.search(query, offset=offset, limit=limit, stacked=stacked)))
+
+
+@router.get("/pictures/{digest}", response_model=values.PictureDetail)
+def picture(digest: models.Digest, server: Server) -> Response:
+    """All that is known of a picture."""
+    return JSONResponse(as_json(server.studio.picture(digest)))
+
+
+@router.get("/pictures/{digest}/thumbnail", response_class=Response, responses=_WEBP)
+def thumbnail(digest: models.Digest, server: Server, size: Literal["256", "1024"] = "256") -> Response:
+    """A copy of the picture, made anew: of the file itself no byte is served."""
+    return Response(server.studio.thumbnail(digest, 256 if size == "256" else 1024), 200, _IMMUTABLE, "image/webp")
+
+
+@router.get("/pictures/{digest}/heat", response_class=Response, responses=_WEBP)
+def heat(digest: models.Digest, label: LabelName, server: Server, fine: bool = False) -> Response:
+    """Where the label is seen, to be laid over the picture."""
+    headers = {"Content-Disposition": "inline"}
+    return Response(server.studio.heat(digest, label, fine=fine), 200, headers, "image/webp")
+
+
+@router.get("/review", response_model=values.ReviewPage)
+def review(
+    label: LabelName,
+    server: Server,
+    order: Literal["sure", "unsure", "missed", "audit", "auto"] = "auto",
+    size: Annotated[int, Query(ge=1, le=200)] = 48,
+    offset: Offset = 0,
+) -> Response:
+    """A page of pictures with one question, and what is known of the label."""
+    return JSONResponse(as_json(server.studio.review(label, order, size, offset)))
+
+
+@router.post("/undo", response_model=values.Undone, dependencies=CHANGES)
+def undo(asked: models.Undo, server: Server) -> Response:
+    """Takes back the last group of answers or the last change of a label; or the one of this id."""
+    return JSONResponse(as_json(server.studio.undo(str(asked.id) if asked.id else None)))
+
+
+@router.post("/redo", response_model=values.Undone, dependencies=CHANGES)
+def redo(asked: models.Undo, server: Server) -> Response:
+    """Takes back the last undo."""
+    return JSONResponse(as_json(server.studio.redo(str(asked.id) if asked.id else None)))
+
+
+@router.post(
+    "/deliver",
+    response_model=values.Delivery,
+    responses={202: {"model": models.Job, "description": "Not a dry run: a job whose result names the file."}},
+    dependencies=CHANGES,
+)
+def deliver(asked: models.Deliver, server: Server) -> Response:
+    """Writes all tags as a table into the project's folder `deliveries`, or as sidecars; `dry_run` only tells."""
+    write = partial(server.studio.deliver, asked.format, confirmed_only=asked.confirmed_only, scores=asked.scores)
+    if asked.take_back and asked.format != "xmp":
+        raise InputError(f"a delivery as {asked.format} is a file of its own and needs no taking back; delete the file")
+    if asked.dry_run:
+        return JSONResponse(as_json(server.studio.take_back(dry_run=True) if asked.take_back else write(dry_run=True)))
+
+    def work(progress: Progress) -> Any:
+        if asked.take_back:
+            return as_json(server.studio.take_back(progress=progress))
+        return as_json(write(progress=progress, cancelled=progress.cancelled))
+
+    return JSONResponse(asdict(server.jobs.start("deliver", work)), 202)
+
+
+@router.get("/deliveries/{name}", response_class=FileResponse)
+def delivery(name: str, server: Server) -> Response:
+    """A table that was delivered, by the name that its job told."""
+    path = server.studio.delivery(name)
+    return Response(
+        path.read_bytes(),
+        media_type="application/octet-stream",
+        headers={"Content-Disposition": f'attachment; filename="{path.name}"'},
+    )
+
+
+@router.get("/events", response_class=StreamingResponse)
+async def events(server: Server) -> Response:
+    """Server-sent events: `project`, with the numbers of now, at each change; `job`, at each step of one."""
+    stream = server.events.listen()
+    first = [("project", as_json(await run_in_threadpool(server.studio.overview)))]
+    return event_stream(stream.lines(first, wanted=lambda _event: True, last=lambda _event: False))

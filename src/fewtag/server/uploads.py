@@ -1,0 +1,219 @@
+"""Decoding of uploads in worker processes that may die: limited in memory, processor time and pixels.
+
+A worker gets encoded bytes and gives back squares of pixels: it holds no token, opens no file and writes none. What it
+answers is checked like a stranger's word and never unpickled, since a picture may have taken it over.
+"""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+
+from fewtag.errors import InputError
+from fewtag.pictures.decode import DRAFT, Square, decode, squash
+from fewtag.pictures.files import pixel_digest, thumbnail
+from fewtag.pictures.prefetch import usable_cores
+
+MEMORY = 3_000_000_000
+"""Of a worker's address space: 100 megapixels with transparency need half of it."""
+SECONDS = 60.0
+"""For one picture."""
+TOKEN_VARIABLE = "FEWTAG_TOKEN"
+SECRETS = frozenset({TOKEN_VARIABLE, "LABEL_STUDIO_API_KEY"})
+"""Variables that a worker does not get."""
+_LONGEST_HEADER = 100_000
+_LONGEST_THUMBNAIL = 2_000_000
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A picture as squares of pixels, one for each side that was asked for."""
+
+    squares: tuple[Square, ...]
+    key: str = ""
+    """The digest of all its pixels, where it shall be an example."""
+    thumbnail: bytes = b""
+
+
+class Decoders:
+    """A pool of workers, one a core. Any thread may ask; a worker that dies or hangs is replaced by another."""
+
+    def __init__(self, count: int | None = None, *, memory: int = MEMORY, seconds: float = SECONDS) -> None:
+        self.count, self.memory, self.seconds = count or usable_cores(), memory, seconds
+        self.deaths, self._closed = 0, False
+        self._idle: list[_Worker] = []
+        self._all: weakref.WeakSet[_Worker] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="fewtag-upload")
+
+    def submit(self, data: bytes, name: str, sides: Sequence[int], *, example: bool = False) -> Future[Decoded]:
+        """`example` asks for what a bank keeps, too; its pixels are then those of the whole picture."""
+        return self._threads.submit(self._decode, data, name, tuple(sides), example)
+
+    def _decode(self, data: bytes, name: str, sides: tuple[int, ...], example: bool) -> Decoded:
+        while True:
+            with self._lock:
+                worker = self._idle.pop() if self._idle else None
+            known, worker = worker is not None, worker or _Worker(self.memory, self.seconds)
+            self._all.add(worker)
+            try:
+                return worker.decode(data, name, sides, example)
+            except InputError:
+                raise
+            except (OSError, ValueError, KeyError, TypeError) as error:  # the worker is gone, or talks nonsense
+                worker.end()
+                # it may have been ended from outside, or by the picture before
+                if known and not worker.late and not self._closed:
+                    continue
+                self.deaths += 1
+                raise InputError(
+                    f"image {name} cannot be decoded within {self.seconds:g} seconds and "
+                    f"{self.memory // 10**6} MB: its decoder died of it; replace it"
+                ) from error
+            finally:
+                if worker.lives:
+                    with self._lock:
+                        self._idle.append(worker)
+
+    @property
+    def workers(self) -> list[int]:
+        """The process ids of those that wait for work."""
+        return [worker.process.pid for worker in self._idle]
+
+    def close(self) -> None:
+        """Pictures that are being decoded are given up."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in list(self._all):
+            worker.process.kill()
+        self._threads.shutdown()
+        while self._idle:
+            self._idle.pop().end()
+
+
+class _Worker:
+    """One process, for one picture at a time."""
+
+    def __init__(self, memory: int, seconds: float) -> None:
+        self.seconds, self.lives, self.late = seconds, True, False
+        environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
+        environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
+        command = f"from fewtag.server.uploads import work; work({memory}, {seconds})"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # decoders print what they like
+            env=environment,
+        )
+
+    def decode(self, data: bytes, name: str, sides: tuple[int, ...], example: bool) -> Decoded:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        watch = threading.Timer(self.seconds, self._give_up)
+        watch.start()
+        try:
+            _send(self.process.stdin, {"name": name, "sides": sides, "example": example, "size": len(data)}, data)
+            answer, parts = _receive(self.process.stdout, (3 * side * side for side in sides))
+        finally:
+            watch.cancel()
+        if failure := answer.get("failure"):
+            raise InputError(str(failure))
+        key, small = str(answer["key"]), bytes.fromhex(answer["thumbnail"])
+        if example and (len(key) != 64 or set(key) - set("0123456789abcdef")):
+            raise ValueError("no digest")
+        squares = tuple(
+            np.frombuffer(part, np.uint8).reshape(side, side, 3).transpose(2, 0, 1)
+            for part, side in zip(parts, sides, strict=True)
+        )
+        return Decoded(squares, key, small)
+
+    def _give_up(self) -> None:
+        self.late = True
+        self.process.kill()
+
+    def end(self) -> None:
+        self.lives = False
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _send(pipe: IO[bytes], header: dict[str, Any], *parts: bytes) -> None:
+    pipe.write(json.dumps(header).encode() + b"\n")
+    for part in parts:
+        pipe.write(part)
+    pipe.flush()
+
+
+def _receive(pipe: IO[bytes], sizes: Any) -> tuple[dict[str, Any], list[bytes]]:
+    line = pipe.readline(_LONGEST_HEADER + 2 * _LONGEST_THUMBNAIL)
+    if not line.endswith(b"\n"):
+        raise ValueError("the worker ended")
+    answer = json.loads(line)
+    if not isinstance(answer, dict):
+        raise ValueError("no answer")
+    parts = [] if "failure" in answer else [pipe.read(size) for size in sizes]
+    return answer, parts
+
+
+def work(memory: int, seconds: float) -> None:
+    """The worker's loop: pictures from standard input, squares to standard output, until the server is gone."""
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    _restrict(memory)
+    while line := source.readline():
+        asked = json.loads(line)
+        data = source.read(asked["size"])
+        _allow_seconds(seconds)
+        try:
+            sides = asked["sides"]
+            # all of an example's pixels make its digest; of others a JPEG may come out smaller
+            picture = decode(data, asked["name"], at_least=None if asked["example"] else DRAFT * max(sides))
+            squares = [np.ascontiguousarray(squash(picture, side).transpose(1, 2, 0)).tobytes() for side in sides]
+            key, small = (pixel_digest(picture), thumbnail(picture)) if asked["example"] else ("", b"")
+            _send(target, {"key": key, "thumbnail": small.hex()}, *squares)
+        except InputError as error:
+            _send(target, {"failure": str(error)})
+        except MemoryError:
+            _send(target, {"failure": f"image {asked['name']} needs too much memory to decode; shrink it"})
+
+
+def _restrict(memory: int) -> None:
+    """As far as the system can: no more memory than this, no file written, no core dump; network threads go first."""
+    if hasattr(os, "nice"):
+        os.nice(10)
+    if (resource := _resource()) is None:
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _resource() -> Any:
+    """Python's module for limits, which Windows lacks."""
+    try:
+        return importlib.import_module("resource")
+    except ImportError:
+        return None
+
+
+def _allow_seconds(seconds: float) -> None:
+    """Of processor time, from now on: the limit counts from the process's start."""
+    if (resource := _resource()) is None:
+        return
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = int(used.ru_utime + used.ru_stime + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))

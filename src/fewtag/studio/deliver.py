@@ -1,0 +1,170 @@
+"""Delivery: the project's tags as tables or as XMP sidecars, with a dry run that says what would change."""
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fewtag.errors import InputError, nearest
+from fewtag.files import digest, make_folder
+from fewtag.interop.write import Change, Options, Report, undo, write_tags
+from fewtag.interop.xmp import Wanted, check_label, fold
+from fewtag.studio.project import Project, UnknownError
+from fewtag.studio.values import Delivery
+from fewtag.tagger.stream import Tagged
+from fewtag.tagging.tables import check_table, record, write_table
+
+FOLDER = "deliveries"
+TABLES = ("csv", "jsonl", "parquet")
+FORMATS = (*TABLES, "xmp")
+_SAMPLE = 20
+
+
+class CancelledError(InputError):
+    """A person stopped it; nothing was written."""
+
+
+def deliver(
+    project: Project,
+    rows: Iterable[Tagged],
+    labels: tuple[str, ...],
+    format: str,  # noqa: A002
+    *,
+    scores: bool,
+    dry_run: bool,
+    total: int,
+    progress: Callable[[int, int], None],
+    cancelled: Callable[[], bool],
+) -> Delivery:
+    """Writes a table into the project's folder of deliveries; a dry run goes the same way but for the file."""
+    if format not in TABLES:
+        raise InputError(f"there is no format {format!r}; {nearest(format, FORMATS)}")
+    folder = project.folder / FOLDER
+    out = _free_name(folder, format)
+    check_table(out, labels, scores=scores)
+    kept = labels if scores else None
+    before = _delivered(project, format)
+    now: dict[str, str] = {}
+    sample: list[Mapping[str, Any]] = []
+
+    def told() -> Iterator[Tagged]:
+        for done, row in enumerate(rows, 1):
+            if cancelled():
+                raise CancelledError("the delivery was stopped; nothing was written, start it again")
+            facts = record(row, kept)
+            now[row.image] = digest(json.dumps(facts, sort_keys=True))[:16]
+            if before.get(row.image) != now[row.image] and len(sample) < _SAMPLE:
+                sample.append(facts)
+            if done % 64 == 0 or done == total:
+                progress(done, total)
+            yield row
+
+    if dry_run:
+        for _ in told():
+            pass
+    else:
+        make_folder(folder)
+        write_table(out, told(), kept)
+        _remember(project, format, now)
+    changes = sum(before.get(image) != state for image, state in now.items()) + len(before.keys() - now.keys())
+    return Delivery(format, dry_run, len(now), changes, tuple(sample), None if dry_run else out.name)
+
+
+def write_sidecars(
+    folders: Mapping[Path, Sequence[tuple[Tagged, Path]]],
+    labels: Sequence[str],
+    *,
+    dry_run: bool,
+    progress: Callable[[int, int], None],
+    cancelled: Callable[[], bool],
+) -> Delivery:
+    """Sidecars beside the pictures of each folder; what fewtag wrote before and is not meant any more goes."""
+    paths = {label: check_label(label) for label in labels}
+    vocabulary = frozenset(fold(path) for path in paths.values())
+
+    def rows(some: Iterable[tuple[Tagged, Path]]) -> Iterator[tuple[str, Path, Wanted | InputError]]:
+        for row, path in some:
+            if cancelled():
+                raise CancelledError("the delivery was stopped; deliver again, or take back what was written")
+            yield row.image, path, Wanted(tuple(paths[label] for label in row.tags), vocabulary)
+
+    return _carried_out(
+        folders,
+        lambda root, options: write_tags(root, rows(folders[root]), len(folders[root]), options),
+        dry_run,
+        progress,
+    )
+
+
+def take_back(folders: Sequence[Path], *, dry_run: bool, progress: Callable[[int, int], None]) -> Delivery:
+    """Whatever fewtag wrote into sidecars under these folders, to the byte."""
+    return _carried_out(dict.fromkeys(folders, ()), undo, dry_run, progress)
+
+
+def _carried_out(
+    folders: Mapping[Path, Sequence[object]],
+    work: Callable[[Path, Options], Report],
+    dry_run: bool,
+    progress: Callable[[int, int], None],
+) -> Delivery:
+    sample: list[Mapping[str, Any]] = []
+    done, total = 0, sum(map(len, folders.values()))
+
+    def tell(change: Change) -> None:
+        if (change.changes or change.failure) and len(sample) < _SAMPLE:
+            shown = {"image": change.image, "file": change.path.name}
+            sample.append(shown | ({"failure": change.failure} if change.failure else {"diff": change.diff()}))
+
+    def begin(_task: str, _count: int) -> Callable[[int], None]:
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            progress(done, max(total, done))
+
+        return advance
+
+    options = Options(dry_run=dry_run, tell=tell, begin=begin)
+    reports = [work(root, options) for root in folders]
+    return Delivery(
+        "xmp",
+        dry_run,
+        sum(report.pictures for report in reports),
+        sum(report.written + report.removed for report in reports),
+        tuple(sample),
+        failures=sum(len(report.failures) for report in reports),
+    )
+
+
+def find(project: Project, name: str) -> Path:
+    """A delivery by its name, which is no path."""
+    folder = project.folder / FOLDER
+    known = {path.name: path for path in folder.iterdir() if path.is_file()} if folder.is_dir() else {}
+    if name not in known:
+        raise UnknownError(f"there is no delivery {name[:64]!r}; deliver again")
+    return known[name]
+
+
+def _free_name(folder: Path, ending: str) -> Path:
+    stem, number = f"tags-{time.strftime('%Y-%m-%d-%H%M%S')}", 1
+    path = folder / f"{stem}.{ending}"
+    while path.exists():
+        number += 1
+        path = folder / f"{stem}-{number}.{ending}"
+    return path
+
+
+def _delivered(project: Project, format: str) -> dict[str, str]:  # noqa: A002
+    query = "SELECT image, row FROM delivered WHERE format = ?"
+    return dict(project.read(lambda reader: reader.execute(query, (format,)).fetchall()))
+
+
+def _remember(project: Project, format: str, rows: Mapping[str, str]) -> None:  # noqa: A002
+    def replace(connection: sqlite3.Connection) -> None:
+        connection.execute("DELETE FROM delivered WHERE format = ?", (format,))
+        connection.executemany(
+            "INSERT INTO delivered VALUES (?, ?, ?)", [(format, image, state) for image, state in rows.items()]
+        )
+
+    project.write(replace)

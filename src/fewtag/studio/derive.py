@@ -1,0 +1,366 @@
+"""The derived bank: a project's answers as a bank that every other command can use, and each label's scores."""
+
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtag.core.calibration import estimate_shares, log_odds, sigmoid
+from fewtag.core.posterior import Fitted
+from fewtag.errors import InputError, UnknownWordError
+from fewtag.files import digest, locked
+from fewtag.pictures.decode import decode, squash
+from fewtag.pictures.files import pixel_digest, thumbnail
+from fewtag.studio.library import Library
+from fewtag.studio.project import BANK, ExampleRow, Fold, Label, Project
+from fewtag.studio.values import AUDIT
+from fewtag.tagger.bank import Bank, Definition, Example, Said, Told, define, label_name
+from fewtag.tagger.bank_file import read_header, write_bank
+from fewtag.tagger.model import Model
+from fewtag.tagger.stream import SAME, Scorer
+
+SMALLEST_SAMPLE, SAMPLE = 100, 1000
+"""Pictures by which a label's share is estimated; fewer say too little, more change nothing."""
+Read = Callable[[str], bytes]
+"""The encoded bytes of a picture by its digest."""
+
+
+def path_name(name: object) -> str:
+    """A label's path without stray blanks and slashes; refuses what is none.
+
+    >>> path_name(" birds / heron/")
+    'birds/heron'
+    """
+    cleaned = label_name(name)
+    return label_name("/".join(part.strip() for part in cleaned.split("/") if part.strip()))
+
+
+def word_of(name: str) -> str:
+    """What is looked up for a path: its last part."""
+    return name.rpartition("/")[2]
+
+
+def definition(label: Label, model: Model) -> Definition:
+    """What a label means; a word that this model's table lacks means nothing."""
+    like = None if label.like is None else list(label.like)
+    try:
+        return define(word_of(label.name), model, {}, like=like, vector=None, words=label.words)
+    except UnknownWordError:
+        return Definition("none", explicit=True)
+
+
+@dataclass(frozen=True, eq=False)
+class AnswersBank(Bank):
+    """A bank of answers to questions about one label each: what a picture was not asked about is unknown there.
+
+    Elsewhere it would count as a weak 'no', since who shows a picture names what matters in it; here every answer about
+    one label would take tags away from all the others.
+    """
+
+    def said(self, label: str) -> Said:
+        return super().said(label)._replace(unnamed=())
+
+
+class Deriver:
+    """Makes banks of folds; what did not change is taken over from the last one, to the bit."""
+
+    def __init__(self, project: Project, library: Library, model: Model, read: Read) -> None:
+        self.project, self.library, self.model, self._read = project, library, model, read
+        self.path = project.folder / BANK
+        self._keys: dict[str, str] = {}
+        self._plain: dict[str, Example] = {}
+        for row in project.examples(model.space_key):
+            self._know(row)
+        self._definitions: dict[tuple[object, ...], Definition] = {}
+        self._last: Bank = AnswersBank()
+        self._written = project.meta("bank")
+
+    def _know(self, row: ExampleRow) -> None:
+        codes = np.frombuffer(row.codes, np.int8).reshape(self.model.places, self.model.space.size)
+        self._keys[row.picture] = row.pixels
+        self._plain[row.picture] = Example(Told(), codes, np.frombuffer(row.scales, np.float32), row.name)
+
+    def bank(self, fold: Fold) -> Bank:
+        """Every label, and every picture with a yes or a no, but for those of audits."""
+        definitions = {label.name: self._definition(label) for label in fold.labels.values()}
+        said: dict[str, Told] = {}
+        chosen: dict[str, str] = {}
+        for picture, told in sorted(told_in(fold).items()):
+            if (key := self.key(picture)) is None:
+                continue
+            before = said.get(key, Told())
+            shown = before.labels | told.labels
+            said[key] = Told(shown, (before.absent | told.absent) - shown)
+            chosen.setdefault(key, picture)
+        examples = {key: self._example(key, chosen[key], said[key]) for key in sorted(said)}
+        known = {label: each for label, each in self._last.known.items() if label in definitions}
+        self._last = AnswersBank(dict(sorted(definitions.items())), examples, known)
+        return self._last
+
+    def _definition(self, label: Label) -> Definition:
+        facts = word_of(label.name), label.like, label.words
+        if facts not in self._definitions:
+            self._definitions[facts] = definition(label, self.model)
+        return replace(self._definitions[facts], threshold=label.threshold, prior=label.prior)
+
+    def _example(self, key: str, picture: str, said: Told) -> Example:
+        before = self._last.examples.get(key)
+        if before is not None and before.said == said:
+            return before
+        plain = self._plain[picture]
+        example = replace(plain, said=said)
+        example.__dict__["seen"] = plain.seen  # what a cached property would work out again
+        return example
+
+    def key(self, picture: str) -> str | None:
+        """What the bank knows an answered picture by; until its pixels were looked at, its digest stands for them.
+
+        None where its features can be had from nowhere now.
+        """
+        if picture not in self._plain:
+            row = self.library.row_of.get(picture)
+            places = None if row is None else self.library.features.places(row)
+            if places is None:
+                return None
+            self._plain[picture] = Example.of(Told(), places, self._file_name(picture))
+        return self._keys.get(picture, picture * 2)
+
+    def picture_of(self, fold: Fold) -> dict[str, str]:
+        """By the bank's keys, the pictures that were answered."""
+        pictures = {picture for label in fold.labels for picture in fold.said[label]}
+        return {self._keys.get(picture, picture * 2): picture for picture in sorted(pictures, reverse=True)}
+
+    def _file_name(self, picture: str) -> str:
+        files = self.library.files_of.get(picture)
+        return min(PurePosixPath(file.name).name for file in files) if files else ""
+
+    def lacking(self, fold: Fold) -> list[str]:
+        """Answered pictures whose pixels were not looked at yet."""
+        return sorted(picture for picture in told_in(fold) if picture not in self._keys)
+
+    def keep(self, pictures: Iterable[str]) -> None:
+        """Looks at these pictures' pixels and keeps what a bank needs of them beside the answers."""
+        rows = [row for picture in pictures if (row := self._example_row(picture)) is not None]
+        if rows:
+            self.project.keep_examples(self.model.space_key, rows)
+            for row in rows:
+                self._know(row)
+
+    def _example_row(self, picture: str) -> ExampleRow | None:
+        older = self.project.any_example(picture)
+        try:
+            image = decode(self._read(picture), picture)
+            pixels, small, name = pixel_digest(image), thumbnail(image), self._file_name(picture)
+        except InputError:
+            if older is None or not older.small:
+                return None
+            image = decode(older.small, picture)
+            pixels, small, name = older.pixels, older.small, older.name
+        example = self._plain.get(picture) if self.key(picture) is not None else None
+        if example is None:
+            example = Example.of(Told(), self.model.encode(squash(image, self.model.size)[None])[0])
+        return ExampleRow(picture, pixels, name, example.codes.tobytes(), example.scales.tobytes(), small)
+
+    def write(self, bank: Bank) -> bool:
+        """Replaces the bank on disk, all of it or nothing; False where it says the same already."""
+        state = digest(
+            self.model.fingerprint,
+            *(
+                repr((name, each.kind, each.words, each.threshold, each.prior))
+                for name, each in bank.definitions.items()
+            ),
+            *(repr((key, sorted(each.said.labels), sorted(each.said.absent))) for key, each in bank.examples.items()),
+        )
+        if state == self._written and self.path.exists():
+            return False
+        pictures = {key: picture for picture, key in self._keys.items() if key in bank.examples}
+        small = {
+            row.pixels: row.small for row in self.project.examples(self.model.space_key, sorted(pictures.values()))
+        }
+        whole = {key: replace(each, picture=small.get(key, b"")) for key, each in bank.examples.items()}
+        full = AnswersBank(bank.definitions, whole, dict(bank.known))
+        with locked(self.path):
+            scorer = Scorer(bank, self.model) if bank.classes else None
+            thresholds = {} if scorer is None else dict(zip(scorer.labels, scorer.thresholds.tolist(), strict=True))
+            write_bank(self.path, full, self.model, thresholds)
+        self.project.set_meta(bank=state)
+        self._written = state
+        return True
+
+    def unknown_to(self, fold: Fold) -> int:
+        """How many examples of the bank on disk nothing was said of: answers that the project has lost."""
+        known = {key for picture in told_in(fold) for key in (picture * 2, self._keys.get(picture))}
+        return sum(key not in known for key in self._on_disk())
+
+    def differs(self, bank: Bank) -> str:
+        """In what the bank on disk says something else than this one, in a sentence; nothing where it does not."""
+        if not self.path.exists():
+            return f"there is no {BANK}; it is made anew at the next change"
+        on_disk = self._on_disk()
+        mine = {key: (sorted(each.said.labels), sorted(each.said.absent)) for key, each in bank.examples.items()}
+        if on_disk == mine:
+            return ""
+        return f"{BANK} holds {len(on_disk)} examples, the answers make {len(mine)}; it is made anew at the next change"
+
+    def _on_disk(self) -> dict[str, tuple[list[str], list[str]]]:
+        try:
+            header = read_header(self.path)
+        except InputError:
+            return {}
+        names = [label["name"] for label in header["labels"]]
+        return {
+            each["digest"]: (
+                sorted(names[number] for number in each["labels"]),
+                sorted(names[number] for number in each["absent"]),
+            )
+            for each in header["examples"]
+        }
+
+    def lacking_features(self, fold: Fold) -> int:
+        """Answered pictures that no bank can be made of now."""
+        return sum(self.key(picture) is None for picture in told_in(fold))
+
+
+def told_in(fold: Fold) -> dict[str, Told]:
+    """What is said of each picture by yes and no, but for audits, from which nothing shall be learnt."""
+    shown: dict[str, set[str]] = {}
+    absent: dict[str, set[str]] = {}
+    for label in fold.labels.values():
+        for picture, said in fold.said[label.id].items():
+            if said.source != AUDIT and said.answer != "unknown":
+                (shown if said.answer == "yes" else absent).setdefault(picture, set()).add(label.name)
+    return {
+        picture: Told(frozenset(shown.get(picture, ())), frozenset(absent.get(picture, ())))
+        for picture in {*shown, *absent}
+    }
+
+
+@dataclass(eq=False)
+class Scored:
+    """A label's scores over the library, a number for each row."""
+
+    fitted: Fitted
+    logits: NDArray[np.float32]
+    exact: NDArray[np.bool_]
+    never: NDArray[np.bool_]
+    """Rows that are one with a picture that was said not to show it."""
+    slope: float = 1.0
+    offset: float = 0.0
+    share: float = 0.5
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        self.chances = self.logits
+
+    def calibrate(self) -> None:
+        self.chances = sigmoid(np.float32(self.slope) * self.logits + np.float32(self.offset))
+
+
+class Scores:
+    """The labels' scores, kept until a label's classifier changes or pictures come."""
+
+    def __init__(self, library: Library, model: Model) -> None:
+        self.library, self.model = library, model
+        self.kept: dict[str, Scored] = {}
+        self._same: dict[str, tuple[int, list[int]]] = {}
+        self._lock = threading.RLock()
+
+    def is_fresh(self, bank: Bank, label: str) -> bool:
+        kept = self.kept.get(label)
+        return (
+            kept is not None
+            and len(kept.logits) == self.library.features.count
+            and kept.fitted is bank.classifier(self.model, label)
+        )
+
+    def refresh(self, bank: Bank, labels: Sequence[str], stop: Callable[[], bool] = lambda: False) -> None:
+        """Scores these labels anew, as far as they changed: all together, since most of the work is the pictures'.
+
+        `stop` says whether the bank is out of date.
+        """
+        whole = self.library.features.count <= self.library.features.resident
+        groups: dict[int, list[str]] = {}
+        for label in labels:
+            kept = self.kept.get(label)
+            if self.is_fresh(bank, label):  # a threshold may have moved, or a 'no' been said that changed no classifier
+                self._finish(bank, label, self.kept[label])
+                continue
+            same = kept is not None and kept.fitted is bank.classifier(self.model, label)
+            groups.setdefault(len(kept.logits) if kept is not None and same and whole else 0, []).append(label)
+        for first, some in groups.items():
+            fitted = [bank.classifier(self.model, label) for label in some]
+            found = self.library.features.logits(fitted, self.model.strengths.query_focus, first, stop)
+            for label, each, logits, exact in zip(some, fitted, *found, strict=True):
+                before = self.kept.get(label)
+                if first and before is not None:
+                    logits = np.concatenate([before.logits[:first], logits])
+                    exact = np.concatenate([before.exact[:first], exact])
+                scored = Scored(each, logits, exact, np.zeros(len(logits), np.bool_))
+                self._finish(bank, label, scored)
+                with self._lock:
+                    if not stop():
+                        self.kept[label] = scored
+
+    def sharpen(self, label: str, rows: NDArray[np.int64]) -> None:
+        """Looks closely at rows that were not, since somebody sees them."""
+        kept = self.kept[label]
+        rows = rows[~kept.exact[rows]]
+        if len(rows):
+            found = self.library.features.exact([kept.fitted], self.model.strengths.query_focus, rows)[0]
+            known = np.isfinite(found)
+            kept.logits[rows[known]], kept.exact[rows[known]] = found[known], True
+            kept.calibrate()
+
+    def _finish(self, bank: Bank, label: str, scored: Scored) -> None:
+        """Shares, the calibrated curve and the threshold, as a `Scorer` with these shares has them."""
+        calibration, known = self.model.calibration, bank.definitions[label]
+        counts = np.array([len(bank.members[label])])
+        noes = np.array([scored.fitted.noes], np.float32)
+        share = known.prior
+        if share is None:
+            share = calibration.share
+            rows = np.flatnonzero(self.library.alive[: len(scored.logits)] & scored.exact)
+            if len(rows) >= SMALLEST_SAMPLE and known.threshold is None:
+                if self.library.features.count > self.library.features.resident:
+                    rows = self.library.features.sample(len(scored.logits))
+                sample = rows[np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(np.int64)]
+                start = np.array([share], np.float32)
+                slope, offset = calibration.curves(counts, noes, start)
+                evidence = (slope * scored.logits[sample] + offset - log_odds(start))[:, None]
+                share = round(float(estimate_shares(evidence, start)[0]), 6)
+        shares = np.array([share], np.float32)
+        slopes, offsets = calibration.curves(counts, noes, shares)
+        scored.slope, scored.offset, scored.share = float(slopes[0]), float(offsets[0]), share
+        own = known.threshold
+        scored.threshold = float(calibration.threshold(counts, shares)[0]) if own is None else own
+        scored.never = np.zeros(len(scored.logits), np.bool_)
+        for key in bank.refused[label]:
+            scored.never[self._one_with(bank, key, len(scored.logits))] = True
+        scored.calibrate()
+
+    def _one_with(self, bank: Bank, key: str, count: int) -> list[int]:
+        """The rows that are the same picture as an example, by whichever file."""
+        checked, rows = self._same.get(key, (0, []))
+        if checked < count:
+            alike = self.library.features.whole[checked:count] @ bank.examples[key].seen[1]
+            rows = [*rows, *(np.flatnonzero(alike > SAME) + checked).tolist()]
+            self._same[key] = count, rows
+        return [row for row in rows if row < count]
+
+    def shares(self) -> Mapping[str, float]:
+        """Of each label that was scored, the share of the library's pictures that show it."""
+        return {label: each.share for label, each in list(self.kept.items())}
+
+
+def by_word(word: str, model: Model) -> Definition | None:
+    """What a word alone suggests; None for one that says nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return define(word, model, {}, like=None, vector=None, words=True)
+        except InputError:
+            return None

@@ -1,0 +1,382 @@
+"""The indexer: folders are walked and pictures read, encoded and thumbnailed in a thread, while a person works."""
+
+import io
+import logging
+import os
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fewtag.cache import Cache, content_digest
+from fewtag.cache import Space as CacheSpace
+from fewtag.core.closed_form import unit
+from fewtag.errors import InputError
+from fewtag.files import make_folder
+from fewtag.pictures.decode import DRAFT, Square, decode, read_header, squash
+from fewtag.pictures.files import MOST_BYTES, Found, walk
+from fewtag.pictures.prefetch import batches, prefetch, usable_cores
+from fewtag.studio.library import Half, Library
+from fewtag.studio.project import FileRow, PictureRow, Project
+from fewtag.tagger.model import Model
+from fewtag.tagger.stream import BATCH, cached_places
+
+SIZES = (256, 1024)
+"""Of thumbnails: a cell, a picture."""
+AGAIN_SECONDS = 60.0
+"""Folders are walked again so often, or less where that takes long."""
+_KNOWN_AT_ONCE = 256
+_log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+class Thumbnails:
+    """Small WebP copies by digest and size, in a file of the cache's folder; without it they are made again."""
+
+    def __init__(self, folder: Path, limit: int = 2 * 10**9) -> None:
+        self.path, self.limit = folder / "thumbnails.sqlite", limit
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+
+    def get(self, digest: str, size: int) -> bytes | None:
+        query = "SELECT content FROM thumbnail WHERE digest = ? AND size = ?"
+        row = self._attempt(lambda connection: connection.execute(query, (digest, size)).fetchone())
+        return None if row is None else row[0]
+
+    def known(self, digests: Sequence[str], size: int) -> set[str]:
+        among = ",".join("?" * len(digests))
+        query = f"SELECT digest FROM thumbnail WHERE size = ? AND digest IN ({among})"
+        return {row[0] for row in self._attempt(lambda on: on.execute(query, (size, *digests)).fetchall()) or ()}
+
+    def put(self, rows: Sequence[tuple[str, int, bytes]]) -> None:
+        def insert(connection: sqlite3.Connection) -> None:
+            with connection:
+                connection.executemany("INSERT OR REPLACE INTO thumbnail VALUES (?, ?, ?)", rows)
+                pages, size = (
+                    connection.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "page_size")
+                )
+                if pages * size > self.limit:  # the oldest tenth makes room
+                    last = "SELECT max(rowid) / 10 + min(rowid) FROM thumbnail"
+                    connection.execute(f"DELETE FROM thumbnail WHERE rowid < ({last})")
+
+        if rows:
+            self._attempt(insert)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _attempt(self, work: Callable[[sqlite3.Connection], Result]) -> Result | None:
+        """Whatever is wrong with the file costs time alone."""
+        with self._lock:
+            try:
+                if self._connection is None:
+                    make_folder(self.path.parent)
+                    self._connection = sqlite3.connect(self.path, 5.0, check_same_thread=False)
+                    for setting in ("journal_mode = WAL", "synchronous = OFF"):
+                        self._connection.execute(f"PRAGMA {setting}")
+                    self._connection.execute(
+                        "CREATE TABLE IF NOT EXISTS thumbnail (digest TEXT, size INTEGER, content BLOB,"
+                        " PRIMARY KEY (digest, size))"
+                    )
+                return work(self._connection)
+            except (sqlite3.Error, InputError) as error:
+                _log.warning("the thumbnails in %s cannot be used (%s); they are made anew", self.path, error)
+                if self._connection is not None:
+                    self._connection.close()
+                    self._connection = None
+                if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+                    with suppress(OSError):  # damaged: deletable like every cache
+                        self.path.unlink(missing_ok=True)
+                return None
+
+
+def small_copy(picture: Image.Image, size: int) -> bytes:
+    """WebP, made anew from the pixels: nothing of the file's own bytes is in it."""
+    scale = min(1.0, size / max(picture.size))
+    wanted = tuple(max(1, round(side * scale)) for side in picture.size)
+    small = picture if scale == 1 else picture.resize(wanted, Image.Resampling.BILINEAR, reducing_gap=2.0)  # type: ignore[arg-type]
+    content = io.BytesIO()
+    small.save(content, "WEBP", quality=80, method=1)
+    return content.getvalue()
+
+
+def inside(path: Path, folders: Sequence[str]) -> Path | None:
+    """Where a file really lies, if that is in one of the folders: a link must not lead out of them."""
+    try:
+        real = path.resolve(strict=True)
+        return real if any(real.is_relative_to(Path(folder).resolve()) for folder in folders) else None
+    except (OSError, RuntimeError):
+        return None
+
+
+def read_inside(path: Path, name: str, folders: Sequence[str]) -> bytes:
+    """A file's bytes; refuses what lies elsewhere, or has become a link meanwhile."""
+    real = inside(path, folders)
+    if real is None:
+        missing = not path.exists()
+        what = "there is no such file" if missing else "it is a link that leads out of the project's folders"
+        raise InputError(f"cannot read image {name}: {what}; {'check the path' if missing else 'add the folder there'}")
+    try:
+        descriptor = os.open(real, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise InputError(f"cannot read image {name}: it is no regular file; leave it out")
+            if status.st_size > MOST_BYTES:
+                raise InputError(f"image {name} is too large: more than {MOST_BYTES // 10**6} MB; shrink it")
+            return file.read(status.st_size)
+    except OSError as error:
+        raise InputError(f"cannot read image {name}: {error.strerror}; check the path") from error
+
+
+class _Read(NamedTuple):
+    """A file as far as a reading thread takes it."""
+
+    file: FileRow
+    picture: PictureRow | None = None
+    """None where the content is known, or cannot be read."""
+    pixels: Square | None = None
+    places: NDArray[np.float16] | None = None
+    thumbnail: bytes | None = None
+
+
+class Indexer:
+    """Keeps the library as the folders are. Stopped by `close`."""
+
+    def __init__(
+        self,
+        project: Project,
+        library: Library,
+        model: Model,
+        cache: Path,
+        tell: Callable[[], None],
+        edited: Callable[[str, str], None],
+    ) -> None:
+        self.project, self.library, self.model = project, library, model
+        self.folders = project.folders()
+        self.thumbnails = Thumbnails(cache)
+        self._tell, self._edited = tell, edited
+        self._stop, self._wake = threading.Event(), threading.Event()
+        self.loaded, self.done = threading.Event(), threading.Event()
+        self.found, self.notice = 0, ""
+        self._caches = Cache(cache)
+        self._spaces = cached_places(model, cache)
+        space = self._spaces.__enter__()
+        assert space is not None
+        self.places: CacheSpace = space
+        self.wholes = self._caches.space("wholes", space.what, space.key, (model.space.size,), "float32")
+        self._thread = threading.Thread(target=self._run, name="fewtag-indexer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.thumbnails.close()
+        self._spaces.__exit__(None, None, None)
+        self._caches.close()
+
+    def rescan(self) -> None:
+        """Walks the folders again, soon."""
+        self.done.clear()
+        self._wake.set()
+
+    def fetch(self, rows: Sequence[int]) -> Sequence[NDArray[np.float16] | None]:
+        """Places from the cache."""
+        return self.places.get_many([bytes.fromhex(self.library.digests[row]) for row in rows])
+
+    def _run(self) -> None:
+        try:
+            self.load_known()
+            self.loaded.set()
+            self._tell()
+            while not self._stop.is_set():
+                since = time.monotonic()
+                self._wake.clear()
+                try:
+                    self.scan()
+                except InputError as error:
+                    self.notice = str(error)
+                except Exception:
+                    _log.exception("indexing failed")
+                    self.notice = "indexing failed; the log says why, start the studio again"
+                self.done.set()
+                self._tell()
+                self._wake.wait(max(AGAIN_SECONDS, 20 * (time.monotonic() - since)))
+        finally:
+            self.loaded.set()
+            self.done.set()
+
+    def load_known(self) -> None:
+        """The pictures of the last time, from the cache; those that it has lost are read again by the scan."""
+        files = [file for file in self.project.files() if file.folder in self.folders]
+        pictures = {each.digest: each for each in self.project.pictures()}
+        wanted = list(
+            dict.fromkeys(file.digest for file in files if file.digest in pictures and file.digest is not None)
+        )
+        self.found = len(files)
+        by_digest: dict[str | None, list[FileRow]] = {}
+        for file in files:
+            by_digest.setdefault(file.digest, []).append(file)
+        self.library.set_files(files)
+        for digests in batches(iter(wanted), _KNOWN_AT_ONCE):
+            if self._stop.is_set():
+                return
+            keys = [bytes.fromhex(digest) for digest in digests]
+            room = len(self.library) < self.library.features.resident
+            places = self.places.get_many(keys) if room else [None] * len(keys)
+            wholes = self.wholes.get_many(keys)
+            # past what memory holds, a picture as a whole will do
+            both = [
+                (number, whole, half)
+                for number, (whole, half) in enumerate(zip(wholes, places, strict=True))
+                if whole is not None and (half is not None or not room)
+            ]
+            if both:
+                half = np.stack([each[2] for each in both if each[2] is not None]) if room else None
+                known = [pictures[digests[number]] for number, _, _ in both]
+                self.library.add(known, np.stack([whole for _, whole, _ in both]), half)
+                self.library.set_files([file for picture in known for file in by_digest[picture.digest]])
+                self._tell()
+
+    def scan(self) -> None:
+        """Walks the folders, reads what is new or has changed, and forgets what is gone."""
+        todo: list[tuple[Found, str]] = []
+        seen: set[str] = set()
+        gone_folders = []
+        for folder in self.folders:
+            try:
+                found = walk(Path(folder))
+            except InputError:
+                gone_folders.append(folder)
+                continue
+            for each in found:
+                seen.add(_text(str(each.path)))
+                if self._is_new(each):
+                    todo.append((each, folder))
+        vanished = [
+            path
+            for path, file in list(self.library.files.items())
+            if path not in seen and file.folder not in gone_folders
+        ]
+        if vanished:
+            # a moved file is found under its new path first, so that it is never away
+            self.found = len(seen)
+        self.found = max(self.found, len(seen))
+        first, rest = todo[:8], todo[8:]
+        for some in (first, rest):
+            self._read_all(some)
+        if vanished and not self._stop.is_set():
+            self.project.record(gone=vanished)
+            self.library.set_files([], vanished)
+        self.found = len(self.library.files)
+        self.notice = (
+            f"the picture folder {gone_folders[0]} is not there; its answers are kept, plug it in or mount it to see "
+            "its pictures again"
+            if gone_folders
+            else ""
+        )
+
+    def _is_new(self, found: Found) -> bool:
+        known = self.library.files.get(_text(str(found.path)))
+        if known is None or (known.digest is not None and known.digest not in self.library.row_of):
+            return True
+        size, mtime = _stamp(found.path)
+        return (known.size, known.mtime) != (size, mtime)
+
+    def _read_all(self, todo: Sequence[tuple[Found, str]]) -> None:
+        reads = prefetch(self._read, todo, 2 * BATCH, max(1, usable_cores()))
+        try:
+            for some in batches(_until(self._stop, reads), BATCH):
+                self._take(some)
+        finally:
+            reads.close()  # type: ignore[attr-defined]
+
+    def _read(self, task: tuple[Found, str]) -> _Read:
+        found, folder = task
+        size, mtime = _stamp(found.path)
+        file = FileRow(_text(str(found.path)), folder, _text(found.name), None, size, mtime)
+        try:
+            if file.path != str(found.path):
+                raise InputError("the file's name is no UTF-8 text; rename it")
+            if found.problem:
+                raise InputError(found.problem)
+            data = read_inside(found.path, found.name, self.folders)
+            key = content_digest(data)
+            file = file._replace(digest=key.hex())
+            if key.hex() in self.library.row_of:
+                return _Read(file)
+            header = read_header(data, found.name)
+            row = PictureRow(key.hex(), *header, len(data))
+            places = self.places.get_many([key])[0]
+            has_thumbnail = bool(self.thumbnails.known([key.hex()], SIZES[0]))
+            if places is not None and has_thumbnail:
+                return _Read(file, row, places=places)
+            image = decode(data, found.name, at_least=DRAFT * self.model.size)
+            pixels = squash(image, self.model.size) if places is None else None
+            return _Read(file, row, pixels, places, None if has_thumbnail else small_copy(image, SIZES[0]))
+        except InputError as error:
+            return _Read(file._replace(digest=None, failure=str(error)))
+        except Exception as error:  # our own fault, but the other pictures shall not wait for it to be mended
+            _log.exception("picture %s cannot be indexed", found.name)
+            return _Read(file._replace(digest=None, failure=f"image {found.name} cannot be indexed ({error!r})"))
+
+    def _take(self, reads: Sequence[_Read]) -> None:
+        """A batch through the network, into the caches, the project and the library."""
+        news = {read.picture.digest: read for read in reads if read.picture is not None}
+        news = {digest: read for digest, read in news.items() if digest not in self.library.row_of}
+        fresh = [digest for digest, read in news.items() if read.places is None]
+        places: dict[str, Half] = {digest: read.places for digest, read in news.items() if read.places is not None}
+        if fresh:
+            squares = [read.pixels for read in map(news.__getitem__, fresh) if read.pixels is not None]
+            encoded = self.model.encode(squares).astype(np.float16)
+            places |= dict(zip(fresh, encoded, strict=True))
+            self.places.put_many([bytes.fromhex(digest) for digest in fresh], encoded)
+        pictures = [read.picture for read in news.values() if read.picture is not None]
+        self.thumbnails.put([(key, SIZES[0], each.thumbnail) for key, each in news.items() if each.thumbnail])
+        self.project.record(pictures, [read.file for read in reads])
+        if pictures:
+            half = np.stack([places[each.digest] for each in pictures])
+            wholes = unit(half.astype(np.float32).mean(axis=1))
+            self.wholes.put_many([bytes.fromhex(each.digest) for each in pictures], wholes)
+            self.library.add(pictures, wholes, half)
+        for read in reads:
+            before = self.library.files.get(read.file.path)
+            if before is not None and before.digest and read.file.digest and before.digest != read.file.digest:
+                self._edited(before.digest, read.file.digest)
+        self.library.set_files([read.file for read in reads])
+        self._tell()
+
+
+def _until(stop: threading.Event, items: Iterator[_Read]) -> Iterator[_Read]:
+    for item in items:
+        if stop.is_set():
+            return
+        yield item
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+def _text(name: str) -> str:
+    """A file's name that is no text is written as Python would."""
+    return name.encode(errors="backslashreplace").decode()

@@ -1,0 +1,373 @@
+"""The library: a project's pictures in memory, ready to be ranked again after each answer, bursts stacked.
+
+Places are kept in half precision, which is what the network says and the cache holds, so that scores are the tagger's
+own. Past what memory shall hold, ranking has two tiers: pictures as wholes first, then the places of the best ones.
+"""
+
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtag.core.closed_form import unit
+from fewtag.core.posterior import Fitted
+from fewtag.errors import InputError
+from fewtag.pictures.prefetch import usable_cores
+from fewtag.studio.project import FileRow, PictureRow, UnknownError
+
+RESIDENT = 10_000
+"""Pictures whose places stay in memory, some 50 KB each; of more, those that were asked for last."""
+BEST, SAMPLE = 5_000, 1_000
+"""Of more pictures than that: how many of the likeliest are looked at closely, and how many at random."""
+AT_ONCE = 32
+"""Pictures whose widened places stay in the processor's cache."""
+_BLOCK, _PIECE = 512, 1024
+_UP = np.float32(2.0**112)
+_SIGN_AND_REST = np.int32(-0x70002000)
+ALIKE, BURST, BURST_SECONDS = 0.94, 0.8, 5.0
+"""Cosine of neighbours from which they are one picture to a person, and of two shots within so many seconds. The likest
+two of 2,000 photographs of other things have 0.93; the same one, encoded anew or brightened, 0.95 and more; from a step
+aside, or with the camera turned a little, 0.8 to 0.97."""
+Half = NDArray[np.float16]
+Fetch = Callable[[Sequence[int]], Sequence[NDArray[np.float16] | None]]
+
+
+class SupersededError(Exception):
+    """Nobody wants these scores any more."""
+
+
+class Features:
+    """Each picture as a whole, and the places of as many as shall be in memory; rows are added, never moved."""
+
+    def __init__(self, places: int, size: int, fetch: Fetch, resident: int = RESIDENT) -> None:
+        self.count, self.resident = 0, resident
+        self._places, self._size, self._fetch = places, size, fetch
+        self._lock = threading.RLock()
+        self._whole = np.empty((_BLOCK, size), np.float32)
+        self._blocks: list[Half] = []
+        self._lengths: list[NDArray[np.float32]] = []
+        self._slot_of = np.full(_BLOCK, -1, np.int32)
+        self._owner = np.full(resident, -1, np.int64)
+        self._used = np.zeros(resident, np.int64)
+        self._clock, self._taken = 0, 0
+        self._buffers = threading.local()
+        # where the matrix library has threads of its own, those of two pictures at once would wait for each other
+        alone = "1" in (os.environ.get("OPENBLAS_NUM_THREADS"), os.environ.get("OMP_NUM_THREADS"))
+        self._pool = ThreadPoolExecutor(usable_cores() if alone else 1, thread_name_prefix="fewtag-ranking")
+
+    @property
+    def whole(self) -> NDArray[np.float32]:
+        """rows × space, unit vectors"""
+        return self._whole[: self.count]
+
+    def append(self, whole: NDArray[np.float32], places: Half | None) -> None:
+        """More rows; without their places where memory is full anyway."""
+        with self._lock:
+            after = self.count + len(whole)
+            while after > len(self._whole):
+                self._whole = np.concatenate([self._whole, np.empty_like(self._whole)])
+                self._slot_of = np.concatenate([self._slot_of, np.full_like(self._slot_of, -1)])
+            self._whole[self.count : after] = whole
+            if places is not None:
+                free = min(self.resident - self._taken, len(places))
+                for row, each in zip(range(self.count, self.count + free), places, strict=False):
+                    self._put(row, self._taken, each)
+                    self._taken += 1
+            self.count = after
+
+    def _put(self, row: int, slot: int, places: Half) -> None:
+        block, at = divmod(slot, _BLOCK)
+        if block == len(self._blocks):
+            self._blocks.append(np.empty((min(_BLOCK, self.resident), self._places, self._size), np.float16))
+            self._lengths.append(np.empty((min(_BLOCK, self.resident), self._places), np.float32))
+        if (before := self._owner[slot]) >= 0:
+            self._slot_of[before] = -1
+        self._blocks[block][at] = places
+        wide = places.astype(np.float32)
+        self._lengths[block][at] = np.sqrt(np.einsum("ps,ps->p", wide, wide))
+        self._slot_of[row], self._owner[slot] = slot, row
+
+    def _bring(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Their slots, once they are in memory; −1 for those whose places cannot be had now. At most `resident`."""
+        self._clock += 1
+        slots = self._slot_of[rows]
+        self._used[slots[slots >= 0]] = self._clock
+        missing = rows[slots < 0]
+        if len(missing):
+            for first in range(0, len(missing), 256):
+                some = missing[first : first + 256]
+                for row, places in zip(some.tolist(), self._fetch(some.tolist()), strict=True):
+                    if places is not None:
+                        slot = self._free_slot()
+                        self._put(row, slot, places)
+                        self._used[slot] = self._clock
+            slots = self._slot_of[rows]
+        return slots
+
+    def _free_slot(self) -> int:
+        if self._taken < self.resident:
+            self._taken += 1
+            return self._taken - 1
+        return int(self._used.argmin())
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def places(self, row: int) -> NDArray[np.float32] | None:
+        """places × space, of one picture; None where they cannot be had now."""
+        with self._lock:
+            slot = int(self._bring(np.array([row]))[0])
+            return None if slot < 0 else self._blocks[slot // _BLOCK][slot % _BLOCK].astype(np.float32)
+
+    def logits(
+        self, fitted: Sequence[Fitted], focus: float, first: int = 0, stop: Callable[[], bool] = lambda: False
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """labels × rows from `first` on, the numbers of `Classifiers.logits`, and which were looked at closely.
+
+        Those that were not have what their whole suggests, in line with the others. `stop` says whether nobody wants
+        them any more.
+        """
+        count = self.count
+        if count <= self.resident:
+            found = self.exact(fitted, focus, np.arange(first, count), stop)
+            exact = np.isfinite(found)
+            return (found if exact.all() else np.where(exact, found, self._rough(fitted, first, count))), exact
+        rough = self._rough(fitted, 0, count)
+        exact = np.zeros(rough.shape, np.bool_)
+        most = min(BEST, self.resident // 2)
+        for line, known, each in zip(rough, exact, fitted, strict=True):
+            rows = np.unique(np.concatenate([np.argpartition(-line, most)[:most], self.sample(count)]))
+            close = self.exact([each], focus, rows, stop)[0]
+            rows, close = rows[np.isfinite(close)], close[np.isfinite(close)]
+            if len(rows) > 1:
+                slope, offset = np.polyfit(line[rows], close, 1)
+                line[:] = max(float(slope), 0.0) * line + offset
+            line[rows], known[rows] = close, True
+        return rough[:, first:], exact[:, first:]
+
+    def sample(self, count: int) -> NDArray[np.int64]:
+        """Rows from beginning to end, always looked at closely: they stand for all."""
+        return np.linspace(0, count - 1, min(SAMPLE, self.resident // 4)).astype(np.int64)
+
+    def _rough(self, fitted: Sequence[Fitted], first: int, count: int) -> NDArray[np.float32]:
+        whole = self._whole[first:count]
+        return np.stack([whole @ (each.whole + each.focused) + np.float32(each.bias) for each in fitted])
+
+    def exact(
+        self,
+        fitted: Sequence[Fitted],
+        focus: float,
+        rows: NDArray[np.int64],
+        stop: Callable[[], bool] = lambda: False,
+    ) -> NDArray[np.float32]:
+        """labels × rows, each looked at closely; not a number where a row's places cannot be had."""
+        found = np.full((len(fitted), len(rows)), np.nan, np.float32)
+        guides, whole, focused = (np.stack(part) for part in list(zip(*fitted, strict=True))[:3])
+        bias = np.array([each.bias for each in fitted], np.float32)
+
+        def score(part: tuple[NDArray[np.int64], int, slice | NDArray[np.int32]]) -> None:
+            some, block, chosen = part
+            half, lengths = self._blocks[block][chosen], self._lengths[block][chosen]
+            looked = _focused(half, lengths, guides, focused, focus, self._buffer())
+            found[:, some] = (looked + self._whole[rows[some]] @ whole.T + bias).T
+
+        for first in range(0, len(rows), _PIECE):
+            if stop():
+                raise SupersededError
+            with self._lock:  # a piece at a time, so that whoever is in a hurry need not wait for whoever is not
+                slots = self._bring(rows[first : first + _PIECE])
+                deque(self._pool.map(score, self._parts(first, slots)), maxlen=0)
+        return found
+
+    def _parts(
+        self, first: int, slots: NDArray[np.int32]
+    ) -> Iterator[tuple[NDArray[np.int64], int, slice | NDArray[np.int32]]]:
+        """A few rows of one block each: which they are, the block, and where in it; in one run where they can be."""
+        order = np.argsort(slots, kind="stable")
+        ranked = slots[order]
+        start = int(np.searchsorted(ranked, 0))
+        while start < len(order):
+            block = int(ranked[start]) // _BLOCK
+            end = start + int(np.searchsorted(ranked[start : start + AT_ONCE], (block + 1) * _BLOCK))
+            inside = ranked[start:end] - block * _BLOCK
+            low, high = int(inside[0]), int(inside[-1]) + 1
+            yield first + order[start:end], block, slice(low, high) if high - low == end - start else inside
+            start = end
+
+    def _buffer(self) -> NDArray[np.int32]:
+        """Each thread's own."""
+        if not hasattr(self._buffers, "widened"):
+            self._buffers.widened = np.empty((AT_ONCE, self._places, self._size), np.int32)
+        return self._buffers.widened
+
+
+def _focused(
+    half: Half,
+    lengths: NDArray[np.float32],
+    guides: NDArray[np.float32],
+    focused: NDArray[np.float32],
+    focus: float,
+    buffer: NDArray[np.int32],
+) -> NDArray[np.float32]:
+    """images × labels: what each label's weights say of what its attention finds, as `Classifiers.logits` has it.
+
+    Half precision becomes single by moving its bits, three times as fast as numpy's own conversion; the numbers are
+    then 2¹¹² too small, which the guides and the pooled vectors make up for, exactly.
+    """
+    count, places, size = half.shape
+    bits = buffer[:count]
+    np.copyto(bits, half.view(np.int16))
+    np.left_shift(bits, 13, out=bits)
+    np.bitwise_and(bits, _SIGN_AND_REST, out=bits)
+    small = bits.view(np.float32)
+    flat = small.reshape(-1, size)
+    along = flat @ (guides[0] * _UP) if len(guides) == 1 else flat @ (guides * _UP).T
+    alike = along.reshape(count, places, -1) / np.maximum(lengths, 1e-12)[..., None]
+    attention = np.exp(np.float32(focus) * (alike - alike.max(axis=1, keepdims=True)))
+    pooled = np.matmul(attention.transpose(0, 2, 1), small) * _UP
+    length = np.sqrt(np.einsum("ils,ils->il", pooled, pooled))
+    return np.einsum("ils,ls->il", pooled, focused) / np.maximum(length, 1e-6)
+
+
+class Library:
+    """What is known of each picture besides its features: names, dates, sizes, files, stacks."""
+
+    def __init__(self, features: Features, folders: Sequence[str]) -> None:
+        self.features = features
+        self.digests: list[str] = []
+        self.pictures: list[PictureRow] = []
+        self.names: list[str] = []
+        self.row_of: dict[str, int] = {}
+        self.files: dict[str, FileRow] = {}
+        self.files_of: dict[str, list[FileRow]] = {}
+        self._alive = np.zeros(_BLOCK, np.bool_)
+        self._stacks: tuple[tuple[int, int], NDArray[np.int64]] = ((-1, -1), np.empty(0, np.int64))
+        self._changes = 0
+        self._lock = threading.RLock()
+        last = [PurePosixPath(folder).name for folder in folders]
+        alone = len(folders) == 1
+        self._prefix = {
+            folder: "" if alone else f"{name}/" if last.count(name) == 1 else f"{folder.strip('/')}/"
+            for folder, name in zip(folders, last, strict=True)
+        }
+
+    def __len__(self) -> int:
+        return self.features.count
+
+    @property
+    def alive(self) -> NDArray[np.bool_]:
+        """rows: whether a file of it is there"""
+        return self._alive[: len(self)]
+
+    @property
+    def failures(self) -> list[FileRow]:
+        return [each for each in list(self.files.values()) if each.failure]
+
+    def row(self, digest: str) -> int:
+        """Refuses a picture that is not of the project."""
+        try:
+            return self.row_of[digest]
+        except KeyError as error:
+            raise UnknownError(f"there is no picture {digest[:64]!r} in the project; search again") from error
+
+    def add(self, pictures: Sequence[PictureRow], whole: NDArray[np.float32], places: Half | None) -> None:
+        """New rows; each is seen once a file of it is."""
+        with self._lock:
+            for number, each in enumerate(pictures, len(self.digests)):
+                self.digests.append(each.digest)
+                self.pictures.append(each)
+                self.names.append("")
+                self.row_of[each.digest] = number
+            while len(self.digests) > len(self._alive):
+                self._alive = np.concatenate([self._alive, np.zeros_like(self._alive)])
+            self.features.append(whole, places)
+
+    def shown_name(self, file: FileRow) -> str:
+        """From its folder; of several folders with the folder's name."""
+        return self._prefix.get(file.folder, f"{file.folder.strip('/')}/") + file.name
+
+    def set_files(self, files: Sequence[FileRow], gone: Sequence[str] = ()) -> None:
+        """Files that are there now, by their path, and paths that are no more."""
+        with self._lock:
+            self._changes += 1
+            touched = set()
+            for path in (*gone, *(file.path for file in files)):
+                before = self.files.pop(path, None)
+                if before is not None and before.digest is not None:
+                    self.files_of[before.digest].remove(before)
+                    touched.add(before.digest)
+            for file in files:
+                self.files[file.path] = file
+                if file.digest is not None:
+                    self.files_of.setdefault(file.digest, []).append(file)
+                    touched.add(file.digest)
+            for digest in touched:
+                if (row := self.row_of.get(digest)) is not None:
+                    names = sorted(map(self.shown_name, self.files_of[digest]))
+                    self._alive[row] = bool(names)
+                    if names:
+                        self.names[row] = names[0]
+
+    def ordered(self) -> NDArray[np.int64]:
+        """The rows that are there, by name."""
+        return self._sorted_and_stacked()[0]
+
+    def stacks(self) -> NDArray[np.int64]:
+        """rows: the number of each one's stack, which is that of its first picture"""
+        return self._sorted_and_stacked()[1]
+
+    def _sorted_and_stacked(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        with self._lock:
+            state = len(self), self._changes
+            if self._stacks[0] != state:
+                rows = sorted(np.flatnonzero(self.alive).tolist(), key=self.names.__getitem__)
+                order = np.array(rows, np.int64)
+                times = [_seconds(self.pictures[row].taken) for row in rows]
+                self._order = order
+                self._stacks = state, stack(self.features.whole, order, np.array(times, np.float64))
+            return self._order, self._stacks[1]
+
+
+def _seconds(taken: str | None) -> float:
+    """A number that rises with the time; not a number without one."""
+    return float(np.datetime64(taken, "s").astype(np.int64)) if taken else math.nan
+
+
+def stack(whole: NDArray[np.float32], order: NDArray[np.int64], times: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Near-duplicates and bursts: each picture joins the one before by name if it is like that stack's first one.
+
+    Compared with the first and not with the last, so that a slow walk does not end up as one stack.
+    """
+    found = np.arange(len(whole))
+    rows = order.tolist()
+    if len(rows) < 2:
+        return found
+    head = 0
+    near = np.einsum("ns,ns->n", whole[order[1:]], whole[order[:-1]]).tolist()
+    for number in range(1, len(rows)):
+        wanted = BURST if abs(times[number] - times[number - 1]) <= BURST_SECONDS else ALIKE
+        alike = near[number - 1] if head == number - 1 else float(whole[rows[number]] @ whole[rows[head]])
+        if near[number - 1] >= wanted and alike >= wanted:
+            found[rows[number]] = rows[head]
+        else:
+            head = number
+    return found
+
+
+def box_guide(places: NDArray[np.float32], box: tuple[float, float, float, float]) -> NDArray[np.float32]:
+    """The mean of the places under a box (left, top, right, bottom), each by how much of it lies inside."""
+    left, top, right, bottom = box
+    if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
+        raise InputError(f"the box {box} is none; give left, top, right and bottom from 0 to 1")
+    side = math.isqrt(len(places))
+    edges = np.arange(side + 1) / side
+    across = np.clip(np.minimum(edges[1:], right) - np.maximum(edges[:-1], left), 0, None)
+    down = np.clip(np.minimum(edges[1:], bottom) - np.maximum(edges[:-1], top), 0, None)
+    inside = np.outer(down, across).reshape(-1).astype(np.float32)
+    return unit(inside @ unit(places))

@@ -1,0 +1,528 @@
+"""The project file: an append-only log of changes in SQLite, which is the truth, and the state that is its fold.
+
+A change is a group of answers, or something done to a label; an undo is a change too, and takes another one back, be it
+an undo. Whatever is in memory is what the changes that stand amount to, in the order of their numbers: clocks decide
+nothing. An example's features are kept beside the answers, so that a bank can be made of them when the pictures or the
+cache are gone.
+"""
+
+import json
+import os
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from fewtag.errors import InputError, MissingError, nearest
+from fewtag.files import locked, make_folder
+from fewtag.studio.values import Word
+from fewtag.tagger.bank import label_name
+
+FILE = "studio.sqlite"
+BANK = "bank.fewtag"
+VERSION = 1
+BUSY_SECONDS = 10.0
+_APPLICATION = 0x66777073
+_SCHEMA = (
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE folder (path TEXT PRIMARY KEY)",
+    "CREATE TABLE picture (digest TEXT PRIMARY KEY, width INTEGER NOT NULL, height INTEGER NOT NULL,"
+    " taken TEXT, bytes INTEGER NOT NULL)",
+    "CREATE TABLE file (path TEXT PRIMARY KEY, folder TEXT NOT NULL, name TEXT NOT NULL, digest TEXT,"
+    " size INTEGER NOT NULL, mtime INTEGER NOT NULL, failure TEXT NOT NULL DEFAULT '')",
+    "CREATE TABLE change (n INTEGER PRIMARY KEY, op TEXT NOT NULL UNIQUE, at REAL NOT NULL, kind TEXT NOT NULL,"
+    " facts TEXT NOT NULL, undoes INTEGER REFERENCES change (n))",
+    "CREATE TABLE answer (id TEXT PRIMARY KEY, change INTEGER NOT NULL REFERENCES change (n), picture TEXT NOT NULL,"
+    " label INTEGER NOT NULL, answer TEXT NOT NULL CHECK (answer IN ('yes', 'no', 'unknown')), source TEXT NOT NULL)",
+    "CREATE INDEX answer_by_change ON answer (change)",
+    # pixels: what a bank knows the picture by; small: a copy in WebP
+    "CREATE TABLE example (picture TEXT NOT NULL, space TEXT NOT NULL, pixels TEXT NOT NULL, name TEXT NOT NULL,"
+    " codes BLOB NOT NULL, scales BLOB NOT NULL, small BLOB NOT NULL, PRIMARY KEY (picture, space)) WITHOUT ROWID",
+    "CREATE TABLE delivered (format TEXT NOT NULL, image TEXT NOT NULL, row TEXT NOT NULL,"
+    " PRIMARY KEY (format, image)) WITHOUT ROWID",
+    *(
+        f"CREATE TRIGGER {table}_{what.lower()} BEFORE {what} ON {table}"
+        f" BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END"
+        for table in ("change", "answer")
+        for what in ("UPDATE", "DELETE")
+    ),
+    f"PRAGMA application_id = {_APPLICATION}",
+    f"PRAGMA user_version = {VERSION}",
+)
+MIGRATIONS: tuple[tuple[str, ...], ...] = ()
+"""What leads from version 1 to 2, from 2 to 3 and so on; each sets its `user_version` last."""
+Result = TypeVar("Result")
+
+
+class UnknownError(MissingError):
+    """There is no such picture, label, change or delivery."""
+
+
+class Said(NamedTuple):
+    """The latest word on a picture and a label."""
+
+    answer: Word
+    source: str
+    id: str
+
+
+class Label(NamedTuple):
+    """A label by what a person did to it; it is known by the number of the change that made it, whatever its name."""
+
+    id: int
+    name: str
+    like: tuple[str, ...] | None = None
+    words: bool = True
+    threshold: float | None = None
+    prior: float | None = None
+    """The share of pictures that showed it when its threshold was set."""
+
+
+class Change(NamedTuple):
+    """A row of the log, with its answers."""
+
+    n: int
+    op: str
+    kind: str
+    facts: Mapping[str, Any]
+    undoes: int | None
+    answers: tuple[tuple[str, str, int, Word, str], ...] = ()
+    """Each answer's id, picture, label, word and source."""
+
+
+@dataclass
+class Fold:
+    """What changes amount to."""
+
+    labels: dict[int, Label] = field(default_factory=dict)
+    said: dict[int, dict[str, Said]] = field(default_factory=dict)
+    """Of each label, by picture."""
+    merged: dict[int, int] = field(default_factory=dict)
+
+    def apply(self, change: Change) -> None:
+        """What is done to a label that is not there, since its making was undone, is nothing."""
+        facts, kind = change.facts, change.kind
+        label = self.labels.get(facts.get("label", change.n))
+        if kind == "define":
+            like = None if facts["like"] is None else tuple(facts["like"])
+            known = label or Label(change.n, facts["name"])
+            self.labels[known.id] = known._replace(like=like, words=facts["words"])
+            self.said.setdefault(known.id, {})
+        elif label is not None and kind == "rename":
+            self.labels[label.id] = label._replace(name=facts["name"])
+        elif label is not None and kind == "threshold":
+            self.labels[label.id] = label._replace(threshold=facts["threshold"], prior=facts["prior"])
+        elif label is not None and kind == "forget":
+            del self.labels[label.id]
+        elif label is not None and kind == "merge" and (into := self.resolve(facts["into"])) in self.labels:
+            self.merged[label.id] = into
+            del self.labels[label.id]
+            for picture, said in self.said[label.id].items():
+                before = self.said[into].get(picture)
+                # who shows one of the two shows both
+                if before is None or before.answer == "unknown" or said.answer == "yes":
+                    self.said[into][picture] = said
+        for answer, picture, number, word, source in change.answers:
+            self.said.setdefault(self.resolve(number), {})[picture] = Said(word, source, answer)
+
+    def resolve(self, label: int) -> int:
+        """Which label it has become part of."""
+        while label in self.merged:
+            label = self.merged[label]
+        return label
+
+    def find(self, name: str) -> Label:
+        """A label by its name; refuses one that is not known."""
+        wanted = label_name(name)
+        for label in self.labels.values():
+            if label.name == wanted:
+                return label
+        names = [label.name for label in self.labels.values()]
+        raise UnknownError(f"there is no label {wanted!r}; {nearest(wanted, names) if names else 'none is known yet'}")
+
+
+class Log:
+    """The changes, which of them stand, and their fold."""
+
+    def __init__(self, changes: Iterable[Change] = ()) -> None:
+        self.changes: dict[int, Change] = {}
+        self._undone_by: dict[int, int] = {}  # the last change that takes each one back
+        self.number_of: dict[str, int] = {}
+        for change in changes:
+            self._keep(change)
+        self.fold = self.folded()
+        self.done: list[int] = []
+        self.undone: list[int] = []
+        self._sort_out()
+
+    def _keep(self, change: Change) -> None:
+        self.changes[change.n] = change
+        self.number_of[change.op] = change.n
+        self.number_of.update((answer[0], change.n) for answer in change.answers)
+        if change.undoes is not None:
+            self._undone_by[change.undoes] = change.n
+
+    def stands(self, n: int) -> bool:
+        """Whether it counts: nothing takes it back, or what does was taken back itself."""
+        by = self._undone_by.get(n)
+        return by is None or not self.stands(by)
+
+    def folded(self) -> Fold:
+        fold = Fold()
+        for change in self.changes.values():
+            if change.undoes is None and self.stands(change.n):
+                fold.apply(change)
+        return fold
+
+    def add(self, change: Change) -> None:
+        self._keep(change)
+        if change.undoes is None:
+            self.fold.apply(change)
+            if change.kind != "carry":  # no person's doing
+                self.done.append(change.n)
+                self.undone.clear()
+        else:
+            self.fold = self.folded()
+            self._sort_out()
+
+    def _sort_out(self) -> None:
+        """What undo and redo would take back, the next one last: fresh changes that stand, undos since the last one."""
+        self.done, self.undone = [], []
+        for n, change in self.changes.items():
+            if change.kind == "carry":
+                continue
+            if change.undoes is None:
+                self.undone.clear()
+                if self.stands(n):
+                    self.done.append(n)
+            elif self.changes[change.undoes].undoes is None and self.stands(n):
+                self.undone.append(n)
+
+    def with_undo(self, n: int) -> Fold:
+        """What there would be if this change were taken back."""
+        trial = Log()
+        trial.changes, trial._undone_by = dict(self.changes), dict(self._undone_by)
+        last = next(reversed(self.changes))
+        trial._keep(Change(last + 1, "", "undo", {}, n))
+        return trial.folded()
+
+
+class PictureRow(NamedTuple):
+    """A picture by its content."""
+
+    digest: str
+    width: int
+    height: int
+    taken: str | None
+    bytes: int
+
+
+class FileRow(NamedTuple):
+    """A file of a folder, and the picture that it holds; one that cannot be read has a failure and no digest."""
+
+    path: str
+    folder: str
+    name: str
+    digest: str | None
+    size: int
+    mtime: int
+    failure: str = ""
+
+
+class ExampleRow(NamedTuple):
+    """What a bank needs to know of an answered picture."""
+
+    picture: str
+    pixels: str
+    name: str
+    codes: bytes
+    scales: bytes
+    small: bytes
+
+
+class Project:
+    """A project's file, open for one process: one writer at a time, readers on connections of their own."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder).absolute()
+        self.path = self.folder / FILE
+        self.notice = ""
+        self._writing, self._closing = threading.RLock(), ExitStack()
+        self._readers: list[sqlite3.Connection] = []
+        make_folder(self.folder)
+        self._closing.enter_context(self._lock())
+        try:
+            self._writer = self._prepare()
+            self._closing.callback(self._writer.close)
+            self.log = Log(self._changes(self._writer))
+        except sqlite3.Error as error:
+            self._closing.close()
+            raise self._refusal(error, "be opened") from error
+        except BaseException:
+            self._closing.close()
+            raise
+
+    @property
+    def fold(self) -> Fold:
+        return self.log.fold
+
+    def close(self) -> None:
+        with self._writing:
+            while self._readers:
+                self._readers.pop().close()
+            self._closing.close()
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Two studios would each miss what the other is told."""
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked(self.path, seconds=0.2))
+            except InputError as error:
+                if "in use" not in str(error):
+                    raise InputError(
+                        f"the project {self.folder} cannot be written: {error}".partition("; ")[0]
+                        + "; make it writable, or name another folder"
+                    ) from error
+                raise InputError(
+                    f"the project {self.folder} is open in another studio; use that one, or close it first"
+                ) from error
+            yield
+
+    def _prepare(self) -> sqlite3.Connection:
+        connection = self._connect()
+        try:
+            application, version = (_one(connection, f"PRAGMA {name}") for name in ("application_id", "user_version"))
+            if version and application != _APPLICATION:
+                raise InputError(f"{self.path} is another program's database; name another folder for the project")
+            if version > VERSION:
+                raise InputError(
+                    f"the project {self.folder} has version {version}, this fewtag reads up to {VERSION}; update fewtag"
+                )
+            if not version:
+                with _transaction(connection):
+                    for statement in _SCHEMA:
+                        connection.execute(statement)
+            elif version < VERSION:
+                self._migrate(connection, version)
+            if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+                self.notice = (
+                    f"the project {self.folder} lies on a disk without shared memory; answers take longer there"
+                )
+            connection.execute("PRAGMA synchronous = FULL")  # an answer outlives a power cut
+            connection.execute("PRAGMA foreign_keys = ON")
+            return connection
+        except BaseException:
+            connection.close()
+            raise
+
+    def _migrate(self, connection: sqlite3.Connection, version: int) -> None:
+        """Forward only, after a copy."""
+        self._copy(connection, self.path.with_name(f"{FILE}.version-{version}"))
+        with _transaction(connection):
+            for steps in MIGRATIONS[version - 1 :]:
+                for statement in steps:
+                    connection.execute(statement)
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+
+    def _changes(self, connection: sqlite3.Connection) -> Iterator[Change]:
+        answers: dict[int, list[tuple[str, str, int, Word, str]]] = {}
+        for n, *answer in connection.execute(
+            "SELECT change, id, picture, label, answer, source FROM answer ORDER BY rowid"
+        ):
+            answers.setdefault(n, []).append(tuple(answer))
+        for n, op, kind, facts, undoes in connection.execute(
+            "SELECT n, op, kind, facts, undoes FROM change ORDER BY n"
+        ):
+            yield Change(n, op, kind, json.loads(facts), undoes, tuple(answers.get(n, ())))
+
+    def read(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        """What `work` finds, on a connection that waits for no writer."""
+        try:
+            try:
+                connection = self._readers.pop()
+            except IndexError:
+                connection = self._connect()
+            try:
+                return work(connection)
+            finally:
+                self._readers.append(connection)
+        except sqlite3.Error as error:
+            raise self._refusal(error, "be read") from error
+
+    def write(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        """What `work` does is on disk when this returns, or nothing of it is."""
+        with self._writing:
+            try:
+                with _transaction(self._writer):
+                    return work(self._writer)
+            except sqlite3.Error as error:
+                raise self._refusal(error, "be saved") from error
+
+    def _refusal(self, error: sqlite3.Error, what: str) -> InputError:
+        said, cannot = str(error), f"the project {self.folder} cannot {what}"
+        if "full" in said:
+            return InputError(f"{cannot}: the disk is full; free some room and do it again, nothing else was lost")
+        if "readonly" in said or "unable to open" in said:
+            return InputError(f"{cannot}: it may only be read; make it writable, or copy it to where it can be written")
+        if isinstance(error, sqlite3.OperationalError):
+            return InputError(f"{cannot} ({said}); check the disk and do it again")
+        return InputError(f"{cannot}: {FILE} is damaged ({said}); put a copy in its place that --backup made")
+
+    def change(
+        self,
+        kind: str,
+        facts: Mapping[str, Any],
+        answers: Sequence[tuple[str, str, int | None, Word, str]] = (),
+        *,
+        op: str | None = None,
+        undoes: int | None = None,
+    ) -> Change:
+        """Appends to the log; on disk before anything in memory moves. A label of None is the one that this defines."""
+        with self._writing:
+            name, text = op or str(uuid.uuid4()), json.dumps(facts, ensure_ascii=False)
+
+            def insert(connection: sqlite3.Connection) -> Change:
+                n = connection.execute(
+                    "INSERT INTO change (op, at, kind, facts, undoes) VALUES (?, ?, ?, ?, ?)",
+                    (name, time.time(), kind, text, undoes),
+                ).lastrowid
+                assert n is not None
+                rows = tuple(
+                    (each, picture, label or n, word, source) for each, picture, label, word, source in answers
+                )
+                connection.executemany(
+                    "INSERT INTO answer (id, picture, label, answer, source, change) VALUES (?, ?, ?, ?, ?, ?)",
+                    [(*row, n) for row in rows],
+                )
+                return Change(n, name, kind, json.loads(text), undoes, rows)
+
+            change = self.write(insert)
+            self.log.add(change)
+            return change
+
+    def undo(self, n: int) -> Change:
+        """Takes a change back; refuses where two labels would have one name."""
+        with self._writing:
+            names = [label.name for label in self.log.with_undo(n).labels.values()]
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise InputError(
+                    f"there would be two labels {twice[0]!r} after that; rename the one that is there first"
+                )
+            return self.change("undo", {}, undoes=n)
+
+    def meta(self, key: str) -> str | None:
+        row = self.read(lambda reader: reader.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone())
+        return None if row is None else row[0]
+
+    def set_meta(self, **values: str) -> None:
+        def upsert(connection: sqlite3.Connection) -> None:
+            connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
+
+        self.write(upsert)
+
+    def folders(self) -> list[str]:
+        query = "SELECT path FROM folder ORDER BY rowid"
+        return [path for (path,) in self.read(lambda reader: reader.execute(query).fetchall())]
+
+    def add_folders(self, paths: Sequence[str]) -> None:
+        insert = "INSERT OR IGNORE INTO folder VALUES (?)"
+        self.write(lambda connection: connection.executemany(insert, [(path,) for path in paths]))
+
+    def pictures(self) -> list[PictureRow]:
+        return self.read(lambda reader: [PictureRow(*row) for row in reader.execute("SELECT * FROM picture")])
+
+    def knows(self, digest: str) -> bool:
+        """Whether this picture was ever indexed here, be it in memory yet or not."""
+        query = "SELECT 1 FROM picture WHERE digest = ?"
+        return self.read(lambda reader: reader.execute(query, (digest,)).fetchone() is not None)
+
+    def files(self) -> list[FileRow]:
+        return self.read(lambda reader: [FileRow(*row) for row in reader.execute("SELECT * FROM file ORDER BY path")])
+
+    def record(
+        self, pictures: Sequence[PictureRow] = (), files: Sequence[FileRow] = (), gone: Sequence[str] = ()
+    ) -> None:
+        """What the folders hold; `gone` are paths that are no more."""
+
+        def upsert(connection: sqlite3.Connection) -> None:
+            connection.executemany("INSERT OR REPLACE INTO picture VALUES (?, ?, ?, ?, ?)", pictures)
+            connection.executemany("DELETE FROM file WHERE path = ?", [(path,) for path in gone])
+            connection.executemany("INSERT OR REPLACE INTO file VALUES (?, ?, ?, ?, ?, ?, ?)", files)
+
+        self.write(upsert)
+
+    def examples(self, space: str, pictures: Sequence[str] | None = None) -> Iterator[ExampleRow]:
+        """Those of a model's space: of these pictures with their small copies, or of all without."""
+        columns = "picture, pixels, name, codes, scales"
+        if pictures is None:
+            query = f"SELECT {columns}, x'' FROM example WHERE space = ?"
+            yield from self.read(lambda reader: [ExampleRow(*row) for row in reader.execute(query, (space,))])
+            return
+        query = f"SELECT {columns}, small FROM example WHERE space = ? AND picture = ?"
+        for picture in pictures:
+            row = self.read(lambda reader, each=picture: reader.execute(query, (space, each)).fetchone())  # type: ignore[misc]
+            if row is not None:
+                yield ExampleRow(*row)
+
+    def any_example(self, picture: str) -> ExampleRow | None:
+        """Of whichever model's space, for its small copy."""
+        query = "SELECT picture, pixels, name, codes, scales, small FROM example WHERE picture = ? LIMIT 1"
+        row = self.read(lambda reader: reader.execute(query, (picture,)).fetchone())
+        return None if row is None else ExampleRow(*row)
+
+    def keep_examples(self, space: str, rows: Sequence[ExampleRow]) -> None:
+        insert = "INSERT OR REPLACE INTO example VALUES (?, ?, ?, ?, ?, ?, ?)"
+        self.write(lambda connection: connection.executemany(insert, [(row.picture, space, *row[1:]) for row in rows]))
+
+    def check(self) -> list[str]:
+        """What is wrong with the file: SQLite's own check, and a fold made anew compared with the one in memory."""
+        problems = [
+            f"{FILE}: {said}"
+            for (said,) in self.read(lambda reader: reader.execute("PRAGMA integrity_check").fetchall())
+        ]
+        problems = [] if problems == [f"{FILE}: ok"] else problems
+        again = self.read(lambda reader: Log(list(self._changes(reader))))
+        with self._writing:
+            if again.fold != self.fold:
+                problems.append("the answers on disk amount to something else than those in memory")
+        return problems
+
+    def backup(self, path: Path) -> None:
+        """A whole copy, while others work on."""
+        if path.exists():
+            raise InputError(f"{path} exists; name another file for the copy")
+        make_folder(path.parent)
+        with closing(self._connect()) as connection:
+            self._copy(connection, path)
+
+    def _copy(self, connection: sqlite3.Connection, path: Path) -> None:
+        try:
+            path.unlink(missing_ok=True)
+            connection.execute("VACUUM INTO ?", (str(path),))
+        except (sqlite3.Error, OSError) as error:
+            raise InputError(f"cannot copy the project to {path} ({error}); name another file") from error
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing; it waits for whoever writes at its beginning, not in its middle."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _one(connection: sqlite3.Connection, query: str) -> int:
+    return connection.execute(query).fetchone()[0]

@@ -1,0 +1,258 @@
+"""Review: which pictures to ask about, and what the answers say of a label's precision. Arrays in, values out."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtag.core.calibration import log_odds, sigmoid
+from fewtag.core.posterior import Classifiers
+from fewtag.errors import InputError, nearest
+from fewtag.studio.values import ORDERS, Answered, Audited, CurvePoint, Histogram, Order
+from fewtag.tagger.bank import Bank
+from fewtag.tagger.model import Model
+
+FEW = 10
+"""Answers before which no label counts as known well enough."""
+NEAR = 1.0
+"""Log-odds from the threshold within which a picture counts as unsure."""
+STRATA = 4
+WRONG_ENOUGH = 0.1
+"""The expected share of wrong tags below which a label is good enough."""
+_POINTS, _BINS = 50, 20
+_LOOKED_AT = 60
+YES, NO, UNKNOWN = 1, 2, 3
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """What review knows of a label: a number for each picture of the library."""
+
+    chances: NDArray[np.float32]
+    """Calibrated probabilities by the model alone."""
+    words: NDArray[np.int8]
+    """A person's latest word: 0 none, else YES, NO or UNKNOWN."""
+    audited: NDArray[np.bool_]
+    """Whether that word was given in an audit."""
+    never: NDArray[np.bool_]
+    """Pictures that are one with a refused one."""
+    alive: NDArray[np.bool_]
+    threshold: float
+
+    @property
+    def over(self) -> NDArray[np.bool_]:
+        """What the model alone would tag."""
+        return self.alive & (self.chances >= self.threshold) & ~self.never
+
+    @property
+    def tagged(self) -> NDArray[np.bool_]:
+        """What is tagged: a person's word comes first."""
+        return (self.over & (self.words != NO)) | (self.alive & (self.words == YES))
+
+    @property
+    def open(self) -> NDArray[np.bool_]:
+        """What nobody has answered."""
+        return self.alive & (self.words == 0) & ~self.never
+
+    @property
+    def believed(self) -> NDArray[np.float32]:
+        """The probability of each, a person's word taken for certain."""
+        said = np.where(self.words == YES, 1.0, np.where((self.words == NO) | self.never, 0.0, self.chances))
+        return said.astype(np.float32)
+
+    @property
+    def near(self) -> NDArray[np.bool_]:
+        """Open pictures that could go either way."""
+        return self.open & (self.distance <= NEAR)
+
+    @property
+    def distance(self) -> NDArray[np.float32]:
+        """Log-odds between a picture and the threshold."""
+        bounds = np.clip(np.array([self.threshold]), 1e-6, 1 - 1e-6)
+        return np.abs(log_odds(np.clip(self.chances, 1e-6, 1 - 1e-6)) - log_odds(bounds))
+
+
+def choose_order(order: str, ground: Ground) -> Order:
+    """The order that was asked for, or what helps most by now: the unsure ones as long as there are some.
+
+    Those teach most, at the beginning and later on; then pages of sure ones are confirmed, and then what was missed.
+    """
+    if order == "auto":
+        if int((ground.words > 0).sum()) < FEW or ground.near.any():
+            return "unsure"
+        return "sure" if (ground.open & ground.over).any() else "missed"
+    for known in ORDERS:
+        if order == known:
+            return known
+    raise InputError(f"there is no order {order!r}; {nearest(order, [*ORDERS, 'auto'])}")
+
+
+def ask(
+    order: Order, ground: Ground, whole: NDArray[np.float32], seed: str, digests: Sequence[str]
+) -> tuple[Rows, int]:
+    """The rows to ask about, the first one first, and how many of them are worth it."""
+    open_rows, chances = np.flatnonzero(ground.open), ground.chances
+    if order == "sure":
+        rows = np.flatnonzero(ground.open & ground.over)
+        return _by(rows, -chances[rows]), len(rows)
+    if order == "unsure":
+        return _by(open_rows, ground.distance[open_rows]), int(ground.near.sum())
+    if order == "missed":
+        rows = np.flatnonzero(ground.open & ~ground.over)
+        likely = _by(rows, -chances[rows])
+        confirmed = np.flatnonzero(ground.words == YES)
+        if len(confirmed):
+            alike = (whole[rows] @ whole[confirmed[-_LOOKED_AT:]].T).max(axis=1, initial=-1.0)
+            likely = _in_turn(likely, _by(rows, -alike))
+        return likely, int((ground.near & ~ground.over).sum())
+    rows = np.flatnonzero(ground.over & (ground.words == 0))
+    return _stratified(rows, chances, seed, digests), len(rows)
+
+
+def _by(rows: Rows, keys: NDArray[np.floating]) -> Rows:
+    return rows[np.argsort(keys, kind="stable")]
+
+
+def _in_turn(one: Rows, other: Rows) -> Rows:
+    """Two orders of the same rows, one from each in turn."""
+    both = np.stack([one, other], axis=1).reshape(-1)
+    _, first = np.unique(both, return_index=True)
+    return both[np.sort(first)]
+
+
+def _stratified(rows: Rows, chances: NDArray[np.float32], seed: str, digests: Sequence[str]) -> Rows:
+    """At random, one from each quarter of the probabilities in turn: every beginning of it is a fair sample.
+
+    Lots are drawn by the pictures' digests, so that the sample is the same however often it is asked for.
+    """
+    lots = np.array([_lot(seed, digests[row]) for row in rows.tolist()], np.uint64)
+    ranked = _by(rows, -chances[rows])
+    place = {row: number for number, row in enumerate(ranked.tolist())}
+    drawn = rows[np.argsort(lots, kind="stable")].tolist()
+    strata: list[list[int]] = [[] for _ in range(STRATA)]
+    for row in drawn:
+        strata[place[row] * STRATA // len(drawn)].append(row)
+    # shorter strata end first; the longer ones go on
+    longest = max((len(stratum) for stratum in strata), default=0)
+    mixed = [stratum[turn] for turn in range(longest) for stratum in strata if turn < len(stratum)]
+    return np.array(mixed, np.int64)
+
+
+def _lot(seed: str, digest: str) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed} {digest}".encode(), digest_size=8).digest(), "little")
+
+
+def wilson(right: int, count: int, z: float = 1.96) -> Audited | None:
+    """A share with its 95 % interval, which stays within 0 and 1 and is honest about few."""
+    if not count:
+        return None
+    share, square = right / count, z * z
+    middle = (share + square / (2 * count)) / (1 + square / count)
+    half = z * math.sqrt(share * (1 - share) / count + square / (4 * count**2)) / (1 + square / count)
+    return Audited(share, min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half)), count)
+
+
+def audit(ground: Ground) -> Audited | None:
+    """Precision of what the model tags, by the answers of audits alone: those are of a random sample."""
+    asked = ground.audited & ground.alive & (ground.chances >= ground.threshold)
+    right, wrong = (int((asked & (ground.words == word)).sum()) for word in (YES, NO))
+    return wilson(right, right + wrong)
+
+
+def expected_precision(ground: Ground) -> float | None:
+    """The mean probability of what is tagged."""
+    tagged = ground.tagged
+    return float(ground.believed[tagged].mean()) if tagged.any() else None
+
+
+def curve(ground: Ground) -> tuple[CurvePoint, ...]:
+    """What thresholds from 0.02 to 0.98, and the present one, would tag, find and get wrong."""
+    believed, certain = ground.believed, ground.alive & (ground.words == YES)
+    free = ground.alive & ~certain & (ground.words != NO) & ~ground.never
+    order = np.argsort(-ground.chances[free], kind="stable")
+    ranked, sums = (
+        ground.chances[free][order],
+        np.concatenate([[0.0], np.cumsum(believed[free][order], dtype=np.float64)]),
+    )
+    total, sure = float(believed[ground.alive].sum()), int(certain.sum())
+    points = []
+    for threshold in sorted({*np.linspace(0.02, 0.98, _POINTS - 1).round(4).tolist(), round(ground.threshold, 6)}):
+        count = int(np.searchsorted(-ranked, -threshold, side="right"))
+        tags, right = count + sure, float(sums[count]) + sure
+        points.append(CurvePoint(threshold, tags, right / tags if tags else None, right / total if total else None))
+    return tuple(points)
+
+
+def histogram(ground: Ground) -> Histogram:
+    edges = np.linspace(0, 1, _BINS + 1)
+    model, yes, no = (
+        tuple(np.histogram(ground.chances[ground.alive & (ground.words == word)], edges)[0].tolist())
+        for word in (0, YES, NO)
+    )
+    return Histogram(tuple(edges.round(4).tolist()), model, yes, no)
+
+
+def answered(ground: Ground) -> Answered:
+    return Answered(*(int((ground.words == word).sum()) for word in (YES, NO, UNKNOWN)))
+
+
+def enough(ground: Ground, name: str) -> str:
+    """One sentence about whether to go on, which ends."""
+    said = answered(ground)
+    count = said.yes + said.no
+    rest = ground.open & ground.over
+    above, wrong = int(rest.sum()), float((1 - ground.chances[rest]).sum())
+    missed = float(ground.chances[ground.open & ~ground.over].sum())
+    tags = int(ground.tagged.sum())
+    if count < FEW:
+        return (
+            f"Not yet: {_plural(FEW - count, 'more answer')} will tell how well {name!r} is known; begin with Unsure."
+        )
+    sample, expected = audit(ground), expected_precision(ground)
+    if sample is not None and expected is not None and not sample.low <= expected <= sample.high:
+        return (
+            f"Look again: {expected:.0%} right was expected, the audit found {sample.precision:.0%} "
+            f"({sample.low:.0%}–{sample.high:.0%}); answer some Unsure ones, or move the threshold."
+        )
+    if tags and wrong > WRONG_ENOUGH * tags:
+        return f"Not yet: of {_plural(tags, 'tag')} about {wrong:.0f} are wrong; answer Unsure, or raise the threshold."
+    if not above:
+        return f"Done: every picture above the threshold is answered, about {missed:.0f} below it may show {name!r}."
+    return f"Sure enough: {above} more above the threshold, about {wrong:.0f} of them wrong; about {missed:.0f} missed."
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def influences(bank: Bank, model: Model, label: str, curve: tuple[float, float], most: int = 24) -> dict[str, float]:
+    """Leave-one-out: by how much the other answers' probability of being right falls without each example.
+
+    By key, of at most so many examples; below zero are those that the others speak against.
+    """
+    said = bank.said(label)
+    keys = [*said.yes[:_LOOKED_AT], *said.no[:_LOOKED_AT]]
+    if len(keys) < 2 or not said.yes:
+        return {}
+    places = np.stack([bank.examples[key].places for key in keys])
+    shown = np.arange(len(keys)) < len(said.yes[:_LOOKED_AT])
+    slope, offset = curve
+
+    def right(which: Bank) -> NDArray[np.float32]:
+        logits = Classifiers.of([which.classifier(model, label)]).logits(places, model.strengths)[:, 0]
+        return np.where(shown, *(sigmoid(sign * (slope * logits + offset)) for sign in (1, -1)))
+
+    now = right(bank)
+    found: dict[str, float] = {}
+    for number, key in enumerate(keys):
+        if len(found) == most:
+            break
+        if shown[number] and len(said.yes) == 1 and bank.definitions[label].vector is None:
+            continue  # nothing would be left of the label
+        others = np.arange(len(keys)) != number
+        found[key] = float((now - right(bank.forget(label, [key])))[others].mean())
+    return found

@@ -1,0 +1,148 @@
+"""The query parser: what a person types into the search box, cut into labels, words, states, folders and dates.
+
+    heron -boat is:unsure folder:2024 after:2024-05 label:"teddy bear" any other word
+
+Words that together are a label's name, or the last part of one's path, mean that label, and the longest name wins; what
+is left between them is looked up as one phrase. Nothing that a person types is an error but a date that is none and a
+state that does not exist.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Literal
+
+from fewtag.errors import InputError, nearest
+from fewtag.studio.project import UnknownError
+
+STATES = ("unsure", "confirmed", "rejected", "tagged", "untagged")
+Kind = Literal["label", "word", "state", "folder", "after", "before"]
+_TOKEN = re.compile(r'(?P<sign>-?)(?:(?P<key>[A-Za-z]+):)?(?:"(?P<quoted>[^"]*)"?|(?P<bare>\S+))|\S+')
+_KEYS = ("label", "is", "folder", "after", "before")
+_DATE = re.compile(r"(\d{4})(?:-(\d{1,2}))?(?:-(\d{1,2}))?")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a query; `names` are the labels that one of kind label means: itself, or all that lie under it."""
+
+    text: str
+    kind: Kind
+    value: str
+    wanted: bool = True
+    """False behind a minus."""
+    names: tuple[str, ...] = ()
+
+
+def parse(query: str, labels: Iterable[str]) -> list[Part]:
+    """What each part of a query means where these labels are known."""
+    known = _Names(labels)
+    parts: list[Part] = []
+    loose: list[tuple[str, bool]] = []
+    for found in _TOKEN.finditer(query):
+        sign, key, quoted, bare = found["sign"], (found["key"] or "").lower(), found["quoted"], found["bare"]
+        value = quoted if quoted is not None else bare
+        if value is None or not value.strip():
+            continue
+        if key and key not in _KEYS:  # "C:", or a time of day: it is text after all
+            value, key = f"{found['key']}:{value}", ""
+        wanted = sign != "-"
+        if not key and quoted is None:
+            loose.append((value, wanted))
+            continue
+        parts += _phrases(loose, known)
+        loose.clear()
+        if key in ("", "label"):
+            parts += _quoted(found[0], value, wanted, known, must=key == "label")
+        else:
+            parts.append(_keyed(found[0], key, value, wanted))
+    return parts + _phrases(loose, known)
+
+
+class _Names:
+    """Labels by their whole path, by the path above them and, where that is one's alone, by their last part."""
+
+    def __init__(self, labels: Iterable[str]) -> None:
+        self.labels = sorted(labels)
+        self._by_name: dict[str, set[str]] = {}
+        for label in self.labels:
+            *above, last = [part.strip() for part in label.split("/")]
+            self._add(label, label)
+            self._add(last, label)
+            for depth in range(1, len(above) + 1):
+                self._add("/".join(above[:depth]), label)
+
+    def _add(self, name: str, label: str) -> None:
+        self._by_name.setdefault(_folded(name), set()).add(label)
+
+    def find(self, text: str) -> tuple[str, ...]:
+        return tuple(sorted(self._by_name.get(_folded(text), ())))
+
+
+def _folded(name: str) -> str:
+    return " ".join(name.casefold().split())
+
+
+def _phrases(loose: Sequence[tuple[str, bool]], known: _Names) -> list[Part]:
+    """Bare words: the longest runs that are labels, and the rest between them as phrases."""
+    parts: list[Part] = []
+    rest: list[str] = []
+    start = 0
+
+    def flush() -> None:
+        if rest:
+            parts.append(Part(" ".join(rest), "word", " ".join(rest)))
+            rest.clear()
+
+    while start < len(loose):
+        word, wanted = loose[start]
+        run = 1
+        while wanted and start + run < len(loose) and loose[start + run][1]:
+            run += 1
+        for length in range(run, 0, -1):
+            text = " ".join(each for each, _ in loose[start : start + length])
+            if names := known.find(text):
+                flush()
+                parts.append(Part(text if wanted else f"-{text}", "label", text, wanted, names))
+                start += length
+                break
+        else:
+            if wanted:
+                rest.append(word)
+            else:
+                flush()
+                parts.append(Part(f"-{word}", "word", word, wanted=False))
+            start += 1
+    flush()
+    return parts
+
+
+def _quoted(text: str, value: str, wanted: bool, known: _Names, *, must: bool) -> list[Part]:
+    if names := known.find(value):
+        return [Part(text, "label", value, wanted, names)]
+    if must:
+        hint = nearest(value, known.labels) if known.labels else "none is known yet"
+        raise UnknownError(f"there is no label {value!r}; {hint}")
+    return [Part(text, "word", value, wanted)]
+
+
+def _keyed(text: str, key: str, value: str, wanted: bool) -> Part:
+    if key == "is":
+        if value.lower() not in STATES:
+            raise InputError(f"{text!r} is no state; {nearest(value.lower(), STATES)}")
+        return Part(text, "state", value.lower(), wanted)
+    if key == "folder":
+        return Part(text, "folder", value, wanted)
+    return Part(text, "after" if key == "after" else "before", _date(text, value), wanted)
+
+
+def _date(text: str, value: str) -> str:
+    """The first day that is meant, in ISO 8601."""
+    found = _DATE.fullmatch(value)
+    try:
+        if found is None:
+            raise ValueError
+        return date(*(int(part or 1) for part in found.groups())).isoformat()
+    except ValueError as error:
+        raise InputError(f"{text!r} has no date; give one such as 2024, 2024-05 or 2024-05-01") from error

@@ -1,0 +1,312 @@
+"""What the studio says and is told: frozen values that map one to one to the JSON of the HTTP API."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
+
+Word = Literal["yes", "no", "unknown"]
+WORDS: tuple[Word, ...] = ("yes", "no", "unknown")
+Order = Literal["sure", "unsure", "missed", "audit"]
+ORDERS: tuple[Order, ...] = ("sure", "unsure", "missed", "audit")
+AUDIT = "audit"
+"""The source of answers that measure: they are facts about their pictures, but nothing is learnt from them."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A person's word on one picture and one label; the same `id` again is the same answer."""
+
+    id: str
+    """A UUID."""
+    picture: str
+    """The picture's digest."""
+    label: str
+    answer: str
+    """yes, no or unknown."""
+    source: str = "click"
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """Answers that are on disk, and what takes them back together."""
+
+    acknowledged: tuple[str, ...]
+    undo: str
+    """The group's UUID; empty where every answer was known already."""
+
+
+@dataclass(frozen=True)
+class Reverted:
+    """What an undo did to one picture and label; `id` is that of the answer that was taken back or came back."""
+
+    id: str
+    picture: str
+    label: str
+    was: Word | None
+    now: Word | None
+
+
+@dataclass(frozen=True)
+class Undone:
+    """What an undo or a redo did; of a change of labels `undone` is empty and `what` says it."""
+
+    id: str
+    """Of the undo itself: undone in turn, it is a redo."""
+    what: str
+    """For people: "48 answers about heron", "heron was renamed to egret"."""
+    undone: tuple[Reverted, ...]
+    left: int
+    """How many groups can still be undone, or redone."""
+
+
+@dataclass(frozen=True)
+class LabelRow:
+    """A label as the list of labels shows it."""
+
+    name: str
+    means: str
+    examples: int
+    absent: int
+    threshold: float | None
+    prior: float | None
+    trust: float | None
+    tags: int
+    """Pictures that it is on: over the threshold and not refused, or confirmed."""
+    waiting: int
+    """Pictures near the threshold that nobody answered."""
+    expected_precision: float | None
+    """Mean calibrated probability of what is tagged, a confirmed one counting as 1; none where nothing is."""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The project in numbers."""
+
+    name: str
+    pictures: int
+    """Found so far, the unreadable ones included."""
+    indexed: int
+    failures: int
+    model: str
+    folders: tuple[str, ...]
+    labels: int
+    answers: int
+    can_undo: bool
+    can_redo: bool
+    version: int
+    """Rises with every change, so that a page knows whether what it shows is of today."""
+    indexing: bool = False
+    notice: str = ""
+    """One sentence about what is wrong with the project as a whole, such as a folder that is gone; else empty."""
+
+
+@dataclass(frozen=True)
+class CellTag:
+    """A label on a picture: by a person's word, or by the model's."""
+
+    label: str
+    p: float
+    state: Literal["yes", "no", "model"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A picture in a grid."""
+
+    digest: str
+    name: str
+    width: int
+    height: int
+    p: float | None
+    """The query's score, where it asks for one."""
+    tags: tuple[CellTag, ...]
+    stack: int
+    """How many pictures it stands for, itself included."""
+    marked: bool | None = None
+    """In a review: whether the page's answer to it would be yes."""
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a part of a query was taken for."""
+
+    text: str
+    taken_as: Literal["label", "word", "name", "state", "folder", "date", "like"]
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """Some of the pictures that a query finds."""
+
+    total: int
+    offset: int
+    query_means: tuple[Meaning, ...]
+    pictures: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Because:
+    """An example that speaks for a label, and how much."""
+
+    digest: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class PictureLabel:
+    """A label's probability for one picture, and why."""
+
+    label: str
+    p: float
+    threshold: float
+    answer: Word | None
+    because: tuple[Because, ...]
+
+
+@dataclass(frozen=True)
+class PictureDetail:
+    """All that is known of a picture."""
+
+    digest: str
+    name: str
+    path: str
+    width: int
+    height: int
+    taken: str | None
+    """ISO 8601, without a zone, as cameras write it."""
+    bytes: int
+    labels: tuple[PictureLabel, ...]
+    stack: tuple[str, ...]
+    would_write: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Where a label is seen: rows of probabilities, from the top left."""
+
+    probability: float
+    heat: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """What a threshold would tag."""
+
+    threshold: float
+    tags: int
+    expected_precision: float | None
+    recall: float | None
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How many pictures lie between two edges of probability: unanswered, confirmed, rejected."""
+
+    edges: tuple[float, ...]
+    model: tuple[int, ...]
+    yes: tuple[int, ...]
+    no: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Audited:
+    """Precision by a random sample of what is tagged, with its 95 % interval (Wilson)."""
+
+    precision: float
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Answered:
+    """How often a label was answered, each picture by its latest word."""
+
+    yes: int
+    no: int
+    unknown: int
+
+
+@dataclass(frozen=True)
+class Influence:
+    """An example, and how much the expected precision falls without it; none where that was not worked out."""
+
+    digest: str
+    influence: float | None
+
+
+@dataclass(frozen=True)
+class MistakenFor:
+    """Another label that pictures were said to show which this one was refused for."""
+
+    label: str
+    count: int
+
+
+@dataclass(frozen=True)
+class ReviewPage:
+    """A page of pictures with one question, and what is known of the label."""
+
+    label: str
+    order: Order
+    question: str
+    pictures: tuple[Cell, ...]
+    left: int
+    """Pictures that this order would still ask about, those of the page included."""
+    answered: Answered
+    threshold: float
+    curve: tuple[CurvePoint, ...]
+    histogram: Histogram
+    audited: Audited | None
+    enough: str
+    examples: tuple[Influence, ...]
+    mistaken_for: tuple[MistakenFor, ...]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A picture that could not be read."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What was written, or would be."""
+
+    format: str
+    dry_run: bool
+    rows: int
+    changes: int
+    """Of rows that differ from the last delivery of this format, all of them at the first one; of sidecars."""
+    sample: tuple[Mapping[str, Any], ...]
+    file: str | None = None
+    """Its name in the project's folder `deliveries`."""
+    failures: int = 0
+    """Pictures whose sidecars could not be written; the sample says why."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check of the project found; `problems` are sentences, none where all is well."""
+
+    answers: int
+    labels: int
+    pictures: int
+    problems: tuple[str, ...]
+
+
+Listener = Callable[[str, Any], None]
+"""Told of an event's name and its value: ("project", Overview) on progress and changes."""
+_JSON_NAMES = {"taken_as": "as"}
+
+
+def as_json(value: Any) -> Any:
+    """A value as JSON has it; the one name that Python keeps to itself ("as") is written as the API has it."""
+    if is_dataclass(value):
+        return {_JSON_NAMES.get(each.name, each.name): as_json(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, tuple | list):
+        return [as_json(each) for each in value]
+    return {key: as_json(each) for key, each in value.items()} if isinstance(value, Mapping) else value

@@ -1,0 +1,463 @@
+"""Looking at a project: labels, grids of pictures, one picture, a label's review."""
+
+import io
+import math
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtag.core.posterior import Pictures, prior
+from fewtag.errors import InputError
+from fewtag.pictures.decode import DRAFT, decode, squash
+from fewtag.studio import review as reviewing
+from fewtag.studio.derive import Scored, Scores, by_word, word_of
+from fewtag.studio.index import SIZES, small_copy
+from fewtag.studio.library import box_guide
+from fewtag.studio.project import Label, Project
+from fewtag.studio.search import Part, parse
+from fewtag.studio.state import Rows, State
+from fewtag.studio.values import (
+    AUDIT,
+    Because,
+    Cell,
+    Explanation,
+    Failure,
+    Influence,
+    LabelRow,
+    Meaning,
+    MistakenFor,
+    Page,
+    PictureDetail,
+    PictureLabel,
+    ReviewPage,
+)
+from fewtag.tagger.bank import Bank, Definition
+from fewtag.tagger.explain import heat_map, layer
+from fewtag.tagger.model import Model
+from fewtag.tagger.stream import DIGITS, Tagged
+
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom, from 0 to 1."""
+MOST_AT_ONCE = 1000
+"""Answers of one group, cells of one page."""
+_AT_ONCE = 20_000
+"""Pictures times labels that are scored while somebody waits for the list of labels."""
+_WORDS_KEPT = 16
+_REASONS, _REASONED = 3, 8
+
+
+class View(State):
+    """The studio without what changes something."""
+
+    def __init__(
+        self,
+        project: Project,
+        model: Model,
+        cache: Path,
+        resident: int,
+        tell: Callable[[], None],
+        edited: Callable[[str, str], None],
+    ) -> None:
+        super().__init__(project, model, cache, resident, tell, edited)
+        self._word_scores = Scores(self.library, model)
+        self._words: OrderedDict[str, Definition] = OrderedDict()
+        self._wake = threading.Event()  # for whoever works behind it
+        self._influences: dict[str, tuple[object, dict[str, float]]] = {}
+        self._looked_at: str | None = None
+
+    def labels(self) -> list[LabelRow]:
+        """Sorted by name; in a large library the numbers of labels that others' answers touch follow a second later."""
+        bank = self._current()
+        lacking = [name for name in bank.classes if name not in self._scores.kept]
+        stale = [name for name in bank.classes if not self._scores.is_fresh(bank, name)]
+        self._score(stale if len(stale) * len(self.library) <= _AT_ONCE else lacking)
+        labels = sorted(self._fold.labels.values(), key=lambda label: label.name)
+        return [self._label_row(bank, label) for label in labels]
+
+    def label(self, name: str) -> LabelRow:
+        """One of them, as it is now."""
+        label = self._fold.find(name)
+        self._score([label.name])
+        return self._label_row(self._current(), label)
+
+    def _label_row(self, bank: Bank, label: Label) -> LabelRow:
+        name = label.name
+        known = bank.definitions.get(name)
+        facts = name, str(known or ""), len(bank.members.get(name, ())), len(bank.refused.get(name, ()))
+        scored = self._scores.kept.get(name)
+        if scored is None or name not in bank.classes:
+            return LabelRow(*facts, label.threshold, label.prior, None, 0, 0, None)
+        ground = self._ground(label, scored)
+        return LabelRow(
+            *facts,
+            round(scored.threshold, DIGITS),
+            round(scored.share, DIGITS),
+            scored.fitted.trust,
+            int(ground.tagged.sum()),
+            int(ground.near.sum()),
+            reviewing.expected_precision(ground),
+        )
+
+    def failures(self) -> list[Failure]:
+        """Pictures that could not be read, by name."""
+        found = [Failure(self.library.shown_name(file), file.failure) for file in self.library.failures]
+        return sorted(found, key=lambda each: each.name)
+
+    def search(
+        self,
+        query: str = "",
+        *,
+        offset: int = 0,
+        limit: int = 200,
+        like: str | None = None,
+        box: Box | None = None,
+        stacked: bool = True,
+    ) -> Page:
+        """The pictures that a query finds, likeliest first, or by name where it asks for no likeness."""
+        if offset < 0 or not 0 < limit <= MOST_AT_ONCE:
+            raise InputError(f"offset {offset} and limit {limit} are no page; give 0 or more, and 1 to {MOST_AT_ONCE}")
+        parts = parse(query, [label.name for label in self._fold.labels.values()])
+        rows = self.library.ordered()
+        keep = np.ones(len(rows), np.bool_)
+        scores: list[NDArray[np.float32]] = []
+        means: list[Meaning] = []
+        asked = [name for part in parts if part.kind == "label" and part.wanted for name in part.names]
+        for part in parts:
+            self._apply(part, parts, asked, rows, keep, scores, means)
+        if like is not None:
+            scores.append(self._likeness(like, box, rows))
+            means.append(Meaning(like, "like", "a part of this picture" if box else "this picture"))
+        product = np.prod(scores, axis=0, dtype=np.float32) if scores else None
+        found = rows[keep]
+        if product is not None:
+            product = product[keep]
+            order = np.argsort(-product, kind="stable")
+            found, product = found[order], product[order]
+        return self._page(found, product, offset, limit, stacked, tuple(means))
+
+    def _apply(
+        self,
+        part: Part,
+        parts: Sequence[Part],
+        asked: Sequence[str],
+        rows: Rows,
+        keep: NDArray[np.bool_],
+        scores: list[NDArray[np.float32]],
+        means: list[Meaning],
+    ) -> None:
+        """What one part of a query leaves of these rows, and what it says of each."""
+        if part.kind == "label":
+            grounds = self._grounds(part.names)
+            tagged = np.any([ground.tagged[rows] for ground in grounds], axis=0)
+            states = any(other.kind == "state" and other.wanted for other in parts)
+            if part.wanted:
+                scores.append(np.max([ground.believed[rows] for ground in grounds], axis=0))
+                if not states:
+                    keep &= tagged
+            else:
+                keep &= ~tagged
+            means.append(Meaning(part.text, "label", ", ".join(part.names)))
+        elif part.kind == "word":
+            scored = self._word(part.value)
+            if scored is None:
+                wanted = part.value.casefold()
+                keep &= np.array([(wanted in self.library.names[row].casefold()) == part.wanted for row in rows])
+                means.append(Meaning(part.text, "name", "no known word: pictures that are called so"))
+            else:
+                chances = scored.chances[rows]
+                scores.append(chances if part.wanted else 1 - chances)
+                means.append(Meaning(part.text, "word"))
+        elif part.kind == "state":
+            keep &= self._state(part.value, asked)[rows] == part.wanted
+            means.append(Meaning(part.text, "state"))
+        elif part.kind == "folder":
+            wanted = part.value.casefold()
+            folders = [str(PurePosixPath(self.library.names[row]).parent).casefold() for row in rows]
+            keep &= np.array([(wanted in folder) == part.wanted for folder in folders], np.bool_)
+            means.append(Meaning(part.text, "folder"))
+        else:
+            taken = np.array([self.library.pictures[row].taken or "" for row in rows], "U19")
+            inside = (taken >= part.value) if part.kind == "after" else (taken < part.value)
+            keep &= ((inside & (taken != "")) == part.wanted) & (taken != "")
+            means.append(Meaning(part.text, "date"))
+
+    def _state(self, state: str, asked: Sequence[str]) -> NDArray[np.bool_]:
+        """rows: whether a picture is in a state with regard to these labels, or to any where none is asked for"""
+        grounds = self._grounds(asked or [label.name for label in self._fold.labels.values()])
+        count = len(self.library)
+        masks = {
+            "unsure": lambda ground: ground.near,
+            "confirmed": lambda ground: ground.words == reviewing.YES,
+            "rejected": lambda ground: ground.words == reviewing.NO,
+            "tagged": lambda ground: ground.tagged,
+            "untagged": lambda ground: ground.tagged,
+        }
+        found = np.zeros(count, np.bool_)
+        for ground in grounds:
+            mask = masks[state](ground)
+            found[: len(mask)] |= mask[:count]
+        return ~found if state == "untagged" else found
+
+    def _likeness(self, digest: str, box: Box | None, rows: Rows) -> NDArray[np.float32]:
+        row = self.library.row(digest)
+        features = self.library.features
+        if box is None:
+            return features.whole[rows] @ features.whole[row]
+        places = features.places(row)
+        if places is None:
+            raise InputError("the picture's features are not at hand; wait until it is indexed again")
+        strengths = self.model.strengths
+        logits = features.logits([prior(box_guide(places, box), strengths)], strengths.query_focus)[0][0]
+        # the prototype's own score again, between −1 and 1
+        return logits[rows] / np.float32(strengths.kappa) + np.float32(strengths.offset)
+
+    def _word(self, word: str) -> Scored | None:
+        """The scores of a word that no label stands for; None for one that says nothing."""
+        with self._lock:
+            meaning = self._words.get(word) or by_word(word, self.model)
+            if meaning is None or meaning.vector is None:
+                return None
+            self._words[word] = meaning
+            self._words.move_to_end(word)
+            while len(self._words) > _WORDS_KEPT:
+                self._word_scores.kept.pop(self._words.popitem(last=False)[0], None)
+            self._word_scores.refresh(Bank({word: meaning}, {}, self._word_bank.known), [word])
+            return self._word_scores.kept[word]
+
+    @cached_property
+    def _word_bank(self) -> Bank:
+        """Keeps what words alone were fitted to."""
+        return Bank()
+
+    def _page(
+        self,
+        rows: Rows,
+        scores: NDArray[np.float32] | None,
+        offset: int,
+        limit: int,
+        stacked: bool,
+        means: tuple[Meaning, ...] = (),
+    ) -> Page:
+        counts = np.ones(len(rows), np.int64)
+        if stacked and len(rows):
+            _, first, sizes = np.unique(self.library.stacks()[rows], return_index=True, return_counts=True)
+            order = np.argsort(first)
+            first, counts = first[order], sizes[order]
+            rows, scores = rows[first], None if scores is None else scores[first]
+        shown = slice(offset, offset + limit)
+        chances = [None] * len(rows[shown]) if scores is None else scores[shown].tolist()
+        cells = self._cells(rows[shown], chances, counts[shown].tolist())
+        return Page(len(rows), offset, means, tuple(cells))
+
+    def _cells(
+        self, rows: Rows, chances: Sequence[float | None], stacks: Sequence[int], marked: Sequence[bool] | None = None
+    ) -> list[Cell]:
+        tags = self._tags_of(rows)
+        cells = []
+        for number, row in enumerate(rows.tolist()):
+            picture, chance = self.library.pictures[row], chances[number]
+            cells.append(
+                Cell(
+                    picture.digest,
+                    self.library.names[row],
+                    picture.width,
+                    picture.height,
+                    None if chance is None else round(chance, DIGITS),
+                    tuple(tags[number]),
+                    stacks[number],
+                    None if marked is None else marked[number],
+                )
+            )
+        return cells
+
+    def picture(self, digest: str) -> PictureDetail:
+        """All that is known of a picture, every label's probability with the examples that speak for it."""
+        row = self.library.row(digest)
+        facts = self.library.pictures[row]
+        bank = self._current()
+        self._score(bank.classes)
+        places = self.library.features.places(row)
+        told = []
+        for name in bank.classes:
+            label, scored = self._fold.find(name), self._scores.kept[name]
+            self._scores.sharpen(name, np.array([row]))
+            said = self._fold.said[label.id].get(digest)
+            word = None if said is None else said.answer
+            told.append((name, float(scored.chances[row]), scored, word))
+        told.sort(key=lambda each: (-each[1], each[0]))
+        labels = tuple(
+            PictureLabel(
+                name,
+                round(chance, DIGITS),
+                round(scored.threshold, DIGITS),
+                word,
+                self._because(bank, name, scored, row, places) if number < _REASONED else (),
+            )
+            for number, (name, chance, scored, word) in enumerate(told)
+        )
+        stacks = self.library.stacks()
+        members = np.flatnonzero((stacks == stacks[row]) & self.library.alive[: len(stacks)]).tolist()
+        tags = [tag.label for tag in self._tags_of(np.array([row]))[0] if tag.state != "no"]
+        files = self.library.files_of.get(digest)
+        return PictureDetail(
+            digest,
+            self.library.names[row],
+            files[0].path if files else "",
+            facts.width,
+            facts.height,
+            facts.taken,
+            facts.bytes,
+            labels,
+            tuple(self.library.digests[each] for each in members if each != row),
+            tuple(tags),
+        )
+
+    def _because(
+        self, bank: Bank, name: str, scored: Scored, row: int, places: NDArray[np.float32] | None
+    ) -> tuple[Because, ...]:
+        """The label's examples that look most like the picture, where the label looks."""
+        keys = bank.said(name).yes[-50:]
+        if not keys or places is None:
+            return ()
+        strengths, picture_of = self.model.strengths, self._deriver.picture_of(self._fold)
+        shown = Pictures.of(np.stack([bank.examples[key].places for key in keys]))
+        mine = Pictures.of(places[None])
+        local = np.float32(strengths.query_local)
+        ours, theirs = (each.attend(scored.fitted.guide, strengths.query_focus) for each in (mine, shown))
+        alike = (1 - local) * (shown.whole @ mine.whole[0]) + local * (theirs @ ours[0])
+        best = np.argsort(-alike, kind="stable")[: _REASONS + 1].tolist()
+        found = [
+            Because(picture_of[keys[each]], round(float(alike[each]), 4)) for each in best if keys[each] in picture_of
+        ]
+        return tuple(each for each in found if each.digest != self.library.digests[row])[:_REASONS]
+
+    def thumbnail(self, digest: str, size: int = 256) -> bytes:
+        """WebP, made anew from the pixels; kept in the cache."""
+        if size not in SIZES:
+            raise InputError(f"there is no thumbnail of {size} pixels; ask for 256 or 1024")
+        self.library.row(digest)
+        content = self._indexer.thumbnails.get(digest, size)
+        if content is None:
+            image = decode(self._read(digest), digest, at_least=size)
+            content = small_copy(image, size)
+            self._indexer.thumbnails.put([(digest, size, content)])
+        return content
+
+    def heat(self, digest: str, label: str, *, fine: bool = False) -> bytes:
+        """A WebP overlay with alpha, at most 512 pixels; `fine` by a pass of the network over its finest map."""
+        scored, places = self._explained(digest, label)
+        if fine:
+            picture = decode(self._read(digest), digest, at_least=DRAFT * self.model.zoom * self.model.size)
+            places = self.model.fine_places(picture)
+        facts = self.library.pictures[self.library.row(digest)]
+        scale = min(1.0, 512 / max(facts.width, facts.height))
+        size = max(1, round(facts.width * scale)), max(1, round(facts.height * scale))
+        heat = heat_map(places, scored.fitted, (scored.slope, scored.offset), size)
+        content = io.BytesIO()
+        layer(heat).save(content, "WEBP", quality=80, method=1)
+        return content.getvalue()
+
+    def explain(self, digest: str, label: str) -> Explanation:
+        """Where a label is seen, on the map that it is scored by."""
+        scored, places = self._explained(digest, label)
+        side = math.isqrt(len(places))
+        heat = heat_map(places, scored.fitted, (scored.slope, scored.offset), (side, side))
+        chance = round(float(scored.chances[self.library.row(digest)]), DIGITS)
+        return Explanation(chance, tuple(tuple(round(float(each), 4) for each in line) for line in heat))
+
+    def _explained(self, digest: str, label: str) -> tuple[Scored, NDArray[np.float32]]:
+        row, name = self.library.row(digest), self._fold.find(label).name
+        self._score([name])
+        scored = self._scores.kept.get(name)
+        if scored is None:
+            raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
+        self._scores.sharpen(name, np.array([row]))
+        places = self.library.features.places(row)
+        if places is None:
+            picture = decode(self._read(digest), digest, at_least=DRAFT * self.model.size)
+            places = self.model.encode(squash(picture, self.model.size)[None])[0]
+        return scored, places
+
+    def review(self, label: str, order: str = "auto", size: int = 48, offset: int = 0) -> ReviewPage:
+        """A page of pictures with one question, ranked by what is known now."""
+        if not 0 < size <= MOST_AT_ONCE or offset < 0:
+            raise InputError(f"size {size} and offset {offset} are no page; give 1 to {MOST_AT_ONCE}, and 0 or more")
+        known = self._fold.find(label)
+        self._score([known.name])
+        scored = self._scores.kept.get(known.name)
+        if scored is None:
+            raise InputError(f"label {known.name!r} has neither a word nor an example yet; teach it a picture")
+        ground = self._ground(known, scored)
+        chosen = reviewing.choose_order(order, ground)
+        seed, whole = f"{self.folder.name} {known.id}", self.library.features.whole[: len(ground.words)]
+        rows, left = reviewing.ask(chosen, ground, whole, seed, self.library.digests)
+        stacks = self.library.stacks()[: len(ground.words)]
+        if chosen != AUDIT and len(rows):
+            # one of a stack stands for all, and one answer will do
+            rows = rows[~np.isin(stacks[rows], stacks[ground.words > 0])]
+            rows = rows[np.sort(np.unique(stacks[rows], return_index=True)[1])]
+        left = min(left, len(rows))
+        rows = rows[offset : offset + size]
+        if not scored.exact[rows].all():
+            self._scores.sharpen(known.name, rows)
+            ground = self._ground(known, scored)
+        chances = ground.chances[rows].tolist()
+        sizes = np.bincount(stacks, minlength=len(stacks))[stacks[rows]].tolist()
+        cells = self._cells(rows, chances, sizes, [chance >= 0.5 for chance in chances])
+        self._looked_at = known.name
+        word = word_of(known.name)
+        return ReviewPage(
+            known.name,
+            chosen,
+            f"Is there {'an' if word[:1].lower() in 'aeiou' else 'a'} {word}?",
+            tuple(cells),
+            max(0, left - offset),
+            reviewing.answered(ground),
+            round(scored.threshold, DIGITS),
+            reviewing.curve(ground),
+            reviewing.histogram(ground),
+            reviewing.audit(ground),
+            reviewing.enough(ground, word),
+            self._examples_of(known),
+            self._mistaken_for(known),
+        )
+
+    def _examples_of(self, label: Label) -> tuple[Influence, ...]:
+        """Yes examples, the latest first, each with its influence where that was worked out for the label as it is."""
+        self._wake.set()
+        kept = self._influences.get(label.name)
+        scored = self._scores.kept[label.name]
+        values = kept[1] if kept is not None and kept[0] is scored.fitted else {}
+        said = self._fold.said[label.id]
+        shown = [picture for picture, each in said.items() if each.answer == "yes" and each.source != AUDIT]
+        found = [Influence(each, values.get(each)) for each in reversed(shown[-48:])]
+        return tuple(found)
+
+    def _mistaken_for(self, label: Label) -> tuple[MistakenFor, ...]:
+        """Labels that a person gave to pictures of which this one was refused."""
+        fold = self._fold
+        refused = {picture for picture, said in fold.said[label.id].items() if said.answer == "no"}
+        counts = Counter(
+            other.name
+            for other in fold.labels.values()
+            if other.id != label.id
+            for picture, said in fold.said[other.id].items()
+            if said.answer == "yes" and picture in refused
+        )
+        return tuple(MistakenFor(name, count) for name, count in counts.most_common(3))
+
+    def tag(self, digests: Sequence[str]) -> list[Tagged]:
+        """Rows for pictures of the project; a person's word comes first."""
+        for digest in digests:
+            self.library.row(digest)
+        scorer = self.scorer()
+        words = {
+            label.name: {picture: said.answer for picture, said in self._fold.said[label.id].items()}
+            for label in list(self._fold.labels.values())
+        }
+        return self._rows(digests, scorer, words) if digests else []

@@ -1,0 +1,100 @@
+// The HTTP API as functions: one per action, answers as plain objects, every refusal a Problem with one sentence.
+
+/** @typedef {"yes" | "no" | "unknown"} Word */
+/** @typedef {{label: string, p: number, state: "yes" | "no" | "model"}} Tag */
+/** @typedef {{digest: string, name: string, width: number, height: number, p: number | null, tags: Tag[], stack: number, marked?: boolean}} Cell */
+/** @typedef {{total: number, offset: number, query_means: {text: string, as: string, detail: string}[], pictures: Cell[]}} Page */
+/** @typedef {{name: string, means: string | null, examples: number, absent: number, threshold: number | null, tags?: number, waiting?: number, expected_precision?: number | null}} Label */
+/** @typedef {{name: string, pictures: number, indexed: number, failures: number, folders: string[], labels: number, answers: number, can_undo: boolean, can_redo: boolean, version: number, indexing: boolean, notice: string}} Project */
+/** @typedef {{id: string, picture: string, label: string, answer: Word, source: string}} Answer */
+/** @typedef {{threshold: number, tags: number, expected_precision: number | null, recall: number | null}} Point */
+/** @typedef {{edges: number[], model: number[], yes: number[], no: number[]}} Histogram */
+/** @typedef {{label: string, order: string, question: string, pictures: Cell[], left: number, answered: {yes: number, no: number, unknown: number}, threshold: number, curve: Point[], histogram: Histogram, audited: {precision: number, low: number, high: number, count: number} | null, enough: string, examples: {digest: string, influence: number | null}[], mistaken_for: {label: string, count: number}[]}} ReviewPage */
+/** @typedef {{label: string, p: number, threshold: number, answer: Word | null, because: {digest: string, weight: number}[]}} Belief */
+/** @typedef {{digest: string, name: string, path: string, width: number, height: number, taken: string | null, bytes: number, labels: Belief[], stack: string[], would_write: string[]}} Detail */
+/** @typedef {{id: string, kind: string, state: "running" | "done" | "failed" | "cancelled", done: number, total: number, detail: string | null, result: any}} Job */
+/** @typedef {{query?: string, like?: string, box?: number[], stacked?: boolean}} Search */
+
+/** A refusal, or no answer at all (`status` 0). Its message is the server's one sentence. */
+export class Problem extends Error {
+  /** @param {string} message @param {number} status */
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** A random UUID; `crypto.randomUUID` is missing where the page is not on the loopback. */
+export function uuid() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  bytes[6] = (bytes[6] & 15) | 64;
+  bytes[8] = (bytes[8] & 63) | 128;
+  const digits = Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  return digits.replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-");
+}
+
+/**
+ * @param {string} method @param {string} path @param {any} [body] @param {Record<string, string>} [headers]
+ * @returns {Promise<any>}
+ */
+async function call(method, path, body, headers = {}) {
+  /** @type {RequestInit} */
+  const request = { method, headers: { "X-Fewtag": "1", ...headers }, credentials: "same-origin" };
+  if (body !== undefined) {
+    request.body = JSON.stringify(body);
+    request.headers = { ...request.headers, "Content-Type": "application/json" };
+  }
+  let reply;
+  try {
+    reply = await fetch(path, request);
+  } catch {
+    throw new Problem("The studio does not answer; start it again, nothing you said is lost.", 0);
+  }
+  if (reply.status === 204) return null;
+  const said = await reply.json().catch(() => null);
+  if (!reply.ok) throw new Problem(said?.detail ?? said?.title ?? `The studio refused this (${reply.status}).`, reply.status);
+  return said;
+}
+
+const of = encodeURIComponent;
+/** @param {string} path @param {any} body */
+const post = (path, body) => call("POST", path, body, { "Idempotency-Key": uuid() });
+
+/** @param {string} token */
+export const openSession = (token) => call("POST", "/v1/session", undefined, { Authorization: `Bearer ${token}` });
+/** @returns {Promise<Project>} */
+export const getProject = () => call("GET", "/v1/project");
+/** @returns {Promise<Label[]>} */
+export const getLabels = async () => (await call("GET", "/v1/labels")).labels;
+/** @param {string} name @param {boolean} words @returns {Promise<Label>} */
+export const define = (name, words) => post("/v1/labels", { name, words });
+/** @param {string} name @param {string[]} pictures @returns {Promise<Label>} */
+export const teach = (name, pictures) => post(`/v1/labels/${of(name)}/examples`, { pictures });
+/** @param {string} name @param {{name?: string, merge?: boolean, threshold?: number | null}} change @returns {Promise<Label>} */
+export const change = (name, change) => call("PATCH", `/v1/labels/${of(name)}`, change);
+/** @param {string} name */
+export const forget = (name) => call("DELETE", `/v1/labels/${of(name)}`);
+/** Each answer has its own id: sent again, it is the same answer. @param {Answer[]} answers @returns {Promise<{acknowledged: string[], undo: string}>} */
+export const sendAnswers = (answers) => post("/v1/answers", { answers });
+/** @typedef {{what: string, undone: {picture: string, label: string, was: Word | null, now: Word | null}[], left: number}} Undone */
+/** @returns {Promise<Undone>} */
+export const undo = () => post("/v1/undo", {});
+/** @returns {Promise<Undone>} */
+export const redo = () => post("/v1/redo", {});
+/** @param {Search & {offset: number, limit: number}} wanted @returns {Promise<Page>} */
+export const search = (wanted) => call("POST", "/v1/search", wanted);
+/** @param {string} digest @returns {Promise<Detail>} */
+export const getPicture = (digest) => call("GET", `/v1/pictures/${digest}`);
+/** @param {string} label @param {string} order @param {number} size @returns {Promise<ReviewPage>} */
+export const getReview = (label, order, size) => call("GET", `/v1/review?label=${of(label)}&order=${order}&size=${size}`);
+/** @returns {Promise<{name: string, reason: string}[]>} */
+export const getFailures = async () => (await call("GET", "/v1/failures")).failures;
+/** @param {{format: string, confirmed_only?: boolean, scores?: boolean, take_back?: boolean, dry_run: boolean}} wanted @returns {Promise<any>} */
+export const deliver = (wanted) => post("/v1/deliver", wanted);
+/** @param {string} id @returns {Promise<Job>} */
+export const getJob = (id) => call("GET", `/v1/jobs/${of(id)}`);
+
+/** @param {string} digest @param {256 | 1024} size */
+export const thumbnail = (digest, size = 256) => `/v1/pictures/${digest}/thumbnail?size=${size}`;
+/** @param {string} digest @param {string} label @param {boolean} fine sharper, and slower */
+export const heat = (digest, label, fine) => `/v1/pictures/${digest}/heat?label=${of(label)}&fine=${fine}`;

@@ -1,0 +1,198 @@
+// The frame around the three screens: session, header, labels, toasts; what the server tells while one works.
+import * as api from "./api.js";
+import { Dialogs } from "./deliver.js";
+import { Library, listing, percent, selection } from "./library.js";
+import { Picture } from "./picture.js";
+import { Review } from "./review.js";
+import * as store from "./store.js";
+import { html, render, signal, useEffect, useRef } from "./view.js";
+
+/** On a narrow screen the labels are behind a button. */
+const drawer = signal(false);
+const STATES = [
+  ["", "All pictures"],
+  ["is:untagged", "Untagged"],
+  ["is:unsure", "Unsure"],
+  ["is:confirmed", "Confirmed"],
+];
+
+function Header() {
+  const { screen, query } = store.route.value;
+  const field = /** @type {{current: HTMLInputElement | null}} */ (useRef(null));
+  const later = useRef(0);
+  const asked = screen === "library" ? (query.get("q") ?? "") : "";
+  useEffect(() => {
+    if (field.current && document.activeElement !== field.current) field.current.value = asked;
+  }, [asked]);
+  const search = () => {
+    clearTimeout(later.current);
+    store.find(/** @type {HTMLInputElement} */ (field.current).value.trim());
+  };
+  const project = store.project.value;
+  return html`<header class="top">
+    <button class="plain menu" aria-label="Labels" aria-expanded=${drawer.value} aria-controls="labels" onClick=${() => (drawer.value = !drawer.value)}>☰</button>
+    <a class="brand" href="#/" title=${project?.name}><img src="/static/icon.png" alt="" width="22" height="22" /><span>${project?.name ?? "fewtag"}</span></a>
+    <form role="search" onSubmit=${(/** @type {Event} */ event) => {
+      event.preventDefault();
+      search();
+      field.current?.blur();
+    }}>
+      <input id="search" ref=${field} type="search" aria-label="Search" list="suggestions" autocomplete="off" placeholder="Search: a label, any word, -not this, is:unsure" enterkeyhint="search"
+        onInput=${() => {
+          clearTimeout(later.current);
+          later.current = setTimeout(search, 350);
+        }}
+        onKeyDown=${(/** @type {KeyboardEvent} */ event) => event.key === "Escape" && field.current?.blur()} />
+      <datalist id="suggestions">${[...store.labelNames.value.map(store.quoted), "is:unsure", "is:confirmed", "is:untagged"].map((each) => html`<option key=${each} value=${each}></option>`)}</datalist>
+    </form>
+    <button class="plain" aria-label="Undo" title="Undo (Backspace)" disabled=${!project?.can_undo && !store.unsent.value.length} onClick=${store.undo}>↶</button>
+    <button class="plain wideonly" aria-label="Redo" title="Redo (ctrl-shift-z)" disabled=${!project?.can_redo} onClick=${store.redo}>↷</button>
+    <button class="plain wideonly" aria-label="All keys" title="All keys (?)" onClick=${() => (store.dialog.value = "keys")}>?</button>
+    <button class="primary" onClick=${() => (store.dialog.value = "deliver")}>Deliver</button>
+    ${project?.indexing && html`<progress class="indexing" max=${project.pictures} value=${project.indexed + project.failures}
+      aria-label="Reading pictures" title=${`${project.indexed.toLocaleString("en")} of ${project.pictures.toLocaleString("en")} pictures read`}></progress>`}
+  </header>`;
+}
+
+/** Labels as a tree: a path such as birds/heron lies under birds. */
+function Labels() {
+  const { screen, name, query } = store.route.value;
+  const current = screen === "review" ? name : screen === "library" ? (query.get("q") ?? "") : "-";
+  const known = store.labels.value;
+  const rows = tree(known ?? []);
+  const project = store.project.value;
+  return html`<nav id="labels" class=${drawer.value ? "labels open" : "labels"} aria-label="Labels" onClick=${() => (drawer.value = false)}>
+    <ul>${STATES.map(([state, text]) => html`<li key=${state}><a class="row" href=${store.address("library", "", { q: state })}
+      aria-current=${screen === "library" && current === state && !query.get("like") ? "page" : "false"}><span class="name">${text}</span>
+      ${state === "" && project && html`<span class="count">${project.indexed.toLocaleString("en")}</span>`}</a></li>`)}</ul>
+    <h2>Labels <button class="plain" aria-label="New label" title="New label (n)" onClick=${() => {
+      store.dialogName.value = "";
+      store.dialog.value = "new";
+    }}>+</button></h2>
+    ${known?.length === 0 && html`<p class="dim">None yet. Select a picture that shows something, press <kbd>n</kbd> and give it a name.</p>`}
+    <ul>${rows.map(({ depth, text, label, path }) => html`<li key=${path}>${label
+      ? html`<span class="pair">
+          <a class="row" style=${{ "--depth": depth }} href=${screen === "review" ? store.address("review", path) : store.address("library", "", { q: store.quoted(path) })}
+            aria-current=${current === path || current === store.quoted(path) ? "page" : "false"} title=${path}>
+            <span class="name">${text}</span>
+            <span class="count" title="Pictures with this label, and the precision to expect">${(label.tags ?? 0).toLocaleString("en")}${label.expected_precision != null && html`<small>${percent(label.expected_precision)}</small>`}</span></a>
+          <a class="pill" href=${store.address("review", path)} aria-label=${`Review ${path}${label.waiting ? `: ${label.waiting} unsure` : ""}`} title="Review">${label.waiting ? label.waiting.toLocaleString("en") : "›"}</a></span>`
+      : html`<span class="row group" style=${{ "--depth": depth }}>${text}</span>`}</li>`)}</ul>
+    ${project && project.failures > 0 && html`<p class="dim"><button class="plain" onClick=${showFailures}>${project.failures.toLocaleString("en")} unreadable</button></p>`}
+  </nav>`;
+}
+
+async function showFailures() {
+  const failures = await store.attempt(api.getFailures);
+  if (failures?.length) store.say(failures.slice(0, 3).map((each) => `${each.name}: ${each.reason}`).join(" "), { seconds: 20 });
+}
+
+/** @param {api.Label[]} known */
+function tree(known) {
+  const byName = new Map(known.map((label) => [label.name, label]));
+  const paths = new Set(known.flatMap(({ name }) => name.split("/").map((_, end, parts) => parts.slice(0, end + 1).join("/"))));
+  const inOrder = [...paths].sort((one, other) => (one.replaceAll("/", "\0") < other.replaceAll("/", "\0") ? -1 : 1));
+  return inOrder.map((path) => {
+    const parts = path.split("/");
+    return { path, text: /** @type {string} */ (parts.at(-1)), depth: Math.min(4, parts.length - 1), label: byName.get(path) };
+  });
+}
+
+function Toasts() {
+  const waiting = store.unsent.value.length;
+  return html`<div class="toasts" role="status">
+    ${!store.online.value && html`<p class="toast bad" role="alert">The studio does not answer. ${waiting ? "Your answers are kept here and sent when it is back." : "Start it again with fewtag studio."}</p>`}
+    ${store.project.value?.notice && html`<p class="toast bad" role="alert">${store.project.value.notice}</p>`}
+    ${store.toasts.value.map((toast) => html`<p key=${toast.id} class=${toast.bad ? "toast bad" : "toast"} role=${toast.bad ? "alert" : undefined}>
+      <span>${toast.text}</span>
+      ${toast.action && html`<button class="plain" onClick=${() => {
+        store.dismiss(toast.id);
+        toast.action?.run();
+      }}>${toast.action.text}</button>`}
+      ${toast.bad && html`<button class="plain" aria-label="Close" onClick=${() => store.dismiss(toast.id)}>×</button>`}
+    </p>`)}
+  </div>
+  <div class="unseen" aria-live="polite">${store.announcement.value}</div>`;
+}
+
+function Locked() {
+  useEffect(() => {
+    // a studio that was opened again in another tab lets this one in too
+    const again = setInterval(async () => {
+      store.locked.value = "";
+      if ((await store.loadProject()) && !store.locked.value) location.reload();
+    }, 3000);
+    return () => clearInterval(again);
+  }, []);
+  const waiting = store.unsent.value.length;
+  return html`<main class="nothing locked"><h1>This page has no key to the studio</h1>
+    <p>Open the address that <code>fewtag studio</code> printed: it carries the key. Another browser, or an older studio, needs its own.</p>
+    ${waiting > 0 && html`<p>What you answered is kept in this browser and sent as soon as you are in.</p>`}</main>`;
+}
+
+function App() {
+  if (store.locked.value) return html`<${Locked} />`;
+  const { screen } = store.route.value;
+  document.title = `${screen === "review" ? `${store.route.value.name} · ` : ""}${store.project.value?.name ?? "fewtag"} · studio`;
+  const screens = { library: Library, review: Review, picture: Picture };
+  return html`<a class="skip" href="#main" onClick=${(/** @type {Event} */ event) => {
+      event.preventDefault();
+      /** @type {HTMLElement | null} */ (document.querySelector("main [tabindex='0'], main button"))?.focus();
+    }}>To the pictures</a>
+    <${Header} /><${Labels} />
+    ${drawer.value && html`<div class="veil" onClick=${() => (drawer.value = false)}></div>`}
+    <${screens[screen]} /><${Toasts} /><${Dialogs} />`;
+}
+
+/** Progress and changes as they come; a hidden page lets go of its connection, browsers give only six. */
+function listen() {
+  /** @type {EventSource | null} */
+  let source = null;
+  let again = 0;
+  const open = () => {
+    if (source || document.hidden) return;
+    source = new EventSource("/v1/events");
+    source.addEventListener("project", (event) => {
+      store.online.value = true;
+      store.project.value = JSON.parse(/** @type {MessageEvent} */ (event).data);
+      clearTimeout(again);
+      again = setTimeout(store.loadLabels, 300);
+    });
+    source.addEventListener("open", () => {
+      store.online.value = true;
+      if (store.unsent.value.length) store.flush();
+    });
+    source.addEventListener("error", () => {
+      source?.close();
+      source = null;
+      setTimeout(async () => {
+        await store.loadProject();
+        if (!store.locked.value) open();
+      }, 1500);
+    });
+  };
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) return open();
+    source?.close();
+    source = null;
+  });
+  open();
+}
+
+async function start() {
+  const token = /^#token=(.+)$/.exec(location.hash)?.[1];
+  if (token) {
+    history.replaceState(null, "", `${location.pathname}#/`);
+    store.route.value = store.parseRoute("#/");
+    await store.attempt(() => api.openSession(decodeURIComponent(token)));
+  }
+  await Promise.all([store.loadProject(), store.loadLabels()]);
+  render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById("app")));
+  if (store.locked.value) return;
+  store.recoverAnswers();
+  listen();
+}
+
+// for the tests and the curious: what is shown, by its names
+Object.assign(globalThis, { studio: { store, selection, listing } });
+start();

@@ -1,0 +1,209 @@
+// Library: see, search, select, teach.
+import { Cursor, Grid, columnsOf } from "./grid.js";
+import { useKeys } from "./keys.js";
+import * as store from "./store.js";
+import { html, signal, useEffect, useMemo, useRef } from "./view.js";
+import { thumbnail } from "./api.js";
+
+/** What is selected, by digest, in the order of selecting. @type {import("./view.js").Signal<Set<string>>} */
+export const selection = signal(new Set());
+/** The list that is shown. @type {import("./view.js").Signal<store.Listing | null>} */
+export const listing = signal(/** @type {store.Listing | null} */ (null));
+
+export const percent = (/** @type {number} */ p) => `${Math.round(100 * p)} %`;
+export const plural = (/** @type {number} */ n, one = "picture") => `${n.toLocaleString("en")} ${one}${n === 1 ? "" : "s"}`;
+
+/** The one label that the list is of, if it is of one. */
+export function labelOfList() {
+  const named = (listing.value?.means.value ?? []).filter((mean) => mean.as === "label" && !mean.text.startsWith("-"));
+  // a name in the box may be short for a path, or stand for all labels under it
+  return named.length === 1 && store.labelNames.value.includes(named[0].detail) ? named[0].detail : "";
+}
+
+/** A word that was never taught ranks pictures, but promises no probability. */
+const byWord = () => (listing.value?.means.value ?? []).some((mean) => mean.as === "word") && !labelOfList();
+
+/** Says yes or no of all that is selected, or of the picture under the cursor. @param {string} label @param {import("./api.js").Word} word @param {string[]} digests */
+export function answerFor(label, word, digests) {
+  if (!digests.length) return;
+  listing.value?.mark(digests, label, word);
+  const what = { yes: `“${label}”`, no: `not “${label}”`, unknown: `“${label}” open` }[word];
+  store.say(`${plural(digests.length)}: ${what}.`, { action: { text: "Undo", run: store.undo } });
+  store.answer(digests.map((picture) => ({ picture, label, answer: word })));
+}
+
+const columns = (/** @type {number} */ width) => columnsOf(width, width < 600 ? 104 : 168);
+
+/** @param {import("./api.js").Cell} cell @returns {import("./grid.js").Look} */
+function look(cell) {
+  const shown = cell.tags.filter((tag) => tag.state !== "no");
+  const names = shown.map((tag) => (tag.state === "yes" ? `${tag.label}, confirmed` : tag.label)).join("; ");
+  const pressed = selection.value.has(cell.digest);
+  return {
+    pressed,
+    word: pressed ? "chosen" : "",
+    mark: pressed ? "✓" : "",
+    name: `${cell.name}${names ? `: ${names}` : ", no tags"}${cell.p === null ? "" : `, ${percent(cell.p)}`}`,
+    caption: html`<span class="tags">${shown.map((tag) => html`<span class=${tag.state}>${tag.label.split("/").at(-1)}</span>`)}</span>
+      ${cell.p !== null && !byWord() && html`<span class="p">${percent(cell.p)}</span>`}`,
+  };
+}
+
+export function Library() {
+  const { query } = store.route.value;
+  const wanted = ["q", "like", "box"].map((key) => query.get(key) ?? "");
+  const key = wanted.join("\n");
+  const cursor = useMemo(() => new Cursor(), [key]);
+  const list = useMemo(() => {
+    const [text, like, box] = wanted;
+    return new store.Listing({ query: text, like: like || undefined, box: box ? box.split(",").map(Number) : undefined, stacked: true });
+  }, [key]);
+  useEffect(() => {
+    listing.value = list;
+    selection.value = new Set();
+    list.need(0, 1);
+  }, [list]);
+  useRefresh(list, cursor);
+  const total = list.total.value;
+  const window_ = useMemo(() => (/** @type {number} */ first, /** @type {number} */ end) => void list.need(first, end), [list]);
+
+  /** @param {Iterable<number>} places @param {boolean} on */
+  const choose = (places, on = true) => {
+    const chosen = new Set(selection.value);
+    for (const place of places) {
+      const cell = list.at(place);
+      if (cell) on ? chosen.add(cell.digest) : chosen.delete(cell.digest);
+    }
+    selection.value = chosen;
+  };
+  /** @param {number} from @param {number} to */
+  const range = async (from, to) => {
+    const [low, high] = [Math.min(from, to), Math.max(from, to)];
+    await list.need(low, high + 1);
+    choose(Array.from({ length: high - low + 1 }, (_, step) => low + step));
+  };
+  /** @param {number} place @param {MouseEvent} event */
+  const press = (place, event) => {
+    const cell = list.at(place);
+    cursor.set(place);
+    if (event.shiftKey) return void range(cursor.anchor, place);
+    cursor.anchor = place;
+    if (cell) choose([place], !selection.value.has(cell.digest));
+  };
+  /** @param {number} place */
+  const open = (place) => {
+    const cell = list.at(place);
+    if (!cell) return;
+    store.walk.value = { at: (step) => list.at(step)?.digest, total: total ?? 0, place, back: location.hash };
+    store.go("picture", cell.digest);
+  };
+  const chosen = () => (selection.value.size ? [...selection.value] : [list.at(cursor.place.value)?.digest ?? ""].filter(Boolean));
+  /** @param {"tag" | "refuse" | "new"} which */
+  const ask = (which) => {
+    store.dialogName.value = "";
+    store.dialog.value = which;
+  };
+  /** @param {import("./api.js").Word} word */
+  const answer = (word) => {
+    const label = labelOfList();
+    if (label) answerFor(label, word, chosen());
+    else if (word === "unknown") cursor.move(1);
+    else ask(word === "yes" ? "tag" : "refuse");
+  };
+  useKeys([
+    ...cursor.keys(range),
+    { keys: ["Space"], says: "Select, or let go", run: () => press(cursor.place.value, new MouseEvent("click")) },
+    { keys: ["ctrl-a"], says: "Select all", run: () => range(0, (total ?? 1) - 1) },
+    { keys: ["Escape"], says: "Select nothing", run: () => (selection.value = new Set()) },
+    { keys: ["Enter"], says: "Open the picture", run: () => open(cursor.place.value) },
+    { keys: ["a"], says: "Yes: the label searched for is there", run: () => answer("yes") },
+    { keys: ["x"], says: "No: not this label", run: () => answer("no") },
+    { keys: ["t"], says: "Tag what is selected", run: () => ask("tag") },
+    { keys: ["n"], says: "New label from what is selected", run: () => ask("new") },
+    { keys: ["g"], says: "More like this picture", run: () => store.go("library", "", { like: chosen()[0] }) },
+    { keys: ["r"], says: "Review the label searched for", run: () => labelOfList() && store.go("review", labelOfList()) },
+  ]);
+
+  return html`<main class="library">
+    <${Heading} list=${list} query=${query} total=${total} />
+    ${total === 0
+      ? html`<${Nothing} query=${query} />`
+      : html`<${Grid} label="Pictures" total=${total ?? 0} at=${(/** @type {number} */ place) => list.at(place)} cursor=${cursor}
+          columns=${columns} look=${look} onPress=${press} onOpen=${open} onWindow=${window_}
+          onBand=${(/** @type {number[]} */ places) => choose(places)} version=${list.version.value}
+          start=${store.walk.value.back === location.hash ? store.walk.value.place : 0} />`}
+    ${selection.value.size > 0 && html`<${SelectionBar} ...${{ ask, open: () => open(cursor.place.value), answer }} />`}
+  </main>`;
+}
+
+/** New pictures are shown while they are indexed, and answers by others; never under the hands of someone who selects. @param {store.Listing} list @param {Cursor} cursor */
+function useRefresh(list, cursor) {
+  const last = useRef(0);
+  const version = `${store.project.value?.indexed} ${store.changed.value}`;
+  const shown = useRef(/** @type {any[]} */ ([]));
+  useEffect(() => {
+    const fresh = shown.current[0] !== list;
+    shown.current = [list, version];
+    if (fresh) return;
+    const wait = setTimeout(() => {
+      last.current = Date.now();
+      if (!selection.value.size) list.refresh(cursor.window[0], cursor.window[1]);
+    }, Math.max(150, 1500 - (Date.now() - last.current)));
+    return () => clearTimeout(wait);
+  }, [version, list]);
+}
+
+/** @param {{list: store.Listing, query: URLSearchParams, total: number | null}} props */
+function Heading({ list, query, total }) {
+  const label = labelOfList();
+  const row = (store.labels.value ?? []).find((each) => each.name === label);
+  const words = list.means.value.filter((mean) => mean.as === "word").map((mean) => mean.text.replace(/^-/, ""));
+  const like = query.get("like");
+  const box = query.get("box");
+  const only = label && query.get("q") === store.quoted(label);
+  return html`<header class="heading">
+    ${like && html`<img class="small" src=${thumbnail(like)} alt="The picture that others are compared with" />`}
+    <h1>${like ? (box ? "Like this part" : "Like this picture") : only ? label : query.get("q") || "All pictures"}</h1>
+    <p aria-live="polite">
+      ${total === null ? "Searching…" : plural(total)}
+      ${only && row?.expected_precision != null && html` · expected precision ${percent(row.expected_precision)}`}
+      ${words.length > 0 && html`, best first: no label yet, found by the word${words.length > 1 ? "s" : ""} ${words.join(", ")}`}
+    </p>
+    <span class="space"></span>
+    ${words.length === 1 && !label && html`<button onClick=${() => {
+      store.dialogName.value = words[0];
+      store.dialog.value = "new";
+    }}>Make “${words[0]}” a label</button>`}
+    ${(like || query.get("q")) && html`<a class="button" href="#/">Show all</a>`}
+    ${row && html`<a class="button primary" href=${store.address("review", label)}>Review ${row.waiting ? plural(row.waiting, "unsure one") : ""}</a>`}
+  </header>`;
+}
+
+/** @param {{ask: (which: "tag" | "refuse" | "new") => void, open: () => void, answer: (word: import("./api.js").Word) => void}} props */
+function SelectionBar({ ask, open, answer }) {
+  const size = selection.value.size;
+  const label = labelOfList();
+  return html`<div class="bar" role="toolbar" aria-label="What to do with the selection">
+    <strong aria-live="polite">${size.toLocaleString("en")} selected</strong>
+    ${label
+      ? html`<button class="primary" onClick=${() => answer("yes")}>✓ ${label}<kbd>a</kbd></button>
+          <button onClick=${() => answer("no")}>✗ Not ${label}<kbd>x</kbd></button>`
+      : html`<button class="primary" onClick=${() => ask("new")}>New label<kbd>n</kbd></button>`}
+    <button onClick=${() => ask("tag")}>Tag<kbd>t</kbd></button>
+    ${label && html`<button onClick=${() => ask("new")}>New label<kbd>n</kbd></button>`}
+    ${!label && html`<button onClick=${() => ask("refuse")}>Not this<kbd>x</kbd></button>`}
+    ${size === 1 && html`<button onClick=${() => store.go("library", "", { like: [...selection.value][0] })}>Like this<kbd>g</kbd></button>
+      <button onClick=${open}>Open<kbd>⏎</kbd></button>`}
+    <button class="plain" aria-label="Select nothing" title="Select nothing (Esc)" onClick=${() => (selection.value = new Set())}>×</button>
+  </div>`;
+}
+
+/** @param {{query: URLSearchParams}} props */
+function Nothing({ query }) {
+  const project = store.project.value;
+  if (query.get("q") || query.get("like"))
+    return html`<div class="nothing"><h2>Nothing found</h2><p>Try a word for the thing, such as <em>bicycle</em>, or look at <a href="#/">all pictures</a>.</p></div>`;
+  if (project?.indexing)
+    return html`<div class="nothing"><h2>Reading your pictures</h2><p>The first ones appear here in a moment; you can work while the rest comes.</p></div>`;
+  return html`<div class="nothing"><h2>No pictures yet</h2><p>Start the studio with the folder that holds them:</p><p><code>fewtag studio PROJECT PICTURES</code></p></div>`;
+}

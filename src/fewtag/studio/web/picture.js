@@ -1,0 +1,179 @@
+// Picture: one picture, every label, where each is seen and why.
+import * as api from "./api.js";
+import { useKeys } from "./keys.js";
+import { percent, plural } from "./library.js";
+import * as store from "./store.js";
+import { html, useEffect, useRef, useSignal, useState } from "./view.js";
+
+const NEXT = /** @type {const} */ ({ yes: "no", no: "unknown", unknown: "yes" });
+const WORDS = /** @type {[Word, string][]} */ ([["yes", "✓"], ["no", "✗"], ["unknown", "?"]]);
+
+/** @typedef {import("./api.js").Word} Word */
+
+export function Picture() {
+  const { name: digest, query } = store.route.value;
+  const detail = useSignal(/** @type {api.Detail | null} */ (null));
+  const chosen = useSignal(query.get("label") ?? "");
+  const heated = useSignal(false);
+  const box = useSignal(/** @type {number[] | null} */ (null));
+  const load = async () => {
+    const got = await store.attempt(() => api.getPicture(digest));
+    if (got && got.digest === store.route.value.name) detail.value = got;
+  };
+  useEffect(() => {
+    box.value = null;
+    load();
+  }, [digest]);
+  const seen = useRef(store.answered.value);
+  useEffect(() => {
+    if (seen.current !== store.answered.value) load();
+    seen.current = store.answered.value;
+  }, [store.answered.value]);
+  useEffect(() => {
+    const up = (/** @type {KeyboardEvent} */ event) => event.key.toLowerCase() === "h" && (heated.value = false);
+    addEventListener("keyup", up);
+    return () => removeEventListener("keyup", up);
+  }, []);
+
+  const shown = detail.value?.digest === digest ? detail.value : null;
+  const rows = shown?.labels ?? [];
+  const here = rows.find((row) => row.label === chosen.value) ?? rows[0];
+  /** @param {string} label @param {Word} word */
+  const answer = (label, word) => {
+    if (!shown) return;
+    detail.value = { ...shown, labels: rows.map((row) => (row.label === label ? { ...row, answer: word } : row)) };
+    store.announcement.value = `${label}: ${word}`;
+    store.answer([{ picture: digest, label, answer: word }]);
+  };
+  /** @param {number} step */
+  const walk = (step) => {
+    const { at, total, place, back } = store.walk.value;
+    const next = at(place + step);
+    if (!next || place + step < 0 || place + step >= total) return;
+    store.walk.value = { at, total, place: place + step, back };
+    location.replace(store.address("picture", next, { label: chosen.value }));
+  };
+  /** @param {number} step */
+  const pick = (step) => {
+    const place = rows.findIndex((row) => row.label === here?.label) + step;
+    if (rows[place]) chosen.value = rows[place].label;
+  };
+  const back = () => (location.hash = store.walk.value.back);
+  const likeThis = () => store.go("library", "", { like: digest, box: box.value?.map((each) => each.toFixed(3)).join(",") });
+  useKeys([
+    { keys: ["ArrowLeft", "k"], says: "The picture before", run: () => walk(-1) },
+    { keys: ["ArrowRight", "j"], says: "The next picture", run: () => walk(1) },
+    { keys: ["ArrowUp"], says: "The label above", run: () => pick(-1) },
+    { keys: ["ArrowDown"], says: "The label below", run: () => pick(1) },
+    { keys: ["1", "2", "3", "4", "5", "6", "7", "8", "9"], says: "Yes, no, unknown for the label of that number", run: (event) => {
+      const row = rows[Number(event.key) - 1];
+      if (row) answer(row.label, row.answer ? NEXT[row.answer] : "yes");
+    } },
+    { keys: ["a"], says: "Yes for the label that is marked", run: () => here && answer(here.label, "yes") },
+    { keys: ["x"], says: "No for it", run: () => here && answer(here.label, "no") },
+    { keys: ["Space"], says: "Unknown", run: () => here && answer(here.label, "unknown") },
+    { keys: ["h"], says: "Hold: where the label is seen", run: () => (heated.value = true) },
+    { keys: ["g"], says: "More like this picture, or like the part that is drawn", run: likeThis },
+    { keys: ["n"], says: "New label from this picture", run: () => (store.dialog.value = "new") },
+    { keys: ["Escape"], says: "Back to the list", run: () => (box.value ? (box.value = null) : back()) },
+  ]);
+
+  return html`<main class="single">
+    <section class="stage" aria-label="The picture">
+      <nav class="walk" aria-label="Pictures of the list">
+        <a class="button plain" href=${store.walk.value.back}>← Back</a>
+        <button class="plain" aria-label="The picture before" disabled=${store.walk.value.place <= 0} onClick=${() => walk(-1)}>‹</button>
+        <span class="dim">${store.walk.value.total > 0 && `${(store.walk.value.place + 1).toLocaleString("en")} of ${store.walk.value.total.toLocaleString("en")}`}</span>
+        <button class="plain" aria-label="The next picture" disabled=${store.walk.value.place + 1 >= store.walk.value.total} onClick=${() => walk(1)}>›</button>
+        <span class="space"></span>
+        <button aria-pressed=${heated.value} onClick=${() => (heated.value = !heated.value)} disabled=${!here}>Heat-map<kbd>h</kbd></button>
+        <button onClick=${likeThis}>${box.value ? "Like this part" : "Like this"}<kbd>g</kbd></button>
+      </nav>
+      <${Stage} digest=${digest} detail=${shown} heat=${heated.value && here ? here.label : ""} box=${box} />
+    </section>
+    <aside class="rail" aria-label="Labels of the picture">
+      ${shown && html`<h1 title=${shown.name}>${shown.name}</h1>
+        ${rows.length === 0 && html`<p class="dim">No labels yet. Press <kbd>n</kbd> and name what this picture shows.</p>`}
+        <ul class="beliefs">${rows.map((row, place) => html`<li key=${row.label}><${Belief} ...${{ row, place, here: row === here, answer }}
+          point=${(/** @type {boolean} */ on) => {
+            chosen.value = row.label;
+            heated.value = on;
+          }} /></li>`)}</ul>
+        ${here && here.because.length > 0 && html`<h2>“${here.label}” because of</h2>
+          <ul class="strip">${here.because.map((each) => html`<li key=${each.digest}><a href=${store.address("picture", each.digest, { label: here.label })}>
+            <img src=${api.thumbnail(each.digest)} alt=${`Example that speaks for ${here.label}`} /></a><span class="weight">${percent(each.weight)}</span></li>`)}</ul>`}
+        ${shown.stack.length > 1 && html`<h2>${plural(shown.stack.length)} of one moment</h2>
+          <ul class="strip">${shown.stack.map((each) => html`<li key=${each}><a href=${store.address("picture", each)} aria-current=${each === digest ? "true" : "false"}>
+            <img src=${api.thumbnail(each)} alt=${each === digest ? "This picture" : "Another picture of the moment"} /></a></li>`)}</ul>`}
+        <h2>Would be written</h2>
+        <p class="written">${shown.would_write.length ? shown.would_write.map((each) => html`<span class="chip" key=${each}>${each}</span>`) : html`<span class="dim">nothing</span>`}</p>
+        <p class="dim path">${shown.path}<br />${shown.width} × ${shown.height}${shown.taken && ` · ${shown.taken.replace("T", " ")}`} · ${shown.bytes < 1e6 ? `${Math.ceil(shown.bytes / 1e3)} KB` : `${(shown.bytes / 1e6).toFixed(1)} MB`}</p>`}
+    </aside>
+  </main>`;
+}
+
+/** @param {{row: api.Belief, place: number, here: boolean, answer: (label: string, word: Word) => void, point: (on: boolean) => void}} props */
+function Belief({ row, place, here, answer, point }) {
+  const now = row.answer ?? null;
+  return html`<div class=${`belief ${here ? "here" : ""} ${row.p >= row.threshold ? "over" : ""}`} onPointerEnter=${(/** @type {PointerEvent} */ event) => event.pointerType === "mouse" && point(true)}
+    onPointerLeave=${(/** @type {PointerEvent} */ event) => event.pointerType === "mouse" && point(false)} onFocusIn=${() => point(false)}>
+    <span class="key" aria-hidden="true">${place < 9 ? place + 1 : ""}</span>
+    <span class="what"><span class="name">${row.label}</span>
+      <span class="p">${percent(row.p)}</span>
+      <span class="meter" role="meter" aria-label=${`Probability of ${row.label}`} aria-valuemin="0" aria-valuemax="100" aria-valuenow=${Math.round(100 * row.p)}>
+        <span class="full" style=${{ width: percent(row.p).replace(" ", "") }}></span><span class="tick" style=${{ left: percent(row.threshold).replace(" ", "") }}></span></span></span>
+    <span class="verdict" role="group" aria-label=${row.label}>${WORDS.map(([word, sign]) => html`<button key=${word} class=${word} aria-pressed=${now === word}
+      aria-label=${`${row.label}: ${word}`} title=${word} onClick=${() => answer(row.label, word)}>${sign}</button>`)}</span>
+  </div>`;
+}
+
+/** The picture with its heat-map; a mouse or a finger draws a part to search for. @param {{digest: string, detail: api.Detail | null, heat: string, box: import("./view.js").Signal<number[] | null>}} props */
+function Stage({ digest, detail, heat, box }) {
+  const frame = /** @type {{current: HTMLElement | null}} */ (useRef(null));
+  /** @param {PointerEvent} down */
+  const draw = (down) => {
+    const element = /** @type {HTMLElement} */ (frame.current);
+    if (down.button !== 0) return;
+    down.preventDefault();
+    element.setPointerCapture(down.pointerId);
+    const inside = (/** @type {PointerEvent} */ event) => {
+      const edge = element.getBoundingClientRect();
+      return [(event.clientX - edge.left) / edge.width, (event.clientY - edge.top) / edge.height].map((each) => Math.min(1, Math.max(0, each)));
+    };
+    const from = inside(down);
+    const drag = (/** @type {PointerEvent} */ event) => {
+      const to = inside(event);
+      const drawn = [Math.min(from[0], to[0]), Math.min(from[1], to[1]), Math.max(from[0], to[0]), Math.max(from[1], to[1])];
+      box.value = drawn[2] - drawn[0] > 0.03 && drawn[3] - drawn[1] > 0.03 ? drawn : null;
+    };
+    const stop = () => {
+      element.removeEventListener("pointermove", drag);
+      element.removeEventListener("pointerup", stop);
+    };
+    box.value = null;
+    element.addEventListener("pointermove", drag);
+    element.addEventListener("pointerup", stop);
+  };
+  // the coarse map at once, the sharp one behind it once somebody stays to look
+  const [sharp, setSharp] = useState("");
+  const wanted = heat && api.heat(digest, heat, true);
+  useEffect(() => {
+    const image = new Image();
+    image.onload = () => setSharp(wanted);
+    const wait = setTimeout(() => wanted && (image.src = wanted), 250);
+    return () => {
+      clearTimeout(wait);
+      image.onload = null;
+    };
+  }, [wanted]);
+  const part = box.value;
+  const at = (/** @type {number} */ share) => `${(100 * share).toFixed(2)}%`;
+  return html`<div class="stand">
+    <div class="canvas" ref=${frame} onPointerDown=${draw} style=${{ aspectRatio: detail ? `${detail.width} / ${detail.height}` : "4 / 3", "--ratio": detail ? `${detail.width / detail.height}` : "1.333" }}>
+      <img src=${api.thumbnail(digest, 1024)} alt=${detail ? `${detail.name}: ${detail.would_write.join(", ") || "no tags"}` : "Loading"} draggable=${false} />
+      ${heat && html`<img class="heat" src=${sharp === wanted ? wanted : api.heat(digest, heat, false)} alt=${`Where ${heat} is seen`} draggable=${false} />`}
+      ${part && html`<span class="part" style=${{ left: at(part[0]), top: at(part[1]), width: at(part[2] - part[0]), height: at(part[3] - part[1]) }}></span>`}
+    </div>
+    <p class="dim hint">${heat ? `Where “${heat}” is seen` : part ? "Press g to find pictures like this part" : "Drag over a part of the picture to find more like it"}</p>
+  </div>`;
+}

@@ -1,0 +1,276 @@
+// Review: one label, one question, a page of pictures answered at once.
+import * as api from "./api.js";
+import { Cursor, Grid, fitAll } from "./grid.js";
+import { useKeys } from "./keys.js";
+import { percent, plural } from "./library.js";
+import * as store from "./store.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useSignal } from "./view.js";
+
+const ORDERS = [
+  ["unsure", "Unsure", "Nearest the threshold: each answer teaches most"],
+  ["sure", "Sure", "Most likely first: confirm by the page"],
+  ["missed", "Missed?", "Best of what is not tagged"],
+  ["audit", "Audit", "At random: measures how right the tags are"],
+];
+const MARKS = { yes: "✓", no: "✗", unknown: "?" };
+
+/** @typedef {import("./api.js").Word} Word */
+
+/** What a person changed on the page: kept while one looks at a picture, until the page is answered. @type {Map<string, Record<string, Word>>} */
+const changes = new Map();
+
+/** As many pictures as one sees at once, so that Enter answers nothing unseen. @param {HTMLElement} area */
+function shapeOfPage({ clientWidth, clientHeight }) {
+  const wide = innerWidth < 700 ? 18 : 38;
+  return fitAll(clientWidth - wide, clientHeight - 4, clientWidth < 480 ? 12 : clientWidth * clientHeight < 7e5 ? 24 : 40);
+}
+
+export function Review() {
+  const { name: label, query } = store.route.value;
+  const order = query.get("order") ?? "auto";
+  const area = /** @type {{current: HTMLElement | null}} */ (useRef(null));
+  const page = useSignal(/** @type {api.ReviewPage | null} */ (null));
+  /** What this page's pictures will be answered, by digest. */
+  const words = useSignal(/** @type {Record<string, Word>} */ ({}));
+  const busy = useSignal(false);
+  const cursor = useMemo(() => new Cursor(), [label]);
+  const asked = useRef(0);
+
+  const columns = useSignal(4);
+
+  const load = async () => {
+    const turn = ++asked.current;
+    const shape = shapeOfPage(/** @type {HTMLElement} */ (area.current));
+    const got = await store.attempt(() => api.getReview(label, order, shape.size));
+    if (turn !== asked.current || !got) return false;
+    columns.value = shape.columns;
+    page.value = got;
+    words.value = Object.fromEntries(got.pictures.map((cell) => [cell.digest, changes.get(label)?.[cell.digest] ?? (cell.marked ? "yes" : "no")]));
+    return true;
+  };
+  useLayoutEffect(() => {
+    page.value = null;
+    cursor.place.value = 0;
+    load();
+  }, [label, order]);
+  // an undo, an answer from elsewhere, or a server that came back: what is shown may be old
+  const seen = useRef(store.answered.value);
+  useEffect(() => {
+    if (seen.current !== store.answered.value && !busy.value) {
+      seen.current = store.answered.value;
+      load();
+    }
+  }, [store.answered.value, busy.value]);
+
+  /** @param {string} digest @param {Word} [word] */
+  const give = (digest, word) => {
+    const given = word ?? (words.value[digest] === "yes" ? "no" : "yes");
+    words.value = { ...words.value, [digest]: given };
+    changes.set(label, { ...changes.get(label), [digest]: given });
+  };
+  const answerPage = async () => {
+    const shown = page.value;
+    if (!shown?.pictures.length || busy.value || store.unsent.value.length) return;
+    busy.value = true;
+    const given = shown.pictures.map((cell) => ({ picture: cell.digest, label, answer: words.value[cell.digest] }));
+    changes.delete(label);
+    const safe = await store.answer(given, shown.order === "audit" ? "audit" : "page");
+    if (safe) {
+      seen.current = store.answered.value;
+      const counts = count(given.map((each) => each.answer));
+      await load();
+      store.say(`Answered: ${counts}.`, { action: { text: "Undo", run: store.undo } });
+      store.announcement.value = `${plural(page.value?.left ?? 0)} left.`;
+      cursor.set(0);
+    }
+    busy.value = false;
+  };
+  /** @param {Word} word */
+  const giveHere = (word) => {
+    const cell = page.value?.pictures[cursor.place.value];
+    if (cell) give(cell.digest, word);
+    cursor.move(1);
+  };
+  /** @param {number} place */
+  const open = (place) => {
+    const pictures = page.value?.pictures ?? [];
+    store.walk.value = { at: (step) => pictures[step]?.digest, total: pictures.length, place, back: location.hash };
+    store.go("picture", pictures[place].digest, { label });
+  };
+  useKeys([
+    { keys: ["Enter"], says: "Answer the whole page", run: answerPage },
+    { keys: ["a"], says: "Yes, it is there", run: () => giveHere("yes") },
+    { keys: ["x"], says: "No, it is not", run: () => giveHere("no") },
+    { keys: ["Space"], says: "Unknown: leave it open", run: () => giveHere("unknown") },
+    ...cursor.keys(),
+    { keys: ["o"], says: "Open the picture", run: () => open(cursor.place.value) },
+    { keys: ["["], says: "Lower the threshold", run: () => step(-1) },
+    { keys: ["]"], says: "Raise the threshold", run: () => step(1) },
+    { keys: ["g"], says: "More like this picture", run: () => store.go("library", "", { like: page.value?.pictures[cursor.place.value]?.digest }) },
+    { keys: ["n"], says: "New label by its name", run: () => (store.dialog.value = "new") },
+    { keys: ["Escape"], says: "Back to the library", run: () => store.find(store.quoted(label)) },
+  ]);
+
+  /** @param {api.Cell} cell @returns {import("./grid.js").Look} */
+  const look = (cell) => {
+    const word = words.value[cell.digest] ?? "no";
+    return {
+      pressed: word === "yes",
+      word,
+      mark: MARKS[word],
+      name: `${cell.name}: ${word}${cell.p === null ? "" : `, ${percent(cell.p)}`}`,
+      caption: html`<span class=${`word ${word}`}>${word}</span>${cell.p !== null && html`<span class="p">${percent(cell.p)}</span>`}`,
+    };
+  };
+  /** @param {number} steps */
+  const step = (steps) => shift(label, page, steps);
+  const shown = page.value;
+  const given = Object.values(words.value);
+  return html`<main class="review">
+    <section class="question">
+      <header class="heading">
+        <h1>${shown?.question ?? html`<span class="dim">${label}</span>`}</h1>
+        <button class="plain" aria-label=${`Rename, merge or delete ${label}`} title="Rename, merge or delete" onClick=${() => {
+          store.dialogName.value = label;
+          store.dialog.value = "label";
+        }}>⋯</button>
+        <span class="space"></span>
+        <nav class="orders" aria-label="Order of questions">
+          ${ORDERS.map(([key, text, title]) => html`<a href=${store.address("review", label, { order: key })} title=${title}
+            aria-current=${(shown?.order ?? order) === key ? "true" : "false"}>${text}</a>`)}
+        </nav>
+      </header>
+      <div class="area" ref=${area} aria-busy=${busy.value}>
+        ${shown && !shown.pictures.length
+          ? html`<${Finished} label=${label} order=${shown.order} />`
+          : html`<${Grid} label=${shown?.question ?? label} total=${shown?.pictures.length ?? 0} at=${(/** @type {number} */ place) => shown?.pictures[place]}
+              cursor=${cursor} columns=${columns.value} look=${look} onOpen=${open} version=${0}
+              onPress=${(/** @type {number} */ place) => {
+                cursor.set(place);
+                give(/** @type {api.ReviewPage} */ (shown).pictures[place].digest);
+              }} />`}
+      </div>
+      ${shown && shown.pictures.length > 0 && html`<footer class="bar fixed">
+        <span class="counts">${count(given)}</span>
+        <button class="primary" disabled=${busy.value} onClick=${answerPage}>Answer the page<kbd>⏎</kbd></button>
+        <span class="left">${Math.max(shown.left, shown.pictures.length).toLocaleString("en")} left</span>
+      </footer>`}
+    </section>
+    <aside class="rail" aria-label=${`About ${label}`}>${shown && html`<${Rail} page=${shown} change=${(/** @type {number | null} */ to) => setThreshold(label, page, to)} />`}</aside>
+  </main>`;
+}
+
+/** @param {string[]} words */
+function count(words) {
+  const of = (/** @type {string} */ word) => words.filter((each) => each === word).length;
+  return `${of("yes")} yes · ${of("no")} no${of("unknown") ? ` · ${of("unknown")} unknown` : ""}`;
+}
+
+/** The point of the curve nearest to a threshold. @param {api.Point[]} curve @param {number} threshold */
+const nearest = (curve, threshold) =>
+  curve.reduce((best, point) => (Math.abs(point.threshold - threshold) < Math.abs(best.threshold - threshold) ? point : best), curve[0]);
+
+/** @param {string} label @param {import("./view.js").Signal<api.ReviewPage | null>} page @param {number | null} to */
+async function setThreshold(label, page, to) {
+  if (to !== null && page.value) page.value = { ...page.value, threshold: to };
+  const row = await store.attempt(() => api.change(label, { threshold: to }));
+  if (!row) return;
+  if (page.value && row.threshold !== null) page.value = { ...page.value, threshold: row.threshold };
+  const text = to === null ? "The threshold is the model's own again." : `“${label}” from ${percent(to)} on.`;
+  store.say(text, { action: { text: "Undo", run: store.undo } });
+  store.loadLabels();
+}
+
+let later = 0;
+/** Moves the threshold by points; told to the server once the keys rest. @param {string} label @param {import("./view.js").Signal<api.ReviewPage | null>} page @param {number} steps */
+function shift(label, page, steps) {
+  if (!page.value) return;
+  const to = Math.min(0.99, Math.max(0.01, Math.round(page.value.threshold * 100 + 2 * steps) / 100));
+  page.value = { ...page.value, threshold: to };
+  clearTimeout(later);
+  later = setTimeout(() => setThreshold(label, page, to), 400);
+}
+
+/** @param {{label: string, order: string}} props */
+function Finished({ label, order }) {
+  const others = ORDERS.filter(([key]) => key !== order);
+  return html`<div class="nothing">
+    <h2>Nothing left to ask here</h2>
+    <p>Every picture of this order is answered. Go on with
+      ${others.map(([key, text], place) => html`${place > 0 && ", "} <a href=${store.address("review", label, { order: key })}>${text}</a>`)},
+      or see <a href=${store.address("library", "", { q: store.quoted(label) })}>all that is tagged “${label}”</a>.</p>
+  </div>`;
+}
+
+/** What is known of the label. @param {{page: api.ReviewPage, change: (to: number | null) => void}} props */
+function Rail({ page, change }) {
+  const dragged = useSignal(/** @type {number | null} */ (null));
+  const threshold = dragged.value ?? page.threshold;
+  const point = page.curve.length ? nearest(page.curve, threshold) : null;
+  const audited = page.audited;
+  const apart = audited && point?.expected_precision != null && (point.expected_precision < audited.low || point.expected_precision > audited.high);
+  return html`
+    <p class="enough">${page.enough}</p>
+    <h2>Threshold <span class="value">${percent(threshold)}</span></h2>
+    <${Chart} histogram=${page.histogram} threshold=${threshold} />
+    <input type="range" min="1" max="99" value=${Math.round(threshold * 100)} aria-label="Threshold" aria-valuetext=${percent(threshold)}
+      onInput=${(/** @type {Event} */ event) => (dragged.value = Number(/** @type {HTMLInputElement} */ (event.target).value) / 100)}
+      onChange=${(/** @type {Event} */ event) => {
+        change(Number(/** @type {HTMLInputElement} */ (event.target).value) / 100);
+        dragged.value = null;
+      }} />
+    ${point && html`<dl class="facts" aria-live="polite">
+      <div><dt>tags</dt><dd>${point.tags.toLocaleString("en")}</dd></div>
+      <div><dt>precision, expected</dt><dd>${point.expected_precision == null ? "–" : percent(point.expected_precision)}</dd></div>
+      <div><dt>recall, about</dt><dd>${point.recall == null ? "–" : percent(point.recall)}</dd></div>
+    </dl>`}
+    <p class="dim">${audited
+      ? html`Audited: <strong>${percent(audited.precision)}</strong> right (${percent(audited.low)} to ${percent(audited.high)}), by ${plural(audited.count)} at random.
+          ${apart && " The audit disagrees with what the model expects: trust the audit."}`
+      : html`Not audited yet: <a href=${store.address("review", page.label, { order: "audit" })}>answer a random page</a> to measure precision.`}</p>
+    <p><button class="plain" onClick=${() => change(null)}>Back to the model's own</button></p>
+    <h2>Examples <span class="value">${page.examples.length}</span></h2>
+    ${page.examples.length
+      ? html`<ul class="strip">${page.examples.map((each) => html`<li key=${each.digest}><${Example} label=${page.label} ...${each} /></li>`)}</ul>`
+      : html`<p class="dim">None yet: it goes by the word alone. Say yes to a picture and it learns.</p>`}
+    ${page.mistaken_for.length > 0 && html`<h2>Often mistaken for</h2>
+      <ul class="plainlist">${page.mistaken_for.map((each) => html`<li key=${each.label}>
+        <a href=${store.address("library", "", { q: `${store.quoted(page.label)} ${store.quoted(each.label)}` })}>${each.label}</a>
+        <span class="dim">${plural(each.count, "time")}</span></li>`)}</ul>`}
+    <p class="dim">Answered so far: ${page.answered.yes} yes, ${page.answered.no} no, ${page.answered.unknown} unknown.</p>`;
+}
+
+/** @param {{label: string, digest: string, influence: number | null}} props */
+function Example({ label, digest, influence }) {
+  const points = influence === null ? 0 : Math.round(100 * influence);
+  // influence is what precision would lose without it
+  const says = points === 0 ? "" : points > 0 ? `helps +${points}` : `hurts −${-points}`;
+  const remove = () => {
+    store.answer([{ picture: digest, label, answer: "unknown" }]);
+    store.say("No longer an example.", { action: { text: "Undo", run: store.undo } });
+  };
+  return html`<a href=${store.address("picture", digest, { label })}><img src=${api.thumbnail(digest)} alt=${`Example${says && `, ${says} points of precision`}`} loading="lazy" /></a>
+    <button class="remove" aria-label="Remove this example" title="Remove this example" onClick=${remove}>×</button>
+    ${says && html`<span class=${points > 0 ? "helps" : "hurts"} title="Points of expected precision with this example">${says}</span>`}`;
+}
+
+/** How many pictures have which probability; roots, so that few confirmed ones are seen beside thousands. @param {{histogram: api.Histogram, threshold: number}} props */
+function Chart({ histogram, threshold }) {
+  const { edges, model, yes, no } = histogram;
+  const heights = model.map((_, place) => [model[place], yes[place], no[place]].map(Math.sqrt));
+  const tallest = Math.max(1, ...heights.map((each) => each[0] + each[1] + each[2]));
+  const name = `Probabilities of ${model.reduce((sum, each) => sum + each, 0)} pictures without an answer, ${yes.reduce((sum, each) => sum + each, 0)} confirmed and ${no.reduce((sum, each) => sum + each, 0)} rejected`;
+  return html`<svg class="chart" viewBox="0 0 200 64" preserveAspectRatio="none" role="img" aria-label=${name}>
+      ${heights.map((parts, place) => {
+        const [x, width] = [200 * edges[place] + 0.4, Math.max(0.5, 200 * (edges[place + 1] - edges[place]) - 0.8)];
+        let y = 64;
+        return ["unasked", "yes", "no"].map((kind, part) => {
+          const height = (60 * parts[part]) / tallest;
+          y -= height;
+          return height > 0 && html`<rect class=${kind} x=${x} y=${y} width=${width} height=${height} />`;
+        });
+      })}
+      <line x1=${200 * threshold} x2=${200 * threshold} y1="0" y2="64" />
+    </svg>
+    <p class="legend"><span class="unasked">open</span><span class="yes">✓ confirmed</span><span class="no">✗ rejected</span></p>`;
+}

@@ -1,0 +1,134 @@
+"""`fewtag serve` and `fewtag studio`, as commands."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import picture
+from tiny import draw
+
+from fewtag.client import ApiError, Client
+from fewtag.server.run import listen
+
+Cli = Callable[..., Any]
+
+
+@contextmanager
+def started(*arguments: object, **environment: str) -> Iterator[tuple[dict[str, Any], subprocess.Popen[str]]]:
+    """The command in a process of its own: what its first line says, and the process."""
+    command = [sys.executable, "-m", "fewtag", *map(str, arguments), "--port", "0", "--json"]
+    surroundings = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment
+    with subprocess.Popen(
+        command, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        try:
+            assert line, process.stderr.read() if process.stderr else ""
+            yield json.loads(line), process
+        finally:
+            process.kill()
+
+
+@pytest.mark.processes
+def test_the_first_line_is_where_and_with_which_token_and_ctrl_c_ends_it_in_good_order(bank: Path) -> None:
+    with started("serve", bank, "--no-cache", "--no-browser") as (first, process):
+        assert first.keys() == {"url", "token"}
+        assert first["url"].startswith("http://127.0.0.1:")
+        client = Client(first["url"], first["token"])
+        assert client.health()
+        assert client.tag([picture(100, "dog")])[0].tags == ("dog",)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.processes
+def test_a_studio_opens_checks_and_copies_its_project(cli: Cli, tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "album").mkdir()
+    for number in range(3):
+        draw(number, "dog").save(tmp_path / "album" / f"{number}.png")
+    options = ("--model", tiny_model, "--cache", tmp_path / "cache")
+    project = tmp_path / "project"
+    with started("studio", project, tmp_path / "album", *options, "--no-browser") as (first, process):
+        client = Client(first["url"], first["token"])
+        while client.get("/v1/project")["indexing"]:
+            pass
+        client.teach_known("hound", [client.search()["pictures"][0]["digest"]])
+        assert b"<!doctype html>" in client.get("/")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    checked = cli("studio", project, "--check", "--cache", tmp_path / "cache")
+    assert checked.code == 0, checked.err
+    assert "all is well" in checked.out
+    assert cli("studio", project, "--backup", tmp_path / "copy.sqlite", "--cache", tmp_path / "cache").code == 0
+    assert (tmp_path / "copy.sqlite").stat().st_size > 0
+    assert cli("labels", project / "bank.fewtag").out.count("hound") == 1
+    with started("serve", project, "--read-only", "--cache", tmp_path / "cache") as (first, process):
+        client = Client(first["url"], first["token"])
+        assert [label.name for label in client.labels()] == ["hound"]
+        with pytest.raises(ApiError, match="only reads"):
+            client.define("cat")
+
+
+def test_a_port_in_use_is_one_sentence(cli: Cli, bank: Path) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        taken.listen()
+        refused = cli("serve", bank, "--port", taken.getsockname()[1])
+    assert refused.code == 2
+    assert "name another --port" in refused.err
+
+
+def test_what_is_not_there_is_one_sentence(cli: Cli, tmp_path: Path) -> None:
+    assert "fewtag learn" in cli("serve", tmp_path / "none.fewtag").err
+    assert "there is no project" in cli("studio", tmp_path / "none", "--check").err
+    assert "there is no picture folder" in cli("studio", tmp_path / "new", tmp_path / "nowhere").err
+
+
+def test_a_folder_of_pictures_does_not_become_a_project_by_a_slip(cli: Cli, photos: Path, tmp_path: Path) -> None:
+    before = sorted(photos.rglob("*"))
+    for arguments in ([photos], [photos, tmp_path / "others"], [tmp_path]):
+        refused = cli("studio", *arguments)
+        assert refused.code == 2
+        assert "name the project first: fewtag studio PROJECT" in refused.err
+    assert "there is no project" in cli("serve", photos).err
+    assert sorted(photos.rglob("*")) == before
+
+
+def test_without_the_extra_the_install_command_is_told(cli: Cli, bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fewtag.cli.server.NEEDED", ("fastapi", "a_package_that_nobody_has"))
+    for command in ("serve", "studio"):
+        refused = cli(command, bank)
+        assert refused.code == 2
+        assert f'pip install "fewtag[{command}]"' in refused.err
+
+
+def test_options_that_contradict_each_other_are_refused(cli: Cli, bank: Path, tmp_path: Path) -> None:
+    assert "exclude each other" in cli("serve", bank, "--cache", tmp_path, "--no-cache").err
+    (tmp_path / "project").mkdir()
+    assert "leave --no-cache out" in cli("serve", tmp_path / "project", "--no-cache").err
+
+
+@pytest.mark.processes
+def test_services_are_there_where_they_are_asked_for_and_take_pictures_in_json(bank: Path) -> None:
+    asked = "--service", "kserve", "--label-studio", "http://127.0.0.1:1"
+    with started("serve", bank, "--no-cache", *asked) as (first, _process):
+        client = Client(first["url"], first["token"])
+        assert client.get("/v2")["name"] == "fewtag"
+        assert client.get("/label-studio/health")["status"] == "UP"
+        large = {"name": "images", "datatype": "BYTES", "shape": [1], "data": ["A" * 3_000_000]}
+        for path, body, status in (
+            ("/photoprism/labels", {}, 404),
+            ("/v2/models/pets/infer", {"inputs": [large]}, 400),
+        ):
+            with pytest.raises(ApiError) as refused:
+                client.post(path, body)
+            assert refused.value.status == status

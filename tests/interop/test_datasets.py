@@ -1,0 +1,332 @@
+"""Other programs' data sets: written as those read them, and read as those write them."""
+
+import json
+import re
+import subprocess
+import sys
+import types
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from PIL import Image
+from tiny import draw, same_classifiers
+
+from fewtag import Tagger
+from fewtag.errors import InputError
+from fewtag.interop import hub
+from fewtag.tagger import export as exporting
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def tagged(cli: Cli, bank: Path, photos: Path) -> dict[str, dict[str, Any]]:
+    """tags.jsonl with all scores: its rows by picture."""
+    assert cli("tag", bank, photos, "--out", "tags.jsonl", "--scores").code == 0
+    rows = [json.loads(line) for line in Path("tags.jsonl").read_text().split("\n") if line]
+    assert any(row["tags"] for row in rows)
+    return {row["image"]: row for row in rows}
+
+
+def exported(cli: Cli, form: str, *more: object) -> Any:
+    said = cli("export", "tags.jsonl", "out", "--as", form, "--json", *more)
+    assert said.code == 0, said.err
+    return json.loads(Path(json.loads(said.out)["files"][0]).read_text())
+
+
+def test_imagefolder_is_beside_copies_of_the_pictures(cli: Cli, tagged: dict[str, Any], photos: Path) -> None:
+    assert cli("export", "tags.jsonl", "out", "--as", "imagefolder").code == 0
+    lines = [json.loads(line) for line in Path("out/metadata.jsonl").read_text().splitlines()]
+    assert {line["file_name"]: line["labels"] for line in lines} == {name: row["tags"] for name, row in tagged.items()}
+    assert all(line["scores"] == tagged[line["file_name"]]["scores"] for line in lines)
+    assert all((Path("out") / name).read_bytes() == (photos / name).read_bytes() for name in tagged)
+    before = set(photos.rglob("*"))
+    assert cli("export", "tags.jsonl", photos, "--as", "imagefolder").code == 0
+    assert set(photos.rglob("*")) - before == {photos / "metadata.jsonl"}
+
+
+def test_fiftyone_finds_pictures_by_their_full_path(cli: Cli, tagged: dict[str, Any], photos: Path) -> None:
+    found = exported(cli, "fiftyone")
+    assert found["classes"] == ["cat", "dog", "sofa"]
+    assert found["labels"] == {
+        str(photos / name): [{"label": tag, "confidence": row["scores"][tag]} for tag in row["tags"]]
+        for name, row in tagged.items()
+    }
+
+
+def test_label_studio_gets_predictions_and_an_interface(cli: Cli, tagged: dict[str, Any]) -> None:
+    tasks = exported(cli, "label-studio")
+    assert len(tasks) == len(tagged)
+    interface = ElementTree.fromstring(Path("out/interface.xml").read_text())
+    choices = interface.find("Choices")
+    assert choices is not None
+    assert [choice.get("value") for choice in choices] == ["cat", "dog", "sofa"]
+    for task, row in zip(tasks, tagged.values(), strict=True):
+        (prediction,) = task["predictions"]
+        assert 0 <= prediction["score"] <= 1
+        for result in prediction["result"]:
+            assert (result["from_name"], result["to_name"]) == (choices.get("name"), choices.get("toName"))
+            assert result["value"] == {"choices": row["tags"]}
+        assert task["data"]["image"].startswith("/data/local-files/?d=")
+
+
+def test_coco_has_no_box_unless_it_is_asked_for(cli: Cli, tagged: dict[str, Any], photos: Path) -> None:
+    found = exported(cli, "coco")
+    names = {each["id"]: each["name"] for each in found["categories"]}
+    files = {each["id"]: each for each in found["images"]}
+    shown: dict[str, list[str]] = {name: [] for name in tagged}
+    for each in found["annotations"]:
+        assert "bbox" not in each
+        shown[files[each["image_id"]]["file_name"]].append(names[each["category_id"]])
+    assert shown == {name: row["tags"] for name, row in tagged.items()}
+    for image in files.values():
+        assert (image["width"], image["height"]) == Image.open(photos / image["file_name"]).size
+    boxed = exported(cli, "coco", "--boxes")["annotations"][0]
+    assert boxed["bbox"] == [0, 0, 48, 40]
+
+
+@pytest.mark.usefixtures("tagged")
+@pytest.mark.parametrize("form", ["imagefolder", "fiftyone", "label-studio", "coco"])
+def test_what_is_written_is_learnt_again(cli: Cli, tiny_model: Path, form: str) -> None:
+    content = exported(cli, form) if form != "imagefolder" else cli("export", "tags.jsonl", "out", "--as", form)
+    source = {"imagefolder": "metadata.jsonl", "fiftyone": "labels.json", "coco": "annotations.json"}.get(
+        form, "tasks.json"
+    )
+    if form == "label-studio":  # a person accepts each prediction
+        for task in content:
+            task["annotations"] = [{"result": task["predictions"][0]["result"]}]
+        Path("out/tasks.json").write_text(json.dumps(content))
+    said = cli("learn", "again.fewtag", Path("out") / source, "--root", "photos", "--model", tiny_model)
+    assert said.code == 0, said.err
+    assert cli("learn", "table.fewtag", "tags.jsonl", "--model", tiny_model).code == 0
+    assert same_classifiers(Tagger.load("again.fewtag"), Tagger.load("table.fewtag"))
+
+
+def test_what_fiftyone_exports_itself_is_learnt(cli: Cli, tiny_model: Path) -> None:
+    """Pictures in data/, named without ending, and labels by their number."""
+    Path("set/data/sub").mkdir(parents=True)
+    draw(1, "dog").save("set/data/one.png")
+    draw(2, "cat").save("set/data/sub/two.jpg")
+    labels = {"one": 1, "sub/two": [{"label": "cat"}, {"label": "sofa"}], "gone": None}
+    Path("set/labels.json").write_text(json.dumps({"classes": ["cat", "dog"], "labels": labels}))
+    said = cli("learn", "new.fewtag", "set/labels.json", "--model", tiny_model)
+    assert said.code == 0, said.err
+    assert dict(Tagger.load("new.fewtag").counts_) == {"cat": 1, "dog": 1, "sofa": 1}
+
+
+@pytest.mark.usefixtures("tagged")
+def test_predictions_are_nobodys_word(cli: Cli, tiny_model: Path) -> None:
+    exported(cli, "label-studio")
+    said = cli("learn", "again.fewtag", "out/tasks.json", "--root", "photos", "--model", tiny_model)
+    assert (said.code, "no picture of out/tasks.json has a label" in said.err) == (2, True)
+
+
+DETECTIONS = {
+    "info": {"format_version": "1.6", "detector": "MDV5A"},
+    "detection_categories": {"1": "animal", "2": "person"},
+    "images": [
+        {
+            "file": "two.png",
+            "detections": [
+                {"category": "1", "conf": 0.9, "bbox": [0.0, 0.0, 0.5, 1.0]},
+                {"category": "1", "conf": 0.8, "bbox": [0.5, 0.0, 0.5, 1.0]},
+                {"category": "1", "conf": 0.1, "bbox": [0.2, 0.2, 0.1, 0.1]},
+            ],
+        },
+        {"file": "gone.png", "failure": "Failure image access", "detections": None},
+        {"file": "empty.png", "detections": []},
+    ],
+}
+
+
+def test_boxes_of_a_detector_are_tagged_as_pictures_and_go_back(cli: Cli, bank: Path) -> None:
+    left, right = draw(70, "dog", size=(60, 40)), draw(71, "cat", size=(60, 40))
+    both = Image.new("RGB", (120, 40))
+    both.paste(left, (0, 0))
+    both.paste(right, (60, 0))
+    both.save("two.png")
+    Path("detections.json").write_text(json.dumps(DETECTIONS))
+    assert cli("tag", bank, "detections.json", "--out", "tags.jsonl", "--scores", "--prior", "bank").code == 0
+    rows = {row["image"]: row for row in map(json.loads, Path("tags.jsonl").read_text().splitlines())}
+    assert list(rows) == ["two.png#1", "two.png#2"]
+    expected = Tagger.load(bank).predict_proba([left, right])
+    for row, scores in zip(rows.values(), expected, strict=True):
+        assert list(row["scores"].values()) == pytest.approx(scores.tolist(), abs=1e-5)
+    found = exported(cli, "megadetector")
+    names = found["classification_categories"]
+    first, second, unsure = found["images"][0]["detections"]
+    assert [names[number] for number, _ in first["classifications"]] == rows["two.png#1"]["tags"]
+    assert [names[number] for number, _ in second["classifications"]] == rows["two.png#2"]["tags"]
+    assert "classifications" not in unsure
+    assert found["images"][1:] == DETECTIONS["images"][1:]  # type: ignore[index]
+    assert found["info"]["format_version"] == "1.6"
+
+
+@pytest.mark.usefixtures("tagged")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("export", "tags.jsonl", "out", "--as", "yolo"), "there is no format 'yolo'"),
+        (("export", "tags.jsonl", "out", "--as", "coco", "--int8"), "--int8 and --check are for a bank's graph"),
+        (("export", "tags.jsonl", "out", "--as", "fiftyone", "--boxes"), "--boxes goes with --as coco"),
+        (("export", "tags.jsonl", "out", "--as", "megadetector"), "tags.jsonl is not of a MegaDetector file"),
+        (("export", "gone.jsonl", "out", "--as", "coco"), "cannot read the table gone.jsonl"),
+        (("export", "pets.fewtag", "out", "--root", "photos"), "--root is for a table"),
+        (("export", "pets.fewtag", "out", "--as", "onnx-fixed", "--int8"), "--int8 does not go with"),
+        (("learn", "new.fewtag", "odd.json"), "odd.json is no data set of COCO, FiftyOne or Label Studio"),
+        (("learn", "new.fewtag", "torn.json"), "the data set torn.json is no JSON"),
+        (("learn", "new.fewtag", "half.json"), "the data set half.json is not whole"),
+        (("tag", "pets.fewtag", "odd.json"), "odd.json is no file in MegaDetector's format"),
+    ],
+)
+def test_bad_input_is_one_sentence(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
+    Path("odd.json").write_text("{}")
+    Path("torn.json").write_text("{")
+    Path("half.json").write_text('{"annotations": [{"image_id": 1}], "categories": [], "images": []}')
+    outcome = cli(*arguments)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1), outcome.err
+    assert said in outcome.err
+
+
+def test_a_graph_with_its_labels_inside_tags_as_the_tagger_does(cli: Cli, bank: Path, photos: Path) -> None:
+    assert cli("export", bank, "fixed", "--as", "onnx-fixed", "--check", photos).code == 0
+    session = onnxruntime.InferenceSession("fixed/fixed.onnx")
+    assert [each.name for each in session.get_inputs()] == ["pixels"]
+    assert [each.name for each in session.get_outputs()] == ["probabilities"]
+    tagger, size = Tagger.load(bank), session.get_inputs()[0].shape[2]
+    assert Path("fixed/labels.txt").read_text().splitlines() == list(tagger.classes_)
+    facts = session.get_modelmeta().custom_metadata_map
+    assert json.loads(facts["thresholds"]) == pytest.approx(list(tagger.thresholds_.values()))
+    pictures = [photos / "b, c.png", photos / "z.webp"]
+    squares = [
+        np.array(Image.open(path).convert("RGB").resize((size, size), 2)).transpose(2, 0, 1) for path in pictures
+    ]
+    (found,) = session.run(None, {"pixels": np.stack(squares)})
+    assert found == pytest.approx(tagger.predict_proba(pictures), abs=1e-3)
+
+
+@pytest.mark.processes
+def test_the_twenty_lines_of_the_docs_tag_as_the_tagger_does(cli: Cli, bank: Path, photos: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.S | re.M)
+    assert len([line for line in example.splitlines() if line]) <= 20
+    assert "fewtag" not in example
+    assert cli("export", bank, "pets-fixed", "--as", "onnx-fixed").code == 0
+    pictures = sorted(photos.rglob("*.png"))
+    done = subprocess.run([sys.executable, "-c", example, *pictures], capture_output=True, text=True, check=True)
+    expected = Tagger.load(bank).predict(pictures)
+    for line, path, tags in zip(done.stdout.splitlines(), pictures, expected, strict=True):
+        assert line == f"{path} {sorted(tags)}"
+    assert any(expected)
+
+
+def test_a_fixed_graph_that_disagrees_is_refused(cli: Cli, bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = exporting.session
+    monkeypatch.setattr(exporting, "session", lambda graph: lambda pixels, labels: right(graph)(pixels, labels) + 0.01)
+    said = cli("export", bank, "fixed", "--as", "onnx-fixed")
+    assert (said.code, "disagrees with the tagger" in said.err, Path("fixed").exists()) == (2, True, False)
+
+
+def test_a_shared_bank_gives_the_same_probabilities_and_holds_no_picture(bank: Path, tmp_path: Path) -> None:
+    tagger = Tagger.load(bank)
+    tagger.partial_fit([draw(80, "ball")], [["ball"]], absent=[["dog"]]).define("zebra")
+    tagger.set_thresholds({"cat": 0.25})
+    hub.save_pretrained(tagger, tmp_path / "shared", license="cc-by-4.0")
+    shared = hub.from_pretrained(tmp_path / "shared")
+    pictures = [draw(number, label) for number, label in enumerate(["dog", "cat", "sofa"], 200)]
+    assert np.array_equal(shared.predict_proba(pictures), tagger.predict_proba(pictures))
+    assert (shared.classes_, shared.counts_, shared.thresholds_) == (
+        tagger.classes_, tagger.counts_, tagger.thresholds_,
+    )  # fmt: skip
+    own, theirs = tagger.bank_.examples, shared.bank_.examples
+    assert not set(own) & set(theirs)
+    assert {(each.name, each.picture) for each in theirs.values()} == {("", b"")}
+    codes = [each.codes.tobytes() for each in own.values()]
+    assert not [each for each in theirs.values() if each.codes.tobytes() in codes]
+    content = (tmp_path / "shared" / hub.BANK).read_bytes()
+    assert not [each.name for each in own.values() if each.name and each.name.encode() in content]
+    assert shared.partial_fit([draw(300, "ball")], [["ball"]]).counts_["ball"] == 2
+    card = (tmp_path / "shared" / hub.CARD).read_text()
+    assert card.startswith("---\nlibrary_name: fewtag\npipeline_tag: image-classification\n")
+    assert "license: cc-by-4.0\n" in card
+    assert "| cat | 2 | 0.25 | its name |" in card
+    hub.save_pretrained(tagger, tmp_path / "whole", examples=True)
+    assert set(hub.from_pretrained(tmp_path / "whole").bank_.examples) == set(own)
+
+
+def test_saving_a_copy_to_share_is_not_saving(bank: Path, tmp_path: Path) -> None:
+    tagger = Tagger.load(bank).define("zebra")
+    tagger.save(tmp_path / "copy.fewtag", examples=False)
+    tagger.save(bank)
+    assert "zebra" in Tagger.load(bank).classes_
+    assert Tagger.load(bank).examples_("dog") == tagger.examples_("dog")
+
+
+def test_pushing_uploads_what_was_saved_and_is_private_by_default(bank: Path, tmp_path: Path) -> None:
+    """Against a folder that stands for the hub."""
+
+    class Folder:
+        def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> str:
+            assert (private, exist_ok) == (True, True)
+            return f"hub/{name}"
+
+        def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> None:
+            assert commit_message
+            (tmp_path / repo_id).mkdir(parents=True)
+            for path in Path(folder_path).iterdir():
+                if not path.name.startswith("."):
+                    (tmp_path / repo_id / path.name).write_bytes(path.read_bytes())
+
+    tagger = Tagger.load(bank)
+    assert hub.push_to_hub(tagger, "me/pets", api=Folder()) == "hub/me/pets"  # type: ignore[arg-type]
+    assert {path.name for path in (tmp_path / "me/pets").iterdir()} == {hub.BANK, hub.CARD}
+    assert np.array_equal(
+        hub.from_pretrained(tmp_path / "me/pets").predict_proba(draw(1, "dog")), tagger.predict_proba(draw(1, "dog"))
+    )
+
+    class Closed(Folder):
+        def create_repo(self, *_: Any, **__: Any) -> str:
+            raise ConnectionError("no network")
+
+    with pytest.raises(InputError, match=r"cannot upload to me/pets \(no network\); check its name and your token"):
+        hub.push_to_hub(tagger, "me/pets", api=Closed())  # type: ignore[arg-type]
+
+
+def test_the_hub_without_its_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(InputError, match=r'pip install "fewtag\[hub\]"'):
+        hub.from_pretrained("me/nowhere")
+
+
+def cvat_stand_in() -> types.ModuleType:
+    """The four names of cvat_sdk.auto_annotation that are used, with the arguments that those take."""
+    module = types.ModuleType("cvat_sdk.auto_annotation")
+    module.label_spec = lambda name, number, **more: SimpleNamespace(name=name, id=number, **more)  # type: ignore[attr-defined]
+    module.DetectionFunctionSpec = lambda *, labels: SimpleNamespace(labels=labels)  # type: ignore[attr-defined]
+    module.tag = lambda label_id, **more: SimpleNamespace(label_id=label_id, **more)  # type: ignore[attr-defined]
+    return module
+
+
+def test_cvat_gets_tags_of_a_frame(bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        import cvat_sdk.auto_annotation  # noqa: F401
+    except ImportError:
+        package = types.ModuleType("cvat_sdk")
+        package.auto_annotation = cvat_stand_in()  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "cvat_sdk", package)
+        monkeypatch.setitem(sys.modules, "cvat_sdk.auto_annotation", package.auto_annotation)
+    from fewtag.interop.cvat import create
+
+    function, tagger = create(str(bank)), Tagger.load(bank)
+    names = {each.id: each.name for each in function.spec.labels}
+    assert list(names.values()) == list(tagger.classes_)
+    assert {each.type for each in function.spec.labels} == {"tag"}
+    for threshold in (None, 0.0, 1.0):
+        found = function.detect(SimpleNamespace(conf_threshold=threshold), draw(5, "dog"))
+        assert [names[each.label_id] for each in found] == list(tagger.predict(draw(5, "dog"), threshold)[0])

@@ -1,0 +1,536 @@
+"""`fewtag write`: tags into sidecars and pictures, shown before, taken back after, and never at a person's cost."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from sidecars import digikam, lightroom, sidecars
+from tiny import draw
+
+from fewtag.interop import write as writing
+from fewtag.interop.embedded import keywords, read_embedded
+from fewtag.interop.xmp import Packet
+from fewtag.studio.studio import Studio
+from fewtag.studio.values import Answer
+
+Cli = Callable[..., Any]
+needs_exiftool = pytest.mark.skipif(shutil.which("exiftool") is None, reason="exiftool is not installed")
+needs_exiv2 = pytest.mark.skipif(shutil.which("exiv2") is None, reason="exiv2 is not installed")
+
+
+def hashes(folder: Path) -> dict[str, tuple[str, int]]:
+    """Every file, hidden ones too: content and time of change."""
+    return {
+        str(path.relative_to(folder)): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {name: content for name, (content, _) in hashes(folder).items()}
+
+
+def tags(sidecar: Path, field: str = "digiKam:TagsList") -> list[str]:
+    return Packet(sidecar.read_bytes(), str(sidecar)).items(field)
+
+
+@pytest.fixture
+def album(tmp_path: Path) -> Path:
+    """Three pictures and a table of their tags, as `tag` writes it."""
+    folder = tmp_path / "album"
+    (folder / "sub").mkdir(parents=True)
+    for number, name in enumerate(["a.jpg", "sub/ä b.png", "c.webp"]):
+        draw(number, "dog").save(folder / name)
+    (tmp_path / "tags.csv").write_text("image,tags\na.jpg,dog;birds/heron\nsub/ä b.png,cat\nc.webp,\n")
+    return folder
+
+
+def test_sidecars_are_written_and_taken_back(cli: Cli, album: Path) -> None:
+    before = hashes(album)
+    said = cli("write", "tags.csv", album)
+    assert (said.code, said.out) == (0, f"{album}: 2 files written, 1 unchanged\n")
+    assert set(contents(album)) - set(before) == {"a.jpg.xmp", "sub/ä b.png.xmp"}
+    assert tags(album / "a.jpg.xmp") == ["birds/heron", "dog"]
+    assert tags(album / "a.jpg.xmp", "lr:hierarchicalSubject") == ["birds|heron", "dog"]
+    assert tags(album / "a.jpg.xmp", "dc:subject") == ["birds", "heron", "dog"]
+    once = hashes(album)
+    assert cli("write", "tags.csv", album).out == f"{album}: 0 files written, 3 unchanged\n"
+    assert hashes(album) == once, "writing twice changes nothing"
+    said = cli("write", "tags.csv", album, "--undo")
+    assert (said.code, said.out) == (0, f"{album}: 0 files written, 2 removed, 0 unchanged\n")
+    assert hashes(album) == before
+
+
+def test_a_bank_tags_first(cli: Cli, bank: Path, photos: Path) -> None:
+    cli("tag", bank, photos, "--out", "tags.jsonl")
+    rows = {row["image"]: row["tags"] for row in map(json.loads, Path("tags.jsonl").read_text().splitlines())}
+    assert any(rows.values())
+    said = cli("write", bank, photos, "--json")
+    assert (said.code, json.loads(said.out)["failures"]) == (0, {})
+    for name, given in rows.items():
+        sidecar = photos / f"{name}.xmp"
+        assert (sorted(tags(sidecar)) if sidecar.exists() else []) == sorted(given)
+    by_bank = contents(photos)
+    cli("write", photos, "--undo")
+    cli("write", "tags.jsonl", photos)
+    assert contents(photos) == by_bank
+
+
+def test_thresholds_go_by_the_probabilities_of_the_table(cli: Cli, album: Path) -> None:
+    for table, text in {
+        "scores.csv": "image,tags,dog,Cat\na.jpg,dog,0.9,0.55\nc.webp,,0.2,0.1\n",
+        "scores.jsonl": '{"image": "a.jpg", "tags": ["dog"], "scores": {"dog": 0.9, "Cat": 0.55}}\n',
+    }.items():
+        Path(table).write_text(text)
+        assert cli("write", table, album, "--threshold", 0.5).code == 0
+        assert tags(album / "a.jpg.xmp") == ["Cat", "dog"]
+        assert cli("write", table, album, "--threshold", 0.8).code == 0
+        assert tags(album / "a.jpg.xmp") == ["dog"]
+        assert cli("write", table, album, "--threshold", 0.95).code == 0
+        assert not (album / "a.jpg.xmp").exists()
+    said = cli("write", "tags.csv", album, "--threshold", 0.5)
+    assert (said.code, "has no probabilities" in said.err) == (2, True)
+
+
+def test_only_what_a_person_said_with_confirmed(cli: Cli, bank: Path, tmp_path: Path, photos: Path) -> None:
+    shutil.copy(tmp_path / "examples" / "dog" / "0.png", photos / "taught.png")
+    assert cli("write", bank, photos, "--confirmed").code == 0
+    assert [path.name for path in photos.rglob("*.xmp")] == ["taught.png.xmp"]
+    assert tags(photos / "taught.png.xmp") == ["dog"]
+    assert "--confirmed needs a bank or a project" in cli("write", "tags.csv", photos, "--confirmed").err
+
+
+def test_a_projects_answers_are_written(cli: Cli, album: Path, tiny_model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache" / "fewtag"
+    with Studio.open("project", [album], model=str(tiny_model), cache=cache) as studio:
+        studio.wait()
+        studio.define("pets/dog")
+        studio.set_threshold("pets/dog", 0.0)
+        names = {cell.name.rpartition("/")[2]: cell.digest for cell in studio.search(limit=9, stacked=False).pictures}
+        studio.answer(
+            [
+                Answer(str(uuid.uuid4()), names["a.jpg"], "pets/dog", "yes"),
+                Answer(str(uuid.uuid4()), names["c.webp"], "pets/dog", "no"),
+            ]
+        )
+    assert cli("write", "project", album, "--confirmed").code == 0
+    assert [path.name for path in album.rglob("*.xmp")] == ["a.jpg.xmp"]
+    assert tags(album / "a.jpg.xmp", "lr:hierarchicalSubject") == ["pets|dog"]
+    assert cli("write", "project", album).code == 0, "the bank's guesses too, but where a person said no"
+    assert {path.name for path in album.rglob("*.xmp")} == {"a.jpg.xmp", "ä b.png.xmp"}
+    assert cli("write", "project", album, "--threshold", 1).code == 0
+    assert [path.name for path in album.rglob("*.xmp")] == ["a.jpg.xmp"]
+    said = cli("write", "project", tmp_path / "cache")
+    assert (said.code, "has no picture under" in said.err) == (2, True)
+
+
+def test_a_dry_run_shows_a_diff_and_changes_nothing(cli: Cli, album: Path) -> None:
+    (album / "a.jpg.xmp").write_bytes(digikam([("Oma",)], 0))
+    before = hashes(album)
+    said = cli("write", "tags.csv", album, "--dry-run")
+    assert (said.code, hashes(album)) == (0, before)
+    assert f"--- {album / 'a.jpg.xmp'}" in said.out
+    assert "+     <rdf:li>birds/heron</rdf:li>" in said.out
+    assert f"--- {os.devnull}\n" in said.out
+    assert not [line for line in said.out.splitlines() if line.startswith("-") and not line.startswith("--- ")]
+    assert "2 files would be written" in said.err
+    assert json.loads(cli("write", "tags.csv", album, "--dry-run", "--json").out)["written"] == 2
+    cli("write", "tags.csv", album)
+    written = hashes(album)
+    assert "-     <rdf:li>birds/heron</rdf:li>" in cli("write", album, "--undo", "--dry-run").out
+    assert hashes(album) == written
+
+
+def test_an_existing_sidecar_is_used_by_whichever_name(cli: Cli, album: Path) -> None:
+    (album / "a.XMP").write_bytes(lightroom([("Oma",)], 0))
+    assert cli("write", "tags.csv", album).code == 0
+    assert tags(album / "a.XMP") == ["Oma", "birds/heron", "dog"]
+    assert not (album / "a.jpg.xmp").exists()
+    cli("write", album, "--undo")
+    assert (album / "a.XMP").read_bytes() == lightroom([("Oma",)], 0)
+
+
+def test_the_sidecar_of_a_raw_twin_stays_and_its_tags_are_not_hidden(cli: Cli, album: Path) -> None:
+    (album / "a.CR2").write_bytes(b"raw")
+    (album / "a.xmp").write_bytes(lightroom([("Oma",)], 0))
+    assert cli("write", "tags.csv", album).code == 0
+    assert (album / "a.xmp").read_bytes() == lightroom([("Oma",)], 0)
+    assert tags(album / "a.jpg.xmp") == ["Oma", "birds/heron", "dog"]
+    assert cli("write", album, "--undo").code == 0
+    assert {path.name for path in album.rglob("*.xmp")} == {"a.xmp"}
+
+
+def test_adobes_names_are_for_new_sidecars(cli: Cli, album: Path) -> None:
+    assert cli("write", "tags.csv", album, "--adobe-names").code == 0
+    assert {path.name for path in album.rglob("*.xmp")} == {"a.xmp", "ä b.xmp"}
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "tif", "avif"])
+def test_tags_inside_a_picture_are_copied_into_a_new_sidecar(cli: Cli, tmp_path: Path, ending: str) -> None:
+    packet = digikam([("Tiere", "Vögel"), ("Oma",)], 0)
+    image = draw(1, "dog")
+    where = {"tiffinfo": {700: packet}} if ending == "tif" else {"xmp": packet}
+    if ending == "png":
+        from PIL.PngImagePlugin import PngInfo
+
+        info = PngInfo()
+        info.add_itxt("XML:com.adobe.xmp", packet.decode(), zip=True)
+        where = {"pnginfo": info}
+    (tmp_path / "in").mkdir()
+    image.save(tmp_path / "in" / f"a.{ending}", **where)
+    Path("tags.csv").write_text(f"image,tags\na.{ending},zebra\n")
+    before = hashes(tmp_path / "in")
+    assert cli("write", "tags.csv", "in").code == 0
+    assert tags(tmp_path / "in" / f"a.{ending}.xmp") == ["Tiere/Vögel", "Oma", "zebra"]
+    assert cli("write", "in", "--undo").code == 0
+    assert hashes(tmp_path / "in") == before
+
+
+def test_iptc_keywords_are_read_by_their_encoding() -> None:
+    def record(number: int, dataset: int, value: bytes) -> bytes:
+        return bytes([0x1C, number, dataset]) + len(value).to_bytes(2, "big") + value
+
+    assert keywords(record(2, 25, "Köln".encode()) + record(2, 5, b"title") + record(2, 25, b"b")) == ("Köln", "b")
+    assert keywords(record(2, 25, "Köln".encode("latin-1"))) == ("Köln",)
+    assert keywords(record(2, 25, b"whole")[:-1] + b"\x1c\x02") == ("whol\x1c",)
+    assert keywords(b"\x1c\x02\x19\xff\xff") == ()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda album: (album / "a.jpg.xmp").write_text("no xml"), "a.jpg.xmp is no XML"),
+        (lambda album: (album / "a.jpg.xmp").write_bytes(b"<a/>"), "a.jpg.xmp is XML, but no XMP"),
+        (lambda album: [(album / n).write_bytes(digikam([], 0)) for n in ("a.jpg.xmp", "a.xmp")], "has two sidecars"),
+        (lambda album: (album / "a.jpg").unlink(), "there is no picture a.jpg"),
+        (lambda album: (album / "a.jpg").write_bytes(b"no picture"), "a.jpg cannot be decoded"),
+        (lambda album: (album / "a.jpg.xmp").mkdir(), "cannot read the sidecar"),
+    ],
+)
+def test_a_picture_that_fails_is_listed_and_the_others_are_written(
+    cli: Cli, album: Path, spoil: Callable[[Path], object], said: str
+) -> None:
+    spoil(album)
+    before = contents(album)
+    outcome = cli("write", "tags.csv", album)
+    assert (outcome.code, outcome.err.count("fewtag: "), "Traceback" in outcome.err) == (1, 1, False)
+    assert said in outcome.err
+    assert {name: content for name, content in contents(album).items() if name in before} == before
+    assert set(contents(album)) - set(before) == {"sub/ä b.png.xmp"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("gone.fewtag", "album"), "there is no bank gone.fewtag"),
+        (("gone.csv", "album"), "cannot read the table gone.csv"),
+        (("tags.csv", "nowhere"), "there is no folder or picture nowhere"),
+        (("album", "album"), "album is no project of the studio; give a bank, a project or a table"),
+        (("tags.csv",), "say which pictures"),
+        (("odd.jsonl", "album"), "odd.jsonl line 1 is no row with image and tags"),
+        (("twice.csv", "album"), "lists image 'a.jpg' twice"),
+        (("control.jsonl", "album"), "which XMP cannot; rename it"),
+        (("tags.csv", "album/sub/ä b.png"), "has no row of album/sub"),
+    ],
+)
+def test_bad_input_is_one_sentence(cli: Cli, album: Path, arguments: tuple[str, ...], said: str) -> None:
+    Path("odd.jsonl").write_text("[1]\n")
+    Path("twice.csv").write_text("image,tags\na.jpg,dog\na.jpg,cat\n")
+    Path("control.jsonl").write_text('{"image": "a.jpg", "tags": ["a\\u0001"]}\n')
+    before = contents(album)
+    outcome = cli("write", *arguments)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1), outcome.err
+    assert said in outcome.err
+    assert contents(album) == before
+
+
+def test_a_row_outside_of_the_folder_is_a_failure(cli: Cli, album: Path, tmp_path: Path) -> None:
+    shutil.copy(album / "a.jpg", tmp_path / "outside.jpg")
+    for name in ("../outside.jpg", tmp_path / "outside.jpg", "sub/../../outside.jpg"):
+        Path("tags.csv").write_text(f"image,tags\n{name},dog\n")
+        assert "lies outside of" in cli("write", "tags.csv", album).err
+    assert not (tmp_path / "outside.jpg.xmp").exists()
+
+
+def test_tags_of_a_detectors_boxes_are_the_pictures(cli: Cli, album: Path) -> None:
+    Path("tags.csv").write_text("image,tags\na.jpg#1,dog\na.jpg#2,cat;dog\n")
+    assert cli("write", "tags.csv", album).code == 0
+    assert tags(album / "a.jpg.xmp") == ["cat", "dog"]
+
+
+def test_a_folder_that_cannot_be_written_to_is_a_listed_failure(
+    cli: Cli, album: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.open
+
+    def closed(path: Path, mode: str = "r", *more: Any, **also: Any) -> Any:
+        if "w" in mode and path.parent == album:
+            raise PermissionError(13, "Permission denied")
+        return real(path, mode, *more, **also)
+
+    monkeypatch.setattr(Path, "open", closed)
+    before = contents(album)
+    outcome = cli("write", "tags.csv", album)
+    assert (outcome.code, "a.jpg.xmp: Permission denied; check the folder" in outcome.err) == (1, True)
+    assert set(contents(album)) - set(before) == {"sub/ä b.png.xmp"}
+
+
+def test_a_sidecar_that_changes_meanwhile_is_left_alone(album: Path) -> None:
+    sidecar = album / "a.jpg.xmp"
+    sidecar.write_bytes(digikam([], 0))
+    late = writing._put(writing.Change("a.jpg", sidecar, b"as it was planned", b"ours"))
+    assert "was changed by another program meanwhile" in late.failure
+    assert sidecar.read_bytes() == digikam([], 0)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes and links are others there")
+def test_a_sidecar_keeps_its_mode_and_a_link_stays_one(cli: Cli, album: Path, tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere.xmp"
+    target.write_bytes(digikam([], 0))
+    target.chmod(0o640)
+    (album / "a.jpg.xmp").symlink_to(target)
+    assert cli("write", "tags.csv", album).code == 0
+    assert (album / "a.jpg.xmp").is_symlink()
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert "dog" in tags(target)
+
+
+def test_undo_finds_sidecars_whose_picture_is_gone(cli: Cli, album: Path) -> None:
+    cli("write", "tags.csv", album)
+    (album / "a.jpg").unlink()
+    assert cli("write", album, "--undo").code == 0
+    assert not list(album.rglob("*.xmp"))
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from fewtag.interop import write
+real, left = Path.replace, [int(sys.argv.pop(1))]
+def replace(path, target):
+    left[0] -= 1
+    if left[0] < 0:
+        os._exit(9)
+    return real(path, target)
+Path.replace = replace
+from fewtag.cli.main import main
+main()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_kill_leaves_each_sidecar_old_or_new_and_the_next_run_ends_it(tmp_path: Path, after: int) -> None:
+    """At random moments, and many more of them: tests/support/kills.py."""
+    folder = tmp_path / "many"
+    folder.mkdir()
+    rows, examples = ["image,tags"], list(sidecars())[::12]
+    for number, sidecar in enumerate(examples):
+        draw(number).save(folder / f"{number}.png")
+        (folder / f"{number}.png.xmp").write_bytes(sidecar.content)
+        rows.append(f"{number}.png,zebra")
+    (tmp_path / "tags.csv").write_text("\n".join(rows) + "\n")
+    before = contents(folder)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", KILLED, str(after), "write", str(tmp_path / "tags.csv"), str(folder)]
+    assert subprocess.run(command, env=environment, capture_output=True).returncode == 9
+    for number, sidecar in enumerate(examples):
+        found = (folder / f"{number}.png.xmp").read_bytes()
+        assert Packet(found, "it").without_ours() == sidecar.content
+    command[3] = "99"
+    assert subprocess.run(command, env=environment, capture_output=True).returncode == 0
+    assert all("zebra" in tags(folder / f"{number}.png.xmp") for number in range(len(examples)))
+    assert subprocess.run([*command, "--undo"], env=environment, capture_output=True).returncode == 0
+    assert contents(folder) == before
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_ten_thousand_pictures_take_less_than_a_minute_of_two_cores(tmp_path: Path) -> None:
+    """By a tenth of them, in processor time, in a process without the tests' checks."""
+    draw(0, size=(640, 480)).save(tmp_path / "one.jpg")
+    picture, rows = (tmp_path / "one.jpg").read_bytes(), ["image,tags"]
+    (tmp_path / "many").mkdir()
+    for number in range(1000):
+        (tmp_path / "many" / f"{number}.jpg").write_bytes(picture)
+        rows.append(f"{number}.jpg,dog;birds/heron;sofa")
+    (tmp_path / "tags.csv").write_text("\n".join(rows) + "\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "fewtag", "write", str(tmp_path / "tags.csv"), str(tmp_path / "many")]
+    before = os.times()
+    assert subprocess.run(command, env=environment, capture_output=True).returncode == 0
+    after = os.times()
+    assert len(list((tmp_path / "many").glob("*.xmp"))) == 1000
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 2 * 60 / 10
+
+
+@needs_exiftool
+@pytest.mark.slow
+@pytest.mark.processes
+def test_other_tools_see_nothing_but_our_tags_change(cli: Cli, tmp_path: Path) -> None:
+    folder, rows = tmp_path / "all", ["image,tags"]
+    folder.mkdir()
+    for number, sidecar in enumerate(sidecars()):
+        draw(0).resize((8, 8)).save(folder / f"{number}.jpg")
+        (folder / f"{number}.jpg.xmp").write_bytes(sidecar.content)
+        rows.append(f"{number}.jpg,zebra;birds/heron")
+    (tmp_path / "tags.csv").write_text("\n".join(rows) + "\n")
+
+    def by_exiftool() -> list[dict[str, Any]]:
+        command = ["exiftool", "-j", "-G1", "-a", "-struct", "-ext", "xmp", "-x", "System:all", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return sorted(json.loads(done.stdout), key=lambda facts: facts["SourceFile"])
+
+    ours = ("XMP-dc:Subject", "XMP-lr:HierarchicalSubject", "XMP-digiKam:TagsList")
+    before, hashed = by_exiftool(), contents(folder)
+    assert len(before) == 60
+    assert cli("write", "tags.csv", folder).code == 0
+    for old, new in zip(before, by_exiftool(), strict=True):
+        assert {key: value for key, value in new.items() if key not in ours and "fewtag" not in key} == {
+            key: value for key, value in old.items() if key not in ours and "Warning" not in key
+        } | ({"ExifTool:Warning": new["ExifTool:Warning"]} if "ExifTool:Warning" in new else {})
+        for key in ours:
+            added = "birds/heron" if "Tags" in key else "birds|heron" if "lr" in key else "heron"
+            kept = [old[key]] if isinstance(old.get(key), str) and old[key] else old.get(key) or []
+            assert set(kept) <= set(new[key])
+            assert {"zebra", added} <= set(new[key])
+    assert cli("write", "tags.csv", folder, "--undo").code == 0
+    assert contents(folder) == hashed
+
+
+@needs_exiv2
+@pytest.mark.slow
+@pytest.mark.processes
+def test_exiv2_reads_and_rewrites_what_was_written_and_undo_still_finds_it(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "all"
+    folder.mkdir()
+    chosen = [each for each in sidecars() if each.program != "Immich"][::7]
+    for number, sidecar in enumerate(chosen):
+        (folder / f"{number}.jpg.xmp").write_bytes(sidecar.content)
+        draw(0).resize((8, 8)).save(folder / f"{number}.jpg")
+    (tmp_path / "tags.csv").write_text(
+        "image,tags\n" + "".join(f"{number}.jpg,zebra;birds/heron\n" for number in range(len(chosen)))
+    )
+
+    def by_exiv2(number: int) -> dict[str, str]:
+        path = str(folder / f"{number}.jpg.xmp")
+        done = subprocess.run(["exiv2", "-px", "-Pkt", path], capture_output=True, text=True, check=False)
+        return dict(
+            line.split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith("Xmp.") and " " in line
+        )
+
+    before = [by_exiv2(number) for number in range(len(chosen))]
+    assert cli("write", "tags.csv", folder).code == 0
+    for number, old in enumerate(before):
+        new = by_exiv2(number)
+        changed = {key for key in {*old, *new} if old.get(key) != new.get(key)}
+        assert {key for key in changed if not key.startswith("Xmp.fewtag")} <= {
+            "Xmp.dc.subject", "Xmp.lr.hierarchicalSubject", "Xmp.digiKam.TagsList",
+        }  # fmt: skip
+        sidecar = str(folder / f"{number}.jpg.xmp")
+        subprocess.run(["exiv2", "-M", "set Xmp.dc.subject XmpBag mine", "mo", sidecar], check=True)
+    assert cli("write", folder, "--undo").code == 0
+    for number, sidecar in enumerate(chosen):
+        left = Packet((folder / f"{number}.jpg.xmp").read_bytes(), "it")
+        assert left.ledger is None
+        assert left.tags().has(("mine",))
+        for path in sidecar.paths:
+            assert path[-1] in {"Dog", *(part for each in left.tags().every for part in each)}
+        assert not left.tags().has(("zebra",))
+
+
+@needs_exiftool
+@pytest.mark.slow
+@pytest.mark.processes
+def test_what_a_person_edits_in_immich_counts(cli: Cli, album: Path) -> None:
+    """Immich tells exiftool the whole list of an asset's tags, which rewrites the sidecar."""
+    sidecar = album / "a.jpg.xmp"
+    assert cli("write", "tags.csv", album).code == 0
+    edited = ["-XMP-digiKam:TagsList=birds/heron", "-XMP-digiKam:TagsList=Shrek"]  # dog is wrong, Shrek is missing
+    subprocess.run(["exiftool", "-q", "-overwrite_original", *edited, str(sidecar)], check=True)
+    for _ in range(2):
+        assert cli("write", "tags.csv", album).code == 0
+        assert sorted(tags(sidecar)) == ["Shrek", "birds/heron"]
+        assert sorted(tags(sidecar, "dc:subject")) == ["Shrek", "birds", "heron"]
+    assert cli("write", album, "--undo").code == 0
+    assert tags(sidecar) == ["Shrek"]
+    assert "fewtag:" not in sidecar.read_text()
+
+
+OWN: dict[str, Callable[[Path], list[str]]] = {
+    "nothing": lambda _: [],
+    "exiftool": lambda _: ["-XMP-dc:Subject=Oma"],
+    "digiKam": lambda packet: [f"-XMP<={packet}"],
+    "iptc": lambda _: ["-IPTC:Keywords=Oma"],
+}
+"""What is in a picture before, by what exiftool is told to put there."""
+
+
+@needs_exiftool
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("ending", ["jpg", "png", "tif"])
+def test_tags_are_embedded_and_taken_back_to_the_byte(cli: Cli, tmp_path: Path, ending: str) -> None:
+    folder, packet = tmp_path / "in", tmp_path / "p.xmp"
+    folder.mkdir()
+    packet.write_bytes(digikam([("Oma",)], 0).partition(b"\n")[2])
+    pictures = {own: folder / f"ä {own}.{ending}" for own in OWN if (own, ending) != ("iptc", "png")}
+    for own, picture in pictures.items():
+        draw(3, "dog", size=(200, 160)).save(picture)
+        if options := OWN[own](packet):
+            subprocess.run(["exiftool", "-q", "-overwrite_original", *options, str(picture)], check=True)
+        os.utime(picture, ns=(10**18, 10**18))
+    Path("tags.csv").write_text(
+        "image,tags\n" + "".join(f"{each.name},dog;birds/heron\n" for each in pictures.values())
+    )
+    before = hashes(folder)
+    pixels = {picture: Image.open(picture).convert("RGB").tobytes() for picture in pictures.values()}
+    said = cli("write", "tags.csv", folder, "--embed")
+    assert (said.code, said.out) == (0, f"{folder}: {len(pictures)} files written, 0 unchanged\n"), said.err
+    assert {path.name for path in folder.iterdir()} == set(before)
+    for own, picture in pictures.items():
+        found = Packet(read_embedded(picture).packet or b"", own).items("digiKam:TagsList")
+        assert found == [*(["Oma"] if own != "nothing" else []), "birds/heron", "dog"]
+        assert picture.stat().st_mtime_ns == 10**18
+        assert Image.open(picture).convert("RGB").tobytes() == pixels[picture]
+    assert cli("write", "tags.csv", folder, "--embed").out.startswith(f"{folder}: 0 files written")
+    assert cli("write", folder, "--undo", "--embed").code == 0
+    assert hashes(folder) == before
+
+
+@needs_exiftool
+@pytest.mark.slow
+@pytest.mark.processes
+def test_what_exiftool_could_not_take_back_stays_as_it_is(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    shutil.copy(Path(__file__).parents[1] / "data" / "upright.heic", folder / "a.heic")
+    draw(3, "dog").save(folder / "b.jpg")
+    Path("tags.csv").write_text("image,tags\na.heic,dog\nb.jpg,dog\n")
+    before = hashes(folder)
+    said = cli("write", "tags.csv", folder, "--embed")
+    assert (said.code, "a.heic could not be taken back to the byte" in said.err) == (1, True)
+    assert hashes(folder)["a.heic"] == before["a.heic"]
+    assert hashes(folder)["b.jpg"] != before["b.jpg"]
+
+
+def test_embedding_without_exiftool_is_refused_with_what_to_install(
+    cli: Cli, album: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    before = hashes(album)
+    said = cli("write", "tags.csv", album, "--embed")
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "exiftool, which is not installed" in said.err
+    assert hashes(album) == before

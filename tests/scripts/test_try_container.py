@@ -1,0 +1,73 @@
+"""The image: what its file and the compose files promise; its steps themselves are `scripts/try_container.py`."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from try_container import DOCKERFILE, REPOSITORY, Image, Step, steps
+
+STEPS = steps(DOCKERFILE.read_text(encoding="utf-8"))
+
+
+def compose(name: str) -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml")
+    return yaml.safe_load((REPOSITORY / "containers" / name).read_text(encoding="utf-8"))
+
+
+def test_the_image_runs_as_a_user_without_rights_and_says_whether_it_is_well() -> None:
+    words = [step.word for step in STEPS]
+    assert words.count("USER") == words.count("HEALTHCHECK") == words.count("ENTRYPOINT") == 1
+    assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", next(step.rest for step in STEPS if step.word == "USER"))
+    assert words.index("USER") > max(at for at, word in enumerate(words) if word in {"RUN", "COPY"})
+
+
+def test_nothing_is_downloaded_but_by_pip_when_it_is_built() -> None:
+    assert "ADD" not in {step.word for step in STEPS}
+    for step in STEPS:
+        assert not re.search(r"curl|wget|apt|https?://(?!127\.0\.0\.1)", step.rest), step
+    assert sum("pip install" in step.rest for step in STEPS) == 1
+
+
+def test_what_is_copied_is_let_through_by_the_ignore_file() -> None:
+    let = (REPOSITORY / "containers" / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    for step in STEPS:
+        if step.word == "COPY" and not step.rest.startswith("--from"):
+            for source in step.rest.split()[:-1]:
+                assert f"!{source}" in let
+                assert (REPOSITORY / source).exists()
+
+
+@pytest.mark.parametrize("name", ["immich.yaml", "photoprism.yaml"])
+def test_pictures_are_read_only_for_whatever_listens_and_ports_are_this_machines(name: str) -> None:
+    for service, facts in compose(name)["services"].items():
+        assert facts["read_only"] is True
+        assert facts["cap_drop"] == ["ALL"]
+        pictures = next(volume for volume in facts["volumes"] if ":/pictures" in volume)
+        listens = "ports" in facts
+        assert pictures.endswith(":ro") == listens, service
+        assert all(port.startswith("127.0.0.1:") for port in facts.get("ports", ()))
+        assert listens or facts["network_mode"] == "none"
+        assert "FEWTAG_TOKEN" in facts["environment"] or not listens
+
+
+def test_photoprism_is_told_the_address_and_the_name_that_the_container_goes_by() -> None:
+    command = compose("photoprism.yaml")["services"]["fewtag"]["command"]
+    service = compose("photoprism-vision.yml")["Models"][0]["Service"]
+    assert service["Uri"] == "http://fewtag:8766/photoprism/labels"
+    assert "--allow-host=fewtag:8766" in command
+    assert "--service=photoprism" in command
+    assert service["FileScheme"] == "data"
+
+
+def test_the_images_folders_are_under_ours_and_no_others(tmp_path: Path) -> None:
+    image = Image(tmp_path, Path(os.devnull))
+    assert image.inside("install -d /project && ls /usr/bin /projects a/project") == (
+        f"install -d {tmp_path}/project && ls /usr/bin /projects a/project"
+    )
+    image.build(Step("ENV", "PATH=/opt/fewtag/bin:$PATH HOME=/project"))
+    assert image.environment["PATH"].split(":")[0] == f"{tmp_path}/opt/fewtag/bin"
+    assert image.environment["HOME"] == f"{tmp_path}/project"
+    image.build(Step("HEALTHCHECK", '--interval=30s CMD ["python", "-c", "1"]'))
+    assert image.commands["HEALTHCHECK"] == ["python", "-c", "1"]

@@ -1,0 +1,94 @@
+"""The API's schema: what is in it stays (additive only), and the page that shows it loads nothing."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from raw_http import ask
+from serving import TOKEN, Running
+
+SNAPSHOT = Path(__file__).with_name("openapi.json")
+"""Made anew by: python tests/server/test_openapi.py"""
+
+
+def fields(schema: dict[str, Any], whole: dict[str, Any]) -> Any:
+    """The names in a schema, nested; required ones end with '!'."""
+    if "$ref" in schema:
+        return fields(whole["components"]["schemas"][schema["$ref"].rpartition("/")[2]], whole)
+    for several in ("anyOf", "oneOf"):
+        if several in schema:
+            found = [fields(each, whole) for each in schema[several] if each.get("type") != "null"]
+            return found[0] if len(found) == 1 else found
+    if "properties" in schema:
+        needed = schema.get("required", ())
+        return {
+            name + "!" * (name in needed): fields(each, whole) for name, each in sorted(schema["properties"].items())
+        }
+    if schema.get("type") == "array":
+        return [fields(schema.get("items", {}), whole)]
+    return schema.get("enum") or schema.get("const") or schema.get("type", "any")
+
+
+def facts(schema: dict[str, Any]) -> dict[str, Any]:
+    """What clients rely on: addresses, parameters, fields of requests and replies."""
+    found = {}
+    for path, methods in sorted(schema["paths"].items()):
+        for method, operation in sorted(methods.items()):
+            parameters = operation.get("parameters", ())
+            bodies = operation.get("requestBody", {}).get("content", {})
+            replies = {code: reply.get("content", {}) for code, reply in operation["responses"].items()}
+            found[f"{method.upper()} {path}"] = {
+                "parameters": sorted(each["name"] + "!" * each.get("required", False) for each in parameters),
+                "request": {kind: fields(each["schema"], schema) for kind, each in sorted(bodies.items())},
+                "replies": {
+                    code: {kind: fields(each.get("schema", {}), schema) for kind, each in content.items()}
+                    for code, content in sorted(replies.items())
+                    if code.startswith("2")
+                },
+            }
+    return found
+
+
+def whole_schema() -> dict[str, Any]:
+    """Of a project, whose routes are those of a bank and more."""
+    from fastapi import FastAPI
+
+    from fewtag.server import routes, studio_routes
+
+    app = FastAPI(title="fewtag", version="1")
+    for router in (routes.open_routes, routes.router, studio_routes.router):
+        app.include_router(router)
+    return app.openapi()
+
+
+def test_the_api_is_as_it_was() -> None:
+    """A field may come, none may go; then the snapshot is made anew, so that it stays."""
+    assert facts(whole_schema()) == json.loads(SNAPSHOT.read_text(encoding="utf-8"))
+
+
+def test_a_bank_has_the_same_api_without_the_studios_part(running: Running) -> None:
+    schema = json.loads(
+        ask(running.settings.port, path="/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"}).body
+    )
+    known = json.loads(SNAPSHOT.read_text(encoding="utf-8"))
+    found = facts(schema)
+    assert found.items() <= known.items()
+    assert "GET /v1/review" in known.keys() - found.keys()
+
+
+def test_every_operation_says_what_it_does() -> None:
+    for path, methods in whole_schema()["paths"].items():
+        for method, operation in methods.items():
+            assert operation.get("description"), (method, path)
+
+
+def test_the_documentation_loads_nothing_and_shows_every_address(running: Running) -> None:
+    page = ask(running.settings.port, path="/docs").body.decode()
+    assert not re.findall(r"<(?:script|link|img|style|iframe)\b|https?://|style=", page)
+    for path in ("/v1/tag", "/v1/labels/{name}/examples", "/v1/answers", "/v1/jobs/{job}"):
+        assert path in page
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(json.dumps(facts(whole_schema()), indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,545 @@
+"""The studio in a real browser, by role and name as a person's hands would: mouse, keyboard alone, a small screen."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import serving
+from tiny import draw, write_tiny_model
+
+from fewtag.client import Client
+from fewtag.studio.studio import Studio
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright  # noqa: E402
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium"),
+    pytest.mark.slow,
+    pytest.mark.processes,
+]
+COUNT = 36
+expect.set_options(timeout=15_000)
+TOKEN = "a-token-of-the-tests-with-43-characters-abc"
+
+
+@dataclass
+class Opened:
+    """A studio with a page on it."""
+
+    page: Page
+    url: str
+    client: Client
+    studio: Studio | None = None
+
+    def cell(self, name: str) -> Any:
+        return self.page.get_by_role("button", name=re.compile(rf"^{re.escape(name)}\b"))
+
+    def toast(self, text: str | re.Pattern[str]) -> Any:
+        return self.page.get_by_role("status").filter(has_text=text)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every third shows a dog, every fourth a cat; neighbours are unlike, or they would be stacked."""
+    folder = tmp_path_factory.mktemp("album")
+    for number in range(COUNT):
+        labels = [label for label, step in (("dog", 3), ("cat", 4)) if number % step == 0]
+        labels = labels or ["sofa" if number % 2 else "ball"]
+        draw(number, *labels, size=(64, 48)).save(folder / f"{number:02}-{'-'.join(labels)}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as starter:
+        # a browser that runs as root has no sandbox
+        arguments = ["--no-sandbox"] if os.name == "posix" and os.geteuid() == 0 else []
+        yield starter.chromium.launch(executable_path=CHROMIUM, args=arguments)
+
+
+@pytest.fixture
+def opened(browser: Browser, pictures: Path, model: Path, tmp_path: Path) -> Iterator[Opened]:
+    """A new project over the album, indexed, and its page as the command opens it."""
+    with Studio.open(tmp_path / "project", [pictures], model=str(model), cache=tmp_path / "cache") as studio:
+        assert studio.wait(30.0)
+        with serving(lambda _decoders: studio) as running, open_page(browser) as page:
+            page.goto(f"{running.settings.url}/#token={running.settings.token}")
+            yield Opened(page, running.settings.url, running.client, studio)
+
+
+@contextmanager
+def open_page(browser: Browser, **options: Any) -> Iterator[Page]:
+    """A page that must neither throw nor break its own policy."""
+    wrong: list[str] = []
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce", **options)
+    context.set_default_timeout(15_000)
+    page = context.new_page()
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda said: wrong.append(said.text) if "Security Policy" in said.text else None)
+    yield page
+    context.close()
+    assert not wrong, wrong
+
+
+def teach(opened: Opened, picture: str, label: str) -> None:
+    opened.cell(picture).click()
+    opened.page.get_by_role("button", name="New label n").click()
+    opened.page.get_by_label("Name", exact=True).fill(label)
+    opened.page.get_by_role("button", name="Teach").click()
+    expect(opened.page.get_by_role("heading", name=re.compile(label))).to_be_visible()
+
+
+def answers(opened: Opened) -> int:
+    return int(opened.client.get("/v1/project")["answers"])
+
+
+def answer_page(opened: Opened, act: Callable[[], None]) -> None:
+    """Until the next page is there."""
+    had, size = answers(opened), opened.page.locator("[data-place]").count()
+    act()
+    deadline = time.monotonic() + 15
+    while answers(opened) != had + size:
+        assert time.monotonic() < deadline, (had, size, answers(opened))
+        opened.page.wait_for_timeout(50)
+    expect(opened.page.locator("[aria-busy=true]")).to_have_count(0)
+
+
+def test_from_one_picture_to_a_delivered_table(opened: Opened, tmp_path: Path) -> None:
+    page = opened.page
+    expect(page.get_by_role("heading", name="All pictures")).to_be_visible()
+    expect(page.get_by_text(f"{COUNT} pictures")).to_be_visible()
+    assert "token" not in page.url
+
+    teach(opened, "00-dog-cat.png", "dog")
+    cells = page.get_by_role("list").get_by_role("button", pressed=None).filter(has_text=re.compile("yes|no"))
+    flipped = cells.first
+    before = flipped.get_attribute("aria-pressed")
+    flipped.click()
+    assert flipped.get_attribute("aria-pressed") != before
+    answer_page(opened, lambda: page.keyboard.press("Enter"))
+    expect(opened.toast("Answered")).to_be_visible()
+    answer_page(opened, page.get_by_role("button", name="Answer the page").click)
+
+    slider = page.get_by_role("slider", name="Threshold")
+    value = int(slider.input_value())
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    expect(opened.toast(f"from {value + 1} % on")).to_be_visible()
+    page.get_by_role("button", name="Undo", exact=True).first.click()
+    expect(opened.toast("Taken back")).to_be_visible()
+
+    page.get_by_role("navigation", name="Labels").get_by_role("link", name="All pictures").click()
+    opened.cell("03-dog.png").dblclick()
+    expect(page.get_by_role("heading", name="03-dog.png")).to_be_visible()
+    page.get_by_role("group", name="dog").hover()
+    heat = page.get_by_role("img", name="Where dog is seen")
+    expect(heat).to_be_visible()
+    page.wait_for_function("() => document.querySelector('.heat')?.naturalWidth > 0")
+
+    page.get_by_role("button", name="Deliver").click()
+    expect(page.get_by_text(f"{COUNT} rows")).to_be_visible()
+    page.get_by_role("dialog").get_by_role("button", name="Deliver").click()
+    with page.expect_download() as downloading:
+        page.get_by_role("link", name="Download").click()
+    downloading.value.save_as(tmp_path / "tags.csv")
+    assert len((tmp_path / "tags.csv").read_text(encoding="utf-8").splitlines()) == COUNT + 1
+
+
+def test_everything_is_done_by_keys_alone(opened: Opened) -> None:
+    page, press = opened.page, opened.page.keyboard.press
+    expect(opened.cell("00-dog-cat.png")).to_be_visible()
+    press("ArrowRight")
+    press("ArrowLeft")
+    expect(opened.cell("00-dog-cat.png")).to_be_focused()
+    press("Space")
+    expect(page.get_by_text("1 selected")).to_be_visible()
+    press("n")
+    page.keyboard.type("dog")
+    press("Enter")
+    expect(page.get_by_role("heading", name=re.compile("dog"))).to_be_visible()
+    expect(page.get_by_role("button", name="Answer the page")).to_be_visible()
+    had = answers(opened)
+    press("j")
+    press("k")
+    for key, word in (("x", "no"), ("a", "yes"), ("Space", "unknown")):
+        here = page.locator("[data-place]:focus").get_attribute("data-place")
+        press(key)
+        expect(page.locator(f"[data-place='{here}']")).to_have_accessible_name(re.compile(f": {word}"))
+    press("Enter")
+    expect(opened.toast("Answered")).to_be_visible()
+    assert answers(opened) > had
+    press("Backspace")
+    expect(opened.toast("Taken back")).to_be_visible()
+    press("Control+Shift+z")
+    expect(opened.toast("Done again")).to_be_visible()
+    threshold = page.get_by_role("slider", name="Threshold").input_value()
+    press("]")
+    expect(page.get_by_role("slider", name="Threshold")).not_to_have_value(threshold)
+    expect(opened.toast("% on")).to_be_visible()
+
+    press("Escape")
+    expect(page.get_by_role("heading", name="dog")).to_be_visible()
+    press("/")
+    expect(page.get_by_role("combobox", name="Search")).to_be_focused()
+    page.keyboard.press("Control+a")
+    page.keyboard.type("is:untagged")
+    press("Enter")
+    expect(page.get_by_role("heading", name="is:untagged")).to_be_visible()
+    press("Control+a")
+    expect(page.get_by_role("toolbar")).to_contain_text("selected")
+    press("Escape")
+    expect(page.get_by_role("toolbar")).to_have_count(0)
+    press("g")
+    expect(page.get_by_role("heading", name="Like this picture")).to_be_visible()
+    expect(page.locator("[data-place='0']")).to_be_visible()
+    press("Enter")
+    group = page.get_by_role("group", name="dog")
+    expect(group).to_be_visible()
+    page.keyboard.down("h")
+    expect(page.get_by_role("img", name="Where dog is seen")).to_be_visible()
+    page.keyboard.up("h")
+    expect(page.get_by_role("img", name="Where dog is seen")).to_have_count(0)
+    press("a")
+    expect(group.get_by_role("button", name="dog: yes")).to_have_attribute("aria-pressed", "true")
+    for word in ("no", "unknown", "yes"):
+        press("1")
+        expect(group.get_by_role("button", name=f"dog: {word}")).to_have_attribute("aria-pressed", "true")
+    press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_contain_text("The next picture")
+    press("Escape")
+    press("d")
+    expect(page.get_by_role("dialog", name="Deliver the tags")).to_be_visible()
+    press("Escape")
+    press("ArrowRight")
+    expect(page.get_by_text(f"2 of {COUNT}")).to_be_visible()
+
+
+def test_pictures_are_selected_by_click_range_and_rubber_band(opened: Opened) -> None:
+    page = opened.page
+    opened.cell("01-sofa.png").click()
+    opened.cell("05-sofa.png").click(modifiers=["Shift"])
+    expect(page.get_by_text("5 selected")).to_be_visible()
+    page.get_by_role("button", name="Select nothing").click()
+    first, last = (opened.cell(name).bounding_box() for name in ("00-dog-cat.png", "07-sofa.png"))
+    assert first is not None
+    assert last is not None
+    page.mouse.move(first["x"] + 10, first["y"] + 10)
+    page.mouse.down()
+    page.mouse.move(last["x"] + 5, last["y"] + 5, steps=4)
+    page.mouse.up()
+    expect(page.get_by_role("toolbar")).to_contain_text("selected")
+    count = page.get_by_role("button", pressed=True).count()
+    assert count >= 4
+    page.keyboard.press("t")
+    page.get_by_label("Label", exact=True).fill("cat")
+    page.get_by_role("button", name="Tag", exact=True).last.click()
+    expect(page.get_by_role("heading", name=re.compile("cat"))).to_be_visible()
+    assert next(each for each in opened.client.labels() if each.name == "cat").examples == count
+
+
+def test_a_part_of_a_picture_is_searched_for(opened: Opened) -> None:
+    page = opened.page
+    opened.cell("00-dog-cat.png").dblclick()
+    edge = page.get_by_role("img", name=re.compile("^00-dog-cat.png")).bounding_box()
+    assert edge is not None
+    page.mouse.move(edge["x"] + edge["width"] * 0.2, edge["y"] + edge["height"] * 0.2)
+    page.mouse.down()
+    page.mouse.move(edge["x"] + edge["width"] * 0.7, edge["y"] + edge["height"] * 0.7, steps=4)
+    page.mouse.up()
+    with page.expect_request("**/v1/search") as asked:
+        page.get_by_role("button", name="Like this part").click()
+    expect(page.get_by_role("heading", name="Like this part")).to_be_visible()
+    assert asked.value.post_data_json["box"] == pytest.approx([0.2, 0.2, 0.7, 0.7], abs=0.02)
+    expect(page.locator("[data-place='0']")).to_be_visible()
+
+
+def test_a_look_at_a_picture_keeps_what_was_changed_on_the_page(opened: Opened) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    expect(page.get_by_role("button", name="Answer the page")).to_be_visible()
+    for key in ("j", "Space", "k", "o"):
+        page.keyboard.press(key)
+    expect(page.get_by_role("group", name="dog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name=re.compile(": unknown"))).to_have_count(1)
+
+
+def test_labels_are_renamed_deleted_and_brought_back(opened: Opened) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    page.get_by_role("button", name="Rename, merge or delete dog").click()
+    page.get_by_label("Name", exact=True).fill("animals/dog")
+    page.get_by_role("button", name="Rename", exact=True).click()
+    tree = page.get_by_role("navigation", name="Labels")
+    expect(tree.get_by_text("animals", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Rename, merge or delete animals/dog").click()
+    page.get_by_role("button", name="Delete the label").click()
+    expect(tree.get_by_text("animals", exact=True)).to_have_count(0)
+    opened.toast("deleted").get_by_role("button", name="Undo").click()
+    expect(tree.get_by_text("animals", exact=True)).to_be_visible()
+    tree.get_by_role("link", name=re.compile("^dog")).click()
+    expect(page.get_by_role("heading", name="animals/dog")).to_be_visible()
+    page.get_by_role("main").get_by_role("link", name="Review").click()
+    page.get_by_role("button", name="Rename, merge or delete animals/dog").click()
+    page.get_by_label("Name", exact=True).fill("my dog")
+    page.get_by_role("button", name="Rename", exact=True).click()
+    expect(page).to_have_url(re.compile("my%20dog"))
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("heading", name="my dog")).to_be_visible()
+    expect(page.get_by_role("main").get_by_role("link", name="Review")).to_be_visible()
+
+
+def test_a_telephone_is_wide_enough(opened: Opened) -> None:
+    page = opened.page
+    page.set_viewport_size({"width": 390, "height": 844})
+    opened.cell("00-dog-cat.png").click()
+    page.get_by_role("toolbar").get_by_role("button", name="New label").click()
+    page.get_by_label("Name", exact=True).fill("dog")
+    page.get_by_role("button", name="Teach").click()
+    page.get_by_role("button", name="Answer the page").click()
+    expect(opened.toast("Answered")).to_be_visible()
+    page.get_by_role("button", name="Labels", exact=True).click()
+    page.get_by_role("navigation", name="Labels").get_by_role("link", name="All pictures").click()
+    expect(page.get_by_role("heading", name="All pictures")).to_be_visible()
+    opened.cell("03-dog.png").dblclick()
+    page.get_by_role("button", name="Heat-map").click()
+    expect(page.get_by_role("img", name="Where dog is seen")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_screen_is_readable(opened: Opened, scheme: Any) -> None:
+    page = opened.page
+    page.emulate_media(color_scheme=scheme)
+    check_readable(page)
+    opened.cell("00-dog-cat.png").click()
+    check_readable(page)
+    page.keyboard.press("n")
+    check_readable(page)
+    page.get_by_label("Name", exact=True).fill("dog")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Answer the page")).to_be_visible()
+    check_readable(page)
+    page.keyboard.press("o")
+    expect(page.get_by_role("group", name="dog")).to_be_visible()
+    check_readable(page)
+    page.keyboard.press("d")
+    check_readable(page)
+
+
+READABLE = (Path(__file__).parent / "readable.js").read_text(encoding="utf-8")
+
+
+def check_readable(page: Page) -> None:
+    """Every picture has its text, every control a name, every text a contrast of 4.5."""
+    page.wait_for_timeout(150)
+    wrong = page.evaluate(READABLE)
+    assert not wrong, "\n".join(sorted(set(wrong)))
+
+
+def test_answers_survive_a_killed_server_and_are_counted_once(
+    browser: Browser, pictures: Path, model: Path, tmp_path: Path
+) -> None:
+    with start_command(pictures, model, tmp_path, 0) as (url, first):
+        port = int(url.rsplit(":", 1)[1])
+        client = Client(url, TOKEN)
+        with open_page(browser) as page:
+            page.goto(f"{url}/#token={TOKEN}")
+            opened = Opened(page, url, client)
+            teach(opened, "00-dog-cat.png", "dog")
+            expect(page.get_by_role("button", name="Answer the page")).to_be_visible()
+            had = answers(opened)
+            size = page.locator("[data-place]").count()
+
+            def answer_is_lost(route: Route) -> None:
+                """The server has them on disk, and dies before the page hears of it."""
+                route.fetch()
+                first.send_signal(signal.SIGKILL)
+                first.wait()
+                route.abort()
+
+            page.route("**/v1/answers", answer_is_lost, times=1)
+            page.keyboard.press("Enter")
+            expect(page.get_by_role("alert").filter(has_text="kept here")).to_be_visible()
+            context = page.context
+            page.close()
+            with start_command(pictures, model, tmp_path, port):
+                page = context.new_page()
+                page.goto(f"{url}/#token={TOKEN}")
+                expect(page.get_by_role("heading", name="All pictures")).to_be_visible()
+                page.wait_for_function(
+                    "() => !Object.keys(localStorage).some((key) => key.startsWith('fewtag.answers'))"
+                )
+                assert answers(opened) == had + size
+
+
+def test_answers_wait_for_a_studio_that_still_reads_its_pictures(opened: Opened) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    expect(page.get_by_role("button", name="Answer the page")).to_be_visible()
+    early = opened.client.get("/v1/project") | {"indexing": True}
+    page.route("**/v1/project", lambda route: route.fulfill(json=early), times=1)
+    page.route("**/v1/answers", lambda route: route.fulfill(status=404, json={"detail": "no such picture"}), times=1)
+    answer_page(opened, lambda: page.keyboard.press("Enter"))
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+@contextmanager
+def start_command(
+    pictures: Path, model: Path, folder: Path, port: int
+) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    command = [sys.executable, "-m", "fewtag", "studio", folder / "project", pictures, "--no-browser", "--json"]
+    command += ["--port", str(port), "--model", model, "--cache", folder / "cache"]
+    process = subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, text=True, env={**os.environ, "FEWTAG_TOKEN": TOKEN}
+    )
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["url"], process
+    finally:
+        process.kill()
+        process.wait()
+
+
+HOSTILE = (Path(__file__).parent / "hostile.html").read_text(encoding="utf-8")
+
+
+def test_a_page_of_another_origin_can_neither_read_nor_write(opened: Opened) -> None:
+    teach(opened, "00-dog-cat.png", "dog")
+    before = opened.client.get("/v1/project")
+    digest = opened.client.search("")["pictures"][0]["digest"]
+    asked = {"url": opened.url, "thumbnail": f"/v1/pictures/{digest}/thumbnail?size=256"}
+    text = HOSTILE.replace("ASKED", json.dumps(asked))
+    with page_elsewhere(text) as elsewhere:
+        other = opened.page.context.new_page()  # with the cookie of the studio, which knows no ports
+        other.goto(elsewhere)
+        other.wait_for_function("() => document.title !== 'working'")
+        told = other.title()
+    assert {"read:refused", "events:refused", "json:refused", "image:refused"} <= set(told.split()), told
+    assert not re.search(r":(basic|cors|default):2", told), told
+    after = opened.client.get("/v1/project")
+    assert (after["labels"], after["answers"], after["can_redo"]) == (before["labels"], before["answers"], False)
+
+
+@contextmanager
+def page_elsewhere(text: str) -> Iterator[str]:
+    """The same machine, another port: another origin."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_arguments: object) -> None:
+            """Quietly."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+
+
+SCROLL = """async (step) => {
+  document.querySelector("[data-grid]").scrollTop += step;
+  await new Promise(requestAnimationFrame);
+  await new Promise(requestAnimationFrame);
+}"""
+
+
+def test_ten_thousand_pictures_scroll_without_a_long_frame(opened: Opened) -> None:
+    """A frame is what the page computes for it, in processor time: other programs do not count."""
+    page = opened.page
+    known = opened.client.search("")["pictures"]
+    page.route("**/v1/search", lambda route: route.fulfill(json=page_of(route.request.post_data_json, known)))
+    page.goto(f"{opened.url}/#/?q=is:any")
+    expect(page.get_by_text("10,000 pictures")).to_be_visible()
+    metrics = page.context.new_cdp_session(page)
+    metrics.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def spent() -> float:
+        told = {each["name"]: each["value"] for each in metrics.send("Performance.getMetrics")["metrics"]}
+        return 1000 * sum(told[f"{kind}Duration"] for kind in ("Script", "Layout", "RecalcStyle"))
+
+    times, last = [], spent()
+    for step in [160] * 25 + [2400] * 25 + [-800] * 10:
+        page.evaluate(SCROLL, step)
+        times.append(spent() - last)
+        last += times[-1]
+    assert page.locator("[data-grid]").evaluate("grid => grid.scrollHeight") > 100_000
+    assert page.locator(".cell").count() < 100
+    assert max(times) <= 50, sorted(times)[-5:]
+
+
+def page_of(asked: dict[str, int], known: list[dict[str, Any]]) -> dict[str, Any]:
+    places = range(asked["offset"], min(10_000, asked["offset"] + asked["limit"]))
+    cells = [{**known[place % len(known)], "name": f"{place}.png"} for place in places]
+    return {"total": 10_000, "offset": asked["offset"], "query_means": [], "pictures": cells}
+
+
+@pytest.mark.parametrize("wrong", ["", "#token=wrong"])
+def test_without_the_key_the_page_says_what_to_do(opened: Opened, browser: Browser, wrong: str) -> None:
+    with open_page(browser) as page:
+        page.goto(f"{opened.url}/{wrong}")
+        expect(page.get_by_role("heading", name="no key")).to_be_visible()
+        assert page.locator("img[src*=thumbnail]").count() == 0
+
+
+def test_sidecars_are_written_and_taken_back(opened: Opened, pictures: Path) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    page.keyboard.press("d")
+    page.get_by_label("XMP sidecars").check()
+    page.get_by_text("00-dog-cat.png.xmp", exact=True).click()
+    expect(page.get_by_text("<rdf:li>dog</rdf:li>").first).to_be_visible()
+    assert not list(pictures.glob("*.xmp"))
+    page.get_by_role("dialog").get_by_role("button", name="Deliver").click()
+    expect(page.get_by_role("dialog").get_by_text("written.")).to_be_visible()
+    assert (pictures / "00-dog-cat.png.xmp").is_file()
+    page.get_by_role("button", name="Take all back").click()
+    expect(page.get_by_role("dialog").get_by_text("taken back.")).to_be_visible()
+    assert not list(pictures.glob("*.xmp"))
+
+
+def test_what_is_typed_stays_while_others_work(opened: Opened) -> None:
+    opened.page.get_by_role("button", name="New label").click()
+    name = opened.page.get_by_label("Name", exact=True)
+    name.fill("heron")
+    opened.client.define("bicycle")
+    expect(opened.page.get_by_role("link", name="Review bicycle", include_hidden=True)).to_be_attached()
+    expect(name).to_have_value("heron")
+
+
+def test_a_refusal_is_one_sentence_on_the_screen(opened: Opened) -> None:
+    opened.page.route(
+        "**/v1/labels/**",
+        lambda route: route.fulfill(status=422, json={"detail": "a label needs a name; give it one"}),
+    )
+    opened.cell("00-dog-cat.png").click()
+    opened.page.keyboard.press("n")
+    opened.page.get_by_label("Name", exact=True).fill("dog")
+    opened.page.keyboard.press("Enter")
+    expect(opened.page.get_by_role("alert")).to_contain_text("a label needs a name; give it one")

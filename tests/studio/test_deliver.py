@@ -1,0 +1,128 @@
+"""Deliveries: the tables of `fewtag tag`, with a person's word first."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from album import answer_page, digests, say
+
+from fewtag.errors import InputError
+from fewtag.studio.deliver import CancelledError
+from fewtag.studio.project import UnknownError
+from fewtag.studio.studio import Studio
+
+
+def read(path: Path) -> dict[str, list[str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return {row["image"]: [tag for tag in row["tags"].split(";") if tag] for row in csv.DictReader(file)}
+
+
+def test_a_table_says_what_the_library_shows(studio: Studio) -> None:
+    for label in ("dog", "cat"):
+        studio.define(label)
+        answer_page(studio, label, size=20)
+    told: list[tuple[int, int]] = []
+    delivery = studio.deliver("csv", progress=lambda done, total: told.append((done, total)))
+    assert delivery.file is not None
+    table = read(studio.delivery(delivery.file))
+    shown = studio.search(limit=1000, stacked=False).pictures
+    for cell in shown:
+        assert set(table[cell.name]) == {tag.label for tag in cell.tags if tag.state != "no"}
+    assert told[-1] == (120, 120)
+    assert delivery.rows == 120
+
+
+def test_a_persons_word_comes_first(studio: Studio) -> None:
+    names = digests(studio)
+    first, second, *_ = names
+    studio.define("dog")
+    studio.set_threshold("dog", 1.0)
+    studio.answer([say(names[first], "dog", "yes"), say(names[second], "dog", "no")])
+    delivery = studio.deliver("jsonl", scores=True)
+    rows = [json.loads(line) for line in studio.delivery(str(delivery.file)).read_text().splitlines()]
+    by_name = {row["image"]: row for row in rows}
+    assert (by_name[first]["tags"], by_name[first]["scores"]) == (["dog"], {"dog": 1.0})
+    assert (by_name[second]["tags"], by_name[second]["scores"]) == ([], {"dog": 0.0})
+    studio.set_threshold("dog", 0.0)
+    confirmed = studio.deliver("csv", confirmed_only=True)
+    assert [name for name, tags in read(studio.delivery(str(confirmed.file))).items() if tags] == [first]
+
+
+def test_a_dry_run_writes_nothing_and_counts_what_would_change(studio: Studio) -> None:
+    studio.define("dog")
+    dry = studio.deliver("csv", dry_run=True)
+    assert (dry.changes, dry.file) == (120, None)
+    assert not (studio.folder / "deliveries").exists()
+    assert studio.deliver("csv").changes == 120
+    assert studio.deliver("csv", dry_run=True).changes == 0
+    studio.set_threshold("dog", studio.label("dog").threshold)
+    before = studio.deliver("csv", dry_run=True, confirmed_only=True).changes
+    refused = studio.search("dog").pictures[0]
+    studio.answer([say(refused.digest, "dog", "yes")])
+    assert studio.deliver("csv", dry_run=True, confirmed_only=True).changes == before - 1
+
+
+def test_a_delivery_that_is_stopped_leaves_nothing(studio: Studio) -> None:
+    studio.define("dog")
+    with pytest.raises(CancelledError):
+        studio.deliver("csv", cancelled=lambda: True)
+    assert list((studio.folder / "deliveries").iterdir()) == []
+
+
+def test_parquet_too(studio: Studio) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    studio.define("dog")
+    delivery = studio.deliver("parquet", scores=True)
+    table = parquet.read_table(studio.delivery(str(delivery.file)))
+    assert table.num_rows == 120
+    assert set(table.column_names) == {"image", "tags", "scores"}
+
+
+def test_a_project_without_labels_delivers_its_pictures(studio: Studio) -> None:
+    assert studio.deliver("csv").rows == 120
+
+
+def test_two_folders_are_told_apart(open_studio: Callable[..., Studio], drawn_album: Path) -> None:
+    studio = open_studio(drawn_album / "2023", drawn_album / "2024")
+    names = set(digests(studio))
+    assert {name.split("/")[0] for name in names} == {"2023", "2024"}
+    delivery = studio.deliver("csv")
+    assert set(read(studio.delivery(str(delivery.file)))) == names
+
+
+@pytest.mark.parametrize("name", ["../studio.sqlite", "", ".", "tags.csv", "/etc/passwd"])
+def test_a_delivery_is_known_by_its_name_alone(studio: Studio, name: str) -> None:
+    studio.deliver("csv")
+    with pytest.raises(UnknownError):
+        studio.delivery(name)
+
+
+def test_other_formats_are_refused(studio: Studio) -> None:
+    with pytest.raises(InputError, match="no format 'exe'"):
+        studio.deliver("exe")
+
+
+def test_sidecars_are_written_and_taken_back_to_the_byte(open_studio: Callable[..., Studio], album: Path) -> None:
+    studio = open_studio(album)
+    names = digests(studio)
+    first = next(iter(names))
+    own = album / f"{first}.xmp"
+    own.write_text(
+        '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+        '<rdf:Description rdf:about="" xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:subject><rdf:Bag>'
+        "<rdf:li>mine</rdf:li></rdf:Bag></dc:subject></rdf:Description></rdf:RDF></x:xmpmeta>"
+    )
+    before = {path: path.read_bytes() for path in album.rglob("*") if path.is_file()}
+    studio.teach("animals/dog", [names[first]])
+    dry = studio.deliver("xmp", confirmed_only=True, dry_run=True)
+    assert (dry.changes, dry.rows) == (1, 120)
+    assert "dog" in dry.sample[0]["diff"]
+    assert {path: path.read_bytes() for path in album.rglob("*") if path.is_file()} == before
+    assert studio.deliver("xmp", confirmed_only=True).changes == 1
+    assert b"mine" in own.read_bytes()
+    assert b"dog" in own.read_bytes()
+    assert studio.deliver("xmp", confirmed_only=True, dry_run=True).changes == 0
+    assert studio.take_back().changes == 1
+    assert {path: path.read_bytes() for path in album.rglob("*") if path.is_file()} == before

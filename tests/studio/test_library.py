@@ -1,0 +1,279 @@
+"""The library: folders as they change, stacks, thumbnails, and ranks that are the tagger's own."""
+
+import io
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from album import answer_page, digests, say, shows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from PIL import Image
+from tiny import draw
+
+from fewtag.cache import FILE as CACHE_FILE
+from fewtag.core.closed_form import Strengths, unit
+from fewtag.core.posterior import Classifiers, prior
+from fewtag.errors import InputError
+from fewtag.studio import library as module
+from fewtag.studio.index import Thumbnails
+from fewtag.studio.library import Features, box_guide, stack
+from fewtag.studio.project import UnknownError
+from fewtag.studio.studio import Studio
+
+Open = Callable[..., Studio]
+FINITE_HALVES = st.floats(-100, 100, width=16)
+
+
+@settings(deadline=None)
+@given(arrays(np.float16, (5, 4, 6), elements=FINITE_HALVES), st.integers(1, 3))
+def test_scores_from_half_precision_are_those_of_the_posterior(places: np.ndarray, labels: int) -> None:
+    strengths, generator = Strengths(), np.random.default_rng(0)
+    fitted = [prior(unit(generator.normal(size=6).astype(np.float32)), strengths) for _ in range(labels)]
+    features = Features(4, 6, lambda rows: [None] * len(rows))
+    wide = places.astype(np.float32)
+    features.append(unit(wide.mean(axis=1)), places)
+    found, exact = features.logits(fitted, strengths.query_focus)
+    expected = Classifiers.of(fitted).logits(wide, strengths)
+    assert exact.all()
+    # places of length next to nothing point nowhere: there rounding decides
+    sound = np.linalg.norm(wide, axis=-1).min(axis=1) > 1e-3
+    np.testing.assert_allclose(found.T[sound], expected[sound], atol=1e-3)
+
+
+def test_the_fast_ranking_is_the_taggers(studio: Studio) -> None:
+    for label in ("dog", "cat"):
+        studio.define(label)
+        answer_page(studio, label, size=12)
+    names = digests(studio)
+    paths = [studio.library.files_of[digest][0].path for digest in names.values()]
+    labels = studio.labels()
+    scorer = studio.scorer()
+    theirs = {row.image: row.scores for row in studio.tagger.tag(paths)}
+    assert [round(float(value), 6) for value in scorer.thresholds] == [row.threshold for row in labels]
+    assert all(row.prior != studio.model.calibration.share for row in labels), "shares are the library's own"
+    with_shares = np.concatenate(
+        [scorer.probabilities(studio.library.features.places(row)[None]) for row in range(120)]
+    )  # type: ignore[index]
+    for column, label in enumerate(scorer.labels):
+        ours = studio._scores.kept[label]
+        chances = np.where(ours.never, 0, ours.chances)
+        np.testing.assert_allclose(chances, with_shares[:, column], atol=1e-3)
+    # and at the model's own share the tagger, which decodes the files itself
+    plain = studio.tagger.scorer()
+    shift = plain.offsets - scorer.offsets
+    for digest, path in zip(names.values(), paths, strict=True):
+        row = studio.library.row_of[digest]
+        for column, label in enumerate(scorer.labels):
+            ours = studio._scores.kept[label]
+            chance = (
+                0.0
+                if ours.never[row]
+                else 1 / (1 + np.exp(-(ours.slope * ours.logits[row] + ours.offset + shift[column])))
+            )
+            assert chance == pytest.approx(theirs[path][label], abs=1e-3)
+
+
+def test_past_what_memory_holds_the_best_are_looked_at_closely(open_studio: Open, drawn_album: Path) -> None:
+    whole, part = open_studio(drawn_album), open_studio(drawn_album, project="other", resident=40)
+    names = digests(whole)
+    one = [digest for name, digest in names.items() if shows(name, "dog")][:1]
+    for studio in (whole, part):
+        studio.teach("dog", one)
+    exact, rough = (studio._scores.kept["dog"] for studio in (whole, part))
+    rows = np.array([part.library.row_of[digest] for digest in whole.library.digests])
+    assert 20 <= rough.exact.sum() <= 40
+    np.testing.assert_allclose(rough.logits[rows][rough.exact[rows]], exact.logits[rough.exact[rows]], atol=1e-4)
+    assert np.corrcoef(rough.logits[rows], exact.logits)[0, 1] > 0.8
+    found = [[cell.name for cell in studio.review("dog", "sure", 10).pictures] for studio in (whole, part)]
+    assert len(set(found[0]) & set(found[1])) >= 7
+    detail = part.picture(names[next(iter(names))])
+    assert detail.labels[0].p == pytest.approx(whole.picture(detail.digest).labels[0].p, abs=0.15)
+
+
+def test_only_the_label_that_changed_is_scored_again(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    for label in ("dog", "cat"):
+        studio.define(label)
+    scored: list[int] = []
+    logits = Features.logits
+
+    def count(self: Features, fitted: list[object], *rest: object) -> object:
+        scored.append(len(fitted))
+        return logits(self, fitted, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Features, "logits", count)
+    held = threading.Event()
+    monkeypatch.setattr(studio, "_settle", held.wait)
+    answer_page(studio, "dog")
+    studio.review("dog")
+    held.set()
+    assert scored == [1]
+
+
+def test_files_that_are_moved_changed_or_gone_are_noticed(open_studio: Open, album: Path) -> None:
+    studio = open_studio(album)
+    names = digests(studio)
+    moved, edited, gone, noted = sorted(names)[:4]
+    studio.teach("dog", [names[moved], names[edited], names[noted]])
+    assert studio.wait(10)
+    (album / "elsewhere").mkdir()
+    (album / moved).rename(album / "elsewhere" / "moved.png")
+    draw(900, "sofa").save(album / edited)
+    (album / gone).unlink()
+    picture = Image.open(album / noted)
+    picture.load()
+    picture.save(album / noted, compress_level=1)  # other bytes, the same pixels
+    shutil.copy(album / "elsewhere" / "moved.png", album / "copy.png")
+    studio.rescan()
+    assert studio.wait(30)
+    after = digests(studio)
+    assert "elsewhere/moved.png" not in after, "one picture, under the first of its two names"
+    assert after["copy.png"] == names[moved]
+    assert gone not in after
+    assert after[edited] != names[edited]
+    confirmed = {cell.name for cell in studio.search("is:confirmed", stacked=False).pictures}
+    assert confirmed == {"copy.png", noted}, "what was said of pixels holds for them, in whichever file"
+    rows = [row["image"] for row in studio.deliver("csv", dry_run=True).sample]
+    assert len(after) == 119
+    assert rows == sorted(rows)
+
+
+def test_a_folder_that_is_gone_keeps_its_pictures_and_answers(open_studio: Open, album: Path, tmp_path: Path) -> None:
+    studio = open_studio(album, cache=tmp_path / "cache")
+    picture = next(iter(digests(studio).values()))
+    studio.teach("dog", [picture])
+    album.rename(tmp_path / "unplugged")
+    studio.rescan()
+    assert studio.wait(10)
+    overview = studio.overview()
+    assert (overview.indexed, overview.answers) == (120, 1)
+    assert f"the picture folder {album} is not there" in overview.notice
+    assert studio.thumbnail(picture), "from the cache"
+    with pytest.raises(InputError, match="not there any more"):
+        studio.thumbnail(picture, 1024)
+    (tmp_path / "unplugged").rename(album)
+    studio.rescan()
+    assert studio.wait(10)
+    assert studio.overview().notice == ""
+    assert studio.thumbnail(picture, 1024)
+
+
+def test_a_link_out_of_the_folder_is_not_followed(open_studio: Open, album: Path, tmp_path: Path) -> None:
+    draw(901, "dog").save(tmp_path / "secret.png")
+    (album / "link.png").symlink_to(tmp_path / "secret.png")
+    studio = open_studio(album, cache=tmp_path / "cache")
+    assert "leads out of the project's folders" in next(f.reason for f in studio.failures() if f.name == "link.png")
+    # nor when a file becomes one afterwards
+    name, digest = next(iter(digests(studio).items()))
+    (album / name).unlink()
+    (album / name).symlink_to(tmp_path / "secret.png")
+    with pytest.raises(InputError, match="not there any more"):
+        studio.thumbnail(digest, 1024)
+
+
+def test_a_name_that_is_no_text_is_a_failure(open_studio: Open, album: Path) -> None:
+    try:
+        shutil.copy(min((album / "2023").iterdir()), os.fsdecode(os.fsencode(album) + b"/\xff.png"))
+    except OSError:
+        pytest.skip("this file system takes text alone")
+    assert any("no UTF-8 text" in failure.reason for failure in open_studio(album).failures())
+
+
+def test_thumbnails_are_ours_and_small(studio: Studio) -> None:
+    picture = next(iter(digests(studio).values()))
+    image = Image.open(io.BytesIO(studio.thumbnail(picture)))
+    assert (image.format, image.size) == ("WEBP", (48, 40))
+    heat = Image.open(io.BytesIO(studio.heat(picture, studio.define("dog").name)))
+    assert (heat.format, heat.mode, heat.size) == ("WEBP", "RGBA", (48, 40))
+    assert Image.open(io.BytesIO(studio.heat(picture, "dog", fine=True))).size == (48, 40)
+    with pytest.raises(UnknownError):
+        studio.thumbnail("../../etc/passwd")
+    with pytest.raises(InputError, match="256 or 1024"):
+        studio.thumbnail(picture, 4000)
+
+
+def test_damaged_thumbnails_and_features_are_made_again(open_studio: Open, album: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    studio = open_studio(album, cache=cache)
+    picture = next(iter(digests(studio).values()))
+    before = studio.thumbnail(picture)
+    studio.close()
+    for name in ("thumbnails.sqlite", CACHE_FILE):
+        (cache / name).write_bytes(b"rubbish" * 1000)
+        for beside in cache.glob(f"{name}-*"):
+            beside.unlink()
+    again = open_studio(album, cache=cache)
+    assert again.overview().indexed == 120
+    assert again.thumbnail(picture) == before
+
+
+def test_old_thumbnails_make_room(tmp_path: Path) -> None:
+    thumbnails = Thumbnails(tmp_path, limit=200_000)
+    for number in range(60):
+        thumbnails.put([(str(number), 256, bytes(10_000))])
+    assert thumbnails.get("0", 256) is None
+    assert thumbnails.get("59", 256) == bytes(10_000)
+    assert thumbnails.path.stat().st_size < 600_000
+
+
+def test_bursts_and_near_duplicates_are_one_cell(open_studio: Open, tmp_path: Path) -> None:
+    folder = tmp_path / "burst"
+    folder.mkdir()
+    for shot in range(3):
+        draw(1, "dog", size=(96, 80)).save(folder / f"a{shot}.jpg", quality=95 - shot)
+    draw(2, "cat", "sofa").save(folder / "b.png")
+    studio = open_studio(folder)
+    page = studio.search()
+    assert [(cell.name, cell.stack) for cell in page.pictures] == [("a0.jpg", 3), ("b.png", 1)]
+    assert len(studio.search(stacked=False).pictures) == 4
+    detail = studio.picture(page.pictures[0].digest)
+    assert len(detail.stack) == 2
+    studio.define("dog")
+    shown = studio.review("dog", "unsure").pictures
+    assert sorted(cell.stack for cell in shown) == [1, 3]
+    studio.answer([say(detail.stack[0], "dog", "yes")])
+    assert [cell.name for cell in studio.review("dog", "unsure").pictures] == ["b.png"], "one answer will do"
+
+
+def test_a_slow_walk_is_not_one_stack() -> None:
+    turns = np.linspace(0, 1.2, 13)
+    whole = np.stack([np.cos(turns), np.sin(turns)], axis=1).astype(np.float32)
+    found = stack(whole, np.arange(13), np.full(13, np.nan))
+    assert len(set(found.tolist())) > 3
+    for row, head in enumerate(found.tolist()):
+        assert whole[row] @ whole[head] >= module.ALIKE - 1e-6
+
+
+def test_shots_within_seconds_need_be_less_alike() -> None:
+    whole = unit(np.array([[1, 0], [1, 0.4], [0, 1]], np.float32))
+    order = np.arange(3)
+    assert stack(whole, order, np.array([0.0, 2.0, 4.0])).tolist() == [0, 0, 2]
+    assert stack(whole, order, np.array([0.0, 60.0, 120.0])).tolist() == [0, 1, 2]
+
+
+def test_a_part_of_a_picture_is_looked_for(studio: Studio) -> None:
+    names = digests(studio)
+    one = next(digest for name, digest in names.items() if name.endswith("001 dog.png"))
+    red = np.array(draw(1, "dog"))
+    rows, columns = np.nonzero((red == (255, 0, 0)).all(axis=-1))
+    box = (columns.min() / 48, rows.min() / 40, columns.max() / 48, rows.max() / 40)
+    found = studio.search(like=one, box=tuple(map(float, box)), limit=15, stacked=False)  # type: ignore[arg-type]
+    assert sum(shows(cell.name, "dog") for cell in found.pictures) >= 13
+    assert found.query_means[0].taken_as == "like"
+    whole = studio.search(like=one, limit=5, stacked=False).pictures
+    assert whole[0].p == pytest.approx(1, abs=1e-3)
+    with pytest.raises(InputError, match="from 0 to 1"):
+        studio.search(like=one, box=(0.5, 0.0, 0.2, 1.0))
+
+
+def test_the_box_weighs_places_by_how_much_of_them_it_covers() -> None:
+    places = np.eye(4, dtype=np.float32)
+    np.testing.assert_allclose(box_guide(places, (0.0, 0.0, 0.5, 0.5)), [1, 0, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(
+        box_guide(places, (0.25, 0.0, 0.75, 0.5)), np.array([1, 1, 0, 0]) / np.sqrt(2), atol=1e-6
+    )

@@ -1,0 +1,366 @@
+"""The studio from beginning to end: teach, answer, take back, and a bank that follows."""
+
+import json
+import random
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from album import LABELS, answer_page, digests, say, shows
+
+from fewtag import Tagger
+from fewtag.errors import InputError
+from fewtag.pictures.prefetch import batches
+from fewtag.studio.project import FILE, UnknownError
+from fewtag.studio.studio import Studio
+from fewtag.studio.values import Answer, Overview, as_json
+
+Open = Callable[..., Studio]
+
+
+def test_folders_are_indexed_and_failures_told(studio: Studio) -> None:
+    overview = studio.overview()
+    assert (overview.pictures, overview.indexed, overview.failures) == (121, 120, 1)
+    assert not overview.indexing
+    [failure] = studio.failures()
+    assert failure.name == "broken.jpg"
+    assert "cannot be decoded" in failure.reason
+
+
+def test_a_label_taught_by_one_picture_ranks_the_others_at_once(studio: Studio) -> None:
+    names = digests(studio)
+    one = next(name for name in names if shows(name, "dog") and not shows(name, "cat"))
+    row = studio.teach("dog", [names[one]])
+    assert (row.examples, row.absent) == (1, 0)
+    assert row.tags > 20
+    found = studio.search("dog", limit=20, stacked=False).pictures
+    assert found[0].digest == names[one], "what a person said comes first"
+    assert sum(shows(cell.name, "dog") for cell in found) >= 18
+
+
+def test_answers_are_learnt_and_a_no_is_final(studio: Studio) -> None:
+    studio.define("dog")
+    for _ in range(4):
+        answer_page(studio, "dog")
+    assert sum(shows(cell.name, "dog") for cell in studio.review("dog", "sure", 20).pictures) >= 18
+    names = digests(studio)
+    refused = next(cell.digest for cell in studio.search("dog").pictures if cell.tags[0].state == "model")
+    studio.answer([say(refused, "dog", "no")])
+    assert refused not in [cell.digest for cell in studio.search("dog", limit=1000, stacked=False).pictures]
+    assert studio.tag([refused])[0].tags == ()
+    assert studio.wait(10)
+    path = next(path for path in studio.library.files_of[refused])
+    assert "dog" not in Tagger.load(studio.folder / "bank.fewtag").predict([path.path])[0]
+    assert len(names) == 120
+
+
+def test_the_same_answer_again_counts_once(studio: Studio) -> None:
+    studio.define("dog")
+    picture = next(iter(digests(studio).values()))
+    answer = say(picture, "dog", "yes")
+    first = studio.answer([answer])
+    again = studio.answer([answer])
+    assert (first.acknowledged, again.acknowledged, again.undo) == ((answer.id,), (answer.id,), "")
+    assert studio.overview().answers == 1
+    with pytest.raises(InputError, match="about something else"):
+        studio.answer([Answer(answer.id, picture, "dog", "no")])
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "sentence"),
+    [
+        (Answer(str(uuid.uuid4()), "0" * 32, "dog", "yes"), UnknownError, "no picture"),
+        (Answer(str(uuid.uuid4()), "", "heron", "yes"), UnknownError, "no label 'heron'"),
+        (Answer("4711", "", "dog", "yes"), InputError, "no UUID"),
+        (Answer(str(uuid.uuid4()), "", "dog", "perhaps"), InputError, "yes, no or unknown"),
+    ],
+)
+def test_of_a_group_with_a_wrong_answer_nothing_is_taken(
+    studio: Studio, answer: Answer, error: type[Exception], sentence: str
+) -> None:
+    studio.define("dog")
+    good = next(iter(digests(studio).values()))
+    with pytest.raises(error, match=sentence):
+        studio.answer([say(good, "dog", "yes"), answer])
+    assert studio.overview().answers == 0
+
+
+def test_a_page_is_one_undo_and_an_undo_can_be_undone(studio: Studio) -> None:
+    studio.define("dog")
+    before = [cell.p for cell in studio.search("label:dog is:unsure", stacked=False).pictures]
+    page = studio.review("dog", size=6).pictures
+    acknowledged = studio.answer([say(cell.digest, "dog", "yes") for cell in page])
+    undone = studio.undo()
+    assert {(each.picture, each.was, each.now) for each in undone.undone} == {(c.digest, "yes", None) for c in page}
+    assert [cell.p for cell in studio.search("label:dog is:unsure", stacked=False).pictures] == before
+    redone = studio.redo()
+    assert [each.now for each in redone.undone] == ["yes"] * 6
+    assert studio.undo(acknowledged.acknowledged[2]).what == "6 answers about dog taken back"
+    assert studio.undo().what == "the label dog taken back"
+    assert studio.overview().can_undo is False
+    with pytest.raises(InputError, match="nothing to undo"):
+        studio.undo()
+
+
+def test_labels_are_renamed_merged_and_forgotten_and_all_comes_back(studio: Studio) -> None:
+    names = digests(studio)
+    dogs = [digest for name, digest in names.items() if shows(name, "dog")]
+    studio.teach("hound", dogs[:3])
+    studio.teach("dog", dogs[2:5])
+    with pytest.raises(InputError, match="merge the two"):
+        studio.rename("hound", "dog")
+    assert studio.rename("hound", "dog", merge=True).examples == 5
+    assert [row.name for row in studio.labels()] == ["dog"]
+    assert studio.rename("dog", " animals / dog").name == "animals/dog"
+    assert studio.label("animals/dog").means == "its name"
+    studio.forget("animals/dog")
+    assert studio.labels() == []
+    for _ in range(3):
+        studio.undo()
+    assert [(row.name, row.examples) for row in studio.labels()] == [("dog", 3), ("hound", 3)]
+
+
+def test_a_name_that_is_no_word_is_refused_alone_and_learnt_from_pictures(studio: Studio) -> None:
+    with pytest.raises(InputError, match="unknown"):
+        studio.define("zzqxv flurbish")
+    assert studio.overview().labels == 0
+    picture = next(iter(digests(studio).values()))
+    assert studio.teach("zzqxv flurbish", [picture]).means == "pictures only"
+    studio.define("Rex", words=False)
+    with pytest.raises(InputError, match="neither a word nor an example"):
+        studio.review("Rex")
+
+
+def test_a_threshold_decides_the_tags_and_goes_back(studio: Studio) -> None:
+    before = studio.define("dog")
+    assert studio.set_threshold("dog", 1.0).tags == 0
+    assert studio.set_threshold("dog", 0.0).tags == 120
+    assert studio.set_threshold("dog", None) == before
+    with pytest.raises(InputError, match="from 0 to 1"):
+        studio.set_threshold("dog", 2.0)
+
+
+def test_the_bank_tags_as_the_studio_does(studio: Studio) -> None:
+    studio.define("dog")
+    answer_page(studio, "dog", size=20)
+    studio.set_threshold("dog", 0.4)
+    names = digests(studio)
+    assert studio.wait(10)
+    tagger = Tagger.load(studio.folder / "bank.fewtag")
+    paths = [studio.library.files_of[digest][0].path for digest in names.values()]
+    theirs = tagger.predict(paths)
+    ours = [tuple(tag for tag in row.tags) for row in studio.tag(list(names.values()))]
+    said = {c.digest for c in studio.search("is:confirmed", limit=1000, stacked=False).pictures}
+    for digest, one, other in zip(names.values(), ours, theirs, strict=True):
+        assert one == other or digest in said
+
+
+def test_the_same_answers_in_any_order_make_the_same_bank(open_studio: Open, drawn_album: Path) -> None:
+    banks = set()
+    for number in range(3):
+        studio = open_studio(drawn_album, project=f"project {number}")
+        names = sorted(digests(studio).items())
+        wishes = [(digest, label, shows(name, label)) for name, digest in names[:25] for label in LABELS]
+        random.Random(number).shuffle(wishes)
+        for label in LABELS:
+            studio.define(label)
+        for some in batches(iter(wishes), 5):
+            studio.answer([say(digest, label, "yes" if yes else "no") for digest, label, yes in some])
+        assert studio.wait(20)
+        banks.add((studio.folder / "bank.fewtag").read_bytes())
+        assert studio.check().problems == ()
+    assert len(banks) == 1
+
+
+def test_the_bank_is_on_disk_a_second_after_a_change(studio: Studio) -> None:
+    studio.define("dog")
+    since = time.monotonic()
+    while "dog" not in _bank_labels(studio) and time.monotonic() - since < 20:
+        time.sleep(0.02)
+    assert time.monotonic() - since < 5, "a second where nothing else runs"
+
+
+def _bank_labels(studio: Studio) -> tuple[str, ...]:
+    path = studio.folder / "bank.fewtag"
+    return Tagger.load(path).classes_ if path.exists() else ()
+
+
+def test_a_project_is_as_it_was_when_it_is_opened_again(open_studio: Open, drawn_album: Path) -> None:
+    studio = open_studio(drawn_album)
+    studio.define("dog")
+    answer_page(studio, "dog")
+    before = studio.review("dog", "sure"), studio.labels()
+    assert studio.wait(10)
+    bank = (studio.folder / "bank.fewtag").read_bytes()
+    studio.close()
+    again = open_studio(drawn_album)
+    assert again.check().problems == ()
+    assert (again.folder / "bank.fewtag").read_bytes() == bank
+    after = again.review("dog", "sure"), again.labels()
+    assert [cell.digest for cell in before[0].pictures] == [cell.digest for cell in after[0].pictures]
+    assert before[1] == after[1]
+
+
+def test_an_answer_is_taken_before_its_pictures_are_in_memory(
+    open_studio: Open, drawn_album: Path, tmp_path: Path
+) -> None:
+    studio = open_studio(drawn_album)
+    known = list(digests(studio).values())
+    studio.teach("dog", known[:1])
+    studio.close()
+    early = open_studio(index=False, cache=tmp_path / "empty")
+    assert known[5] not in early.library.row_of
+    early.answer([say(known[5], "dog", "no")])
+    with pytest.raises(UnknownError, match="no picture"):
+        early.answer([say("0" * 32, "dog", "no")])
+    early.close()
+    again = open_studio()
+    assert [each.answer for each in again.picture(known[5]).labels] == ["no"]
+
+
+def test_without_cache_and_pictures_the_bank_can_still_be_made(open_studio: Open, album: Path, tmp_path: Path) -> None:
+    studio = open_studio(album, cache=tmp_path / "one")
+    studio.teach("dog", [digest for name, digest in digests(studio).items() if shows(name, "dog")][:3])
+    assert studio.wait(10)
+    bank = (studio.folder / "bank.fewtag").read_bytes()
+    studio.close()
+    (studio.folder / "bank.fewtag").unlink()
+    album.rename(tmp_path / "unplugged")
+    again = open_studio(cache=tmp_path / "two")
+    assert again.wait(10)
+    assert (again.folder / "bank.fewtag").read_bytes() == bank
+    assert "is not there; its answers are kept" in again.overview().notice
+    assert again.overview().answers == 3
+
+
+def test_examples_that_the_project_has_lost_are_set_aside(open_studio: Open, drawn_album: Path) -> None:
+    studio = open_studio(drawn_album)
+    pictures = list(digests(studio).values())
+    studio.teach("dog", pictures[:1])
+    studio.wait(10)
+    studio.backup(studio.folder / "old.sqlite")
+    studio.answer([say(pictures[1], "dog", "yes")])
+    assert studio.wait(10)
+    bank = (studio.folder / "bank.fewtag").read_bytes()
+    studio.close()
+    (studio.folder / "old.sqlite").replace(studio.folder / FILE)
+    again = open_studio(drawn_album)
+    assert "knew 1 examples that the project has no answers about" in again.overview().notice
+    assert bank in [path.read_bytes() for path in again.folder.glob("bank.*.fewtag")]
+
+
+def test_two_threads_that_answer_lose_nothing(studio: Studio) -> None:
+    studio.define("dog")
+    pictures = list(digests(studio).values())[:40]
+
+    def work(some: list[str]) -> None:
+        for picture in some:
+            studio.answer([say(picture, "dog", "no")])
+            studio.review("dog", size=4)
+
+    threads = [threading.Thread(target=work, args=(pictures[number::2],)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert studio.review("dog").answered.no == 40
+
+
+def test_listeners_are_told_and_one_that_fails_holds_up_nobody(studio: Studio) -> None:
+    told: list[tuple[str, Overview]] = []
+    heard = threading.Event()
+
+    def fail(_event: str, _value: object) -> None:
+        raise RuntimeError("no")
+
+    def listen(event: str, value: Overview) -> None:
+        told.append((event, value))
+        if value.labels:
+            heard.set()
+
+    studio.listen(fail)
+    end = studio.listen(listen)
+    studio.define("dog")
+    assert heard.wait(10)
+    end()
+    assert told[-1][0] == "project"
+
+
+def test_values_are_json(studio: Studio) -> None:
+    studio.define("dog")
+    answer_page(studio, "dog")
+    page = studio.search("dog is:unsure")
+    picture = next(iter(digests(studio).values()))
+    for value in (page, studio.review("dog"), studio.overview(), studio.labels(), studio.picture(picture)):
+        assert json.loads(json.dumps(as_json(value))) == as_json(value)
+    assert as_json(page)["query_means"][1]["as"] == "state"
+
+
+def test_a_damaged_project_is_refused_in_one_sentence(open_studio: Open, drawn_album: Path) -> None:
+    studio = open_studio(drawn_album)
+    studio.teach("dog", list(digests(studio).values())[:40])
+    studio.close()
+    path = studio.folder / FILE
+    with sqlite3.connect(path) as outside:
+        outside.execute("PRAGMA journal_mode = DELETE")
+    content = bytearray(path.read_bytes())
+    content[4096:] = bytes(len(content) - 4096)
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"damaged .*--backup"):
+        open_studio(drawn_album)
+
+
+def test_a_bank_that_cannot_be_written_is_told_and_written_later(studio: Studio) -> None:
+    bank = studio.folder / "bank.fewtag"
+    bank.unlink(missing_ok=True)
+    bank.mkdir()
+    studio.define("dog")
+    for _ in range(200):
+        if "cannot write" in studio.overview().notice:
+            break
+        time.sleep(0.05)
+    assert "cannot write" in studio.overview().notice
+    assert studio.label("dog").name == "dog", "the answers are safe all the same"
+    bank.rmdir()
+    assert studio.wait(20)
+    assert studio.overview().notice == ""
+    assert Tagger.load(bank).classes_ == ("dog",)
+
+
+def test_answers_given_while_files_are_away_are_in_the_bank(open_studio: Open, album: Path, tmp_path: Path) -> None:
+    studio = open_studio(album)
+    pictures = list(digests(studio).values())
+    album.rename(tmp_path / "unplugged")
+    studio.teach("dog", pictures[:2])
+    assert studio.wait(10)
+    assert Tagger.load(studio.folder / "bank.fewtag").counts_["dog"] == 2
+    studio.close()
+    again = open_studio()
+    assert "has no answers about" not in again.overview().notice
+    assert Tagger.load(again.folder / "bank.fewtag").counts_["dog"] == 2
+    away = (again.folder / "bank.fewtag").read_bytes()
+    (tmp_path / "unplugged").rename(album)
+    again.rescan()
+    for _ in range(200):
+        if again.wait(1) and (again.folder / "bank.fewtag").read_bytes() != away:
+            break
+        time.sleep(0.05)
+    tagger = Tagger.load(again.folder / "bank.fewtag")
+    assert tagger.counts_["dog"] == 2
+    assert all(example.picture for example in tagger.bank_.examples.values()), "and with their small copies, now"
+
+
+def test_answers_about_one_label_leave_the_others_alone(studio: Studio) -> None:
+    for label in LABELS:
+        studio.define(label)
+    before = {row.name: row for row in studio.labels()}
+    for _ in range(3):
+        answer_page(studio, "dog", size=12)
+    after = {row.name: row for row in studio.labels()}
+    assert after["cat"] == before["cat"]
+    assert after["sofa"] == before["sofa"]
+    assert after["dog"] != before["dog"]
