@@ -109,7 +109,7 @@ def files(setting: Setting) -> Iterator[Figure]:
         return float(run([sys.executable, *map(str, arguments)]).output)
 
     contenders = {
-        "fewtag": lambda: tag(setting, setting.bank, BENCH, "--no-cache"),
+        "fewtag": lambda: tag(setting, setting.bank, BENCH, "--no-cache", "--prior", "bank"),
         "former": lambda: tag(setting, former, setting.former, "--no-cache"),
         **{way: partial(loop, way) for way in plain.WAYS},
     }
@@ -128,7 +128,8 @@ def cached(setting: Setting) -> Iterator[Figure]:
     """From the cache, with 16 labels; the first run fills it."""
     folder = write_jpegs(setting.folder / "many", 96 if setting.quick else 2048, (500, 375))
     count = len(list(folder.iterdir()))
-    cache = ("--cache", str(setting.folder / "cache"))
+    # without the look at 256 pictures by which priors are estimated first
+    cache = ("--cache", str(setting.folder / "cache"), "--prior", "bank")
     cold = tag(setting, setting.bank, BENCH, *cache, folder=folder)
     warm = in_turns(
         {"warm": lambda: tag(setting, setting.bank, BENCH, *cache, folder=folder, known=count)}, setting.rounds
