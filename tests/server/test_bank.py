@@ -11,6 +11,7 @@ from serving import Running, picture, png, serving_bank
 from tiny import draw
 
 from fewtag import InputError, Tagger
+from fewtag.cache import content_digest
 from fewtag.client import ApiError, Client
 from fewtag.server.security import Settings
 
@@ -207,6 +208,21 @@ def test_the_same_key_and_body_get_the_first_reply_and_another_body_is_refused(r
     assert Tagger.load(pets).definitions_["ball"].kind == "none"
     assert send(key, "sea")[0] == 422
     assert send(str(uuid.uuid4()), "sea")[0] == 201
+
+
+def test_what_was_refused_may_be_tried_again_with_the_same_key(running: Running) -> None:
+    def send() -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", running.settings.port)
+        headers = {"Authorization": f"Bearer {running.settings.token}", "Content-Type": "application/json"}
+        body = json.dumps({"pictures": [content_digest(picture(5, "dog")).hex()]})
+        connection.request("POST", "/v1/tag", body, headers | {"Idempotency-Key": "again"})
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
+    assert send() == 404
+    running.client.tag([picture(5, "dog")])
+    assert send() == 200
 
 
 def test_the_cache_spares_the_network_a_picture_it_has_seen(pets: Path, tmp_path: Path) -> None:

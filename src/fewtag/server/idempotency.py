@@ -29,7 +29,7 @@ class _Reply:
 class Idempotency:
     """The middleware, inside of the guard: strangers get no stored reply.
 
-    A reply that says nothing for good (a server's error, too busy) is not kept: the request is done anew.
+    A refusal is not kept: nothing was done, and what was wrong (a picture not read yet) may be mended meanwhile.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -65,7 +65,7 @@ class Idempotency:
 
         try:
             await self.app(scope, receive, keep)
-            if kept and kept[0]["status"] < 500 and kept[0]["status"] not in {401, 408, 429}:
+            if kept and kept[0]["status"] < 400:
                 reply.messages, reply.size = kept, sum(len(each.get("body", b"")) for each in kept)
         finally:
             if not reply.messages:
