@@ -51,7 +51,7 @@ def serving(
         thread.start()
         assert started.wait(20)
         try:
-            yield Running(served, settings, Client(settings.url, settings.token, timeout=60.0), server._guard)
+            yield Running(served, settings, Client(settings.url, settings.token), server._guard)
         finally:
             server.should_exit = True
             thread.join(20)

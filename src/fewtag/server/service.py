@@ -290,6 +290,8 @@ class Served:
         return rows
 
     def _count(self, row: Future[Tagged]) -> None:
+        if row.cancelled():  # whoever asked has gone
+            return
         failed = row.exception() is not None or row.result().failure
         self.metrics.pictures.labels("failed" if failed else "tagged").inc()
 

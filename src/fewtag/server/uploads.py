@@ -192,9 +192,10 @@ def work(memory: int, seconds: float) -> None:
 
 
 def _restrict(memory: int) -> None:
-    """As far as the system can: no more memory than this, no file written, no core dump; network threads go first."""
-    if hasattr(os, "nice"):
-        os.nice(10)
+    """As far as the system can: no more memory than this, no file written, no core dump.
+
+    Its priority is left alone: on a busy machine a humble worker starves, and with it all who wait for its pictures.
+    """
     if (resource := _resource()) is None:
         return
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
