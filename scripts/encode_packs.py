@@ -21,8 +21,7 @@ from fewtag.pictures.decode import squash
 from fewtag.pictures.files import Picture, open_image
 from fewtag.pictures.prefetch import batches, prefetch
 from fewtag.research.data.images import LabelledImages
-from fewtag.research.features.backbone import Backbone, create_backbone
-from fewtag.research.features.classifier import create_classifier
+from fewtag.research.features.backbone import Backbone, create_backbone, create_classifier
 from fewtag.research.features.graph import SIDE
 
 BATCH = 128

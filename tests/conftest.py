@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +13,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors this small are slower o
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from PIL import Image, ImageDraw
 from tiny import draw, write_tiny_model
 
 from fewtag.cli import main as command_line
+
+settings.register_profile("fewtag", deadline=None)  # other load is none of a test's business
+settings.load_profile("fewtag")
 
 LABELS = {
     "circle": "red",
@@ -68,6 +73,23 @@ validate_every = 20
 validation_episodes = 10
 checkpoint_every = 20
 """
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What a worker takes at once: a file, since its tests share fixtures; but slow tests by themselves, and first."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    files = Counter(item.path for item in items)
+
+    def alone(item: pytest.Item) -> bool:
+        fixtures = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+        return bool(item.get_closest_marker("slow")) and all(found[-1].scope != "module" for found in fixtures)
+
+    items.sort(key=lambda item: (not alone(item), not item.get_closest_marker("ray"), -files[item.path]))
+    for item in items:
+        if not alone(item):
+            item.add_marker(pytest.mark.xdist_group(item.path.as_posix()))
 
 
 class Outcome(NamedTuple):

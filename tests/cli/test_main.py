@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,11 +45,9 @@ def test_what_typer_refuses_ends_with_2(cli: Cli) -> None:
     assert cli("brench").code == 2
 
 
-def test_help_is_quick_as_it_loads_no_torch() -> None:
+def test_help_loads_neither_torch_nor_numpy() -> None:
     script = Path(sys.executable).parent / "fewtag"
-    since = time.perf_counter()
     done = subprocess.run([sys.executable, "-X", "importtime", script, "--help"], capture_output=True, text=True)
-    assert time.perf_counter() - since < 3
     assert done.returncode == 0
     assert "bench" in done.stdout
     loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}

@@ -405,7 +405,7 @@ def test_a_project_learns_from_annotations_of_its_own_pictures(
     opened = Studio.open(tmp_path / "project", [tmp_path / "album"], model=str(tiny_model), cache=tmp_path / "cache")
     settings = Settings(TOKEN, services=("label-studio",), label_studio=url(host))
     with serving(lambda _decoders: opened, settings) as running:
-        assert opened.wait(30.0)
+        assert opened.wait(300.0)
         assert annotate(running, "/data/upload/1/a-first.png", "Zebra").status == 201
         assert opened.label("Zebra").examples == 1
         assert annotate(running, "/data/upload/1/a-dog.png", "Dog", id=8).status == 404

@@ -45,6 +45,13 @@ def test_what_a_page_shows_was_recorded(page: str, names: list[str]) -> None:
         assert any(shows(block, each) for each in told), block
 
 
+def test_a_picture_of_a_service_is_counted_once(served: Running) -> None:
+    pictures = served.served.metrics.pictures.labels("tagged")
+    before = pictures._value.get()
+    assert send(served, "POST", "/photoprism/labels", {"images": [data_url(7, "dog")]}).status == 200
+    assert pictures._value.get() == before + 1
+
+
 def test_photoprism_gets_the_tags_with_their_parents_as_categories(served: Running) -> None:
     asked = {
         "id": "7",

@@ -49,12 +49,12 @@ def serving(
         server.config.app = wrap(server.config.app)
         thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
         thread.start()
-        assert started.wait(20)
+        assert started.wait(120)
         try:
             yield Running(served, settings, Client(settings.url, settings.token), server._guard)
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(120)
             assert not thread.is_alive()
 
 

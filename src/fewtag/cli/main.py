@@ -12,14 +12,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import typer
 
 import fewtag
-from fewtag.cli import banks, cache, interop, mcp, pictures, research, server
+from fewtag.cli import banks, cache, interop, pictures, research, server
 from fewtag.cli.terminal import printable
 from fewtag.errors import InputError
 
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Teach": (banks.learn, banks.define, banks.forget, banks.rename, banks.labels, banks.examples, banks.upgrade),
     "Tag": (pictures.tag, pictures.check, pictures.explain, interop.write, pictures.export),
-    "Serve": (server.studio, server.serve, mcp.mcp),
+    "Serve": (server.studio, server.serve, server.mcp),
     "Research": (research.fit, research.train, research.bench, research.draws, research.report),
     "Upkeep": (cache.cache,),
 }

@@ -71,7 +71,8 @@ class TagQueue:
         self._scorer, self._decoders, self._on_batch = scorer, decoders, on_batch
         self._opened = ExitStack()
         self._space = self._opened.enter_context(cached_places(model, cache))
-        self._ready: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        # no SimpleQueue: before Python 3.13 its `get` waits for ever where the time is up before it has begun to wait
+        self._ready: queue.Queue[_Waiting | None] = queue.Queue()
         self._lock = threading.Lock()
         self.waiting = self._decoding = 0
         self._rate = 10.0  # pictures a second, until it is measured
@@ -102,6 +103,7 @@ class TagQueue:
 
     def _begin(self, upload: Upload, places: NDArray[np.float16] | None) -> Future[Tagged]:
         row: Future[Tagged] = Future()
+        row.set_running_or_notify_cancel()  # whoever asks may go; the batch does not come to grief over it
         row.add_done_callback(self._leave)
         if places is not None:
             self._enter(_Waiting(upload, row, places=places))

@@ -215,8 +215,8 @@ class BankService:
                     with self._reading:
                         self._load()  # what is not on disk was not learnt
                 raise
-            with self._reading:
-                self._seen = file_state(self.path)
+            with self._reading:  # a request may have loaded meanwhile what another process saved before us
+                self._tagger, self._seen = tagger, file_state(self.path)
 
 
 def file_state(path: Path) -> tuple[int, ...]:
@@ -290,8 +290,6 @@ class Served:
         return rows
 
     def _count(self, row: Future[Tagged]) -> None:
-        if row.cancelled():  # whoever asked has gone
-            return
         failed = row.exception() is not None or row.result().failure
         self.metrics.pictures.labels("failed" if failed else "tagged").inc()
 

@@ -67,18 +67,10 @@ async def tag_all(server: Served, uploads: Sequence[Upload]) -> list[Tagged]:
         most = server.settings.most_files
         raise InputError(f"the request has {len(uploads)} pictures; send at most {most} at once")
     rows = await asyncio.gather(*map(asyncio.wrap_future, await run_in_threadpool(server.tag, uploads)))
-    count(server, rows)
     for row in rows:
         if row.failure:
             raise InputError(row.failure)
     return rows
-
-
-def count(server: Served, rows: Sequence[Tagged]) -> None:
-    """Into the metrics."""
-    failed = sum(bool(row.failure) for row in rows)
-    server.metrics.pictures.labels("failed").inc(failed)
-    server.metrics.pictures.labels("tagged").inc(len(rows) - failed)
 
 
 def name_of(server: Served) -> str:

@@ -10,9 +10,8 @@ import os
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
@@ -52,7 +51,7 @@ class Decoders:
         self.count, self.memory, self.seconds = count or usable_cores(), memory, seconds
         self.deaths, self._closed = 0, False
         self._idle: list[_Worker] = []
-        self._all: weakref.WeakSet[_Worker] = weakref.WeakSet()
+        self._busy: set[_Worker] = set()
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="fewtag-upload")
 
@@ -63,9 +62,11 @@ class Decoders:
     def _decode(self, data: bytes, name: str, sides: tuple[int, ...], example: bool) -> Decoded:
         while True:
             with self._lock:
-                worker = self._idle.pop() if self._idle else None
-            known, worker = worker is not None, worker or _Worker(self.memory, self.seconds)
-            self._all.add(worker)
+                if self._closed:
+                    raise CancelledError("the server is closing")
+                known = bool(self._idle)
+                worker = self._idle.pop() if known else _Worker(self.memory, self.seconds)
+                self._busy.add(worker)
             try:
                 return worker.decode(data, name, sides, example)
             except InputError:
@@ -81,8 +82,9 @@ class Decoders:
                     f"{self.memory // 10**6} MB: its decoder died of it; replace it"
                 ) from error
             finally:
-                if worker.lives:
-                    with self._lock:
+                with self._lock:
+                    self._busy.discard(worker)
+                    if worker.lives:
                         self._idle.append(worker)
 
     @property
@@ -92,10 +94,11 @@ class Decoders:
 
     def close(self) -> None:
         """Pictures that are being decoded are given up."""
-        self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in list(self._all):
-            worker.process.kill()
+        with self._lock:
+            self._closed = True
+            for worker in self._busy:
+                worker.process.kill()
         self._threads.shutdown()
         while self._idle:
             self._idle.pop().end()
@@ -120,6 +123,7 @@ class _Worker:
     def decode(self, data: bytes, name: str, sides: tuple[int, ...], example: bool) -> Decoded:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        self.late = False  # it may have answered the picture before in the very last moment
         watch = threading.Timer(self.seconds, self._give_up)
         watch.start()
         try:

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -234,25 +233,43 @@ def test_same_seed_same_weights_and_another_seed_others(shapes: Path) -> None:
     assert not same_tensors(runs[0].best, runs[2].best)
 
 
+DIES_AT_ITS_SECOND_CHECKPOINT = """
+import os, signal
+from fewtag.cli.main import main
+from fewtag.research.bench.run_folder import RunFolder
+save = RunFolder.save_checkpoint
+def save_and_die(run, checkpoint):
+    save(run, checkpoint)
+    if checkpoint.state.episode == 40:
+        os.kill(os.getpid(), signal.SIGKILL)
+RunFolder.save_checkpoint = save_and_die
+main()
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs kill -9")
 def test_a_killed_run_goes_on_to_the_very_same_weights(shapes: Path) -> None:
-    changes = ("training.episodes=300", "training.patience=100", "training.validate_every=10", "method.dropout=0.4")
+    changes = ("training.patience=100", "training.validate_every=10", "method.dropout=0.4")
     assert open_run(shapes, *changes)[0].recipe.backbone.frozen
     whole, uninterrupted = go(shapes, *changes, name="whole")
 
     settings = [text for change in changes for text in ("--set", change)]
     place = ["--runs", shapes / "runs", "--cache", shapes / "cache", "--accelerator", "cpu"]
-    command = [sys.executable, "-m", "fewtag", "train", shapes / "recipe.toml", "--only", "attention", *place]
-    process = subprocess.Popen([*map(str, command), *settings], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    command = [
+        sys.executable,
+        "-c",
+        DIES_AT_ITS_SECOND_CHECKPOINT,
+        "train",
+        shapes / "recipe.toml",
+        "--only",
+        "attention",
+    ]
+    died = subprocess.run([*map(str, [*command, *place]), *settings], capture_output=True)
+    assert died.returncode == -signal.SIGKILL, died.stderr
     experiment, _ = open_run(shapes, *changes)
     killed = RunFolder.of(experiment, shapes / "runs").folder
-    while process.poll() is None and not (killed / "last.pt").exists():
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
     assert not (killed / "summary.json").exists()
-
-    stood_at = torch.load(killed / "last.pt")["state"]["episode"]
-    assert 0 < stood_at < 300
+    assert torch.load(killed / "last.pt")["state"]["episode"] == 40
     resumed, run = go(shapes, *changes, name=f"runs/{killed.name}")
     assert same_tensors(run.best, uninterrupted.best)
     assert log_of(run) == log_of(uninterrupted)
