@@ -34,8 +34,11 @@ def mcp(
         raise InputError('fewtag mcp needs a package more; install it with: pip install "fewtag[mcp]"')
     if not project.is_dir() and not pictures:
         raise InputError(f"there is no project {project}; name folders of pictures, and one is made of them")
+    from fewtag.cli.server import FILE, _check_new
     from fewtag.server.mcp import create_server
     from fewtag.studio.studio import Studio
 
+    if project.is_dir() and not (project / FILE).exists():
+        _check_new(project, pictures or [])
     with Studio.open(project, pictures or (), model=model, words=words, device=device, cache=cache) as opened:
         create_server(opened, allow_write=allow_write).run("stdio")
