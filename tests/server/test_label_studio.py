@@ -365,7 +365,7 @@ def test_the_address_is_pinned_when_the_server_starts(
 ) -> None:
     port = host.server_address[1]
     source = OneHost(f"http://localhost:{port}", 1_000_000)
-    source.address = "127.0.0.1"  # whichever of its addresses comes first there
+    source.addresses = ["127.0.0.1"]
 
     def moved(*_: object, **__: object) -> None:
         raise AssertionError("the name is looked up again")

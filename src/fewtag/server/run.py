@@ -1,11 +1,13 @@
 """The server's process: a socket, uvicorn, and an orderly end."""
 
+import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fewtag.errors import InputError
 from fewtag.server.app import create_app
@@ -33,6 +35,22 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
+class _Impatient(H11Protocol):
+    """Lets go of who is connected and does not ask in time: for the head of a request uvicorn waits for ever."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_after(self.cycle)
+
+    def on_response_complete(self) -> None:
+        answered = self.cycle
+        super().on_response_complete()
+        self._expect_after(answered)
+
+    def _expect_after(self, answered: object) -> None:
+        self.loop.call_later(self.timeout_keep_alive, lambda: self.cycle is answered and self.transport.close())
+
+
 class Server(uvicorn.Server):
     """Tells when it answers, and ends streams of events before it waits for what is open."""
 
@@ -40,7 +58,7 @@ class Server(uvicorn.Server):
         self._guard = create_app(served)
         config = uvicorn.Config(
             self._guard,
-            http="h11",
+            http=_Impatient,
             ws="none",
             lifespan="on",
             loop="asyncio",
