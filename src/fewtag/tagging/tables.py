@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,8 @@ from fewtag.tagging.sources import Shard, Source, absolute, file_system, join, l
 # Arrow and Spark take what begins with "_" for notes, not for a part of the table
 MANIFEST = "_fewtag.json"
 _NOTE = b"fewtag"
+# a part, or what a kill left of one that was being written
+_OURS = re.compile(r"part-\d{5,}\.(jsonl|parquet)|(part-\d{5,}\.(jsonl|parquet)|_fewtag\.json)\.[0-9a-f]+\.part")
 _AT_ONCE = 16
 _SHOWN = {"fewtag": "version of fewtag", "bank": "bank", "source": "SOURCE", "scores": "--scores"}
 _SHOWN |= {"threshold": "--threshold", "prior": "--prior", "shard": "--shard"}
@@ -90,13 +93,13 @@ class Parts:
         self.folder.write(MANIFEST, json.dumps(about, indent=2).encode())
 
     def finished(self, shards: Sequence[Shard]) -> dict[int, Counts]:
-        """Those whose part is there, of the same pictures; what else lies there is out of date and removed."""
+        """Those whose part is there, of the same pictures; other parts are out of date and removed, others' files stay."""
         names = self.folder.names()
         there = [shard for shard in shards if self.name(shard.number) in names]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             found = dict(zip([shard.number for shard in there], pool.map(self._counts, there), strict=True))
         done = {number: counts for number, counts in found.items() if counts is not None}
-        for stale in names - {self.name(number) for number in done} - {MANIFEST}:
+        for stale in filter(_OURS.fullmatch, names - {self.name(number) for number in done}):
             self.folder.remove(stale)
         return done
 
@@ -134,8 +137,7 @@ class Parts:
 
     def remove(self) -> None:
         """Parts and manifest, and the folder if nothing else is in it; the manifest last, by which they are ours."""
-        ours = {name for name in self.folder.names() if name.startswith("part-") or name.endswith(".part")}
-        for name in (*sorted(ours), MANIFEST):
+        for name in (*sorted(filter(_OURS.fullmatch, self.folder.names())), MANIFEST):
             self.folder.remove(name)
         self.folder.remove_if_empty()
 
@@ -353,7 +355,10 @@ class Folder:
 
     def remove(self, name: str) -> None:
         if self.path is not None:
-            (self.path / name).unlink(missing_ok=True)
+            try:
+                (self.path / name).unlink(missing_ok=True)
+            except OSError as error:  # a folder of that name
+                raise InputError(f"cannot remove {self.path / name}: {error.strerror}; move it away") from error
         else:
             system, path = file_system(join(self.location, name))
             system.rm_file(path)
