@@ -276,7 +276,8 @@ def _check_name(name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise InputError("the file's name is no UTF-8 text; rename it") from error
+        shown = name.encode(errors="backslashreplace").decode()
+        raise InputError(f"the name of the file {shown} is no UTF-8 text; rename it") from error
 
 
 def _places(model: Model, reads: Sequence[_Read], space: Space | None) -> Places:

@@ -307,12 +307,18 @@ class Tagger:
         >>> [(row.image, bool(row.failure)) for row in tagger.tag([Image.new("RGB", (8, 8)), "no-such.jpg"])]
         [('number 1', False), ('no-such.jpg', True)]
         """
-        scorer = self.scorer(threshold)
-        with cached_places(self.model, cache) as space:
-            for rows in tag_stream(self.model, scorer, items_of(several(images)), batch=batch, space=space):
-                yield from rows
-                if progress is not None:
-                    progress(len(rows))
+        if batch < 1:
+            raise InputError(f"the batch is {batch} pictures; give 1 or more")
+        scorer, items = self.scorer(threshold), items_of(several(images))
+
+        def rows() -> Iterator[Tagged]:
+            with cached_places(self.model, cache) as space:
+                for some in tag_stream(self.model, scorer, items, batch=batch, space=space):
+                    yield from some
+                    if progress is not None:
+                        progress(len(some))
+
+        return rows()  # not a generator itself: what is refused is refused at once
 
     def estimate_priors(self, images: Images) -> dict[str, float]:
         """The share of pictures like these that show each label, by expectation maximisation on their probabilities.
@@ -384,6 +390,11 @@ class Tagger:
         if not isinstance(model, Model):
             # a path that stands in a bank is never opened for words: who sends a bank could name any file
             absent = facts["words"] if facts["own_words"] and words is None else ""
+            # nor a model on another computer: to ask for it would tell that one who is here
+            if not model and facts["source"].replace("\\", "/").startswith("//"):
+                raise InputError(
+                    f"bank {path} names a model on another computer, {facts['source']!r}; name its file with `model`"
+                )
             model = load_model(model or facts["source"], words=words, device=device, absent_words=absent)
         same = model.fingerprint == facts["fingerprint"]
         tagger = cls(model)

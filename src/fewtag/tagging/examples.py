@@ -119,9 +119,9 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
             raise InputError(f"{path} lists image {name!r} twice, in lines {lines[name]} and {line}; join the two")
         lines[name] = line
         named, missing = (_names(path, line, cell) for cell in cells)
-        refused = {each.removeprefix(NOT) for each in named if each.startswith(NOT)} | missing
+        refused = {each.removeprefix(NOT) for each in named if each.startswith(NOT)} | set(missing)
         labels, absent = (
-            frozenset(map(clean_label, some)) for some in (named - {NOT + each for each in refused}, refused)
+            frozenset(map(clean_label, some)) for some in (set(named) - {NOT + each for each in refused}, refused)
         )
         if both := sorted(labels & absent):
             raise InputError(
@@ -134,14 +134,16 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
     return shown
 
 
-def _names(path: Path, line: int, cell: str) -> set[str]:
+def _names(path: Path, line: int, cell: str) -> list[str]:
+    """In their order, which in a table of tags is the likeliest first; each once."""
     if not cell.strip():
-        return set()
+        return []
     separator = "[,;]" if path.name.lower().removesuffix(".gz").endswith(".tsv") else SEPARATOR
     names = [name.strip() for name in re.split(separator, cell)]
     if {"", NOT} & set(names):
         raise InputError(f"{path} line {line} has an empty label in {cell!r}; name it, or remove the spare separator")
-    return {NOT + name.removeprefix(NOT).strip() if name.startswith(NOT) else name for name in names}
+    cleaned = (NOT + name.removeprefix(NOT).strip() if name.startswith(NOT) else name for name in names)
+    return list(dict.fromkeys(cleaned))
 
 
 def tagged_folder(table: Path) -> Path | None:
