@@ -18,10 +18,9 @@ from fewtag.tagger.bank import label_name
 from fewtag.tagger.stream import Tagged
 from fewtag.tagging.parquet import import_pyarrow
 from fewtag.tagging.sources import is_url
-from fewtag.tagging.tables import ABSENT, NOT, SEPARATOR, record_of
+from fewtag.tagging.tables import ABSENT, COLUMNS, NOT, SEPARATOR, record_of
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
-_COLUMNS = {"image": ("image", "path", "file", "filename"), "labels": ("labels", "label", "tags", "tag")}
 _MOST_BYTES = 1_000_000_000
 
 
@@ -257,11 +256,11 @@ def _read_cells(path: Path) -> Iterator[tuple[int, str, str, dict[str, str]]]:
 def _fitness(header: str, delimiter: str) -> tuple[bool, int]:
     """How well a separator suits a header: one that yields both columns first."""
     names = {name.strip().strip('"').casefold() for name in header.split(delimiter)}
-    return all(names & set(known) for known in _COLUMNS.values()), header.count(delimiter)
+    return all(names & set(known) for known in COLUMNS.values()), header.count(delimiter)
 
 
 def _column(path: Path, names: Sequence[str], wanted: str) -> int:
-    meant = [number for number, name in enumerate(names) if name in _COLUMNS[wanted]]
+    meant = [number for number, name in enumerate(names) if name in COLUMNS[wanted]]
     if len(meant) > 1:
         raise InputError(f"the table {path} has {len(meant)} columns for the {wanted}; keep one of them")
     if not meant:

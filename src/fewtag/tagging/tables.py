@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from fewtag.errors import InputError
@@ -35,6 +35,8 @@ NOT = "!"
 """Before a label in a cell that a person mends: the picture does not show it."""
 ABSENT = "absent"
 """The column of labels that pictures do not show, where a person adds one."""
+COLUMNS = {"image": ("image", "path", "file", "filename"), "labels": ("labels", "label", "tags", "tag")}
+"""What people call the two columns of a table that `learn` reads."""
 # JSON leaves these as they are, but str.splitlines() takes them for ends of lines
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _ROWS_AT_ONCE = 1024
@@ -93,7 +95,7 @@ class Parts:
         self.folder.write(MANIFEST, json.dumps(about, indent=2).encode())
 
     def finished(self, shards: Sequence[Shard]) -> dict[int, Counts]:
-        """Those whose part is there, of the same pictures; other parts are out of date and removed, others' files stay."""
+        """Those whose part is there, of the same pictures; other parts are out of date and go, nobody else's files."""
         names = self.folder.names()
         there = [shard for shard in shards if self.name(shard.number) in names]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -233,11 +235,24 @@ def open_output(
     elif out.lower().endswith((".csv", ".jsonl")):
         raise InputError(f"--out {out} is a table behind a URL; name a folder there, for Parquet parts")
     else:
+        _check_folder(out, here)
         import_pyarrow(f"--out {out}, a folder of Parquet parts,")
     with nullcontext() if here is None else locked(here, seconds=0.5):
         if table is not None and not force:
             _refuse_other_table(table)
         yield Output(out if table is None else str(table), table, about, shard)
+
+
+def _check_folder(out: str, here: Path | None) -> None:
+    """Refuses what was hardly meant as a folder of parts: tags.json, tags.csv.gz, or standard output."""
+    if out == "-":
+        raise InputError("--out - is no file; leave --out out to have the rows in the terminal, with --json as JSON")
+    ending = (PurePosixPath(out) if here is None else here).suffix.lower()
+    if ending not in {"", ".parquet"} and not out.endswith(("/", os.sep)) and not (here is not None and here.is_dir()):
+        raise InputError(
+            f"--out {out} ends in {ending}; name a table in .csv, .jsonl or .parquet, "
+            "or with a last / a folder of Parquet parts"
+        )
 
 
 def failures_of(out: str) -> str:
@@ -378,12 +393,13 @@ def check_table(out: Path, labels: Sequence[str], *, scores: bool) -> None:
         import_pyarrow(str(out))
     if out.suffix.lower() != ".csv":
         return
+    taken = {ABSENT, *(name for names in COLUMNS.values() for name in names)}
     for label in labels:
         if SEPARATOR in label:
             raise InputError(f'label {label!r} contains ";", which joins tags in {out}; write .jsonl instead')
         if label.startswith(NOT):
             raise InputError(f'label {label!r} begins with "{NOT}", which means "not" in {out}; write .jsonl instead')
-        if scores and label in ("image", "tags", ABSENT):
+        if scores and label.casefold() in taken:
             raise InputError(
                 f"label {label!r} would be taken for the column of that name in {out}; write .jsonl instead"
             )
