@@ -13,7 +13,7 @@ from tiny import draw
 
 from fewtag.tagger.tagger import Tagger
 from fewtag.tagging import run
-from fewtag.tagging.sources import open_source
+from fewtag.tagging.sources import Shard, open_source
 from fewtag.tagging.tables import MANIFEST
 
 Cli = Callable[..., Any]
@@ -151,6 +151,40 @@ def test_the_terminal_and_the_page_have_the_tables_numbers(cli: Cli, bank: Path,
     said = cli("tag", bank, archive, "--json")
     rows = [json.loads(line) for line in said.out.splitlines()]
     assert {row["image"]: row["scores"] for row in rows if "scores" in row} == scores("tags.jsonl")
+
+
+@pytest.mark.parametrize("out", [("--out", "tags.jsonl", "--scores"), ("--json",)])
+def test_a_page_is_made_by_the_runs_own_bank_and_shares(
+    cli: Cli, bank: Path, archive: Path, monkeypatch: pytest.MonkeyPatch, out: tuple[str, ...]
+) -> None:
+    asked: list[str] = []
+    estimate, load = run.shares_in, Tagger.load
+
+    def loaded(*given: Any, **options: Any) -> Tagger:
+        asked.append("bank")
+        return load(*given, **options)
+
+    monkeypatch.setattr(run, "shares_in", lambda *given: asked.append("shares") or estimate(*given))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(run.Tagger, "load", loaded)
+    assert cli("tag", bank, archive, *out, "--page", "page.html").code == 1
+    assert asked == ["bank", "shares"]
+    page = Path("page.html").read_text()
+    assert page.count("<img") == 40
+
+
+def test_rows_come_before_the_last_picture_is_read(bank: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    items = Shard.items
+    monkeypatch.setattr(
+        Shard,
+        "items",
+        lambda self, batch: (taken.append(1) or item for item in items(self, batch)),  # type: ignore[func-returns-value]
+    )
+    rows = run.tag_rows(bank, [str(archive)], run.Options(batch=1, prior="bank"))
+    (item, row) = next(rows)
+    assert (item.name, row.image) == ("00.png", "00.png")
+    assert len(taken) < 30, "not all are held at once"
+    assert [(item.name, row.image) for item, row in rows][-1] == ("x.png", "x.png")
 
 
 def test_what_the_sample_took_is_in_the_cache(cli: Cli, bank: Path, archive: Path) -> None:

@@ -3,6 +3,7 @@
 import math
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,8 @@ class Cluster:
 Advance = Callable[[int], None]
 Begin = Callable[[str, int], Advance]
 """Told what is about to be done and of how many pictures; answers with what to tell of each batch."""
+Rows = Iterator[tuple[Item, Tagged]]
+"""Pictures and their rows as soon as they are known, with all scores."""
 
 
 def tag(
@@ -92,8 +95,12 @@ def tag(
     ray: Cluster | None = None,
     force: bool = False,
     begin: Begin = lambda _task, _total: lambda _count: None,
+    look: Callable[[Rows], None] = lambda _rows: None,
 ) -> Summary:
-    """Tags every picture into a table, or into a folder of Parquet parts where `out` ends like no table."""
+    """Tags every picture into a table, or into a folder of Parquet parts where `out` ends like no table.
+
+    `look` may take as many of the rows as it likes afterwards, to show them: the table's, by the same bank and shares.
+    """
     since = time.time()
     source = open_source(sources)
     tagger = Tagger.load(bank, device=options.device)
@@ -123,6 +130,7 @@ def tag(
                     output.done |= finish_shards(tagger.model, scorer, missing, work, space, advance)
         ended = time.time()
         output.finish(scored)
+    look(_rows(tagger, source, options, output.shares))
     counts = list(output.done.values())
     tagged, failed = sum(each.tagged for each in counts), sum(each.failed for each in counts)
     return Summary(
@@ -171,15 +179,26 @@ def _task(output: Output, missing: Sequence[Shard]) -> tuple[str, int]:
     return f"tagging ({before} done before)" if before else "tagging", sum(shard.size for shard in missing)
 
 
-def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Iterator[tuple[Item, Tagged]]:
-    """Pictures and their rows as soon as they are known, with all scores; nothing is written but the cache."""
+def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Rows:
+    """Nothing is written but the cache."""
     tagger, source = Tagger.load(bank, device=options.device), open_source(sources)
-    scorer = tagger.scorer(options.threshold, shares_in(source, tagger, options))
-    items = [item for shard in source.shards(LOCAL_SHARD) for item in shard.items(options.batch)]
-    waiting = iter(items)
+    return _rows(tagger, source, options, shares_in(source, tagger, options))
+
+
+def _rows(tagger: Tagger, source: Source, options: Options, shares: Mapping[str, float]) -> Rows:
+    """In the memory of a few batches: of a table of bytes only those are held whose rows are not known yet."""
+    waiting = deque[Item]()
+
+    def items() -> Iterator[Item]:
+        for shard in source.shards(LOCAL_SHARD):
+            for item in shard.items(options.batch):
+                waiting.append(item)
+                yield item
+
+    scorer = tagger.scorer(options.threshold, shares)
     with cached_places(tagger.model, options.cache) as space:
-        for rows in tag_stream(tagger.model, scorer, items, batch=options.batch, space=space):
-            yield from ((next(waiting), row) for row in rows)
+        for rows in tag_stream(tagger.model, scorer, items(), batch=options.batch, space=space):
+            yield from ((waiting.popleft(), row) for row in rows)
 
 
 def shares_in(
