@@ -445,6 +445,7 @@ def test_a_picture_of_more_than_100_megapixels_is_refused_by_its_header(server: 
         assert row.failure
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows stops no process by a signal")
 def test_a_decoder_that_hangs_and_dies_takes_its_picture_with_it_and_nothing_else(pets: Path) -> None:
     with serving_bank(pets, decoders=Decoders(1, seconds=3.0)) as running:
@@ -460,6 +461,7 @@ def test_a_decoder_that_hangs_and_dies_takes_its_picture_with_it_and_nothing_els
         assert running.served.decoders.workers != [worker]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limits of this kind")
 def test_a_worker_may_not_take_more_memory_nor_write_files() -> None:
     content = io.BytesIO()
@@ -629,6 +631,7 @@ def test_an_error_says_nothing_of_the_code(running: Running, monkeypatch: pytest
 # 500 crafted requests
 
 
+@pytest.mark.slow
 def test_500_hostile_requests_are_refused_and_nothing_is_read_or_written_outside(taught: Path, tmp_path: Path) -> None:
     canary = tmp_path / "private" / "secret.txt"
     canary.parent.mkdir()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Bank, Cache, DataFolder, Device, SkipBad, plural, printable
+from fewtag.cli.terminal import AsJson, Bank, Cache, DataFolder, Device, NoCache, SkipBad, plural, printable
 from fewtag.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def tag(
         int | None, typer.Option(min=1, help="Pictures finished at a time.", show_default="256; ray: at most 1024")
     ] = None,
     cache: Cache = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")] = False,
+    no_cache: NoCache = False,
     as_json: AsJson = False,
 ) -> None:
     """Tag pictures: a row for each. Run again after a kill, it goes on where it stopped.
@@ -193,7 +193,7 @@ def check(
     ] = False,
     skip_bad: SkipBad = False,
     cache: Cache = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")] = False,
+    no_cache: NoCache = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure a bank on labelled pictures of one's own: precision, recall, average precision, and reliability.

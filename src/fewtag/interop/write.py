@@ -17,8 +17,8 @@ from fewtag.errors import InputError
 from fewtag.files import digest, locked, user_cache_folder
 from fewtag.interop.embedded import read_embedded
 from fewtag.interop.xmp import EMPTY, MOST_BYTES, Packet, Tags, Wanted, rewrite
-from fewtag.pictures.decode import decode
-from fewtag.pictures.files import IMAGE_ENDINGS, UNREADABLE_ENDINGS, pixel_digest, walk
+from fewtag.pictures.decode import decode, pixel_digest
+from fewtag.pictures.files import IMAGE_ENDINGS, UNREADABLE_ENDINGS, walk
 from fewtag.pictures.prefetch import batches
 
 ENDING = ".xmp"

@@ -3,7 +3,7 @@
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.errors import InputError, nearest
+from fewtag.errors import InputError
 from fewtag.files import digest, locked
-from fewtag.pictures.decode import squash
-from fewtag.pictures.files import ImageLike, open_image, pixel_digest, several
-from fewtag.tagger.bank import Bank, Definition, Told, by_name_or_none, define, label_name, told_of
+from fewtag.pictures.decode import pixel_digest, squash
+from fewtag.pictures.files import ImageLike, open_image, several
+from fewtag.tagger.bank import Bank, Definition, by_name_or_none, define, label_name, told_of
 from fewtag.tagger.bank_file import read_bank, read_header, write_bank
 from fewtag.tagger.explain import Heat, heat_map
 from fewtag.tagger.model import Model, load_model
@@ -31,7 +31,6 @@ from fewtag.tagger.stream import (
     encode_stream,
     estimate_priors,
     items_of,
-    same_length,
     tag_stream,
 )
 
@@ -110,8 +109,7 @@ class Tagger:
         >>> Tagger().fit([Image.new("RGB", (64, 64), "red")], [["strawberry"]]).classes_
         ('strawberry',)
         """
-        told = told_of(labels, absent, complete)
-        return self._learn(images, told, afresh=True, on_error=on_error, progress=progress)
+        return self._learn(images, (labels, absent, complete), afresh=True, on_error=on_error, progress=progress)
 
     def partial_fit(
         self,
@@ -133,8 +131,7 @@ class Tagger:
         >>> tagger.predict(pink, threshold=0.001)
         [()]
         """
-        told = told_of(labels, absent, complete)
-        return self._learn(images, told, afresh=False, on_error=on_error, progress=progress)
+        return self._learn(images, (labels, absent, complete), afresh=False, on_error=on_error, progress=progress)
 
     def define(
         self,
@@ -272,7 +269,7 @@ class Tagger:
         `tag` gives names and probabilities together, which matters where another thread teaches meanwhile.
         """
         scorer = self.scorer()
-        places = encode_stream(self.model, items_of(several(images)))
+        places = encode_stream(self.model, items_of(images))
         empty = np.empty((0, len(scorer.labels)), np.float32)
         return np.concatenate([empty, *(scorer.probabilities(batch) for batch in places)])
 
@@ -285,7 +282,7 @@ class Tagger:
         [('strawberry',)]
         """
         scorer = self.scorer(threshold)
-        places = encode_stream(self.model, items_of(several(images)))
+        places = encode_stream(self.model, items_of(images))
         return [tags for batch in places for tags in scorer.tags(scorer.probabilities(batch))]
 
     def tag(
@@ -309,7 +306,7 @@ class Tagger:
         """
         scorer = self.scorer(threshold)
         with cached_places(self.model, cache) as space:
-            for rows in tag_stream(self.model, scorer, items_of(several(images)), batch=batch, space=space):
+            for rows in tag_stream(self.model, scorer, items_of(images), batch=batch, space=space):
                 yield from rows
                 if progress is not None:
                     progress(len(rows))
@@ -319,7 +316,7 @@ class Tagger:
 
         A random sample of some hundred pictures will do. The bank stays as it is: `set_priors` keeps them.
         """
-        found, count = estimate_priors(self.scorer(), encode_stream(self.model, items_of(several(images))))
+        found, count = estimate_priors(self.scorer(), encode_stream(self.model, items_of(images)))
         if not count:
             raise InputError("there is no picture to estimate priors from; give some hundred")
         return found
@@ -439,18 +436,16 @@ class Tagger:
     def _learn(
         self,
         images: Images,
-        told: Sequence[Told],
+        said: tuple[Labels, Labels | None, bool],
         *,
         afresh: bool,
         on_error: Callable[[InputError], None] | None,
         progress: Callable[[int], None] | None,
     ) -> "Tagger":
-        pictures = several(images)
-        if isinstance(pictures, Sized):
-            same_length(len(pictures), len(told))
+        pictures, told = several(images), told_of(*said)
         names = sorted(frozenset().union(*(each.labels for each in told)))
         before = self._bank
-        refused = self._absent_known(before, told, names, afresh=afresh)
+        refused = before.absent(told, names, afresh=afresh)
         learnt = encode_examples(self.model, pictures, told, before.examples, self.keep_pictures, on_error, progress)
         with self._lock:
             kept = {label for label, each in self._bank.definitions.items() if each.explicit or not afresh}
@@ -461,17 +456,6 @@ class Tagger:
             }
             self._do(lambda bank: bank.learn({**refused, **definitions}, learnt, afresh=afresh))
         return self
-
-    @staticmethod
-    def _absent_known(bank: Bank, told: Sequence[Told], names: Sequence[str], *, afresh: bool) -> dict[str, Definition]:
-        """What the labels that are absent alone mean; one that nobody taught is a slip of the pen, and refused."""
-        known = {label: each for label, each in bank.definitions.items() if each.explicit or not afresh}
-        wanted = sorted(frozenset().union(*(each.absent for each in told)) - set(names))
-        for label in wanted:
-            if label not in known:
-                hint = nearest(label, {*known, *names}) if known or names else "none is known yet"
-                raise InputError(f"label {label!r} is said to be absent, but it is not known; {hint}")
-        return {label: known[label] for label in wanted}
 
     def _do(self, change: Change) -> None:
         self._bank = change(self._bank)

@@ -117,7 +117,7 @@ def tag(
             missing, workers = output.missing(source, options.shard or LOCAL_SHARD), 1
             ready = time.time()
             if missing:
-                advance = begin(*_task(output, missing))
+                advance = begin(output.task, sum(shard.size for shard in missing))
                 work = Work(b"", scored, options, output.parts, output.shares)
                 with cached_places(tagger.model, options.cache) as space:
                     output.done |= finish_shards(tagger.model, scorer, missing, work, space, advance)
@@ -160,15 +160,10 @@ def _tag_on_ray(
     with open_cluster(ray.address) as nodes:
         share = nodes.share(ray.workers)
         missing = output.missing(source, options.shard or shard_size(len(source), share.workers))
-        ready, finished = finish_on_ray(missing, work, share, begin(*_task(output, missing)))
+        advance = begin(output.task, sum(shard.size for shard in missing))
+        ready, finished = finish_on_ray(missing, work, share, advance)
     output.done |= finished
     return ready, share.workers
-
-
-def _task(output: Output, missing: Sequence[Shard]) -> tuple[str, int]:
-    """What is about to be done, for people, and of how many pictures."""
-    before = sum(counts.tagged + counts.failed for counts in output.done.values())
-    return f"tagging ({before} done before)" if before else "tagging", sum(shard.size for shard in missing)
 
 
 def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Iterator[tuple[Item, Tagged]]:
