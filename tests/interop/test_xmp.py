@@ -9,7 +9,8 @@ from hypothesis import strategies as some
 from sidecars import KEYWORDS, SPACES, Sidecar, digikam, immich, lightroom, sidecars
 
 from fewtag.errors import InputError
-from fewtag.interop.xmp import EMPTY, FIELDS, Packet, Tags, Wanted, check_label, fold, path_of, rewrite
+from fewtag.interop.keywords import Tags, check_label, fold, path_of
+from fewtag.interop.xmp import EMPTY, FIELDS, Packet, Wanted, rewrite
 
 WRITTEN = ("dog", "birds/heron", "zebra")
 NAMES = some.text(some.characters(codec="utf-8", exclude_categories=["C", "Z"], exclude_characters="/|"), min_size=1)
