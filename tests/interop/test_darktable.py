@@ -82,7 +82,7 @@ def test_its_sidecars_get_our_tags_it_reads_them_and_they_go_without_a_trace(
 
     assert cli("write", "tags.csv", album).code == 0
     expected = {name: {*given, "water|pond", *([] if "Oma" in given else ["oma"])} for name, given in OWN.items()}
-    read = darktable(tmp_path / "second", album, dict.fromkeys(OWN, []))  # which writes the sidecars anew
+    read = darktable(tmp_path / "second", album, {name: [] for name in OWN})  # which writes the sidecars anew
     assert {name: {fold((tag,)) for tag in tags} for name, tags in read.items()} == {
         name: {fold((tag,)) for tag in tags} for name, tags in expected.items()
     }
