@@ -9,8 +9,9 @@ from typing import Any
 
 from fewtag.errors import InputError, nearest
 from fewtag.files import digest, make_folder
+from fewtag.interop.keywords import check_label, fold
 from fewtag.interop.write import Change, Options, Report, undo, write_tags
-from fewtag.interop.xmp import Wanted, check_label, fold
+from fewtag.interop.xmp import Wanted
 from fewtag.studio.project import Project, UnknownError
 from fewtag.studio.values import Delivery
 from fewtag.tagger.stream import Tagged

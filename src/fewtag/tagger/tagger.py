@@ -2,12 +2,13 @@
 
 import json
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from fewtag.errors import InputError
 from fewtag.files import digest, locked
 from fewtag.pictures.decode import pixel_digest, squash
 from fewtag.pictures.files import ImageLike, open_image, several
+from fewtag.tagger import hub
 from fewtag.tagger.bank import Bank, Definition, by_name_or_none, define, label_name, told_of
 from fewtag.tagger.bank_file import read_bank, read_header, write_bank
 from fewtag.tagger.explain import Heat, heat_map
@@ -33,6 +35,9 @@ from fewtag.tagger.stream import (
     items_of,
     tag_stream,
 )
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 Images = ImageLike | Iterable[ImageLike] | Sequence[ReadExample]
 Labels = Iterable[str | Iterable[str]]
@@ -415,6 +420,46 @@ class Tagger:
             tagger = cls(model or "default", words=words, device=device, keep_pictures=keep_pictures)
             tagger._saved = target.resolve(), ""
         return tagger
+
+    def save_pretrained(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        examples: bool = False,
+        license: str = "",  # noqa: A002
+    ) -> None:
+        """The bank and a model card in a folder, as the Hugging Face Hub has them; without `examples` as in `save`."""
+        hub.save(self, Path(folder), examples=examples, license=license)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        examples: bool = False,
+        private: bool = True,
+        license: str = "",  # noqa: A002
+        token: str | None = None,
+        api: "HfApi | None" = None,
+    ) -> str:
+        """Upload what `save_pretrained` writes; answers with the address. Private, and without a single picture,
+        unless told otherwise."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, examples=examples, license=license)
+            return hub.upload(Path(folder), repo_id, private=private, token=token, api=api)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        local_files_only: bool = False,
+        device: str = "auto",
+    ) -> "Tagger":
+        """A bank by the name of a repository on the Hugging Face Hub, or from a folder that `save_pretrained` wrote."""
+        found = hub.find(os.fspath(source), revision=revision, token=token, local_files_only=local_files_only)
+        return cls.load(found, device=device)
 
     def _moved(self, old: Bank, path: str | os.PathLike[str]) -> Bank:
         """A bank of another model, learnt again from the small copies that it keeps."""
