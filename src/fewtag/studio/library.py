@@ -19,7 +19,8 @@ from fewtag.core.closed_form import unit
 from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError
 from fewtag.pictures.prefetch import usable_cores
-from fewtag.studio.project import FileRow, PictureRow, UnknownError
+from fewtag.studio.log import UnknownError
+from fewtag.studio.project import FileRow, PictureRow
 
 RESIDENT = 10_000
 """Pictures whose places stay in memory, some 50 KB each; of more, those that were asked for last."""
@@ -321,6 +322,11 @@ class Library:
     def stacks(self) -> NDArray[np.int64]:
         """rows: the number of each one's stack, which is that of its first picture"""
         return self._sorted_and_stacked()[1]
+
+    def stack_of(self, row: int) -> list[int]:
+        """The rows of its stack, itself among them."""
+        stacks = self.stacks()
+        return np.flatnonzero((stacks == stacks[row]) & self.alive[: len(stacks)]).tolist()
 
     def _sorted_and_stacked(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         with self._lock:

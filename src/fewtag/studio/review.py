@@ -106,8 +106,8 @@ def ask(
         likely = _by(rows, -chances[rows])
         confirmed = np.flatnonzero(ground.words == YES)
         if len(confirmed):
-            alike = (whole[rows] @ whole[confirmed[-_LOOKED_AT:]].T).max(axis=1, initial=-1.0)
-            likely = _in_turn(likely, _by(rows, -alike))
+            alike = (whole @ whole[confirmed[-_LOOKED_AT:]].T).max(axis=1, initial=-1.0)
+            likely = _in_turn(likely, _by(rows, -alike[rows]))
         return likely, int((ground.near & ~ground.over).sum())
     rows = np.flatnonzero(ground.over & (ground.words == 0))
     return _stratified(rows, chances, seed, digests), len(rows)

@@ -15,7 +15,8 @@ from fewtag.studio import review as reviewing
 from fewtag.studio.derive import Deriver, Scored, Scores
 from fewtag.studio.index import Indexer, read_inside
 from fewtag.studio.library import Features, Library
-from fewtag.studio.project import Fold, Label, Project
+from fewtag.studio.log import Fold, Label
+from fewtag.studio.project import Project
 from fewtag.studio.values import (
     AUDIT,
     CellTag,

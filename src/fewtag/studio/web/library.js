@@ -29,7 +29,8 @@ export function answerFor(label, word, digests) {
   listing.value?.mark(digests, label, word);
   const what = { yes: `“${label}”`, no: `not “${label}”`, unknown: `“${label}” open` }[word];
   store.say(`${plural(digests.length)}: ${what}.`, { action: { text: "Undo", run: store.undo } });
-  store.answer(digests.map((picture) => ({ picture, label, answer: word })));
+  // one cell stands for its stack; the open picture speaks for itself alone
+  store.answer(digests.map((picture) => ({ picture, label, answer: word, stack: store.route.value.screen === "library" })));
 }
 
 const columns = (/** @type {number} */ width) => columnsOf(width, width < 600 ? 104 : 168);

@@ -72,7 +72,7 @@ export function Review() {
     const shown = page.value;
     if (!shown?.pictures.length || busy.value || store.unsent.value.length) return;
     busy.value = true;
-    const given = shown.pictures.map((cell) => ({ picture: cell.digest, label, answer: words.value[cell.digest] }));
+    const given = shown.pictures.map((cell) => ({ picture: cell.digest, label, answer: words.value[cell.digest], stack: cell.stack > 1 && shown.order !== "audit" }));
     changes.delete(label);
     const safe = await store.answer(given, shown.order === "audit" ? "audit" : "page");
     if (safe) {
@@ -246,7 +246,7 @@ function Example({ label, digest, influence }) {
   // influence is what precision would lose without it
   const says = points === 0 ? "" : points > 0 ? `helps +${points}` : `hurts −${-points}`;
   const remove = () => {
-    store.answer([{ picture: digest, label, answer: "unknown" }]);
+    store.answer([{ picture: digest, label, answer: "unknown", stack: true }]);
     store.say("No longer an example.", { action: { text: "Undo", run: store.undo } });
   };
   return html`<a href=${store.address("picture", digest, { label })}><img src=${api.thumbnail(digest)} alt=${`Example${says && `, ${says} points of precision`}`} loading="lazy" /></a>
