@@ -162,10 +162,10 @@ class State:
             if scored is None:
                 continue
             inside = np.minimum(rows, len(scored.logits) - 1)
-            over = (scored.chances >= scored.threshold) & ~scored.never
-            given = over[inside] & (rows < len(over))
+            chances = scored.chances[inside]
+            given = (chances >= scored.threshold) & ~scored.never[inside] & (rows < len(scored.logits))
             for number, (digest, tagged, chance) in enumerate(
-                zip(digests, given.tolist(), scored.chances[inside].tolist(), strict=True)
+                zip(digests, given.tolist(), chances.tolist(), strict=True)
             ):
                 word = said[digest].answer if digest in said else "unknown"
                 if word != "unknown" or tagged:
