@@ -160,8 +160,11 @@ class Background(View):
                 self._dirty_since = time.monotonic()
 
     def _stale(self) -> bool:
-        bank = self._bank
-        return any(not self._scores.is_fresh(bank, name) for name in list(self._scores.kept) if name in bank.classes)
+        bank, name = self._bank, self._looked_at
+        if any(not self._scores.is_fresh(bank, label) for label in list(self._scores.kept) if label in bank.classes):
+            return True
+        scored = self._scores.kept.get(name) if name in bank.classes else None
+        return scored is not None and self._influences.get(name or "", (None,))[0] is not scored.fitted
 
     def _settle(self) -> None:
         """What nobody waits for: the other labels' scores, and the influences of the label that is looked at."""
@@ -184,7 +187,10 @@ class Background(View):
             with self._lock:
                 bank, picture_of = self._current(), self._deriver.picture_of(self._fold)
             if name in bank.classes:
-                found = reviewing.influences(bank, self.model, name, (scored.slope, scored.offset))
+                curve = scored.slope, scored.offset
+                found = reviewing.influences(bank, self.model, name, curve, lambda: self._version != version)
+                if found is None:
+                    return
                 self._influences[name] = scored.fitted, {picture_of[key]: each for key, each in found.items()}
 
     def _announce(self) -> None:

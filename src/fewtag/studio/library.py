@@ -85,7 +85,9 @@ class Features:
 
     def _put(self, rows: Rows, places: Sequence[Half] | Half) -> None:
         """Into free slots, or into those that were not asked for longest."""
-        for first in range(0, len(rows), AT_ONCE):
+        starts = range(0, len(rows), AT_ONCE)
+        coded = self._pool.map(lambda first: _coded(np.asarray(places[first : first + AT_ONCE])), starts)
+        for first, (codes, scales, lengths) in zip(starts, coded, strict=True):
             some = rows[first : first + AT_ONCE]
             fresh = np.arange(self._taken, min(self.resident, self._taken + len(some)))
             old = np.argpartition(self._used, len(some))[: len(some) - len(fresh)] if len(fresh) < len(some) else fresh
@@ -93,8 +95,7 @@ class Features:
             self._taken += len(fresh)
             before = self._owner[slots]
             self._slot_of[before[before >= 0]] = -1
-            coded = _coded(np.asarray(places[first : first + AT_ONCE]))
-            self._codes[slots], self._scales[slots], self._lengths[slots] = coded
+            self._codes[slots], self._scales[slots], self._lengths[slots] = codes, scales, lengths
             self._slot_of[some], self._owner[slots], self._used[slots] = slots, some, self._clock
 
     def _bring(self, rows: Rows) -> Rows:
@@ -105,7 +106,9 @@ class Features:
         missing = rows[slots < 0]
         for first in range(0, len(missing), 256):
             some = missing[first : first + 256]
-            found = [(row, half) for row, half in zip(some, self._fetch(some.tolist()), strict=True) if half is not None]
+            found = [
+                (row, half) for row, half in zip(some, self._fetch(some.tolist()), strict=True) if half is not None
+            ]
             if found:
                 self._put(np.array([row for row, _ in found]), [half for _, half in found])
         return self._slot_of[rows]
@@ -236,6 +239,7 @@ class Library:
         self.row_of: dict[str, int] = {}
         self.files: dict[str, FileRow] = {}
         self.files_of: dict[str, list[FileRow]] = {}
+        self._failed: dict[str, FileRow] = {}
         self._alive = np.zeros(_MORE, np.bool_)
         self._stacks: tuple[tuple[int, int], NDArray[np.int64]] = ((-1, -1), np.empty(0, np.int64))
         self._changes = 0
@@ -257,7 +261,7 @@ class Library:
 
     @property
     def failures(self) -> list[FileRow]:
-        return [each for each in list(self.files.values()) if each.failure]
+        return list(self._failed.values())
 
     def row(self, digest: str) -> int:
         """Refuses a picture that is not of the project."""
@@ -288,12 +292,14 @@ class Library:
             self._changes += 1
             touched = set()
             for path in (*gone, *(file.path for file in files)):
-                before = self.files.pop(path, None)
+                before, _ = self.files.pop(path, None), self._failed.pop(path, None)
                 if before is not None and before.digest is not None:
                     self.files_of[before.digest].remove(before)
                     touched.add(before.digest)
             for file in files:
                 self.files[file.path] = file
+                if file.failure:
+                    self._failed[file.path] = file
                 if file.digest is not None:
                     self.files_of.setdefault(file.digest, []).append(file)
                     touched.add(file.digest)
@@ -323,15 +329,11 @@ class Library:
             if self._stacks[0] != state:
                 rows = sorted(np.flatnonzero(self.alive).tolist(), key=self.names.__getitem__)
                 order = np.array(rows, np.int64)
-                times = [_seconds(self.pictures[row].taken) for row in rows]
+                taken = np.array([self.pictures[row].taken or "NaT" for row in rows], "datetime64[s]")
+                times = np.where(np.isnat(taken), np.nan, taken.astype(np.int64))
                 self._order = order
-                self._stacks = state, stack(self.features.whole, order, np.array(times, np.float64))
+                self._stacks = state, stack(self.features.whole, order, times)
             return self._order, self._stacks[1]
-
-
-def _seconds(taken: str | None) -> float:
-    """A number that rises with the time; not a number without one."""
-    return float(np.datetime64(taken, "s").astype(np.int64)) if taken else math.nan
 
 
 def stack(whole: NDArray[np.float32], order: NDArray[np.int64], times: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -339,19 +341,17 @@ def stack(whole: NDArray[np.float32], order: NDArray[np.int64], times: NDArray[n
 
     Compared with the first and not with the last, so that a slow walk does not end up as one stack.
     """
+    heads = np.arange(len(order))
+    for first in range(1, len(order), _PIECE):  # a piece at a time: all of them at once would be copied twice
+        here = np.arange(first, min(first + _PIECE, len(order)))
+        wanted = np.where(np.abs(times[here] - times[here - 1]) <= BURST_SECONDS, BURST, ALIKE)
+        near = np.einsum("ns,ns->n", whole[order[here]], whole[order[here - 1]])
+        for number, least in zip(here[near >= wanted].tolist(), wanted[near >= wanted].tolist(), strict=True):
+            head = heads[number - 1]
+            if head == number - 1 or whole[order[number]] @ whole[order[head]] >= least:
+                heads[number] = head
     found = np.arange(len(whole))
-    rows = order.tolist()
-    if len(rows) < 2:
-        return found
-    head = 0
-    near = np.einsum("ns,ns->n", whole[order[1:]], whole[order[:-1]]).tolist()
-    for number in range(1, len(rows)):
-        wanted = BURST if abs(times[number] - times[number - 1]) <= BURST_SECONDS else ALIKE
-        alike = near[number - 1] if head == number - 1 else float(whole[rows[number]] @ whole[rows[head]])
-        if near[number - 1] >= wanted and alike >= wanted:
-            found[rows[number]] = rows[head]
-        else:
-            head = number
+    found[order] = order[heads]
     return found
 
 

@@ -62,6 +62,18 @@ export function Review() {
     }
   }, [store.answered.value, busy.value]);
 
+  // what each example does is worked out behind the page
+  const waits = page.value?.examples.some((each) => each.influence === null) ?? false;
+  useEffect(() => {
+    if (!waits) return;
+    const turn = asked.current;
+    const later = setTimeout(async () => {
+      const got = await api.getReview(label, order, 1).catch(() => null);
+      if (got && page.value && turn === asked.current) page.value = { ...page.value, examples: got.examples };
+    }, 2500);
+    return () => clearTimeout(later);
+  }, [page.value?.examples]);
+
   /** @param {string} digest @param {Word} [word] */
   const give = (digest, word) => {
     const given = word ?? (words.value[digest] === "yes" ? "no" : "yes");
