@@ -78,9 +78,13 @@ def estimate_shares(
     is found says little of what is rare, so a guess counts as so many pictures more (a Beta prior).
     """
     found = start.astype(np.float64)
+    against = np.exp(-np.clip(evidence.astype(np.float64), -300, 300))
     for _ in range(steps):
-        sure = sigmoid(evidence + np.log(found / (1 - found))).sum(axis=0)
-        found = (sure + guess * weight) / (len(evidence) + weight)
+        # the logistic function of evidence and log-odds, with one exponential for all steps
+        sure = (found / (found + (1 - found) * against)).sum(axis=0)
+        found, before = (sure + guess * weight) / (len(evidence) + weight), found
+        if np.abs(found - before).max(initial=0) < 1e-9:
+            break
     return found.astype(np.float32)
 
 
