@@ -17,6 +17,7 @@ from fewtag.core.calibration import (
     estimate_shares,
     fit_logistic,
     log_odds,
+    match_shares,
     sigmoid,
 )
 
@@ -229,9 +230,23 @@ def test_shares_are_found_that_labels_were_drawn_with() -> None:
 
 def test_a_small_sample_without_any_sign_leaves_a_small_share_not_none() -> None:
     found = estimate_shares(np.full((100, 1), -20, np.float32), np.full(1, 0.3, np.float32))
-    assert found[0] == pytest.approx(0.01 * 20 / 120, rel=1e-3)
+    assert found[0] == pytest.approx(0.01 * 60 / 160, rel=1e-3)
     full = estimate_shares(np.full((100, 1), 20, np.float32), np.full(1, 0.3, np.float32))
-    assert 0.8 < full[0] < 1
+    assert 0.6 < full[0] < 1
+
+
+def test_a_share_that_is_known_mends_a_curve_that_is_off() -> None:
+    """Of many pictures; right curves stay, and of few pictures little is believed."""
+    said = np.full(4, 0.05, np.float32)
+    off = np.array([-2, 0, 0, 2], np.float32)
+    evidence = sampled(said, 20_000, 3.0, 1) + off
+    moved = log_odds(match_shares(evidence, said)) - log_odds(said)
+    assert moved.tolist() == pytest.approx((-off).tolist(), abs=0.2)
+    sums = sigmoid(evidence + log_odds(said) + moved).sum(axis=0)
+    assert sums.tolist() == pytest.approx([1000] * 4, rel=0.01)
+    few = log_odds(match_shares(evidence[:20], said)) - log_odds(said)
+    assert np.abs(few).max() < 2
+    assert (np.abs(few) <= np.abs(20 * said - sigmoid(evidence[:20] + log_odds(said)).sum(axis=0)) + 1e-4).all()
 
 
 def test_log_odds_by_hand() -> None:

@@ -70,7 +70,7 @@ def log_odds(shares: NDArray[np.floating]) -> NDArray[np.float32]:
 
 
 def estimate_shares(
-    evidence: NDArray[np.float32], start: Shares, *, steps: int = 200, guess: float = 0.01, weight: float = 20.0
+    evidence: NDArray[np.float32], start: Shares, *, steps: int = 200, guess: float = 0.01, weight: float = 60.0
 ) -> Shares:
     """The share of pictures that show each label, from a sample's log-likelihood ratios, by expectation maximisation.
 
@@ -82,6 +82,26 @@ def estimate_shares(
         sure = sigmoid(evidence + np.log(found / (1 - found))).sum(axis=0)
         found = (sure + guess * weight) / (len(evidence) + weight)
     return found.astype(np.float32)
+
+
+OFFSET_SPREAD = 1.0
+"""Standard deviation, between labels, of what a curve's offset is off by; chosen by log-loss on validation labels."""
+
+
+def match_shares(evidence: NDArray[np.float32], said: Shares, *, steps: int = 50) -> Shares:
+    """Shares by which a sample's probabilities agree with the part of the pictures that is said to show each label.
+
+    One curve cannot know how hard a label is, nor how crowded an archive. Where the share is known, the sum of the
+    probabilities tells: each label's log-odds are moved by the likeliest offset, given that sum and a normal prior. What
+    comes back is a share since an offset and a prior shift are one. `evidence` is that of `estimate_shares`.
+    """
+    usual = log_odds(said).astype(np.float64)
+    low, high = usual - 10, usual + 10
+    for _ in range(steps):  # the gradient rises with the log-odds, so that halving an interval finds where it is zero
+        middle = (low + high) / 2
+        over = sigmoid(evidence + middle).sum(axis=0) - len(evidence) * said + (middle - usual) / OFFSET_SPREAD**2
+        low, high = np.where(over < 0, middle, low), np.where(over < 0, high, middle)
+    return sigmoid((low + high) / 2).astype(np.float32)
 
 
 def sigmoid(logits: NDArray[Floats]) -> NDArray[Floats]:
