@@ -92,8 +92,8 @@ def match_shares(evidence: NDArray[np.float32], said: Shares, *, steps: int = 50
     """Shares by which a sample's probabilities agree with the part of the pictures that is said to show each label.
 
     One curve cannot know how hard a label is, nor how crowded an archive. Where the share is known, the sum of the
-    probabilities tells: each label's log-odds are moved by the likeliest offset, given that sum and a normal prior. What
-    comes back is a share since an offset and a prior shift are one. `evidence` is that of `estimate_shares`.
+    probabilities tells: each label's log-odds are moved by the likeliest offset, given that sum and a normal prior.
+    What comes back is a share, since an offset and a prior shift are one. `evidence` is that of `estimate_shares`.
     """
     usual = log_odds(said).astype(np.float64)
     low, high = usual - 10, usual + 10

@@ -187,8 +187,9 @@ def shares_in(
 ) -> dict[str, float]:
     """The share of a source's pictures that show each label without a prior: by a sample of them.
 
-    A number that is given for all labels is fitted to the sample (`match_shares`), if that is large enough. The sample is the same each time, whatever tags it and however often; what it takes is in the cache afterwards. A
-    label with a threshold of its own keeps the probabilities that it was chosen by.
+    A number that is given for all labels is fitted to the sample (`match_shares`), if that is large enough. The sample
+    is the same each time, whatever tags it and however often; what it takes is in the cache afterwards. A label with a
+    threshold of its own keeps the probabilities that it was chosen by.
     """
     if options.prior == "bank":
         return {}
