@@ -159,8 +159,10 @@ def rare(bench: Bench, guides: Vectors, shots: int, pools: dict[str, Any], *, es
         mine = scorer.labels.index(pool["label"])
         sample = np.random.default_rng(0).permutation(len(rows))[:256]
         evidence = logits[sample] - log_odds(scorer.shares)
-        said = np.full(len(scorer.labels), RARE, np.float32)
-        share = float((estimate_shares(evidence, scorer.shares) if estimate else match_shares(evidence, said))[mine])
+        rare_share = np.full(len(scorer.labels), RARE, np.float32)
+        share = float(
+            (estimate_shares(evidence, scorer.shares) if estimate else match_shares(evidence, rare_share))[mine]
+        )
         shift = log_odds(np.array([share])) - log_odds(scorer.shares[mine : mine + 1])
         chances = sigmoid((logits[:, mine] + shift).astype(np.float64))
         count = bank.counts[scorer.labels.index(pool["label"])]
