@@ -180,19 +180,20 @@ def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Iterator[t
 def shares_in(
     source: Source, tagger: Tagger, options: Options, begin: Begin = lambda _task, _total: lambda _count: None
 ) -> dict[str, float]:
-    """The share of a source's pictures that show each label without a prior: as asked, or by a sample of them.
+    """The share of a source's pictures that show each label without a prior: by a sample of them.
 
-    The sample is the same each time, whatever tags it and however often; what it takes is in the cache afterwards. A
-    label with a threshold of its own keeps the probabilities that it was chosen by.
+    A number that is given for all labels is fitted to the sample (`match_shares`), if that is large enough. The sample
+    is the same each time, whatever tags it and however often; what it takes is in the cache afterwards. A label with a
+    threshold of its own keeps the probabilities that it was chosen by.
     """
-    if options.prior == "bank" or (options.prior == "estimate" and len(source) < SMALLEST_SAMPLE):
+    if options.prior == "bank":
         return {}
     known = tagger.definitions_
     asked = [label for label in tagger.classes_ if known[label].prior is None and known[label].threshold is None]
-    if options.prior != "estimate":
-        return dict.fromkeys(asked, options.prior)
-    if not asked:
-        return {}
+    said = None if options.prior == "estimate" else options.prior
+    unless_seen = {} if said is None else dict.fromkeys(asked, said)
+    if not asked or len(source) < SMALLEST_SAMPLE:
+        return unless_seen
     shards = source.shards(1 if source.entries else SAMPLE // 8)
     random = np.random.default_rng(0)
     chosen = random.choice(len(shards), min(len(shards), SAMPLE if source.entries else 8), replace=False)
@@ -206,8 +207,8 @@ def shares_in(
 
     with cached_places(tagger.model, options.cache) as space:
         places = encode_stream(tagger.model, items, batch=options.batch, space=space, skip_bad=True)
-        found, count = estimate_priors(tagger.scorer(), counted(places))
-    return {label: round(found[label], 6) for label in asked} if count >= SMALLEST_SAMPLE // 2 else {}
+        found, count = estimate_priors(tagger.scorer(), counted(places), said)
+    return {label: round(found[label], 6) for label in asked} if count >= SMALLEST_SAMPLE // 2 else unless_seen
 
 
 @dataclass(frozen=True)
