@@ -120,7 +120,7 @@ def source(settings: str) -> str:
         ("format='table', path='a.csv', images=['a', 'b']", "'table' takes one 'images', found 2"),
         ("format='table', path=[]", "'path' is an empty list"),
         ("format='table', path='a.csv', sets=['test']", "'table' takes no 'sets'; its keys are path, images, where"),
-        ("format='folders', path='a', images='b'", "'folders' takes no 'images'; its keys are path, phases, role"),
+        ("format='folders', path='a', images='b'", "'folders' takes no 'images'; its keys are path, most_a_label, phases, role"),
         ("format='coco', path='a', images='b', where={a=['b']}", "'coco' takes no 'where'; its keys are path, images"),
         ("format='voc', path='a', images='b'", "'voc' takes no 'images'; its keys are path, sets, keep_difficult, "),
         ("format='coco', path='a', images='b', keep_difficult=true", "'coco' takes no 'keep_difficult'"),
@@ -137,7 +137,7 @@ def test_what_a_sources_reader_would_not_look_at_is_refused(write, settings: str
     "settings",
     [
         "format='table', path=['a.csv'], images=['b'], where={pack=['x']}",
-        "format='coco', path=['a', 'b'], images=['c', 'd']",
+        "format='coco', path=['a', 'b'], images=['c', 'd'], most_a_label=30",
         "format='voc', path=['a', 'b'], sets=['test'], keep_difficult=true, phases=['val']",
     ],
 )

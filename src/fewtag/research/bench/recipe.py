@@ -26,7 +26,7 @@ SOURCE_KEYS: dict[str, tuple[str, ...]] = {
     "table": ("images", "where"),
     "folders": (),
 }
-"""The keys that a format has beside `path`, `phases` and `role`."""
+"""The keys that a format has beside `path`, `most_a_label`, `phases` and `role`."""
 
 
 class Source(Settings):
@@ -43,6 +43,8 @@ class Source(Settings):
     """voc: the image sets to read."""
     keep_difficult: bool = False
     """voc: whether objects marked difficult count."""
+    most_a_label: int | None = Field(default=None, gt=0)
+    """Leaves out a picture whose labels are all shown so often by those before it; none unless said."""
     phases: list[str] | None = None
     """The phases this source serves; all unless said."""
     role: Literal["support", "query"] | None = None
@@ -51,7 +53,7 @@ class Source(Settings):
     @model_validator(mode="after")
     def suit_the_format(self) -> "Source":
         """Refuses what the format's reader would not look at."""
-        own = ("path", *SOURCE_KEYS[self.format], "phases", "role")
+        own = ("path", *SOURCE_KEYS[self.format], "most_a_label", "phases", "role")
         for key, field in type(self).model_fields.items():
             # the recipe saved beside weights gives every key, so a foreign one at its default is none
             if key not in ("format", *own) and getattr(self, key) != field.default:
@@ -254,12 +256,12 @@ class Recipe(Settings):
     def training_settings(self) -> dict[str, Any]:
         """The settings that trained weights depend on: not how they are measured, nor what things are called."""
         kept = self.effective.model_dump(mode="json", include={"backbone", "words", "method", "training", "seed"})
-        kept["training"] = _counted_training(kept["training"])
+        kept["training"], kept["method"] = _counted_training(kept["training"]), _counted_method(kept["method"])
         kept["training"].pop("checkpoint_every")
         if kept["backbone"]["grid"] is None:  # as before there was one
             del kept["backbone"]["grid"]
         sources = [
-            source.model_dump(mode="json", exclude={"role"})
+            _counted_source(source.model_dump(mode="json", exclude={"role"}))
             for source in self.data.sources
             if source.phases is None or {"train", "val"} & set(source.phases)
         ]
@@ -275,7 +277,17 @@ def _counted(settings: dict[str, Any]) -> dict[str, Any]:
     if backbone["grid"] is None:
         del backbone["grid"]
     kept = {key: value for key, value in settings.items() if key not in later}
+    kept["method"] = _counted_method(settings["method"])
+    kept["data"] = settings["data"] | {"sources": [_counted_source(each) for each in settings["data"]["sources"]]}
     return kept | {"evaluation": evaluation, "backbone": backbone, "training": _counted_training(settings["training"])}
+
+
+def _counted_method(method: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in method.items() if (key, value) != ("propagation", 0)}
+
+
+def _counted_source(source: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in source.items() if (key, value) != ("most_a_label", None)}
 
 
 def _counted_training(training: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -250,13 +250,17 @@ def prepare(
     return method, phase("train"), phase("val") if training.patience else None
 
 
+MOST_IN_MEMORY = 2**31
+"""Bytes of rows that are held by a process which trains on a CPU: reading them takes as long as learning from them."""
+
+
 def on_device(rows: Rows, device: torch.device) -> Rows:
-    """The same rows in the accelerator's memory, if they fit in half of what is free."""
-    if device.type != "cuda":
+    """The same rows in the device's memory: an accelerator's if they fit in half of what is free."""
+    if device.type not in ("cuda", "cpu"):
         return rows
     first = rows.take([0])
-    free, _ = torch.cuda.mem_get_info(device)
-    if first.nbytes * len(rows) > free / 2:
+    room = torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else MOST_IN_MEMORY
+    if first.nbytes * len(rows) > room:
         return rows
     tensor = torch.empty(len(rows), *first.shape[1:], dtype=first.dtype, device=device)
     for start in range(0, len(rows), 256):
