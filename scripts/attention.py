@@ -4,10 +4,10 @@
         --only word-attention-reference-few-pictures-seed-0
     python scripts/attention.py --data DIR --out docs/pictures/attention.webp --scores results/attention.json
 
-Scores of places are those before the softmax, summed over the heads, as in the paper. The photographs are COCO's, so the
-picture shows frames with the things' boxes, drawn by hand, instead; `--photographs` lays the heat over the photographs.
-`--scores` adds a pointing score (the grid pointing game): of four test pictures in a square, one of which shows the label,
-does the hottest place lie in that one? Chance is a quarter.
+Scores of places are those before the softmax, summed over the heads, as in the paper. The photographs are COCO's, so
+the picture shows frames with the things' boxes, drawn by hand, instead; `--photographs` lays the heat over the
+photographs. `--scores` adds a pointing score (the grid pointing game): of four test pictures in a square, one of which
+shows the label, does the hottest place lie in that one? Chance is a quarter.
 """
 
 import argparse
@@ -15,17 +15,20 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
 from fewtag.files import write_atomically
 from fewtag.pictures.decode import squash
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import load_trained
+from fewtag.research.bench.metrics import mean_and_interval
 from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.bench.results import commit
 from fewtag.research.bench.run_folder import RunFolder
@@ -41,8 +44,9 @@ RUNS = {
     "the code's reading": "word-attention-reference-few-pictures-seed-0",
 }
 TAGGER = "the tagger, by name alone"
+UNTRAINED = ", untrained"
 SIDE, GAP, CAPTION = 224, 8, 26
-TURNS = 15
+TURNS = 5
 """Squares of four pictures for each label."""
 Heats = Callable[[Image.Image, list[str]], dict[str, Heat]]
 Box = tuple[float, float, float, float]
@@ -64,30 +68,48 @@ EXAMPLES = (
 )
 
 
-def word_heats(experiment: Experiment, backbone: Backbone, method: WordAttention) -> Heats:
-    """The paper's scores of places; one scale for all labels of a picture, its coldest place being 0 and its hottest 1."""
-    network = fuse_batch_norms(backbone)
+def encoder(network: Backbone) -> Callable[[Image.Image], Tensor]:
+    """A picture's maps; those of the last one are kept, since several systems look at it."""
+    network, kept = fuse_batch_norms(network), dict[int, Tensor]()
+
+    def encode(picture: Image.Image) -> Tensor:
+        if id(picture) not in kept:
+            kept.clear()
+            with torch.inference_mode():
+                kept[id(picture)] = network(torch.from_numpy(squash(picture, network.size))[None])
+        return kept[id(picture)]
+
+    return encode
+
+
+def word_heats(experiment: Experiment, encode: Callable[[Image.Image], Tensor], method: WordAttention) -> Heats:
+    """The paper's scores of places, from the coldest place of all labels of a picture, 0, to the hottest, 1."""
 
     def heats(picture: Image.Image, labels: list[str]) -> dict[str, Heat]:
-        pixels = torch.from_numpy(squash(picture, network.size))[None]
         with torch.inference_mode():
-            found = method.relevance(network(pixels), experiment.words(labels))[0].numpy()
+            found = method.relevance(encode(picture), experiment.words(labels))[0].numpy()
         scaled = (found - found.min()) / max(float(found.max() - found.min()), 1e-12)
         return {label: stretch(each, picture.size) for label, each in zip(labels, scaled, strict=True)}
 
     return heats
 
 
-def systems(data: Path, recipes: Path, runs: Path, *, trained: bool, size: int) -> Iterator[tuple[str, Heats]]:
-    """Both readings, on pictures of a size."""
+def systems(data: Path, recipes: Path, runs: Path, *, size: int) -> dict[str, Heats]:
+    """Both readings, trained and untrained, on pictures of a size."""
+    found: dict[str, Heats] = {}
     for name, run in RUNS.items():
         ((file, recipe),) = load_recipes(recipes / "few.toml", only=[run])
         experiment = Experiment(recipe, data, file.parent)
-        _, method = load_trained(experiment, RunFolder.of(experiment, runs)) if trained else experiment.build()
-        assert isinstance(method, WordAttention) and recipe.backbone.weights is not None
-        backbone = open_backbone(recipe.backbone.name, weights=experiment._locate(recipe.backbone.weights), size=size)
-        assert isinstance(backbone, Backbone)
-        yield name, word_heats(experiment, backbone.eval(), method.eval())
+        if not found:
+            weights = experiment._locate(str(recipe.backbone.weights))
+            network = open_backbone(recipe.backbone.name, weights=weights, size=size)
+            assert isinstance(network, Backbone)
+            encode = encoder(network.eval())
+        trained, untrained = load_trained(experiment, RunFolder.of(experiment, runs))[1], experiment.build()[1]
+        for state, method in (("", trained), (UNTRAINED, untrained)):
+            assert isinstance(method, WordAttention)
+            found[name + state] = word_heats(experiment, encode, method.eval())
+    return found
 
 
 def tagger_heats(labels: list[str]) -> Heats:
@@ -162,17 +184,20 @@ def points_at(heat: NDArray[np.float32]) -> int:
     return 2 * int(row >= heat.shape[0] / 2) + int(column >= heat.shape[1] / 2)
 
 
-def score(images: LabelledImages, heats: Heats) -> dict[str, object]:
-    """How often the hottest place lies in the right quarter, over all squares and for each label."""
-    hits: dict[str, list[bool]] = {}
+def score(images: LabelledImages, systems: dict[str, Heats]) -> dict[str, object]:
+    """How often each system's hottest place lies in the right quarter: over the labels, and for each."""
+    hits = {name: {label: list[bool]() for label in images.labels} for name in systems}
     for square in squares(images):
-        found = points_at(heats(square.picture, [square.label])[square.label])
-        hits.setdefault(square.label, []).append(found == square.quarter)
-    by_label = {label: round(float(np.mean(each)), 4) for label, each in hits.items()}
-    means = np.array(list(by_label.values()))
-    # labels differ more than squares do, so the interval is over them; 2.131 is Student's for 16 labels
-    half = 2.131 * float(means.std(ddof=1)) / len(means) ** 0.5
-    return {"hits": round(float(means.mean()), 4), "plus_minus_over_labels": round(half, 4), "by_label": by_label}
+        for name, heats in systems.items():
+            found = points_at(heats(square.picture, [square.label])[square.label])
+            hits[name][square.label].append(found == square.quarter)
+    return {name: summary({label: fmean(each) for label, each in of.items()}) for name, of in hits.items()}
+
+
+def summary(by_label: dict[str, float]) -> dict[str, object]:
+    """The mean, with its 95 % interval over labels, which differ more than squares do."""
+    mean, interval = mean_and_interval(list(by_label.values()))
+    return {"hits": round(mean, 4), "over_labels": round(interval, 4), "by_label": by_label}
 
 
 def main() -> None:
@@ -186,17 +211,14 @@ def main() -> None:
     arguments = parser.parse_args()
     places = arguments.data, arguments.recipes, arguments.runs
     known = pictures(arguments.data, arguments.recipes)
-    tagger = tagger_heats([*known["test"].labels, *known["val"].labels])
-    shown = dict(systems(*places, trained=True, size=SIDE)) | {TAGGER: tagger}
+    tagger = {TAGGER: tagger_heats([*known["test"].labels, *known["val"].labels])}
+    shown = {name: heats for name, heats in systems(*places, size=SIDE).items() if UNTRAINED not in name} | tagger
     content = io.BytesIO()
     draw(known, shown, photographs=arguments.photographs).save(content, arguments.out.suffix[1:].upper(), quality=85)
     write_atomically(arguments.out, content.getvalue())
     if arguments.scores:
         test = known["test"]
-        found = {TAGGER: score(test, tagger)}
-        for trained in (True, False):
-            for name, heats in systems(*places, trained=trained, size=2 * SIDE):
-                found[name if trained else f"{name}, untrained"] = score(test, heats)
+        found = score(test, systems(*places, size=2 * SIDE) | tagger)
         facts = {"squares": TURNS * len(test.labels), "chance": 0.25, "seed": 0, "commit": commit(), "runs": RUNS}
         facts["command"] = "python scripts/attention.py --data DIR --out FILE --scores FILE"
         write_atomically(arguments.scores, json.dumps(facts | {"systems": found}, indent=1).encode())

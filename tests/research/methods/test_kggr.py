@@ -228,7 +228,9 @@ def test_classifiers_hear_one_another_as_in_plain_loops() -> None:
     for _ in range(2):
         states = step_by_hand(propagation.graph, states, edges)
     own = [array(each) for each in weight]
-    expected = [one + apply(propagation.output, np.concatenate([state, one])) for one, state in zip(own, states)]
+    expected = [
+        one + apply(propagation.output, np.concatenate([state, one])) for one, state in zip(own, states, strict=True)
+    ]
     np.testing.assert_allclose(array(propagation(weight, words)), np.array(expected), atol=1e-5)
 
 

@@ -92,6 +92,16 @@ class BackboneSettings(Settings):
     grid: int | None = Field(default=None, gt=0)
     """Places a side, at most: a finer map is pooled. Without it maps stay as they are."""
     frozen: bool = True
+    tuned: str | None = None
+    """Where the network learns: the one stage that does, by the beginning of its parameters' names; all unless said."""
+
+    @model_validator(mode="after")
+    def tune_what_is_not_frozen(self) -> "BackboneSettings":
+        if self.frozen and self.tuned is not None:
+            raise InputError(
+                f"tuned = {self.tuned!r} of a frozen backbone; write frozen = false beside it, or remove it"
+            )
+        return self
 
 
 class WordSettings(Settings):
@@ -258,8 +268,7 @@ class Recipe(Settings):
         kept = self.effective.model_dump(mode="json", include={"backbone", "words", "method", "training", "seed"})
         kept["training"], kept["method"] = _counted_training(kept["training"]), _counted_method(kept["method"])
         kept["training"].pop("checkpoint_every")
-        if kept["backbone"]["grid"] is None:  # as before there was one
-            del kept["backbone"]["grid"]
+        kept["backbone"] = _counted_backbone(kept["backbone"])
         sources = [
             _counted_source(source.model_dump(mode="json", exclude={"role"}))
             for source in self.data.sources
@@ -271,15 +280,17 @@ class Recipe(Settings):
 def _counted(settings: dict[str, Any]) -> dict[str, Any]:
     """All settings but those that came after rows had been published, where they are as before there were any."""
     later = {key for key in ("names", "space", "sessions") if settings[key] is None}
-    evaluation, backbone = dict(settings["evaluation"]), dict(settings["backbone"])
+    evaluation, backbone = dict(settings["evaluation"]), _counted_backbone(settings["backbone"])
     if evaluation["supports"] == "complete":
         del evaluation["supports"]
-    if backbone["grid"] is None:
-        del backbone["grid"]
     kept = {key: value for key, value in settings.items() if key not in later}
     kept["method"] = _counted_method(settings["method"])
     kept["data"] = settings["data"] | {"sources": [_counted_source(each) for each in settings["data"]["sources"]]}
     return kept | {"evaluation": evaluation, "backbone": backbone, "training": _counted_training(settings["training"])}
+
+
+def _counted_backbone(backbone: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in backbone.items() if key not in ("grid", "tuned") or value is not None}
 
 
 def _counted_method(method: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 from torch.optim import Adam
 
-from fewtag.errors import InputError
+from fewtag.errors import InputError, nearest
 from fewtag.research.bench.distributed import (
     Reporter,
     Silent,
@@ -31,6 +31,7 @@ from fewtag.research.bench.recipe import Training
 from fewtag.research.bench.run_folder import Checkpoint, RunFolder, TrainingState, TrainingSummary
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.data.sampling import EpisodeSampler
+from fewtag.research.features.backbone import Backbone, JoinedBackbone
 from fewtag.research.features.rows import MemoryRows, Rows, feature_rows, pixel_rows
 from fewtag.research.methods import METHODS, EndToEnd, Method
 
@@ -231,6 +232,9 @@ def prepare(
             return feature_rows(images, backbone, cache, advance=report.advance)
     else:
         method = EndToEnd(backbone, method)
+        if recipe.backbone.tuned is not None:
+            with collective_refusal():
+                tune_stage(backbone, recipe.backbone.tuned)
         if experiment.compiled:
             backbone.compile()  # in place: weights keep their names
 
@@ -248,6 +252,16 @@ def prepare(
         return Phase(Pool.of(images, on_device(rows, fabric.device), words, fabric.device), sampler)
 
     return method, phase("train"), phase("val") if training.patience else None
+
+
+def tune_stage(backbone: Backbone | JoinedBackbone, stage: str) -> None:
+    """Holds the weights of all other stages of the network; batch-norm statistics move in all of them."""
+    named = [(name.rpartition("network.")[2], parameter) for name, parameter in backbone.named_parameters()]
+    if not any(name.startswith(stage) for name, _ in named):
+        stages = sorted({name.partition(".")[0] for name, _ in named})
+        raise InputError(f"network {backbone.name!r} has no stage {stage!r}; {nearest(stage, stages)}")
+    for name, parameter in named:
+        parameter.requires_grad_(name.startswith(stage))
 
 
 MOST_IN_MEMORY = 2**31

@@ -3,8 +3,8 @@
 A word looks for its label's places by low-rank bilinear pooling; what it finds starts the label's node in a gated graph
 network, whose edges are how often base labels occur together or how similar new labels' words are. A label's classifier
 judges its node's first and last state together; new labels get fresh classifiers, trained on the support. No code of it
-is public: the network follows SSGRL (Chen et al., ICCV 2019), the propagation among classifiers KGTN (Chen R. et al., AAAI
-2020), the same authors' forerunners, and docs/methods.md says what we chose.
+is public: the network follows SSGRL (Chen et al., ICCV 2019), the propagation among classifiers KGTN (Chen R. et al.,
+AAAI 2020), the same authors' forerunners, and docs/methods.md says what we chose.
 """
 
 from copy import deepcopy

@@ -102,7 +102,7 @@ class WordAttention(Method):
         """
         refuse_labels_without_image(support)
         label, image = support.targets.T.nonzero(as_tuple=True)
-        local = support.maps.flatten(2)[image]
+        local = support.maps.flatten(2).index_select(0, image)
         asked = (self.ask(words) @ self.visual.weight)[label]
         scores = torch.einsum("nhc,ncp->nhp", asked, local).float()
         # one softmax over all places of all images of the label
@@ -196,7 +196,7 @@ class ReferenceWordAttention(WordAttention):
     def prototypes(self, support: Support, words: Joint) -> Joint:
         shows = support.targets.T
         label, image = shows.nonzero(as_tuple=True)
-        local = self.local(support.maps)[image]
+        local = self.local(support.maps).index_select(0, image)
         asked = self.ask(self.norm(words))[label]
         attention = self.drop(torch.einsum("nhj,npj->nhp", asked, local).float().softmax(dim=-1))
         gathered = torch.einsum("nhp,npj->nhj", attention.to(local.dtype), local)
