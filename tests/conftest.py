@@ -77,19 +77,21 @@ checkpoint_every = 20
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What a worker takes at once: a file, since its tests share fixtures; but slow tests by themselves, and first."""
+    """What a worker takes at once: a file, since its tests share fixtures; but slow tests by themselves, and first, and
+    quick files last: both workers end at about the same time."""
     if not config.pluginmanager.hasplugin("xdist"):
         return
     files = Counter(item.path for item in items)
+    long = {item.path for item in items for name in ("slow", "processes", "ray") if item.get_closest_marker(name)}
 
     def alone(item: pytest.Item) -> bool:
         fixtures = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
         return bool(item.get_closest_marker("slow")) and all(found[-1].scope != "module" for found in fixtures)
 
-    items.sort(key=lambda item: (not alone(item), not item.get_closest_marker("ray"), -files[item.path]))
+    items.sort(key=lambda item: (not alone(item), item.path not in long, -files[item.path]))
     for item in items:
         if not alone(item):
-            item.add_marker(pytest.mark.xdist_group(item.path.as_posix()))
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 class Outcome(NamedTuple):

@@ -381,6 +381,19 @@ def test_the_address_is_pinned_when_the_server_starts(
     assert source.fetch("/data/upload/1/a-dog.png") == PICTURES["dog.png"]
 
 
+def test_another_address_of_the_name_is_asked_where_the_first_does_not_answer(host: ThreadingHTTPServer) -> None:
+    source = OneHost(url(host), 1_000_000)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.2", 0))  # bound, and not listening: refused
+        source.addresses = ["127.0.0.2", *source.addresses]
+        assert source.fetch("/data/upload/1/a-dog.png") == PICTURES["dog.png"]
+
+
+def test_what_is_no_link_is_refused_in_one_sentence(host: ThreadingHTTPServer) -> None:
+    with pytest.raises(InputError, match="is no link"):
+        OneHost(url(host), 1_000_000).fetch("http://[x/a.png")
+
+
 def test_the_password_is_the_token_and_browsers_are_refused(connected: Running) -> None:
     assert send(connected, "GET", "/label-studio/health", headers=basic(TOKEN)).status == 200
     assert json.loads(send(connected, "GET", "/label-studio/health").body)["status"] == "UP"

@@ -28,6 +28,8 @@ LEARNING: dict[str, tuple[list[Any], Any, str]] = {
     "floats": ([GOOD, GOOD / 2], ["dog", "dog"], "image number 2 is an array of 8 × 8 × 3 float64"),
     "channels first": ([GOOD.transpose(2, 0, 1)], ["dog"], "array of 3 × 8 × 8 uint8; give height × width × 3"),
     "empty array": ([GOOD[:0]], ["dog"], "array of 0 × 8 × 3"),
+    "a number": ([7], ["dog"], "image number 1 is a int; give a path"),
+    "a number as a label": ([GOOD], [[7]], "label of image number 1 is 7, a int"),
 }
 
 
@@ -121,9 +123,6 @@ def test_no_words_for_a_label_is_no_prototype_even_if_it_is_the_only_one(tagger:
     tagger.define("xyzzy", words=False)
     with pytest.raises(InputError, match=r"no label is known yet|neither a word nor an example"):
         tagger.explain(GOOD, "xyzzy")
-
-
-# these are called by themselves: in tests, beartype refuses wrong types at the tagger's door
 
 
 @pytest.mark.parametrize("single", [Path("x.jpg"), Image.new("RGB", (2, 2)), GOOD, GOOD[..., 0], "x.jpg", b"x"])

@@ -20,6 +20,7 @@ from tiny import classifiers_of
 from tiny import same_classifiers as same
 
 from fewtag import InputError, Tagged, Tagger
+from fewtag.core.calibration import EASE
 from fewtag.core.closed_form import attend, mix, score, unit
 from fewtag.core.posterior import Classifiers, Fitted, Pictures, fit_label
 from fewtag.pictures.decode import squash, stack
@@ -70,8 +71,8 @@ def test_predict_names_what_is_over_its_threshold_likeliest_first(
     tagger: Tagger, pets: Examples, queries: list[Any]
 ) -> None:
     tagger.fit(*pets).define("zebra")
-    assert tagger.thresholds_["zebra"] == pytest.approx(0.3)
-    assert 0.3 < tagger.thresholds_["dog"] < 0.4
+    assert tagger.thresholds_["zebra"] == pytest.approx(EASE * 0.3)
+    assert EASE * 0.3 < tagger.thresholds_["dog"] < EASE * 0.4
     tagger.set_priors(dict.fromkeys(tagger.classes_, 0.7))  # so common that several are given
     lengths = set()
     for names, row in zip(tagger.predict(queries), tagger.predict_proba(queries), strict=True):

@@ -117,8 +117,10 @@ def test_a_folder_of_parts_keeps_its_shares_in_its_manifest(cli: Cli, bank: Path
 def test_a_number_stands_for_every_label_without_a_prior_of_its_own(cli: Cli, bank: Path, archive: Path) -> None:
     Tagger.load(bank).set_priors({"cat": 0.4}).save(bank)
     assert cli("tag", bank, archive, "--out", "tags.jsonl", "--scores", "--prior", 0.01).code == 1
-    assert record("tags.jsonl")["shares"] == {"dog": 0.01, "sofa": 0.01}
-    tagger = Tagger.load(bank).set_priors({"dog": 0.01, "sofa": 0.01})
+    shares = record("tags.jsonl")["shares"]
+    assert list(shares) == ["dog", "sofa"]
+    assert shares["dog"] < 0.01, "far more than one in a hundred look like dogs"
+    tagger = Tagger.load(bank).set_priors(shares)
     (expected,) = tagger.tag([archive / "00.png"])
     assert scores("tags.jsonl")["00.png"] == pytest.approx(dict(expected.scores), abs=2e-6)
 
@@ -133,9 +135,13 @@ def test_a_label_with_a_threshold_of_its_own_keeps_the_probabilities_it_was_chos
     assert scores("tags.jsonl")["00.png"]["dog"] == pytest.approx(expected.scores["dog"], abs=2e-6)
 
 
-def test_fewer_pictures_than_a_sample_needs_are_tagged_as_the_bank_has_it(cli: Cli, bank: Path, photos: Path) -> None:
+def test_fewer_pictures_than_a_sample_needs_are_tagged_as_the_bank_or_the_person_has_it(
+    cli: Cli, bank: Path, photos: Path
+) -> None:
     assert cli("tag", bank, photos, "--out", "tags.csv").code == 0
     assert record("tags.csv")["shares"] == {}
+    assert cli("tag", bank, photos, "--out", "said.csv", "--prior", 0.01).code == 0
+    assert record("said.csv")["shares"] == {"cat": 0.01, "dog": 0.01, "sofa": 0.01}
 
 
 @pytest.mark.parametrize("prior", ["0", "1", "2", "-0.5", "nan", "x", ""])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Bank, Cache, DataFolder, Device, SkipBad, check_page, plural, printable
+from fewtag.cli.terminal import AsJson, Bank, Cache, DataFolder, Device, NoCache, SkipBad, check_page, plural, printable
 from fewtag.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -67,15 +67,16 @@ def tag(
         int | None, typer.Option(min=1, help="Pictures finished at a time.", show_default="256; ray: at most 1024")
     ] = None,
     cache: Cache = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")] = False,
+    no_cache: NoCache = False,
     as_json: AsJson = False,
 ) -> None:
     """Tag pictures: a row for each. Run again after a kill, it goes on where it stopped.
 
     Probabilities depend on how common a label is. Where the bank has no prior of its own for it, that is estimated by a
-    sample of 256 pictures, or bank's default where there are fewer than a hundred. Pictures that cannot be read are
-    listed in FILE.failures.csv, and the exit code is 1. A picture that was seen before, wherever it lay and whatever it
-    is called, does not go through the network again.
+    sample of 256 pictures, or the bank's default where there are fewer than a hundred; a share that is given is fitted
+    to the sample, so that probabilities add up to it. Pictures that cannot be read are listed in FILE.failures.csv, and
+    the exit code is 1. A picture that was seen before, wherever it lay and whatever it is called, does not go through
+    the network again.
 
     Example: fewtag tag pets.fewtag photos/ --out tags.csv
 
@@ -208,7 +209,7 @@ def check(
     ] = False,
     skip_bad: SkipBad = False,
     cache: Cache = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")] = False,
+    no_cache: NoCache = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure a bank on labelled pictures of one's own: precision, recall, average precision, and reliability.

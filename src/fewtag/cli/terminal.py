@@ -73,7 +73,7 @@ Cache = Annotated[
     Path | None,
     typer.Option("--cache", metavar="DIR", help="Where features and decoded pictures are kept.", show_default=False),
 ]
-
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")]
 
 HEADLINES = ("macro_ap", "micro_ap", "macro_f1", "micro_f1")
 

@@ -1,6 +1,5 @@
 """Pictures, in whatever form they are handed over: files, stretches of an archive, bytes, PIL images or arrays."""
 
-import hashlib
 import io
 import os
 import stat
@@ -151,9 +150,6 @@ def _looks_like_image(path: Path) -> bool:
 
 Encoded = bytes | bytearray | memoryview | io.BytesIO | BinaryIO
 ImageLike = str | os.PathLike[str] | Encoded | Image.Image | np.ndarray | Picture
-_THUMBNAIL = 336
-_QUALITY = 80
-_ROWS_AT_ONCE = 256
 
 
 def encoded_bytes(image: object, name: str) -> bytes | None:
@@ -216,22 +212,3 @@ def several(images: object) -> Iterable[object]:
     if not isinstance(images, Iterable) or isinstance(images, np.ndarray):  # an array of no dimension
         raise InputError(f"pictures are expected, one or a list of them, found a {type(images).__name__}")
     return images
-
-
-def pixel_digest(picture: Image.Image) -> str:
-    """What an example is known by: its decoded pixels, wherever they came from."""
-    total = hashlib.sha256(f"{picture.mode} {picture.width} {picture.height} ".encode())
-    for top in range(0, picture.height, _ROWS_AT_ONCE):  # some rows at a time: all would be in memory twice more
-        total.update(picture.crop((0, top, picture.width, min(top + _ROWS_AT_ONCE, picture.height))).tobytes())
-    return total.hexdigest()
-
-
-def thumbnail(picture: Image.Image) -> bytes:
-    """A small WebP copy: what a bank needs to move to a newer model, and to show a person. No metadata."""
-    scale = min(1.0, _THUMBNAIL / max(picture.size))
-    width, height = (max(1, round(side * scale)) for side in picture.size)
-    # not `Image.thumbnail`, which needs a copy of the whole picture
-    small = picture.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=2.0) if scale < 1 else picture
-    content = io.BytesIO()
-    small.save(content, "WEBP", quality=_QUALITY, method=4)
-    return content.getvalue()

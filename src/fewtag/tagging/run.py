@@ -124,7 +124,7 @@ def tag(
             missing, workers = output.missing(source, options.shard or LOCAL_SHARD), 1
             ready = time.time()
             if missing:
-                advance = begin(*_task(output, missing))
+                advance = begin(output.task, sum(shard.size for shard in missing))
                 work = Work(b"", scored, options, output.parts, output.shares)
                 with cached_places(tagger.model, options.cache) as space:
                     output.done |= finish_shards(tagger.model, scorer, missing, work, space, advance)
@@ -168,15 +168,10 @@ def _tag_on_ray(
     with open_cluster(ray.address) as nodes:
         share = nodes.share(ray.workers)
         missing = output.missing(source, options.shard or shard_size(len(source), share.workers))
-        ready, finished = finish_on_ray(missing, work, share, begin(*_task(output, missing)))
+        advance = begin(output.task, sum(shard.size for shard in missing))
+        ready, finished = finish_on_ray(missing, work, share, advance)
     output.done |= finished
     return ready, share.workers
-
-
-def _task(output: Output, missing: Sequence[Shard]) -> tuple[str, int]:
-    """What is about to be done, for people, and of how many pictures."""
-    before = sum(counts.tagged + counts.failed for counts in output.done.values())
-    return f"tagging ({before} done before)" if before else "tagging", sum(shard.size for shard in missing)
 
 
 def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Rows:
@@ -204,19 +199,20 @@ def _rows(tagger: Tagger, source: Source, options: Options, shares: Mapping[str,
 def shares_in(
     source: Source, tagger: Tagger, options: Options, begin: Begin = lambda _task, _total: lambda _count: None
 ) -> dict[str, float]:
-    """The share of a source's pictures that show each label without a prior: as asked, or by a sample of them.
+    """The share of a source's pictures that show each label without a prior: by a sample of them.
 
-    The sample is the same each time, whatever tags it and however often; what it takes is in the cache afterwards. A
-    label with a threshold of its own keeps the probabilities that it was chosen by.
+    A number that is given for all labels is fitted to the sample (`match_shares`), if that is large enough. The sample
+    is the same each time, whatever tags it and however often; what it takes is in the cache afterwards. A label with a
+    threshold of its own keeps the probabilities that it was chosen by.
     """
-    if options.prior == "bank" or (options.prior == "estimate" and len(source) < SMALLEST_SAMPLE):
+    if options.prior == "bank":
         return {}
     known = tagger.definitions_
     asked = [label for label in tagger.classes_ if known[label].prior is None and known[label].threshold is None]
-    if options.prior != "estimate":
-        return dict.fromkeys(asked, options.prior)
-    if not asked:
-        return {}
+    said = None if options.prior == "estimate" else options.prior
+    unless_seen = {} if said is None else dict.fromkeys(asked, said)
+    if not asked or len(source) < SMALLEST_SAMPLE:
+        return unless_seen
     shards = source.shards(1 if source.entries else SAMPLE // 8)
     random = np.random.default_rng(0)
     chosen = random.choice(len(shards), min(len(shards), SAMPLE if source.entries else 8), replace=False)
@@ -230,8 +226,8 @@ def shares_in(
 
     with cached_places(tagger.model, options.cache) as space:
         places = encode_stream(tagger.model, items, batch=options.batch, space=space, skip_bad=True)
-        found, count = estimate_priors(tagger.scorer(), counted(places))
-    return {label: round(found[label], 6) for label in asked} if count >= SMALLEST_SAMPLE // 2 else {}
+        found, count = estimate_priors(tagger.scorer(), counted(places), said)
+    return {label: round(found[label], 6) for label in asked} if count >= SMALLEST_SAMPLE // 2 else unless_seen
 
 
 @dataclass(frozen=True)

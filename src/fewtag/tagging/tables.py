@@ -177,15 +177,15 @@ class Output:
     """Where the rows of a run go: a table that parts are joined to, or a folder of parts that is the table.
 
     `begun` is the manifest of an earlier run of the same command, if there was one; `done` are the finished shards, and
-    that run finished `finished_before` of them. `shares` of the labels are set before the first row, and are those of
-    the manifest from then on.
+    that run finished `finished_before` of them, which `task` says to people. `shares` of the labels are set before the
+    first row, and are those of the manifest from then on.
     """
 
     def __init__(self, out: str, table: Path | None, about: dict[str, Any], shard: int | None) -> None:
         self._out, self._table, self._about = out, table, about
         self.parts = Parts(absolute(out), "parquet") if table is None else Parts(f"{absolute(out)}.parts", "jsonl")
         self.done: dict[int, Counts] = {}
-        self.finished_before = 0
+        self.finished_before, self.task = 0, "tagging"
         self.begun = self.parts.begun(about, shard)
         self.shares: dict[str, float] = {} if self.begun is None else dict(self.begun.get("shares", {}))
 
@@ -201,6 +201,8 @@ class Output:
         shards = source.shards(int(self.begun["shard"]))
         self.done = self.parts.finished(shards)
         self.finished_before = len(self.done)
+        if before := sum(counts.tagged + counts.failed for counts in self.done.values()):
+            self.task = f"tagging ({before} done before)"
         return [shard for shard in shards if shard.number not in self.done]
 
     def finish(self, labels: Labels) -> None:

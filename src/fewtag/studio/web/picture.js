@@ -102,8 +102,8 @@ export function Picture() {
         ${here && here.because.length > 0 && html`<h2>“${here.label}” because of</h2>
           <ul class="strip">${here.because.map((each) => html`<li key=${each.digest}><a href=${store.address("picture", each.digest, { label: here.label })}>
             <img src=${api.thumbnail(each.digest)} alt=${`Example that speaks for ${here.label}`} /></a><span class="weight">${percent(each.weight)}</span></li>`)}</ul>`}
-        ${shown.stack.length > 1 && html`<h2>${plural(shown.stack.length)} of one moment</h2>
-          <ul class="strip">${shown.stack.map((each) => html`<li key=${each}><a href=${store.address("picture", each)} aria-current=${each === digest ? "true" : "false"}>
+        ${shown.stack.length > 0 && html`<h2>${plural(shown.stack.length + 1)} of one moment</h2>
+          <ul class="strip">${[digest, ...shown.stack].map((each) => html`<li key=${each}><a href=${store.address("picture", each)} aria-current=${each === digest ? "true" : "false"}>
             <img src=${api.thumbnail(each)} alt=${each === digest ? "This picture" : "Another picture of the moment"} /></a></li>`)}</ul>`}
         <h2>Would be written</h2>
         <p class="written">${shown.would_write.length ? shown.would_write.map((each) => html`<span class="chip" key=${each}>${each}</span>`) : html`<span class="dim">nothing</span>`}</p>
