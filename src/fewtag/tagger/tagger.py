@@ -162,8 +162,9 @@ class Tagger:
     ) -> "Tagger":
         """Forget a label, or one example of it: by its picture, by its file's name or by its number in `examples_`.
 
-        A picture that was said not to show the label becomes unknown again in the same way. A label that was never
-        defined goes with the last picture that something is said of it by.
+        A picture that was said not to show the label, or to show nothing but others, becomes unknown again in the same
+        way; one that nothing else is said of leaves the bank with its copy. A label that was never defined goes with
+        the last picture that something is said of it by.
         """
         with self._lock:
             name = self._bank.find(label)
@@ -499,7 +500,10 @@ class Tagger:
         self, name: str, image: ImageLike | ReadExample | None, example: str | int | None
     ) -> list[str] | None:
         """The keys of the examples of a label that a person means; None for all of it."""
-        keys, refused = self._bank.members[name], self._bank.refused[name]
+        keys, known = self._bank.members[name], self._bank.examples
+        refused = [
+            key for key, each in known.items() if name in each.said.absent or (each.said.complete and key not in keys)
+        ]
         if image is not None and example is not None:
             raise InputError("an example is named twice; give its picture, or its name or number")
         if image is not None:
@@ -510,7 +514,7 @@ class Tagger:
             raise InputError(f"image {shown} is no example of label {name!r}, which has {len(keys)}")
         if example is None:
             return None
-        names = [self._bank.examples[key].name for key in (*keys, *refused)]
+        names = [known[key].name for key in (*keys, *refused)]
         if isinstance(example, int) or (str(example).isdigit() and str(example) not in names):
             number = int(example)
             if not 1 <= number <= len(keys):
