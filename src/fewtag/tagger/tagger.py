@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
@@ -44,8 +45,8 @@ Change = Callable[[Bank], Bank]
 class Tagger:
     """Learns labels from a picture or a word each, and tags pictures with them.
 
-    `model` is "default", "coco52" (fitted on 52 labels of COCO alone, for honest tests) or the path of a model;
-    `words` is a file of word vectors to use instead of the shipped table; `device` is "auto", "cpu" or "cuda".
+    `model` is "default", "accurate" (larger pictures, slower), "coco52" (fitted on 52 labels of COCO alone, for honest
+    tests) or the path of a model; `words` is a file of word vectors to use instead of the shipped table; `device` is "auto", "cpu" or "cuda".
     With `keep_pictures=False` a saved bank holds no small copies of its examples: it cannot show them, nor move to a
     newer model. It begins with what a `bank` of the same model knows. The network is loaded at its first use. One
     thread may teach a tagger while others ask it.
@@ -391,7 +392,7 @@ class Tagger:
         if same:
             tagger._bank = bank
         elif upgrade:
-            tagger._bank = tagger._moved(bank, path)
+            tagger._bank = tagger._moved(bank, path, facts)
         else:
             raise InputError(
                 f"bank {path} was made with another model {facts['name']!r} (words {facts['words']!r}, fewtag "
@@ -420,18 +421,29 @@ class Tagger:
             tagger._saved = target.resolve(), ""
         return tagger
 
-    def _moved(self, old: Bank, path: str | os.PathLike[str]) -> Bank:
+    def _moved(self, old: Bank, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> Bank:
         """A bank of another model, learnt again from the small copies that it keeps."""
         if lacking := sum(not example.picture for example in old.examples.values()):
             raise InputError(
                 f"bank {path} keeps no copies of {lacking} of its {len(old.examples)} examples, so it cannot move "
                 "to another model; learn those pictures again into a new bank"
             )
+        same_words = (
+            not self.model.facts["own_words"] and not facts["own_words"] and facts["words"] == self.model.words_name
+        )
         definitions = {}
         for label, each in old.definitions.items():
-            if each.kind == "like":
+            if same_words and each.kind != "name" and each.vector is not None:
+                meaning = replace(each, guide=self.model.word_prototypes(each.vector[None])[0])
+            elif each.kind == "like":
                 meaning = define(label, self.model, {}, like=each.words, vector=None, words=True)
-            else:  # a vector of one's own means nothing among other words
+            else:
+                if each.kind == "vector":
+                    warnings.warn(
+                        f"label {label!r} had a vector of its own, which means nothing among the words "
+                        f"{self.model.words_name!r}: its name stands for it now; define it again",
+                        stacklevel=3,
+                    )
                 meaning = Definition("none") if each.kind == "none" else by_name_or_none(label, self.model)
             definitions[label] = replace(meaning, explicit=each.explicit, threshold=each.threshold, prior=each.prior)
         examples = encode_again(self.model, old.examples)
