@@ -46,10 +46,10 @@ class Tagger:
     """Learns labels from a picture or a word each, and tags pictures with them.
 
     `model` is "default", "accurate" (larger pictures, slower), "coco52" (fitted on 52 labels of COCO alone, for honest
-    tests) or the path of a model; `words` is a file of word vectors to use instead of the shipped table; `device` is "auto", "cpu" or "cuda".
-    With `keep_pictures=False` a saved bank holds no small copies of its examples: it cannot show them, nor move to a
-    newer model. It begins with what a `bank` of the same model knows. The network is loaded at its first use. One
-    thread may teach a tagger while others ask it.
+    tests) or the path of a model; `words` is a file of word vectors to use instead of the shipped table; `device` is
+    "auto", "cpu" or "cuda". With `keep_pictures=False` a saved bank holds no small copies of its examples: it cannot
+    show them, nor move to a newer model. It begins with what a `bank` of the same model knows. The network is loaded at
+    its first use. One thread may teach a tagger while others ask it.
 
     >>> from PIL import Image
     >>> red, blue = Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "blue")
