@@ -302,6 +302,21 @@ def test_our_own_table_is_replaced_and_any_other_is_not_without_force(cli: Cli, 
     assert Path("mine.csv").read_text() == "somebody's own"
 
 
+def test_a_table_of_another_folder_is_not_replaced_without_force(cli: Cli, bank: Path, photos: Path) -> None:
+    assert cli("tag", bank, photos, "--out", "tags.csv").code == 0
+    written = Path("tags.csv").read_bytes()
+    said = cli("tag", bank, "examples", "--out", "tags.csv")
+    assert (said.code, f"--out tags.csv is the table of another run, of {photos}; name another" in said.err) == (
+        2,
+        True,
+    )
+    assert Path("tags.csv").read_bytes() == written
+    assert cli("define", bank, "moon").code == 0
+    assert cli("tag", bank, photos, "--out", "tags.csv").code == 0, "the same folder, after teaching"
+    assert cli("tag", bank, "examples", "--out", "tags.csv", "--force").code == 0
+    assert Path("tags.csv").read_bytes() != written
+
+
 def test_an_interrupted_run_says_that_the_same_command_goes_on(
     cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
