@@ -75,8 +75,9 @@ def learn(
     """Learn labels from example pictures, into a new or an existing bank; what is known already stays.
 
     In a table several labels of a picture are joined by ";", and paths are relative to the table. "!cat" among them,
-    or a column `absent`, says what a picture does not show; what is neither named nor absent is unknown. A table that
-    `fewtag tag` wrote and a person mended is learnt as it is. The bank keeps a small copy of each example, so that it
+    or a column `absent`, says what a picture does not show; what is neither named nor absent is unknown. Labels that
+    are given in several runs add up, with --complete too, which says so. A table that `fewtag tag` wrote and a person
+    mended is learnt as it is. The bank keeps a small copy of each example, so that it
     can show them and move to a newer model: share it like the pictures.
 
     Example: fewtag learn pets.fewtag examples.csv

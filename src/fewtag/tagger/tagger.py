@@ -17,7 +17,7 @@ from fewtag.errors import InputError, nearest
 from fewtag.files import digest, locked
 from fewtag.pictures.decode import squash
 from fewtag.pictures.files import ImageLike, open_image, pixel_digest, several
-from fewtag.tagger.bank import Bank, Definition, Told, by_name_or_none, define, label_name, told_of
+from fewtag.tagger.bank import Bank, Definition, Example, Told, by_name_or_none, define, label_name, told_of
 from fewtag.tagger.bank_file import read_bank, read_header, write_bank
 from fewtag.tagger.explain import Heat, heat_map
 from fewtag.tagger.model import Model, load_model
@@ -126,7 +126,8 @@ class Tagger:
     ) -> "Tagger":
         """Learn these examples too, as `fit` does; a picture known already gains what is said now.
 
-        Order does not matter, but of one picture and one label the latest word counts.
+        Order does not matter, but of one picture and one label the latest word counts. A complete picture keeps labels
+        said earlier that it does not name now: a warning tells of them.
 
         >>> from PIL import Image
         >>> red, pink = Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "pink")
@@ -465,6 +466,8 @@ class Tagger:
         before = self._bank
         refused = self._absent_known(before, told, names, afresh=afresh)
         learnt = encode_examples(self.model, pictures, told, before.examples, self.keep_pictures, on_error, progress)
+        if not afresh:
+            _warn_of_contradictions(before, learnt)
         with self._lock:
             kept = {label for label, each in self._bank.definitions.items() if each.explicit or not afresh}
             # known ones too: another process may have forgotten them when this is saved
@@ -546,6 +549,22 @@ class Tagger:
         if threshold is not None and not 0 <= threshold <= 1:
             raise InputError(f"the threshold is {threshold}; give one from 0 to 1, or None for each label's own")
         return Scorer(bank or self._bank, self.model, threshold, shares)
+
+
+def _warn_of_contradictions(bank: Bank, learnt: Mapping[str, Example]) -> None:
+    """Labels add up, so that one complete table a label does not eat the others: what that leaves standing is told."""
+    left = [
+        (known.name or "a picture", label)
+        for key, each in learnt.items()
+        if each.said.complete and (known := bank.examples.get(key))
+        for label in sorted(known.said.labels - each.said.labels - each.said.absent)
+    ]
+    if left:
+        warnings.warn(
+            f"labels add up: {len(left)} said earlier of pictures that are complete now and do not name them stay, such"
+            f" as {left[0][1]!r} of {left[0][0]}; to take one back, forget it of that picture, or say it is absent",
+            stacklevel=4,
+        )
 
 
 def _state(header: Mapping[str, Any]) -> str:
