@@ -321,7 +321,22 @@ def test_our_own_table_is_replaced_and_any_other_is_not_without_force(cli: Cli, 
     assert Path("mine.csv").read_text() == "somebody's own"
 
 
-def test_an_interrupted_run_says_that_the_same_command_goes_on(
+def test_a_table_of_another_folder_is_not_replaced_without_force(cli: Cli, bank: Path, photos: Path) -> None:
+    assert cli("tag", bank, photos, "--out", "tags.csv").code == 0
+    written = Path("tags.csv").read_bytes()
+    said = cli("tag", bank, "examples", "--out", "tags.csv")
+    assert (said.code, f"--out tags.csv is the table of another run, of {photos}; name another" in said.err) == (
+        2,
+        True,
+    )
+    assert Path("tags.csv").read_bytes() == written
+    assert cli("define", bank, "moon").code == 0
+    assert cli("tag", bank, photos, "--out", "tags.csv").code == 0, "the same folder, after teaching"
+    assert cli("tag", bank, "examples", "--out", "tags.csv", "--force").code == 0
+    assert Path("tags.csv").read_bytes() != written
+
+
+def test_an_interrupted_run_says_that_the_same_command_goes_on_where_it_does(
     cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
@@ -330,3 +345,11 @@ def test_an_interrupted_run_says_that_the_same_command_goes_on(
     monkeypatch.setattr("fewtag.tagging.run.finish_shards", interrupt)
     said = cli("tag", bank, photos, "--out", "tags.csv")
     assert (said.code, "run the same command again, and it goes on from here" in said.err) == (130, True)
+    monkeypatch.setattr("fewtag.tagger.tagger.encode_examples", interrupt)
+    monkeypatch.setattr("fewtag.tagging.check.tag_stream", interrupt)
+    monkeypatch.setattr("fewtag.tagging.run.tag_stream", interrupt)
+    for command in (("learn", bank, "examples"), ("check", bank, "examples"), ("tag", bank, photos)):
+        before = bank.read_bytes()
+        said = cli(*command)
+        assert (said.code, said.err.splitlines()[-1]) == (130, "fewtag: stopped; nothing was changed")
+        assert bank.read_bytes() == before

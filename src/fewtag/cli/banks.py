@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 DOUBTFUL = 0.2
 """The probability of a name being right below which a person is told."""
+SETS = (".json", ".jsonl")
+"""Endings of data sets that say themselves what their pictures show."""
 
 
 def learn(
@@ -75,8 +77,9 @@ def learn(
     """Learn labels from example pictures, into a new or an existing bank; what is known already stays.
 
     In a table several labels of a picture are joined by ";", and paths are relative to the table. "!cat" among them,
-    or a column `absent`, says what a picture does not show; what is neither named nor absent is unknown. A table that
-    `fewtag tag` wrote and a person mended is learnt as it is. The bank keeps a small copy of each example, so that it
+    or a column `absent`, says what a picture does not show; what is neither named nor absent is unknown. Labels that
+    are given in several runs add up, with --complete too, which says so. A table that `fewtag tag` wrote and a person
+    mended is learnt as it is. The bank keeps a small copy of each example, so that it
     can show them and move to a newer model: share it like the pictures.
 
     Example: fewtag learn pets.fewtag examples.csv
@@ -92,16 +95,21 @@ def learn(
     """
     from fewtag.cli.terminal import Bars, show
     from fewtag.tagger.tagger import Tagger
-    from fewtag.tagging.examples import read_examples
+    from fewtag.tagging.examples import TABLES, read_examples
 
+    has_table = any(each.name.lower().endswith((*TABLES, *SETS)) for each in examples)
     chosen = {"--only": only, "--at-most": at_most, "--dry-run": dry_run, "--yes": yes}
     if not from_tags and (given := [name for name, value in chosen.items() if value]):
         raise InputError(f"{given[0]} goes with --from-tags; add that, or leave it out")
-    if examples and all(each.suffix.lower() in {".json", ".jsonl"} for each in examples) and not from_tags:
+    if examples and all(each.suffix.lower() in SETS for each in examples) and not from_tags:
+        if label or absent:
+            raise InputError("a data set in JSON says itself what its pictures show; leave out --label and --absent")
         from fewtag.interop.datasets import read_set
 
         shown = [example for each in examples for example in read_set(each, root)]
     elif not from_tags:
+        if root is not None and (label or absent or not has_table):
+            raise InputError("--root is for a table's paths, and none is learnt now; leave it out")
         shown = read_examples(examples, label or (), root, absent=absent or (), complete=complete)
     tagger = Tagger.open(bank, model=model, words=words, keep_pictures=not no_pictures)
     if from_tags:
@@ -122,7 +130,8 @@ def learn(
     skipped: list[InputError] = []
 
     def refuse(error: InputError) -> None:
-        raise InputError(f"{error} (--skip-bad leaves out what cannot be read)") from error
+        moved = "--root names the folder of a table's pictures; " if has_table and root is None else ""
+        raise InputError(f"{error} ({moved}--skip-bad leaves out what cannot be read)") from error
 
     with Bars() as bars:
         bars.start("learning", len(shown))

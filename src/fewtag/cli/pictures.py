@@ -4,6 +4,7 @@ import itertools
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -201,6 +202,14 @@ def check(
     root: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")
     ] = None,
+    prior: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE",
+            help="How common a label is, as for `fewtag tag`: a share, estimate, or bank.",
+            show_default="estimate; bank with --set-…",
+        ),
+    ] = None,
     set_thresholds: Annotated[
         bool, typer.Option("--set-thresholds", help="Keep, in the bank, the threshold with the best F1 for each label.")
     ] = False,
@@ -215,37 +224,45 @@ def check(
     """Measure a bank on labelled pictures of one's own: precision, recall, average precision, and reliability.
 
     A picture counts as not showing whatever label it does not name. Take pictures that the bank was not taught with,
-    and for --set-priors ones that were drawn by chance.
+    and for --set-priors ones that were drawn by chance. What is measured is what `fewtag tag` does: from a hundred
+    pictures on, it estimates how common each label is. Thresholds and priors to keep are for the bank's own.
 
     Example: fewtag check pets.fewtag truth.csv
     """
     from fewtag.cli.banks import open_bank
     from fewtag.cli.terminal import Bars, show
     from fewtag.files import user_cache_folder
-    from fewtag.tagging.check import check_bank
+    from fewtag.tagging.check import check_bank, shares_of
     from fewtag.tagging.examples import read_examples
+    from fewtag.tagging.run import Options
 
+    setting = set_thresholds or set_priors
+    if setting and prior not in {None, "bank"}:
+        raise InputError(f"--prior {prior} is for measuring; what is kept is for the bank's own: leave it out")
+    asked = read_prior(prior or ("bank" if setting else "estimate"))
     shown = read_examples([truth], root=root, complete=True)
     tagger = open_bank(bank)
     with Bars() as bars:
-        bars.start("checking", len(shown))
         kept = None if no_cache else cache or user_cache_folder()
-        found = check_bank(tagger, shown, cache=kept, skip_bad=skip_bad, progress=bars.advance)
+        shares = shares_of(shown, tagger, Options(prior=asked, cache=None if kept is None else str(kept)), bars.begin)
+        measure = partial(check_bank, tagger, shown, cache=kept, skip_bad=skip_bad, progress=bars.advance)
+        bars.start("checking", len(shown))
+        found = measure(prior=asked, shares=shares)
         if set_priors:
             tagger.set_priors(found.priors)
         if set_priors and set_thresholds:  # thresholds are for the probabilities that the new priors make
             bars.start("checking again with these priors", len(shown))
-            found = check_bank(tagger, shown, cache=kept, skip_bad=skip_bad, progress=bars.advance)
+            found = measure()
     if set_thresholds:
         tagger.set_thresholds(found.best_thresholds)
-    if set_thresholds or set_priors:
+    if setting:
         tagger.save(bank)
     if as_json:
         print(json.dumps(found.as_dict(), indent=2, allow_nan=False))
         return
     show(found.table(), as_json=False, title=f"{plural(found.pictures, 'picture')}, {bank}")
     for line in found.sentences():
-        typer.echo(line)
+        typer.echo(printable(line))
 
 
 def explain(

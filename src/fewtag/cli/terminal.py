@@ -28,7 +28,9 @@ Bank = Annotated[Path, typer.Argument(metavar="BANK", help="The file of learnt l
 Label = Annotated[str, typer.Argument(metavar="LABEL", help="A label's name.")]
 ModelName = Annotated[
     str | None,
-    typer.Option("--model", help="For a new bank: default, coco52 or the path of a model.", show_default=False),
+    typer.Option(
+        "--model", help="For a new bank: default, accurate, coco52 or the path of a model.", show_default=False
+    ),
 ]
 WordSource = Annotated[
     str | None, typer.Option("--words", metavar="FILE", help="Word vectors of your own: GloVe, fastText, word2vec.")

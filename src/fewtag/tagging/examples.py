@@ -102,8 +102,8 @@ def _pictures(source: Path) -> list[Picture]:
 def read_table(path: Path, root: Path | None = None, *, complete: bool = False) -> list[Shown]:
     """A CSV or TSV with the columns image, labels and, if need be, absent; one that `tag` wrote, too, with its tags.
 
-    Paths are relative to `root`, or else to the folder that was tagged, or else to the table. Of a picture without
-    labels nothing is known, and it is left out, unless the table is `complete`.
+    Paths are relative to `root`, or else to the folder that was tagged (several: where `tag` was run), or else to the
+    table. Of a picture without labels nothing is known, and it is left out, unless the table is `complete`.
     """
     place = root or tagged_folder(path) or path.parent
     lines: dict[str, int] = {}
@@ -146,13 +146,15 @@ def _names(path: Path, line: int, cell: str) -> list[str]:
 
 
 def tagged_folder(table: Path) -> Path | None:
-    """Of a table that `tag` wrote, the folder that it was given."""
+    """Of a table that `tag` wrote, the folder that its pictures' names are relative to; None where it is gone."""
     try:
-        sources = json.loads(record_of(table).read_text(encoding="utf-8"))["source"]
+        record = json.loads(record_of(table).read_text(encoding="utf-8"))
+        sources = record["source"]
+        given = str(sources[0] if len(sources) == 1 else record["cwd"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    alone = Path(sources[0]) if isinstance(sources, list) and len(sources) == 1 else None
-    return None if alone is None or is_url(str(sources[0])) else alone if alone.is_dir() else alone.parent
+    where = Path(given)
+    return None if is_url(given) else where if where.is_dir() else where.parent if where.is_file() else None
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, str, str, str]]:

@@ -217,9 +217,9 @@ class Output:
         def note(part: Path) -> None:
             # before it takes its place, and with the one that is there: a kill in between makes neither a stranger's
             ours = [_sum(path) for path in (part, out) if path.exists()]
-            write_atomically(
-                record_of(out), json.dumps({**self._about, "shares": self.shares, "tables": ours}, indent=2).encode()
-            )
+            # names of several sources' pictures are relative to where the command was run
+            facts = {**self._about, "cwd": str(Path.cwd()), "shares": self.shares, "tables": ours}
+            write_atomically(record_of(out), json.dumps(facts, indent=2).encode())
 
         write_table(out, (row for row in self.parts.rows(numbers) if not row.failure), labels, note)
         self.parts.remove()
@@ -241,7 +241,7 @@ def open_output(
         import_pyarrow(f"--out {out}, a folder of Parquet parts,")
     with nullcontext() if here is None else locked(here, seconds=0.5):
         if table is not None and not force:
-            _refuse_other_table(table)
+            _refuse_other_table(table, about)
         yield Output(out if table is None else str(table), table, about, shard)
 
 
@@ -267,16 +267,19 @@ def record_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.run.json")
 
 
-def _refuse_other_table(out: Path) -> None:
-    """A table that somebody mended, or that no run of ours wrote, is not replaced without a word."""
+def _refuse_other_table(out: Path, about: Mapping[str, Any]) -> None:
+    """A table of other pictures, that somebody mended, or that no run of ours wrote, is not replaced without a word."""
     if not out.exists():
         return
     try:
-        ours = json.loads(record_of(out).read_text(encoding="utf-8"))["tables"]
+        record = json.loads(record_of(out).read_text(encoding="utf-8"))
+        ours, source = record["tables"], record["source"]
     except (OSError, ValueError, LookupError, TypeError):
-        ours = []
+        ours, source = [], None
     if not isinstance(ours, list) or _sum(out) not in ours:
         raise InputError(f"--out {out} exists and is not what fewtag wrote there; name another, or give --force")
+    if source != about["source"]:
+        raise InputError(f"--out {out} is the table of another run, of {_shown(source)}; name another, or give --force")
 
 
 def _write_failures(where: str, failed: Sequence[Tagged]) -> None:
