@@ -91,13 +91,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="these sections alone")
     arguments = parser.parse_args()
     options = " --pictures FOLDER" * bool(arguments.pictures) + " --quick" * arguments.quick
+    loads = [os.getloadavg()[0]]
     about = {
         "command": f"python benchmarks/speed.py{options}",
         "commit": commit(),
         "former": FORMER,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),
-        "load": [os.getloadavg()[0]],
+        "load": loads,
     }
     found, since = [], time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
@@ -109,7 +110,7 @@ def main() -> None:
                 f"{time.perf_counter() - since:6.0f} s  {figure.what}: {_number(figure.value)} {figure.unit}",
                 flush=True,
             )
-    about["load"].append(os.getloadavg()[0])
+    loads.append(os.getloadavg()[0])
     facts = about | {"figures": [figure.as_dict() for figure in found]}
     write_atomically(arguments.out.with_suffix(".json"), json.dumps(facts, indent=1, ensure_ascii=False).encode())
     written = page(about, found)
