@@ -14,6 +14,7 @@ from fewtag import InputError, Tagger
 from fewtag.cache import content_digest
 from fewtag.client import ApiError, Client
 from fewtag.server.security import Settings
+from fewtag.server.uploads import Decoders
 
 
 def test_rows_are_those_of_the_tagger_in_the_order_sent(running: Running, pets: Path) -> None:
@@ -237,7 +238,7 @@ def test_what_was_refused_may_be_tried_again_with_the_same_key(running: Running)
 
 
 def test_the_cache_spares_the_network_a_picture_it_has_seen(pets: Path, tmp_path: Path) -> None:
-    with serving_bank(pets, cache=tmp_path / "cache") as running:
+    with serving_bank(pets, cache=tmp_path / "cache", decoders=Decoders(1)) as running:
         first = running.client.tag([picture(1, "dog")])
         running.served.decoders.close()  # nobody is left who could decode it
         assert running.client.tag([picture(1, "dog")]) == first

@@ -21,7 +21,7 @@ from fewtag import InputError, Tagger
 from fewtag.server.label_studio import Item, controls
 from fewtag.server.one_host import KEY_VARIABLE, OneHost
 from fewtag.server.security import Settings
-from fewtag.server.uploads import TOKEN_VARIABLE
+from fewtag.server.uploads import TOKEN_VARIABLE, Decoders
 from fewtag.studio.studio import Studio
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -330,11 +330,14 @@ def test_links_of_label_studio_are_fetched_with_the_key_of_the_environment(
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="a process's variables cannot be read here")
-def test_decoders_do_not_get_the_keys(connected: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoders_do_not_get_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "the token of the environment")
-    predict(connected, data_url(1, "dog"))
-    (worker,) = connected.served.decoders.workers
+    monkeypatch.setenv("LABEL_STUDIO_API_KEY", KEY)
+    decoders = Decoders(1)
+    decoders.submit(picture(1, "dog"), "a.png", (32,)).result()
+    (worker,) = decoders.workers
     variables = Path(f"/proc/{worker}/environ").read_bytes()
+    decoders.close()
     assert b"PYTHONPATH=" in variables
     assert KEY.encode() not in variables
     assert b"the token" not in variables

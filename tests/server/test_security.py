@@ -448,9 +448,10 @@ def test_a_picture_of_more_than_100_megapixels_is_refused_by_its_header(server: 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows stops no process by a signal")
 def test_a_decoder_that_hangs_and_dies_takes_its_picture_with_it_and_nothing_else(pets: Path) -> None:
-    with serving_bank(pets, decoders=Decoders(1, seconds=3.0)) as running:
+    with serving_bank(pets, decoders=Decoders(1)) as running:
         running.client.tag([picture(1, "dog")])  # so that the worker is there
         (worker,) = running.served.decoders.workers
+        running.served.decoders._idle[0].seconds = 0.5  # its followers have all the time they need to start
         os.kill(worker, signal.SIGSTOP)
         hung, good = running.client.tag([picture(2, "cat"), picture(1, "dog")])
         assert "its decoder died" in hung.failure

@@ -85,6 +85,20 @@ class Picture:
         return squash_bytes(self.read(), str(self), size)
 
 
+def archived(path: Path) -> Iterator[tuple[str, int, int]]:
+    """The files of a tar archive as stretches of it, to be read later by a plain seek: name, first byte and size."""
+    import tarfile
+
+    try:
+        # "r:" refuses compressed archives, in which a seek would land nowhere
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                if member.isreg() and not member.issparse():
+                    yield member.name.removeprefix("./"), member.offset_data, member.size
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise InputError(f"cannot read {path} as an uncompressed tar archive ({error}); pack it again") from error
+
+
 @dataclass(frozen=True)
 class Found:
     """A file of a folder that is a picture, or would be one if it could be read: then `problem` says why not."""

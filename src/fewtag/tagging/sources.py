@@ -2,7 +2,6 @@
 
 import io
 import json
-import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -13,7 +12,15 @@ from urllib.request import url2pathname
 
 from fewtag.errors import InputError
 from fewtag.files import digest, read_json
-from fewtag.pictures.files import IMAGE_ENDINGS, OTHERS_FOLDERS, UNREADABLE_ENDINGS, Picture, is_image_name, walk
+from fewtag.pictures.files import (
+    IMAGE_ENDINGS,
+    OTHERS_FOLDERS,
+    UNREADABLE_ENDINGS,
+    Picture,
+    archived,
+    is_image_name,
+    walk,
+)
 from fewtag.tagger.stream import Item
 
 if TYPE_CHECKING:
@@ -266,19 +273,12 @@ def _detections(path: Path) -> Iterator[Entry]:
 
 
 def _archive(path: Path, prefix: str) -> Iterator[Entry]:
-    """The pictures of a tar archive as stretches of its file, to be read later by a plain seek."""
+    """The pictures of a tar archive."""
     above = f"{PurePosixPath(path).as_posix()}:" if prefix else ""
     stamp, location = _stamp(path), str(path.absolute())
-    try:
-        # "r:" refuses compressed archives, in which a seek would land nowhere
-        with tarfile.open(path, "r:") as archive:
-            for member in archive:
-                name = member.name.removeprefix("./")
-                problem = _judge(name) if member.isreg() and not member.issparse() else None
-                if problem is not None:
-                    yield Entry(f"{above}{name}", location, stamp, member.offset_data, member.size, problem)
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise InputError(f"cannot read {path} as an uncompressed tar archive ({error}); pack it again") from error
+    for name, offset, size in archived(path):
+        if (problem := _judge(name)) is not None:
+            yield Entry(f"{above}{name}", location, stamp, offset, size, problem)
 
 
 def _remote(source: str) -> Source:
