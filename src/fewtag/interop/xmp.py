@@ -34,7 +34,10 @@ EMPTY = (
     '<?xpacket end="w"?>\n'
 ).encode()
 """A packet that says nothing."""
-_FILE = "file"
+_BODY = EMPTY.partition(b"\n")[2]
+# digiKam leaves a packet's first line alone, and nothing after it, beside a picture of which it has nothing to say
+_BLANK = re.compile(rb"(?:\xef\xbb\xbf)?(?:\s|<\?(?:(?!\?>).)*\?>)*", re.DOTALL)
+_FILE, _START = "file", "start"
 # branches that programs keep for themselves among the keywords
 _INTERNAL = frozenset({"darktable", "_digikam_internal_tags_"})
 
@@ -54,7 +57,7 @@ class Ledger:
     refused: tuple[str, ...] = ()
     """Labels that were written once and that a person took away: they are not written again."""
     was: Pairs = ()
-    """How a field without items was spelt; ("file", "") where there was no packet."""
+    """How a field without items was spelt; ("file", "") where there was no packet, ("start", "") where only a start."""
 
 
 class Packet:
@@ -64,11 +67,13 @@ class Packet:
         if len(data) > MOST_BYTES:
             raise InputError(f"{name} is larger than {MOST_BYTES // 10**6} MB; that is no XMP, so take it away")
         self.data, self.name = data, name
+        self._blank = _BLANK.fullmatch(data) is not None
+        self._whole = data + _BODY if self._blank else data
         try:
-            root, self._encoding = parse(data)
+            self._root, self._encoding = parse(self._whole)
         except InputError as error:
             raise InputError(f"{name} {error}; mend it or take it away") from error
-        inside = next((each for each in (root, *root.children) if each.name == (RDF, "RDF")), None)
+        inside = next((each for each in (self._root, *self._root.children) if each.name == (RDF, "RDF")), None)
         if inside is None:
             raise InputError(f"{name} is XML, but no XMP: it has no rdf:RDF; mend it or take it away")
         self._rdf = inside
@@ -176,8 +181,8 @@ class Packet:
             gone |= {each for each in about.children if each.name[0] == OWN}
             if about.children and gone.issuperset(about.children) and not set(about.attributes) - {(RDF, "about")}:
                 gone.add(about)
-        if (_FILE, "") in ledger.was and gone.issuperset(self._rdf.children):
-            return None
+        if gone.issuperset(self._rdf.children) and {_FILE, _START} & set(was):
+            return None if _FILE in was else self.data[: self._root.start]
         outermost = gone - {each for about in gone for each in about.children}
         changes += [(before(self.data, each.start), each.end, b"") for each in outermost]
         return spliced(self.data, changes)
@@ -197,6 +202,7 @@ class Packet:
             raise InputError(f"{self.name} has an empty rdf:RDF; take the file away, and a new one is made")
         changes, made = Changes(), dict[str, list[str]]()
         added, seeded, was = list[tuple[str, str]](), list[tuple[str, str]](), [(_FILE, "")] if new else []
+        was += [(_START, "")] if self._blank else []
         for name in FIELDS if labels else ():
             wanted = [item for path, skip in labels.items() for its, item in _forms(path, skip) if its == name]
             found = self._field(name)
@@ -216,7 +222,7 @@ class Packet:
         newline = margin if "\n" in margin else "\n  "
         place = last.end if last else self._rdf.head
         changes.append((place, place, (newline + self._block(made, ledger, newline)).encode()))
-        return spliced(self.data, changes)
+        return spliced(self._whole, changes)
 
     def _margin(self, element: Element) -> str:
         return self.data[before(self.data, element.start) : element.start].decode("ascii")
