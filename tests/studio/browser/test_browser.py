@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.processes,
 ]
 COUNT = 36
-expect.set_options(timeout=15_000)
+expect.set_options(timeout=60_000)
 TOKEN = "a-token-of-the-tests-with-43-characters-abc"
 
 
@@ -92,7 +92,7 @@ def open_page(browser: Browser, **options: Any) -> Iterator[Page]:
     """A page that must neither throw nor break its own policy."""
     wrong: list[str] = []
     context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce", **options)
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(60_000)
     page = context.new_page()
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda said: wrong.append(said.text) if "Security Policy" in said.text else None)
