@@ -250,7 +250,7 @@ def test_a_truthful_person_in_the_default_order_makes_it_better(studio: Studio) 
 def test_a_page_is_what_brute_force_would_ask(
     open_studio: Callable[..., Studio], drawn_album: Path, order: str, resident: int
 ) -> None:
-    """Every picture's half precision through the posterior itself, sorted in Python; past memory, what is on the page."""
+    """Each picture's half precision through the posterior itself, sorted in Python; past memory, those on the page."""
     studio = open_studio(drawn_album, resident=resident)
     studio.teach("dog", [digest for name, digest in digests(studio).items() if shows(name, "dog")][:1])
     for _ in range(3):

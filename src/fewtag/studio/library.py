@@ -106,11 +106,9 @@ class Features:
         missing = rows[slots < 0]
         for first in range(0, len(missing), 256):
             some = missing[first : first + 256]
-            found = [
-                (row, half) for row, half in zip(some, self._fetch(some.tolist()), strict=True) if half is not None
-            ]
-            if found:
-                self._put(np.array([row for row, _ in found]), [half for _, half in found])
+            halves = self._fetch(some.tolist())
+            there = [number for number, half in enumerate(halves) if half is not None]
+            self._put(some[there], [half for half in halves if half is not None])
         return self._slot_of[rows]
 
     def close(self) -> None:

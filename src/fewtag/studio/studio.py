@@ -200,7 +200,7 @@ class Studio(Background):
             raise InputError(f"{len(answers)} answers were given at once; give 1 to {MOST_AT_ONCE}")
         with self._lock:
             log, fresh = self.project.log, list[Row]()
-            seen: dict[str, Row] = {}
+            seen: dict[str, tuple[str, str, int, Word, str]] = {}
             for each in answers:
                 name = _uuid(each.id)
                 if each.answer not in WORDS:

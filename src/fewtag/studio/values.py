@@ -149,6 +149,9 @@ class Page:
     """Some of the pictures that a query finds."""
 
     total: int
+    """Cells: a stack is one."""
+    members: int
+    """Pictures, those of stacks included."""
     offset: int
     query_means: tuple[Meaning, ...]
     pictures: tuple[Cell, ...]

@@ -245,7 +245,7 @@ class View(State):
         stacked: bool,
         means: tuple[Meaning, ...] = (),
     ) -> Page:
-        counts = np.ones(len(rows), np.int64)
+        counts, members = np.ones(len(rows), np.int64), len(rows)
         if stacked and len(rows):
             _, first, sizes = np.unique(self.library.stacks()[rows], return_index=True, return_counts=True)
             order = np.argsort(first)
@@ -254,7 +254,7 @@ class View(State):
         shown = slice(offset, offset + limit)
         chances = [None] * len(rows[shown]) if scores is None else scores[shown].tolist()
         cells = self._cells(rows[shown], chances, counts[shown].tolist())
-        return Page(len(rows), offset, means, tuple(cells))
+        return Page(len(rows), members, offset, means, tuple(cells))
 
     def _cells(
         self, rows: Rows, chances: Sequence[float | None], stacks: Sequence[int], marked: Sequence[bool] | None = None

@@ -3,7 +3,7 @@
 /** @typedef {"yes" | "no" | "unknown"} Word */
 /** @typedef {{label: string, p: number, state: "yes" | "no" | "model"}} Tag */
 /** @typedef {{digest: string, name: string, width: number, height: number, p: number | null, tags: Tag[], stack: number, marked?: boolean}} Cell */
-/** @typedef {{total: number, offset: number, query_means: {text: string, as: string, detail: string}[], pictures: Cell[]}} Page */
+/** @typedef {{total: number, members: number, offset: number, query_means: {text: string, as: string, detail: string}[], pictures: Cell[]}} Page */
 /** @typedef {{name: string, means: string | null, examples: number, absent: number, threshold: number | null, tags?: number, waiting?: number, expected_precision?: number | null}} Label */
 /** @typedef {{id: string, name: string, pictures: number, indexed: number, failures: number, folders: string[], labels: number, answers: number, can_undo: boolean, can_redo: boolean, version: number, indexing: boolean, notice: string}} Project */
 /** @typedef {{id: string, picture: string, label: string, answer: Word, source: string, stack?: boolean}} Answer `stack`: it holds for all pictures of the stack */

@@ -166,7 +166,7 @@ function Heading({ list, query, total }) {
     ${like && html`<img class="small" src=${thumbnail(like)} alt="The picture that others are compared with" />`}
     <h1>${like ? (box ? "Like this part" : "Like this picture") : only ? label : query.get("q") || "All pictures"}</h1>
     <p aria-live="polite">
-      ${total === null ? "Searching…" : plural(total)}
+      ${total === null ? "Searching…" : plural(list.members)}${total !== null && list.members > total && ` · ${(list.members - total).toLocaleString("en")} in stacks`}
       ${only && row?.expected_precision != null && html` · expected precision ${percent(row.expected_precision)}`}
       ${words.length > 0 && html`, best first: no label yet, found by the word${words.length > 1 ? "s" : ""} ${words.join(", ")}`}
     </p>

@@ -118,7 +118,7 @@ function Belief({ row, place, here, answer, point }) {
   return html`<div class=${`belief ${here ? "here" : ""} ${row.p >= row.threshold ? "over" : ""}`} onPointerEnter=${(/** @type {PointerEvent} */ event) => event.pointerType === "mouse" && point(true)}
     onPointerLeave=${(/** @type {PointerEvent} */ event) => event.pointerType === "mouse" && point(false)} onFocusIn=${() => point(false)}>
     <span class="key" aria-hidden="true">${place < 9 ? place + 1 : ""}</span>
-    <span class="what"><span class="name">${row.label}</span>
+    <span class="what"><span class="name" title=${row.label}>${row.label.split("/").at(-1)}</span>
       <span class="p">${percent(row.p)}</span>
       <span class="meter" role="meter" aria-label=${`Probability of ${row.label}`} aria-valuemin="0" aria-valuemax="100" aria-valuenow=${Math.round(100 * row.p)}>
         <span class="full" style=${{ width: percent(row.p).replace(" ", "") }}></span><span class="tick" style=${{ left: percent(row.threshold).replace(" ", "") }}></span></span></span>

@@ -249,14 +249,14 @@ function Rail({ page, change }) {
       <ul class="plainlist">${page.mistaken_for.map((each) => html`<li key=${each.label}>
         <a href=${store.address("library", "", { q: `${store.quoted(page.label)} ${store.quoted(each.label)}` })}>${each.label}</a>
         <span class="dim">${plural(each.count, "time")}</span></li>`)}</ul>`}
-    <p class="dim">Answered so far: ${page.answered.yes} yes, ${page.answered.no} no, ${page.answered.unknown} unknown.</p>`;
+    <p class="dim path">Answered so far: ${page.answered.yes} yes, ${page.answered.no} no, ${page.answered.unknown} unknown.</p>`;
 }
 
 /** @param {{label: string, digest: string, influence: number | null}} props */
 function Example({ label, digest, influence }) {
   const points = influence === null ? 0 : Math.round(100 * influence);
-  // influence is what precision would lose without it
-  const says = points === 0 ? "" : points > 0 ? `helps +${points}` : `hurts −${-points}`;
+  // influence is what precision would lose without it; a single point is noise
+  const says = Math.abs(points) < 2 ? "" : points > 0 ? `helps +${points}` : `hurts −${-points}`;
   const remove = () => {
     store.answer([{ picture: digest, label, answer: "unknown", stack: true }]);
     store.say("No longer an example.", { action: { text: "Undo", run: store.undo } });

@@ -197,6 +197,8 @@ export class Listing {
   constructor(wanted) {
     this.wanted = wanted;
     this.total = signal(/** @type {number | null} */ (null));
+    /** Pictures, where `total` counts cells: one cell stands for a stack. */
+    this.members = 0;
     this.means = signal(/** @type {{text: string, as: string, detail: string}[]} */ ([]));
     /** Rises with every page that came. */
     this.version = signal(0);
@@ -229,6 +231,7 @@ export class Listing {
     this.pages.set(page, found.pictures);
     if (page === 0 && found.pictures.length) ratio.value = shapeOfMost(found.pictures);
     batch(() => {
+      this.members = found.members;
       this.total.value = found.total;
       if (page === 0) this.means.value = found.query_means;
       this.version.value += 1;
