@@ -1,13 +1,14 @@
 """The paper's figure of attention: where a label's word looks, by both readings, beside the tagger's heat-map.
 
-    fewtag bench recipes/few.toml --data DIR --only word-attention-few-pictures-seed-0 \\
+    fewtag train recipes/few.toml --data DIR --only word-attention-few-pictures-seed-0 \\
         --only word-attention-reference-few-pictures-seed-0
     python scripts/attention.py --data DIR --out docs/pictures/attention.webp --scores results/attention.json
 
-Scores of places are those before the softmax, summed over the heads, as in the paper. The photographs are COCO's, so
-the picture shows frames with the things' boxes, drawn by hand, instead; `--photographs` lays the heat over the
-photographs. `--scores` adds a pointing score (the grid pointing game): of four test pictures in a square, one of which
-shows the label, does the hottest place lie in that one? Chance is a quarter.
+Scores of places are those before the softmax, summed over the heads, as in the paper; each map goes from its coldest
+place to its hottest. The photographs are COCO's, so the picture shows frames with the things' boxes, drawn by hand,
+instead; `--photographs` lays the heat over the photographs. `--scores` adds a pointing score (the grid pointing game):
+of four test pictures in a square, one of which shows the label, does the hottest place lie in that one? Chance is a
+quarter.
 """
 
 import argparse
@@ -68,6 +69,11 @@ EXAMPLES = (
 )
 
 
+def scale(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """From the coldest place, 0, to the hottest, 1."""
+    return (values - values.min()) / max(float(values.max() - values.min()), 1e-12)
+
+
 def encoder(network: Backbone) -> Callable[[Image.Image], Tensor]:
     """A picture's maps; those of the last one are kept, since several systems look at it."""
     network, kept = fuse_batch_norms(network), dict[int, Tensor]()
@@ -83,13 +89,12 @@ def encoder(network: Backbone) -> Callable[[Image.Image], Tensor]:
 
 
 def word_heats(experiment: Experiment, encode: Callable[[Image.Image], Tensor], method: WordAttention) -> Heats:
-    """The paper's scores of places, from the coldest place of all labels of a picture, 0, to the hottest, 1."""
+    """The paper's scores of places."""
 
     def heats(picture: Image.Image, labels: list[str]) -> dict[str, Heat]:
         with torch.inference_mode():
             found = method.relevance(encode(picture), experiment.words(labels))[0].numpy()
-        scaled = (found - found.min()) / max(float(found.max() - found.min()), 1e-12)
-        return {label: stretch(each, picture.size) for label, each in zip(labels, scaled, strict=True)}
+        return {label: stretch(each, picture.size) for label, each in zip(labels, map(scale, found), strict=True)}
 
     return heats
 
@@ -129,29 +134,34 @@ def pictures(data: Path, recipes: Path) -> dict[str, LabelledImages]:
 
 def draw(known: dict[str, LabelledImages], shown: dict[str, Heats], *, photographs: bool) -> Image.Image:
     """A row for each label of each example, a column for each system."""
-    rows = [(example, label) for example in EXAMPLES for label in example.boxes]
-    columns = ["what is where", *shown]
-    sheet = Image.new("RGB", (len(columns) * (SIDE + GAP) - GAP, CAPTION + len(rows) * (SIDE + CAPTION)), "white")
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=15)
+    columns, labels = ["what is where", *shown], [label for example in EXAMPLES for label in example.boxes]
+    sheet = Image.new("RGB", (len(columns) * (SIDE + GAP) - GAP, CAPTION + len(labels) * (SIDE + CAPTION)), "white")
+    pen, font, top = ImageDraw.Draw(sheet), ImageFont.load_default(size=15), CAPTION
     for number, name in enumerate(columns):
         pen.text((number * (SIDE + GAP) + SIDE / 2, CAPTION / 2), name, fill="black", font=font, anchor="mm")
-    for row, (example, label) in enumerate(rows):
-        top = CAPTION + row * (SIDE + CAPTION)
+    for example in EXAMPLES:
         images = known[example.phase]
         photograph = images.pictures[images.rows([example.image])[0]].open().convert("RGB").resize((SIDE, SIDE))
         ground = photograph if photographs else Image.new("RGB", (SIDE, SIDE), (120, 120, 120))
-        panels = [ground]
-        panels += [overlay(ground, heats(photograph, list(example.boxes))[label]) for heats in shown.values()]
-        for number, panel in enumerate(panels):
-            framed = panel.copy()
-            for thing, box in example.boxes.items():
-                corners = [share * SIDE for share in box]
-                ImageDraw.Draw(framed).rectangle(corners, outline="white" if thing == label else "black", width=2)
-                if number == 0:
-                    ImageDraw.Draw(framed).text((corners[0] + 4, corners[1] + 2), thing, fill="white", font=font)
-            sheet.paste(framed, (number * (SIDE + GAP), top))
-        pen.text((0, top + SIDE + 3), f"where is the {label}?  COCO {int(example.image)}", fill="black", font=font)
+        found = [heats(photograph, [*example.boxes]) for heats in shown.values()]
+        for label in example.boxes:
+            for number, panel in enumerate([ground, *(overlay(ground, scale(heats[label])) for heats in found)]):
+                sheet.paste(frame(panel, example.boxes, label, named=number == 0), (number * (SIDE + GAP), top))
+            pen.text((0, top + SIDE + 3), f"where is the {label}?  COCO {int(example.image)}", fill="black", font=font)
+            top += SIDE + CAPTION
     return sheet
+
+
+def frame(panel: Image.Image, boxes: dict[str, Box], asked: str, *, named: bool) -> Image.Image:
+    """The panel with the boxes, the one that is asked for in white."""
+    framed = panel.copy()
+    pen, font = ImageDraw.Draw(framed), ImageFont.load_default(size=15)
+    for thing, box in boxes.items():
+        left, top, right, bottom = (share * (SIDE - 1) for share in box)
+        pen.rectangle((left, top, right, bottom), outline="white" if thing == asked else "black", width=2)
+        if named:
+            pen.text((left + 4, top + 2), thing, fill="white", font=font)
+    return framed
 
 
 class Square(NamedTuple):

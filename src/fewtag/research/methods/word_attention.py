@@ -125,7 +125,7 @@ class WordAttention(Method):
         return torch.einsum("nhj,hwj->nhw", gathered, self._by_head(self.value))
 
     def _by_head(self, layer: nn.Linear) -> Float[Tensor, "heads width joint"]:
-        return layer.weight.unflatten(0, (self.heads, self.width))
+        return layer.weight.view(self.heads, self.width, -1)
 
     def compare(self, maps: Float[Tensor, "images channels height width"], prototypes: Joint) -> Logits:
         """Query images with prototypes, by their global features."""
@@ -201,7 +201,7 @@ class ReferenceWordAttention(WordAttention):
         attention = self.drop(torch.einsum("nhj,npj->nhp", asked, local).float().softmax(dim=-1))
         gathered = torch.einsum("nhp,npj->nhj", attention.to(local.dtype), local)
         # dropout leaves weights that do not sum to one, and the values' bias is weighed like the values
-        bias = attention.sum(dim=-1)[..., None] * self.value.bias.unflatten(0, (self.heads, self.width))
+        bias = attention.sum(dim=-1)[..., None] * self.value.bias.view(self.heads, self.width)
         within = self.block((self.answer(gathered) + bias.to(gathered.dtype)).flatten(1))
         encoded = within.new_zeros(*shows.shape, self.joint)
         encoded[label, image] = within
