@@ -176,7 +176,9 @@ def encoded_bytes(image: object, name: str) -> bytes | None:
         return bytes(image)
     if isinstance(image, io.IOBase) or hasattr(image, "read"):
         try:
-            if getattr(image, "seekable", bool)():  # from its beginning, however far it was read or written
+            if (
+                hasattr(image, "seek") and hasattr(image, "seekable") and image.seekable()
+            ):  # from its beginning, however far it was read or written
                 image.seek(0)
             data = image.read()
         except (OSError, ValueError) as error:  # closed, or opened for writing
