@@ -87,12 +87,11 @@ class Crop(NamedTuple):
         left, top, width, height = (
             share * side for share, side in zip(self.box, (*whole.size, *whole.size), strict=True)
         )
-        first, last = (round(left), round(top)), (round(left + width), round(top + height))
         # at least a pixel, and none outside: a box may lie on the very edge
-        begin = [min(start, side - 1) for start, side in zip(first, whole.size, strict=True)]
-        end = [min(max(start + 1, stop), side) for start, stop, side in zip(begin, last, whole.size, strict=True)]
+        first, over = min(round(left), whole.width - 1), min(round(top), whole.height - 1)
+        last, under = max(first + 1, round(left + width)), max(over + 1, round(top + height))
         buffer = io.BytesIO()
-        whole.crop((*begin, *end)).save(buffer, "BMP")
+        whole.crop((first, over, min(last, whole.width), min(under, whole.height))).save(buffer, "BMP")
         return buffer.getvalue()
 
 
