@@ -34,6 +34,7 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy scripts benchmarks
 	$(BIN)/lint-imports
 
 test: lint

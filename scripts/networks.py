@@ -86,7 +86,7 @@ def copy_state(network: Network) -> State:
 def average(states: Sequence[State], weights: Sequence[float]) -> State:
     """The weighted mean of several networks' tensors."""
     return {
-        name: sum(weight * state[name] for state, weight in zip(states, weights, strict=True))
+        name: torch.stack([weight * state[name] for state, weight in zip(states, weights, strict=True)]).sum(dim=0)
         if tensor.is_floating_point()
         else tensor
         for name, tensor in states[0].items()
@@ -162,7 +162,7 @@ def read_onnx_tinyvit(path: Path) -> State:
         state[f"{name}.weight"] = weight
         state[f"{norm}.bias"], state[f"{norm}.running_mean"] = bias, torch.zeros_like(bias)
         state[f"{norm}.weight"] = torch.ones_like(bias)
-        state[f"{norm}.running_var"] = torch.full_like(bias, 1 - body.get_submodule(norm).eps)
+        state[f"{norm}.running_var"] = torch.full_like(bias, 1 - float(vars(body.get_submodule(norm))["eps"]))
     linear = [name for name, module in body.named_modules() if isinstance(module, nn.Linear)]
     state |= {f"{name}.weight": matrix for name, matrix in zip(linear, products, strict=True)}
     return state
@@ -227,7 +227,7 @@ def soft_labels(weights: Path, pixels: Tensor, *, batch: int = 512) -> Tensor:
     """EfficientNet-Lite2's probabilities of its thousand classes."""
     network = timm.create_model("tf_efficientnet_lite2", pretrained=False)
     network.load_state_dict({name: tensor.float() for name, tensor in load_file(weights).items()}, strict=False)
-    network.eval().to(pixels.device, memory_format=torch.channels_last)
+    network.eval().to(pixels.device).to(memory_format=torch.channels_last)
     return torch.cat([network(pictures.float() / 127.5 - 1).softmax(dim=-1) for pictures in pixels.split(batch)])
 
 

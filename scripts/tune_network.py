@@ -49,7 +49,7 @@ from networks import (
     save,
     soft_labels,
 )
-from timm.optim import param_groups_layer_decay
+from timm.optim._param_groups import param_groups_layer_decay
 from torch import Tensor, nn
 
 from fewtag.files import write_atomically

@@ -359,6 +359,13 @@ def test_a_bad_picture_is_refused_by_name_and_changes_nothing(
     assert not Path("new.fewtag").exists()
 
 
+def test_what_is_refused_leaves_no_folder_and_no_lock(cli: Cli, album: Path, tiny_model: Path) -> None:
+    truncate(album / "cat1.png")
+    said = cli("learn", "new/folder/b.fewtag", album / "cat1.png", "--label", "cat", "--model", tiny_model)
+    assert refused(said, "cat1.png")
+    assert not Path("new").exists()
+
+
 def test_skip_bad_leaves_bad_pictures_out_and_names_and_counts_them(learn: Cli, album: Path) -> None:
     (album / "labels.csv").write_text(PLAIN)
     truncate(album / "dog0.png")
@@ -400,7 +407,7 @@ def test_a_bank_that_cannot_be_written_is_found_out_before_the_work(
     monkeypatch.setattr(Model, "encode", lambda *_: pytest.fail("a picture went through the network"))
     Path("file").touch()
     said = cli("learn", "file/new.fewtag", album, "--label", "thing", "--model", tiny_model)
-    assert refused(said, "cannot make the folder file")
+    assert refused(said, "cannot write file/new.fewtag: Not a directory")
     Path("folder.fewtag").mkdir()
     assert refused(cli("learn", "folder.fewtag", album, "--label", "thing"), "is a folder, not a bank")
 

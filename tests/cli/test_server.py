@@ -52,6 +52,7 @@ def test_the_first_line_is_where_and_with_which_token_and_ctrl_c_ends_it_in_good
         assert process.stderr.read() == ""
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_studio_opens_checks_and_copies_its_project(cli: Cli, tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "album").mkdir()

@@ -36,6 +36,7 @@ def _measure_side_by_side(folder: Path) -> None:
     sys.stdout.flush()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
 def test_runs_side_by_side_have_the_rows_of_runs_one_by_one(cli, shapes: Path) -> None:

@@ -236,6 +236,10 @@ def test_nothing_in_a_name_steers_the_terminal(cli: Cli, bank: Path, tmp_path: P
         (("photos", "--out", "tags.csv", "--engine", "spark"), "there is no engine 'spark'"),
         (("photos", "--out", "tags.csv", "--workers", "2"), "--workers is for --engine ray"),
         (("photos", "--engine", "ray"), "--engine ray needs --out"),
+        (("photos", "--out", "-"), "leave --out out to have the rows in the terminal, with --json as JSON"),
+        (("photos", "--out", "tags.json"), "--out tags.json ends in .json; name a table in .csv, .jsonl or .parquet"),
+        (("photos", "--out", "tags.csv.gz"), "--out tags.csv.gz ends in .gz"),
+        (("photos", "--out", "tags.txt"), "--out tags.txt ends in .txt"),
         (("photos", "--out", "tags.csv", "--device", "cdua"), "there is no device 'cdua'"),
     ],
 )
@@ -248,6 +252,21 @@ def test_what_is_refused_leaves_nothing(cli: Cli, bank: Path, arguments: tuple[s
     assert sentence in said.err
     assert left() == ["pets.fewtag"]
     assert not list(Path().glob("tags*"))
+
+
+def test_a_folder_of_parts_may_have_a_dot_in_its_name(cli: Cli, bank: Path, photos: Path) -> None:
+    assert cli("tag", bank, photos, "--out", "tags.2026/").code == 0
+    assert cli("tag", bank, photos, "--out", "tags.2026").code == 0, "it is there"
+    assert len(list(Path("tags.2026").glob("part-*.parquet"))) == 1
+
+
+@pytest.mark.parametrize("label", ["path", "File", "label", "tag"])
+def test_a_label_called_like_a_column_that_learn_reads_cannot_be_one(
+    cli: Cli, bank: Path, photos: Path, label: str
+) -> None:
+    Tagger.load(bank).define(label, words=False).partial_fit([draw(0, "ball")], [label]).save(bank)
+    said = cli("tag", bank, photos, "--out", "tags.csv", "--scores")
+    assert (said.code, f"label {label!r} would be taken for the column" in said.err) == (2, True)
 
 
 def test_a_label_called_image_cannot_be_a_column(cli: Cli, bank: Path, photos: Path) -> None:

@@ -1,5 +1,6 @@
 """The command line. Heavy imports wait inside the commands, so that `fewtag --help` answers at once."""
 
+import io
 import os
 import sys
 import warnings
@@ -61,6 +62,9 @@ def _show_warning(message: Warning | str, category: type[Warning], *_where: obje
 def main() -> None:
     """Bad input is one sentence and exit code 2, never a traceback; `tag` exits with 1 if some pictures failed."""
     warnings.showwarning = _show_warning
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # else what a name has and cp1252, say, has not would end the command
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except InputError as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Cache, Device, ModelName, WordSource
+from fewtag.cli.terminal import AsJson, Cache, Device, ModelName, NoCache, WordSource
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ Services = Annotated[
 LabelStudio = Annotated[
     str, typer.Option(metavar="URL", help="Where Label Studio is: the one host that pictures are fetched from.")
 ]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")]
 
 
 def serve(

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
@@ -223,7 +224,8 @@ async def teach(name: str, request: Request, server: Server) -> Response:
     if server.is_project:
         if asked is None:
             raise HTTPException(415, "a project learns from its own pictures; send their digests, as JSON")
-        return JSONResponse(_label(server, await run_in_threadpool(server.studio.teach, name, asked.pictures)))
+        teach = partial(server.studio.teach, name, asked.pictures, stacks=asked.stacks)
+        return JSONResponse(_label(server, await run_in_threadpool(teach)))
     if asked is not None:
         uploads = [server.bank.recent.get(digest) for digest in asked.pictures]
     return JSONResponse(_label(server, await run_in_threadpool(server.bank.teach, name, uploads)))
@@ -259,7 +261,7 @@ def answer(asked: models.OneAnswer | models.SeveralAnswers, server: Server) -> R
     """
     several = asked.answers if isinstance(asked, models.SeveralAnswers) else [asked]
     taken = server.actions.answer(
-        [Answer(str(each.id), each.picture, each.label, each.answer, each.source) for each in several]
+        [Answer(str(each.id), each.picture, each.label, each.answer, each.source, each.stack) for each in several]
     )
     return JSONResponse({"acknowledged": list(taken.acknowledged), "undo": taken.undo or None})
 

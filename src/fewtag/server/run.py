@@ -16,6 +16,9 @@ from fewtag.server.service import BankService, Served
 from fewtag.server.uploads import Decoders
 from fewtag.studio.studio import Studio
 
+SILENT_SECONDS = 30
+"""How long a connection may say nothing between two requests, or before its first."""
+
 
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket; port 0 is any free one."""
@@ -48,7 +51,11 @@ class _Impatient(H11Protocol):
         self._expect_after(answered)
 
     def _expect_after(self, answered: object) -> None:
-        self.loop.call_later(self.timeout_keep_alive, lambda: self.cycle is answered and self.transport.close())
+        def end() -> None:
+            if self.cycle is answered:
+                self.transport.close()
+
+        self.loop.call_later(self.timeout_keep_alive, end)
 
 
 class Server(uvicorn.Server):
@@ -66,7 +73,7 @@ class Server(uvicorn.Server):
             access_log=False,  # which would write down what people look at
             server_header=False,
             proxy_headers=False,  # anyone may send them
-            timeout_keep_alive=30,
+            timeout_keep_alive=SILENT_SECONDS,
             timeout_graceful_shutdown=10,
         )
         super().__init__(config)

@@ -19,8 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from fewtag.errors import InputError
-from fewtag.pictures.decode import DRAFT, Square, decode, squash
-from fewtag.pictures.files import pixel_digest, thumbnail
+from fewtag.pictures.decode import DRAFT, Square, decode, pixel_digest, squash, thumbnail
 from fewtag.pictures.prefetch import usable_cores
 
 MEMORY = 3_000_000_000

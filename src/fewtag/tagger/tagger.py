@@ -2,22 +2,24 @@
 
 import json
 import os
+import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.errors import InputError, nearest
+from fewtag.errors import InputError
 from fewtag.files import digest, locked
-from fewtag.pictures.decode import squash
-from fewtag.pictures.files import ImageLike, open_image, pixel_digest, several
-from fewtag.tagger.bank import Bank, Definition, Example, Told, by_name_or_none, define, label_name, told_of
+from fewtag.pictures.decode import pixel_digest, squash
+from fewtag.pictures.files import ImageLike, open_image, several
+from fewtag.tagger import hub
+from fewtag.tagger.bank import Bank, Definition, Example, by_name_or_none, define, label_name, told_of
 from fewtag.tagger.bank_file import read_bank, read_header, write_bank
 from fewtag.tagger.explain import Heat, heat_map
 from fewtag.tagger.model import Model, load_model
@@ -32,9 +34,11 @@ from fewtag.tagger.stream import (
     encode_stream,
     estimate_priors,
     items_of,
-    same_length,
     tag_stream,
 )
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 Images = ImageLike | Iterable[ImageLike] | Sequence[ReadExample]
 Labels = Iterable[str | Iterable[str]]
@@ -111,8 +115,7 @@ class Tagger:
         >>> Tagger().fit([Image.new("RGB", (64, 64), "red")], [["strawberry"]]).classes_
         ('strawberry',)
         """
-        told = told_of(labels, absent, complete)
-        return self._learn(images, told, afresh=True, on_error=on_error, progress=progress)
+        return self._learn(images, (labels, absent, complete), afresh=True, on_error=on_error, progress=progress)
 
     def partial_fit(
         self,
@@ -135,8 +138,7 @@ class Tagger:
         >>> tagger.predict(pink, threshold=0.001)
         [()]
         """
-        told = told_of(labels, absent, complete)
-        return self._learn(images, told, afresh=False, on_error=on_error, progress=progress)
+        return self._learn(images, (labels, absent, complete), afresh=False, on_error=on_error, progress=progress)
 
     def define(
         self,
@@ -275,7 +277,7 @@ class Tagger:
         `tag` gives names and probabilities together, which matters where another thread teaches meanwhile.
         """
         scorer = self.scorer()
-        places = encode_stream(self.model, items_of(several(images)))
+        places = encode_stream(self.model, items_of(images))
         empty = np.empty((0, len(scorer.labels)), np.float32)
         return np.concatenate([empty, *(scorer.probabilities(batch) for batch in places)])
 
@@ -288,7 +290,7 @@ class Tagger:
         [('strawberry',)]
         """
         scorer = self.scorer(threshold)
-        places = encode_stream(self.model, items_of(several(images)))
+        places = encode_stream(self.model, items_of(images))
         return [tags for batch in places for tags in scorer.tags(scorer.probabilities(batch))]
 
     def tag(
@@ -310,19 +312,25 @@ class Tagger:
         >>> [(row.image, bool(row.failure)) for row in tagger.tag([Image.new("RGB", (8, 8)), "no-such.jpg"])]
         [('number 1', False), ('no-such.jpg', True)]
         """
-        scorer = self.scorer(threshold)
-        with cached_places(self.model, cache) as space:
-            for rows in tag_stream(self.model, scorer, items_of(several(images)), batch=batch, space=space):
-                yield from rows
-                if progress is not None:
-                    progress(len(rows))
+        if batch < 1:
+            raise InputError(f"the batch is {batch} pictures; give 1 or more")
+        scorer, items = self.scorer(threshold), items_of(images)
+
+        def rows() -> Iterator[Tagged]:
+            with cached_places(self.model, cache) as space:
+                for some in tag_stream(self.model, scorer, items, batch=batch, space=space):
+                    yield from some
+                    if progress is not None:
+                        progress(len(some))
+
+        return rows()  # not a generator itself: what is refused is refused at once
 
     def estimate_priors(self, images: Images) -> dict[str, float]:
         """The share of pictures like these that show each label, by expectation maximisation on their probabilities.
 
         A random sample of some hundred pictures will do. The bank stays as it is: `set_priors` keeps them.
         """
-        found, count = estimate_priors(self.scorer(), encode_stream(self.model, items_of(several(images))))
+        found, count = estimate_priors(self.scorer(), encode_stream(self.model, items_of(images)))
         if not count:
             raise InputError("there is no picture to estimate priors from; give some hundred")
         return found
@@ -387,6 +395,11 @@ class Tagger:
         if not isinstance(model, Model):
             # a path that stands in a bank is never opened for words: who sends a bank could name any file
             absent = facts["words"] if facts["own_words"] and words is None else ""
+            # nor a model on another computer: to ask for it would tell that one who is here
+            if not model and facts["source"].replace("\\", "/").startswith("//"):
+                raise InputError(
+                    f"bank {path} names a model on another computer, {facts['source']!r}; name its file with `model`"
+                )
             model = load_model(model or facts["source"], words=words, device=device, absent_words=absent)
         same = model.fingerprint == facts["fingerprint"]
         tagger = cls(model)
@@ -422,6 +435,46 @@ class Tagger:
             tagger._saved = target.resolve(), ""
         return tagger
 
+    def save_pretrained(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        examples: bool = False,
+        license: str = "",  # noqa: A002
+    ) -> None:
+        """The bank and a model card in a folder, as the Hugging Face Hub has them; without `examples` as in `save`."""
+        hub.save(self, Path(folder), examples=examples, license=license)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        examples: bool = False,
+        private: bool = True,
+        license: str = "",  # noqa: A002
+        token: str | None = None,
+        api: "HfApi | None" = None,
+    ) -> str:
+        """Upload what `save_pretrained` writes; answers with the address. Private, and without a single picture,
+        unless told otherwise."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, examples=examples, license=license)
+            return hub.upload(Path(folder), repo_id, private=private, token=token, api=api)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        local_files_only: bool = False,
+        device: str = "auto",
+    ) -> "Tagger":
+        """A bank by the name of a repository on the Hugging Face Hub, or from a folder that `save_pretrained` wrote."""
+        found = hub.find(os.fspath(source), revision=revision, token=token, local_files_only=local_files_only)
+        return cls.load(found, device=device)
+
     def _moved(self, old: Bank, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> Bank:
         """A bank of another model, learnt again from the small copies that it keeps."""
         if lacking := sum(not example.picture for example in old.examples.values()):
@@ -453,18 +506,16 @@ class Tagger:
     def _learn(
         self,
         images: Images,
-        told: Sequence[Told],
+        said: tuple[Labels, Labels | None, bool],
         *,
         afresh: bool,
         on_error: Callable[[InputError], None] | None,
         progress: Callable[[int], None] | None,
     ) -> "Tagger":
-        pictures = several(images)
-        if isinstance(pictures, Sized):
-            same_length(len(pictures), len(told))
+        pictures, told = several(images), told_of(*said)
         names = sorted(frozenset().union(*(each.labels for each in told)))
         before = self._bank
-        refused = self._absent_known(before, told, names, afresh=afresh)
+        refused = before.absent(told, names, afresh=afresh)
         learnt = encode_examples(self.model, pictures, told, before.examples, self.keep_pictures, on_error, progress)
         if not afresh:
             _warn_of_contradictions(before, learnt)
@@ -477,17 +528,6 @@ class Tagger:
             }
             self._do(lambda bank: bank.learn({**refused, **definitions}, learnt, afresh=afresh))
         return self
-
-    @staticmethod
-    def _absent_known(bank: Bank, told: Sequence[Told], names: Sequence[str], *, afresh: bool) -> dict[str, Definition]:
-        """What the labels that are absent alone mean; one that nobody taught is a slip of the pen, and refused."""
-        known = {label: each for label, each in bank.definitions.items() if each.explicit or not afresh}
-        wanted = sorted(frozenset().union(*(each.absent for each in told)) - set(names))
-        for label in wanted:
-            if label not in known:
-                hint = nearest(label, {*known, *names}) if known or names else "none is known yet"
-                raise InputError(f"label {label!r} is said to be absent, but it is not known; {hint}")
-        return {label: known[label] for label in wanted}
 
     def _do(self, change: Change) -> None:
         self._bank = change(self._bank)
