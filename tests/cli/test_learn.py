@@ -354,7 +354,7 @@ def test_a_bad_picture_is_refused_by_name_and_changes_nothing(
     before = bank.read_bytes()
     spoil(album / "cat1.png")
     assert refused(cli("learn", bank, album / "labels.csv"), "cat1.png")
-    assert refused(learn(album / "labels.csv"), "(--skip-bad leaves out what cannot be read)")
+    assert refused(learn(album / "labels.csv"), "--skip-bad leaves out what cannot be read)")
     assert bank.read_bytes() == before
     assert not Path("new.fewtag").exists()
 

@@ -130,7 +130,8 @@ def learn(
     skipped: list[InputError] = []
 
     def refuse(error: InputError) -> None:
-        moved = "--root names the folder of a table's pictures; " if has_table and root is None else ""
+        missing = has_table and root is None and "there is no such file" in str(error)
+        moved = "--root names the folder of a table's pictures; " if missing else ""
         raise InputError(f"{error} ({moved}--skip-bad leaves out what cannot be read)") from error
 
     with Bars() as bars:
