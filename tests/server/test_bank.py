@@ -140,6 +140,17 @@ def test_what_another_process_teaches_is_noticed_and_nothing_is_lost(running: Ru
     assert {"ball", "zebra", "sea"} <= set(Tagger.load(pets).classes_)
 
 
+def test_a_bank_that_cannot_be_read_any_more_is_an_error_each_time(running: Running, pets: Path) -> None:
+    good = pets.read_bytes()
+    pets.write_bytes(b"no bank")
+    for _ in range(2):
+        with pytest.raises(ApiError) as refused:
+            running.client.labels()
+        assert refused.value.status == 400
+    pets.write_bytes(good)
+    assert running.client.labels()
+
+
 def test_what_could_not_be_saved_was_not_learnt(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise InputError("cannot write the bank: No space left on device; free some room")

@@ -368,7 +368,7 @@ def test_the_address_is_pinned_when_the_server_starts(
 ) -> None:
     port = host.server_address[1]
     source = OneHost(f"http://localhost:{port}", 1_000_000)
-    source.address = "127.0.0.1"  # whichever of its addresses comes first there
+    source.addresses = ["127.0.0.1"]
 
     def moved(*_: object, **__: object) -> None:
         raise AssertionError("the name is looked up again")
@@ -382,6 +382,19 @@ def test_the_address_is_pinned_when_the_server_starts(
     monkeypatch.setattr("socket.getaddrinfo", moved)
     monkeypatch.setattr("socket.create_connection", connect)
     assert source.fetch("/data/upload/1/a-dog.png") == PICTURES["dog.png"]
+
+
+def test_another_address_of_the_name_is_asked_where_the_first_does_not_answer(host: ThreadingHTTPServer) -> None:
+    source = OneHost(url(host), 1_000_000)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.2", 0))  # bound, and not listening: refused
+        source.addresses = ["127.0.0.2", *source.addresses]
+        assert source.fetch("/data/upload/1/a-dog.png") == PICTURES["dog.png"]
+
+
+def test_what_is_no_link_is_refused_in_one_sentence(host: ThreadingHTTPServer) -> None:
+    with pytest.raises(InputError, match="is no link"):
+        OneHost(url(host), 1_000_000).fetch("http://[x/a.png")
 
 
 def test_the_password_is_the_token_and_browsers_are_refused(connected: Running) -> None:

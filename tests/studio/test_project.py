@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fewtag.errors import InputError
 from fewtag.studio import project as module
-from fewtag.studio.project import BUSY_SECONDS, FILE, Change, Fold, Log, Project
+from fewtag.studio.log import Change, Fold, Log
+from fewtag.studio.project import BUSY_SECONDS, FILE, Project
 
 PICTURES, LABELS = ("p", "q", "r"), ("heron", "egret")
 Step = tuple[object, ...]

@@ -15,7 +15,8 @@ from album import LABELS, answer_page, digests, say, shows
 from fewtag import Tagger
 from fewtag.errors import InputError
 from fewtag.pictures.prefetch import batches
-from fewtag.studio.project import FILE, UnknownError
+from fewtag.studio.log import UnknownError
+from fewtag.studio.project import FILE
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Answer, Overview, as_json
 
@@ -364,3 +365,12 @@ def test_answers_about_one_label_leave_the_others_alone(studio: Studio) -> None:
     assert after["cat"] == before["cat"]
     assert after["sofa"] == before["sofa"]
     assert after["dog"] != before["dog"]
+
+
+def test_a_project_keeps_its_id_wherever_it_is_moved(open_studio: Open, drawn_album: Path, tmp_path: Path) -> None:
+    first, other = open_studio(drawn_album), open_studio(drawn_album, project="elsewhere/project")
+    name = first.overview().id
+    assert uuid.UUID(name) != uuid.UUID(other.overview().id), "two projects of one name"
+    first.close()
+    first.folder.rename(tmp_path / "moved")
+    assert open_studio(project="moved").overview().id == name

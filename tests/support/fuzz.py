@@ -37,7 +37,8 @@ from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError
 from fewtag.interop.datasets import read_set
 from fewtag.interop.embedded import read_embedded
-from fewtag.interop.xmp import Packet, Tags, Wanted, rewrite
+from fewtag.interop.keywords import Tags
+from fewtag.interop.xmp import Packet, Wanted, rewrite
 from fewtag.pictures.files import Picture, encoded_bytes
 from fewtag.tagger.bank_file import read_header
 from fewtag.tagger.model import Model, load_model

@@ -101,7 +101,8 @@ def _rows(
     source: Path, photos: Path, threshold: float | None, prefix: str, device: str, *, confirmed: bool
 ) -> "tuple[Iterator[tuple[str, Path, Wanted | InputError]], int]":
     """What is to be written of each picture, and of how many."""
-    from fewtag.interop.xmp import Wanted, check_label, fold
+    from fewtag.interop.keywords import check_label, fold
+    from fewtag.interop.xmp import Wanted
     from fewtag.tagging.examples import TABLES
 
     given = Given(source, photos, threshold, device)

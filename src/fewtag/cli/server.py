@@ -200,6 +200,8 @@ def mcp(
         raise InputError('fewtag mcp needs a package more; install it with: pip install "fewtag[mcp]"')
     if not project.is_dir() and not pictures:
         raise InputError(f"there is no project {project}; name folders of pictures, and one is made of them")
+    if project.is_dir() and not (project / FILE).exists():
+        _check_new(project, pictures or [])
     from fewtag.server.mcp import create_server
     from fewtag.studio.studio import Studio
 

@@ -176,6 +176,8 @@ def encoded_bytes(image: object, name: str) -> bytes | None:
         return bytes(image)
     if isinstance(image, io.IOBase) or hasattr(image, "read"):
         try:
+            if getattr(image, "seekable", bool)():  # from its beginning, however far it was read or written
+                image.seek(0)
             data = image.read()
         except (OSError, ValueError) as error:  # closed, or opened for writing
             raise InputError(f"cannot read image {name}: {error}; open it again") from error
@@ -217,8 +219,10 @@ def several(images: object) -> Iterable[object]:
     """One picture counts as a list of one; an array of four dimensions is a list of arrays."""
     if isinstance(images, np.ndarray) and images.ndim:
         return [images] if images.ndim in {2, 3} and images.dtype.kind not in "UO" else images
-    if isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | io.IOBase | Picture):
+    if isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Picture):
         return [images]
-    if not isinstance(images, Iterable):
+    if hasattr(images, "read"):  # an open file, whose lines are no pictures
+        return [images]
+    if not isinstance(images, Iterable) or isinstance(images, np.ndarray):  # an array of no dimension
         raise InputError(f"pictures are expected, one or a list of them, found a {type(images).__name__}")
     return images

@@ -79,8 +79,9 @@ class BankService:
                 self._load()
 
     def _load(self) -> None:
-        self._seen = file_state(self.path)
+        state = file_state(self.path)
         self._tagger = Tagger.load(self.path, model=self._tagger.model)
+        self._seen = state  # not before: a file that cannot be loaded would be an error once, and then the old bank
 
     def scorer(self) -> Scorer:
         """The labels as they are now; made once for each state of the bank."""
@@ -215,7 +216,7 @@ class BankService:
                     with self._reading:
                         self._load()  # what is not on disk was not learnt
                 raise
-            with self._reading:  # a request may have loaded meanwhile what another process saved before us
+            with self._reading:  # a reader may have loaded what another process wrote meanwhile, without this change
                 self._tagger, self._seen = tagger, file_state(self.path)
 
 

@@ -110,9 +110,11 @@ class _Worker:
         self.seconds, self.lives, self.late = seconds, True, False
         environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
-        command = f"from fewtag.server.uploads import work; work({memory}, {seconds})"
+        # Ctrl-C reaches all processes of a terminal; the server ends its workers itself
+        command = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+        command += f"from fewtag.server.uploads import work; work({memory}, {seconds})"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", command],
+            [sys.executable, "-P", "-c", command],  # -P: nothing is imported from the working folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # decoders print what they like
@@ -201,9 +203,9 @@ def _restrict(memory: int) -> None:
     """
     if (resource := _resource()) is None:
         return
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for limit, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+        with suppress(ValueError, OSError):  # macOS refuses the first; a stricter one of the system's own stays
+            resource.setrlimit(limit, (most, most))
 
 
 def _resource() -> Any:
@@ -220,4 +222,5 @@ def _allow_seconds(seconds: float) -> None:
         return
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(used.ru_utime + used.ru_stime + seconds) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))

@@ -264,7 +264,11 @@ class Bank:
         return self._change({**self.definitions, label: definition}, self.examples)
 
     def forget(self, label: str, keys: Iterable[str] | None = None) -> "Bank":
-        """Without this label, or without what these examples say of it; those that are missing stay missing."""
+        """Without this label, or without what these examples say of it; those that are missing stay missing.
+
+        A complete example says something of every label: without one of them it is a 'no' to the others that are known,
+        and complete no more, else the label were absent rather than unknown. It goes if that label was all it named.
+        """
         definitions, examples = dict(self.definitions), dict(self.examples)
         if keys is None:
             definitions.pop(label, None)
@@ -272,7 +276,9 @@ class Bank:
         for key in keys:
             if example := examples.get(key):
                 shown, absent, complete = example.said
-                examples[key] = replace(example, said=Told(shown - {label}, absent - {label}, complete))
+                if complete and (shown | absent) - {label}:
+                    absent |= set(self.definitions) - shown
+                examples[key] = replace(example, said=Told(shown - {label}, absent - {label}))
         return self._change(definitions, examples)
 
     def rename(self, old: str, new: str, definition: Definition) -> "Bank":

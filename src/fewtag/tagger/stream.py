@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import __version__ as pillow_version
 
 from fewtag.cache import Cache, Space, content_digest
-from fewtag.core.calibration import estimate_shares, log_odds, sigmoid
+from fewtag.core.calibration import estimate_shares, log_odds, match_shares, sigmoid
 from fewtag.core.closed_form import Places, unit
 from fewtag.core.posterior import Classifiers
 from fewtag.errors import InputError
@@ -200,12 +200,21 @@ def encode_stream(
             yield _places(model, good, space)
 
 
-def estimate_priors(scorer: Scorer, places: Iterable[Places]) -> tuple[dict[str, float], int]:
-    """The share of pictures like these that show each label, and how many pictures there were."""
+def estimate_priors(
+    scorer: Scorer, places: Iterable[Places], said: float | None = None
+) -> tuple[dict[str, float], int]:
+    """The share of pictures like these that show each label, and how many pictures there were.
+
+    Where it is said, the share by which these pictures' probabilities agree with that.
+    """
     evidence = [scorer.logits(batch) - log_odds(scorer.shares) for batch in places]
     if not evidence:
         return {}, 0
-    found = estimate_shares(np.concatenate(evidence), scorer.shares)
+    every = np.concatenate(evidence)
+    if said is None:
+        found = estimate_shares(every, scorer.shares)
+    else:
+        found = match_shares(every, np.full(len(scorer.labels), said, np.float32))
     return dict(zip(scorer.labels, found.tolist(), strict=True)), sum(map(len, evidence))
 
 
@@ -275,7 +284,8 @@ def _check_name(name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise InputError("the file's name is no UTF-8 text; rename it") from error
+        shown = name.encode(errors="backslashreplace").decode()
+        raise InputError(f"the name of the file {shown} is no UTF-8 text; rename it") from error
 
 
 def _places(model: Model, reads: Sequence[_Read], space: Space | None) -> Places:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
+from urllib.request import url2pathname
 
 from fewtag.errors import InputError
 from fewtag.files import digest, read_json
@@ -86,10 +87,12 @@ class Crop(NamedTuple):
         left, top, width, height = (
             share * side for share, side in zip(self.box, (*whole.size, *whole.size), strict=True)
         )
-        right, bottom = max(left + 1, left + width), max(top + 1, top + height)
+        first, last = (round(left), round(top)), (round(left + width), round(top + height))
+        # at least a pixel, and none outside: a box may lie on the very edge
+        begin = [min(start, side - 1) for start, side in zip(first, whole.size, strict=True)]
+        end = [min(max(start + 1, stop), side) for start, stop, side in zip(begin, last, whole.size, strict=True)]
         buffer = io.BytesIO()
-        edges = round(left), round(top), min(round(right), whole.width), min(round(bottom), whole.height)
-        whole.crop(edges).save(buffer, "BMP")
+        whole.crop((*begin, *end)).save(buffer, "BMP")
         return buffer.getvalue()
 
 
@@ -371,9 +374,13 @@ def is_url(location: str) -> bool:
 
 
 def local_path(location: str) -> Path | None:
-    """The path behind file://, or the path that it is; None elsewhere."""
+    """The path behind file://, or the path that it is; None elsewhere.
+
+    >>> local_path("file:///photos/two%20dogs.jpg").as_posix()
+    '/photos/two dogs.jpg'
+    """
     if location.startswith("file://"):
-        return Path(location.removeprefix("file://"))
+        return Path(url2pathname(location.removeprefix("file://")))
     return None if is_url(location) else Path(location)
 
 

@@ -85,6 +85,20 @@ def test_end_to_end_the_backbone_learns_and_frozen_it_is_not_saved(shapes: Path)
     assert not [name for name in load_file(frozen.best) if "backbone" in name]
 
 
+def test_of_a_network_one_stage_may_learn_alone_and_one_that_it_has_not_is_refused(shapes: Path) -> None:
+    short = ("training.episodes=2", "training.validate_every=2", "training.warmup=0", "backbone.frozen=false")
+    _, run = go(shapes, *short, "backbone.tuned=layer4")
+    before, after = open_run(shapes)[0].build()[0].state_dict(), load_file(run.best)
+    moved = {
+        name.split(".")[1]
+        for name, values in before.items()
+        if name.endswith("weight") and not torch.equal(values, after[f"backbone.{name}"])
+    }
+    assert moved == {"layer4"}
+    with pytest.raises(InputError, match="has no stage 'layer9'"):
+        go(shapes, *short, "backbone.tuned=layer9", name="other")
+
+
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """The validation scores to give, in turn; whatever the method has learnt."""

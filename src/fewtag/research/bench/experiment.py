@@ -241,6 +241,8 @@ class Experiment:
                     self._read[number] = read_table(paths[0], images[0] if images else None, source.where)
                 case "folders":
                     self._read[number] = read_folders(paths[0])
+            if source.most_a_label is not None:
+                self._read[number] = self._read[number].thin(source.most_a_label)
         return self._read[number]
 
     def _locate(self, source: str) -> str:
