@@ -124,6 +124,7 @@ def test_learning_tagging_and_the_cache_need_nothing_of_posix(album: Path, tmp_p
     assert len((tmp_path / "tags.csv").read_text().splitlines()) == 7
 
 
+@pytest.mark.slow
 def test_the_server_loads_nothing_of_the_research_wing_and_needs_nothing_of_posix() -> None:
     program = "import fewtag.server.run; from fewtag.server.uploads import _allow_seconds, _restrict; "
     program += "_restrict(1); _allow_seconds(1.0)"  # a byte of memory, were there limits
@@ -159,6 +160,7 @@ def test_no_file_imports_a_module_that_only_posix_has() -> None:
                 assert node.module not in POSIX_MODULES, name
 
 
+@pytest.mark.slow
 def test_what_only_posix_has_is_asked_for_before_it_is_used() -> None:
     """By `hasattr` or `getattr` in the same file; and never when a module is imported."""
     for name, tree, text in trees(SOURCE):

@@ -100,6 +100,7 @@ def test_calibration_finds_slopes_and_the_weight_of_the_noes_whatever_the_labels
     assert np.average(shown, weights=np.concatenate(weights)) == pytest.approx(0.2)
 
 
+@pytest.mark.slow
 def test_calibrated_thresholds_have_the_best_f1_but_for_a_point_at_each_share() -> None:
     labels = [drawn_label(1, 0.0, 400, 0.3, seed) for seed in range(3)]
     shares = (0.05, 0.2)

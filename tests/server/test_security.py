@@ -225,6 +225,7 @@ def test_a_token_in_the_query_counts_for_nothing(port: int) -> None:
         assert ask(port, path=f"/v1/labels?{name}={TOKEN}").status == 401
 
 
+@pytest.mark.slow
 def test_the_token_is_in_no_reply_and_in_no_log(pets: Path) -> None:
     environment = os.environ | {"FEWTAG_TOKEN": TOKEN, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "fewtag", "serve", str(pets), "--port", "0", "--json", "--no-cache"]

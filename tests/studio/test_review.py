@@ -91,6 +91,7 @@ def test_every_beginning_of_an_audit_is_spread_over_the_scores(count: int, seed:
     assert np.ptp(np.bincount(quarters, minlength=4)) <= 1
 
 
+@pytest.mark.slow
 def test_an_audit_is_a_fair_sample() -> None:
     """Of pictures of which nine in ten are right, audits of 40 say so on average, and their intervals mostly hold."""
     generator = np.random.default_rng(0)

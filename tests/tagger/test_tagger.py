@@ -559,6 +559,7 @@ def test_the_finest_map_of_a_graph_with_one_is_that_one(model: Model, draw: Draw
     assert model.fine_places(draw(1, "dog")).shape == (4 * model.places, model.space.size), "of a larger square"
 
 
+@pytest.mark.slow
 def test_what_is_not_there_stays_dark_and_what_is_glows(shipped: Tagger) -> None:
     """On one scale for all labels: a duck and a hummingbird, each where it is, and no pizza anywhere."""
     duck, hummingbird = ("canvasback.jpg", "duck", "hummingbird"), ("rufous-hummingbird.jpg", "hummingbird", "duck")
@@ -641,6 +642,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
             Tagger(device="cuda").define("dog").predict(np.zeros((8, 8, 3), np.uint8))
 
 
+@pytest.mark.slow
 def test_the_shipped_model_knows_labels_by_name_and_learns_from_one_picture(shipped: Tagger) -> None:
     """Pictures of the example album: a duck and a hummingbird, then an owl, whose name says less."""
     duck, hummingbird, owl = (ALBUM / name for name in ("canvasback.jpg", "rufous-hummingbird.jpg", "barred-owl.jpg"))
