@@ -190,7 +190,12 @@ def try_it(root: Path, python: Path) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", type=Path, default=Path(sys._base_executable), help="stands for the base image's")
+    parser.add_argument(
+        "--python",
+        type=Path,
+        default=Path(getattr(sys, "_base_executable", sys.executable)),
+        help="stands for the base image's",
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fewtag-container-") as folder:
         Path(folder).chmod(0o755)

@@ -80,6 +80,7 @@ def test_the_readme_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert tagger.predict_proba(["garden.jpg"]).shape == (1, 4)
 
 
+@pytest.mark.slow
 def test_every_command_of_the_readme_runs(cli: Callable[..., Any], tmp_path: Path) -> None:
     write_pictures("rex.jpg", "max.jpg", "garden.jpg", "sofa.jpg", "photos/cat.jpg", "photos/sofa.jpg")
     (tmp_path / "examples.csv").write_text("image,labels\nphotos/cat.jpg,cat;sofa\nphotos/sofa.jpg,sofa\n")
@@ -95,6 +96,7 @@ def test_every_command_of_the_readme_runs(cli: Callable[..., Any], tmp_path: Pat
     assert {"tags.csv", "tags.html", "heat.png", "pets-onnx"} <= {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.slow
 def test_the_quickstart_prints_what_it_says(cli: Callable[..., Any], tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples" / "album", tmp_path / "examples" / "album")
     shown = transcript(ROOT / "docs" / "quickstart.md")
@@ -107,6 +109,7 @@ def test_the_quickstart_prints_what_it_says(cli: Callable[..., Any], tmp_path: P
         assert outcome.code == (2 if said and said[0].startswith("fewtag: ") else 0), outcome
 
 
+@pytest.mark.slow
 def test_the_rows_of_the_quickstart_are_right(cli: Callable[..., Any], tmp_path: Path) -> None:
     """They were wrong once: a newcomer compared them with the pictures."""
     album = ROOT / "examples" / "album"
@@ -156,6 +159,7 @@ def test_the_commands_of_a_tools_page_run_in_their_order(
         assert not [path for path in (tmp_path / "photos").rglob("*.xmp") if b"fewtag" in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_the_terminal_gets_a_row_for_every_picture_beside_its_own(cli: Callable[..., Any]) -> None:
     """More pictures than a batch, in which rows and pictures once fell out of step."""
     album = ROOT / "examples" / "album"

@@ -143,6 +143,13 @@ DETECTIONS = {
 }
 
 
+def test_tags_of_a_csv_keep_their_order(cli: Cli, photos: Path) -> None:
+    tags = ["zebra", "cat", "sofa", "ball", "dog", "apple", "moon", "ring"]
+    Path("tags.csv").write_text(f"image,tags\nz.webp,{';'.join([*tags, '!lamp', 'cat'])}\n")
+    assert cli("export", "tags.csv", "out", "--as", "imagefolder", "--root", photos).code == 0
+    assert json.loads(Path("out/metadata.jsonl").read_text())["labels"] == tags
+
+
 def test_boxes_of_a_detector_are_tagged_as_pictures_and_go_back(cli: Cli, bank: Path) -> None:
     left, right = draw(70, "dog", size=(60, 40)), draw(71, "cat", size=(60, 40))
     both = Image.new("RGB", (120, 40))

@@ -92,7 +92,7 @@ class Bench:
             capture_output=True,
             env=self.environment(place),
             preexec_fn=None if limit is None else partial(_limit_files, limit),
-            timeout=120,
+            timeout=600,
         )
 
     def kill(self, job: str, place: Path, after: float) -> bool:

@@ -218,7 +218,8 @@ def _of_bank(given: Given) -> Rows:
 
 def _of_examples(given: Given) -> Rows:
     """Of the pictures that the bank was taught with, what a person said."""
-    from fewtag.pictures.files import Picture, pixel_digest, walk
+    from fewtag.pictures.decode import pixel_digest
+    from fewtag.pictures.files import Picture, walk
     from fewtag.tagger.bank_file import read_bank
 
     bank = read_bank(given.source)[1]

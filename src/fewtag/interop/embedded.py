@@ -14,8 +14,8 @@ from typing import BinaryIO, NamedTuple
 from fewtag.errors import InputError
 from fewtag.interop.keywords import NO_TAGS, Tags, join_tags
 from fewtag.interop.xmp import Packet
-from fewtag.pictures.decode import decode, open_encoded
-from fewtag.pictures.files import Picture, pixel_digest
+from fewtag.pictures.decode import decode, open_encoded, pixel_digest
+from fewtag.pictures.files import Picture
 
 PART = ".fewtag-part"
 """In the names of files that are being written, before they take the place of others."""
