@@ -24,12 +24,12 @@ from environments import FORMER, ROOT, former_environment, install_wheel, instal
 from growth import growth
 from http_load import throughput
 from measuring import Figure
-from product import Setting, cached, decoded_arrays, files, memory, ray, start_up
+from product import Setting, cached, decoded_arrays, files, memory, ray, sidecars, start_up
 from rivals import beside_easyfsl
 
 from fewtag.files import write_atomically
 
-SECTIONS = ("wheel", "start", "arrays", "files", "cache", "memory", "http", "ray", "rivals", "growth")
+SECTIONS = ("wheel", "start", "arrays", "files", "cache", "write", "memory", "http", "ray", "rivals", "growth")
 
 
 def figures(setting: Setting, wanted: Iterable[str]) -> Iterator[tuple[str, Figure]]:
@@ -41,6 +41,7 @@ def figures(setting: Setting, wanted: Iterable[str]) -> Iterator[tuple[str, Figu
         "arrays": lambda: decoded_arrays(setting),
         "files": lambda: files(setting),
         "cache": lambda: cached(setting),
+        "write": lambda: sidecars(setting),
         "memory": lambda: memory(setting),
         "http": lambda: throughput(setting.bank, setting.small, setting.rounds),
         "ray": lambda: ray(setting),
