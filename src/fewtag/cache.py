@@ -193,8 +193,11 @@ class Cache:
         """An idle connection to this very file, or a new one; None where there is no file and none is wanted."""
         idle = self._idle.setdefault(os.getpid(), [])
         connection = None
-        while idle and connection is None:
-            known, candidate = idle.pop()
+        while connection is None:
+            try:
+                known, candidate = idle.pop()
+            except IndexError:  # none, or another thread was quicker
+                break
             if known == identity:
                 connection = candidate
             else:  # another process began anew

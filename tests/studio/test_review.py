@@ -95,7 +95,7 @@ def test_an_audit_is_a_fair_sample() -> None:
     """Of pictures of which nine in ten are right, audits of 40 say so on average, and their intervals mostly hold."""
     generator = np.random.default_rng(0)
     held, said = 0, []
-    for trial in range(200):
+    for trial in range(2_000):
         chances = generator.uniform(0.5, 1, 400)
         truth = generator.random(400) < chances
         whole = np.zeros((400, 1), np.float32)
@@ -194,7 +194,7 @@ def test_influence_tells_a_wrong_example_from_right_ones(studio: Studio) -> None
     studio.teach("dog", [*dogs[:6], wrong])
     studio.answer([say(digest, "dog", "no") for digest in cats[:8]])
     studio.review("dog")
-    for _ in range(200):
+    for _ in range(2_000):
         values = {each.digest: each.influence for each in studio.review("dog").examples}
         if None not in values.values():
             break

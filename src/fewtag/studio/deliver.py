@@ -14,8 +14,9 @@ from typing import Any
 from fewtag.errors import InputError, nearest
 from fewtag.files import digest, make_folder
 from fewtag.interop.datasets import FORMS, Set, write_set
+from fewtag.interop.keywords import check_label, fold
 from fewtag.interop.write import Change, Options, Report, undo, write_tags
-from fewtag.interop.xmp import Wanted, check_label, fold
+from fewtag.interop.xmp import Wanted
 from fewtag.studio.log import UnknownError
 from fewtag.studio.project import Project
 from fewtag.studio.values import Delivery

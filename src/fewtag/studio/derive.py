@@ -13,8 +13,7 @@ from fewtag.core.calibration import estimate_shares, log_odds, sigmoid
 from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError, UnknownWordError
 from fewtag.files import digest, locked
-from fewtag.pictures.decode import decode, squash
-from fewtag.pictures.files import pixel_digest, thumbnail
+from fewtag.pictures.decode import decode, pixel_digest, squash, thumbnail
 from fewtag.studio.library import Library
 from fewtag.studio.log import Fold, Label
 from fewtag.studio.project import BANK, ExampleRow, Project

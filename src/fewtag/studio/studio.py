@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from fewtag.errors import InputError, UnknownWordError
 from fewtag.files import user_cache_folder
-from fewtag.pictures.decode import decode
-from fewtag.pictures.files import pixel_digest
+from fewtag.pictures.decode import decode, pixel_digest
 from fewtag.studio import deliver as delivering
 from fewtag.studio.background import Background
 from fewtag.studio.derive import path_name, word_of

@@ -230,3 +230,19 @@ def test_rows_tell_their_draws(bench, cli: Cli, shapes: Path) -> None:
     assert digest(*saved, "--set", "seed=9") == drawn
     assert digest("--set", "seed=9") != drawn
     assert digest("--set", "evaluation.episodes=4") != drawn
+
+
+def test_only_pictures_that_are_drawn_are_encoded(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bench().code == 0
+    expected = rows_of(Path("results/recipe/protonet.test.parquet"))
+    encoded: list[int] = []
+    features = module.feature_rows
+    monkeypatch.setattr(
+        module,
+        "feature_rows",
+        lambda images, *given, **more: (encoded.append(len(images)), features(images, *given, **more))[1],
+    )
+    assert bench("--force", "--set", "evaluation.episodes=1").code == 0
+    (row,) = rows_of(Path("results/recipe/protonet.test.parquet"))
+    assert encoded == [2 * (row["shots"] + row["queries"])]  # two novel labels
+    assert {name: row[name] for name in METRICS} == {name: expected[0][name] for name in METRICS}

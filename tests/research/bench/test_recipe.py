@@ -120,7 +120,7 @@ def source(settings: str) -> str:
         ("format='table', path='a.csv', images=['a', 'b']", "'table' takes one 'images', found 2"),
         ("format='table', path=[]", "'path' is an empty list"),
         ("format='table', path='a.csv', sets=['test']", "'table' takes no 'sets'; its keys are path, images, where"),
-        ("format='folders', path='a', images='b'", "'folders' takes no 'images'; its keys are path, phases, role"),
+        ("format='folders', path='a', images='b'", "'folders' takes no 'images'; its keys are path, most_a_"),
         ("format='coco', path='a', images='b', where={a=['b']}", "'coco' takes no 'where'; its keys are path, images"),
         ("format='voc', path='a', images='b'", "'voc' takes no 'images'; its keys are path, sets, keep_difficult, "),
         ("format='coco', path='a', images='b', keep_difficult=true", "'coco' takes no 'keep_difficult'"),
@@ -137,13 +137,18 @@ def test_what_a_sources_reader_would_not_look_at_is_refused(write, settings: str
     "settings",
     [
         "format='table', path=['a.csv'], images=['b'], where={pack=['x']}",
-        "format='coco', path=['a', 'b'], images=['c', 'd']",
+        "format='coco', path=['a', 'b'], images=['c', 'd'], most_a_label=30",
         "format='voc', path=['a', 'b'], sets=['test'], keep_difficult=true, phases=['val']",
     ],
 )
 def test_a_source_takes_its_formats_keys_and_survives_being_saved_whole(write, settings: str) -> None:
     recipe = only(write(source(settings)))
     assert Recipe.model_validate(recipe.model_dump()) == recipe
+
+
+def test_a_frozen_network_has_no_stage_to_tune(write) -> None:
+    with pytest.raises(InputError, match="tuned = 'layer4' of a frozen backbone; write frozen = false"):
+        load_recipes(write(DATA + METHOD + '[backbone]\ntuned = "layer4"\n'))
 
 
 def test_a_role_that_the_sampling_would_not_look_at_is_refused(write) -> None:
@@ -246,6 +251,24 @@ def test_a_recipe_may_consist_of_others(tmp_path: Path, write) -> None:
     assert [recipe.name for _, recipe in load_recipes(tmp_path / "all.toml", only=["b"])] == ["b"]
 
 
+def test_settings_beside_an_include_go_over_those_of_runs_but_for_a_runs_own_network(tmp_path: Path) -> None:
+    runs = '[[runs]]\nname = "a"\nseed = 1\n[[runs]]\nname = "b"\nbackbone.name = "resnet18"\nnot_measured = "why"\n'
+    (tmp_path / "one.toml").write_text(DATA + METHOD + "[backbone]\nsize = 96\n" + runs)
+    over = 'seed = 2\nnot_measured = ""\n[backbone]\nname = "resnet50"\n'
+    (tmp_path / "all.toml").write_text('include = ["one.toml"]\n' + over)
+    (tmp_path / "outer.toml").write_text('include = ["all.toml"]\nseed = 3\n')
+    for file, seed in (("all", 2), ("outer", 3)):
+        found = [recipe for _, recipe in load_recipes(tmp_path / f"{file}.toml")]
+        assert [(recipe.name, recipe.seed, recipe.not_measured) for recipe in found] == [
+            ("a", seed, ""),
+            ("b", seed, ""),
+        ]
+        assert [(recipe.backbone.name, recipe.backbone.size) for recipe in found] == [
+            ("resnet50", 96),
+            ("resnet18", 96),
+        ]
+
+
 def test_a_recipe_may_extend_another_whose_runs_it_does_not_take(tmp_path: Path) -> None:
     (tmp_path / "one.toml").write_text(DATA + METHOD + '[backbone]\nsize = 96\n[[runs]]\nname = "a"\nseed = 1\n')
     (tmp_path / "two.toml").write_text('extends = "one.toml"\nbackbone.name = "resnet18"\n[[runs]]\nname = "b"\n')
@@ -257,9 +280,9 @@ def test_a_recipe_may_extend_another_whose_runs_it_does_not_take(tmp_path: Path)
         load_recipes(tmp_path / "three.toml")
 
 
-@pytest.mark.parametrize("text", ['include = "one.toml"', "include = []", 'include = ["one.toml"]\nseed = 1'])
-def test_an_include_that_is_no_list_or_not_alone_is_refused(write, text: str) -> None:
-    with pytest.raises(InputError, match="`include` stands alone, as a list of files"):
+@pytest.mark.parametrize("text", ['include = "one.toml"', "include = []", 'include = ["one.toml"]\ngrid.seed = [1]'])
+def test_an_include_that_is_no_list_or_has_runs_of_its_own_is_refused(write, text: str) -> None:
+    with pytest.raises(InputError, match="`include` is a list of files"):
         load_recipes(write(text))
 
 
@@ -368,6 +391,7 @@ def former(recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
 
+@pytest.mark.slow
 def test_the_digest_of_before_stands_for_a_published_run_until_a_default_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -430,11 +454,12 @@ def test_the_recipes_we_ship_are_valid(path: Path) -> None:
         assert set(recipe.evaluation.draws) <= set(recipe.evaluation.phases)
 
 
-@pytest.mark.parametrize("name", ["coco", "voc"])
+@pytest.mark.parametrize("name", ["coco", "voc", "laso"])
 def test_the_original_downloads_have_the_runs_of_the_packs(name: str) -> None:
     folder = RECIPES[0].parent
     packs, originals = (
-        [recipe for _, recipe in load_recipes(folder / f"{stem}.toml")] for stem in (name, f"{name}-original")
+        [recipe for file, recipe in load_recipes(folder / f"{stem}.toml") if file.stem == name]
+        for stem in (name, f"{name}-original")
     )
     keys = {"name", "method", "training", "seed"}
     assert [recipe.model_dump(include=keys) for recipe in packs] == [
@@ -442,6 +467,15 @@ def test_the_original_downloads_have_the_runs_of_the_packs(name: str) -> None:
     ]
     assert [recipe.evaluation.phases for recipe in packs] == [recipe.evaluation.phases for recipe in originals]
     assert [recipe.backbone.frozen for recipe in packs] == [recipe.backbone.frozen for recipe in originals]
+
+
+def test_the_papers_recipe_asks_for_nothing_but_what_others_publish() -> None:
+    for _, recipe in load_recipes(RECIPES[0].parent / "paper.toml"):
+        assert {source.format for source in recipe.data.sources} <= {"coco", "voc"}
+        assert {*str(recipe.backbone.weights).split("+")} == {"timm"}
+        assert recipe.words.source == "glove.6B.300d.txt"
+        assert not any(recipe.evaluation.draws.values())
+        assert not recipe.not_measured
 
 
 def test_there_are_recipes_to_validate() -> None:

@@ -2,6 +2,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from fewtag.errors import InputError
 from fewtag.pictures.files import Picture
@@ -28,6 +31,20 @@ def test_an_image_listed_twice_is_named():
 def test_an_empty_data_set_is_refused():
     with pytest.raises(InputError, match="empty"):
         LabelledImages((), (), ("x",), np.zeros((0, 1), dtype=bool))
+
+
+@given(arrays(bool, st.tuples(st.integers(1, 12), st.integers(1, 4))), st.integers(1, 4))
+def test_a_thinned_data_set_shows_each_label_as_often_as_asked_or_as_all_of_it_does(targets: np.ndarray, most: int):
+    names = "abcdefghijkl"[: len(targets)]
+    whole = labelled(names, "wxyz"[: targets.shape[1]], targets.tolist())
+    if not targets.any():
+        return
+    part = whole.thin(most)
+    assert (part.targets.sum(axis=0) >= np.minimum(targets.sum(axis=0), most)).all()
+    assert sorted(part.ids) == list(part.ids)
+    for number, name in enumerate(part.ids):  # none is there without need
+        before = part.targets[:number].sum(axis=0)
+        assert (before[targets[names.index(name)]] < most).any()
 
 
 def test_rows_and_select_follow_the_order_asked_for():

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from fewtag.errors import InputError
 from fewtag.research.methods import Base, Episode, Support, kggr
-from fewtag.research.methods.kggr import KGGR, GatedGraph, LabelNetwork, LowRankScores, co_occurrence, similarity
+from fewtag.research.methods.kggr import (
+    KGGR,
+    GatedGraph,
+    LabelNetwork,
+    LowRankScores,
+    Propagation,
+    co_occurrence,
+    similarity,
+)
 
 JOINT = 6
 LABELS = ("a", "b", "c")
@@ -201,6 +209,7 @@ def test_a_graph_without_steps_is_refused() -> None:
         build(steps=0)
 
 
+@pytest.mark.slow
 def test_it_learns_base_labels_and_that_helps_with_new_ones() -> None:
     world = make_world()
     torch.manual_seed(0)
@@ -209,3 +218,33 @@ def test_it_learns_base_labels_and_that_helps_with_new_ones() -> None:
     losses = train(method, draw_episodes(world.base, 60, seed=1), learning_rate=3e-3)
     assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
     assert macro_ap(method, held_out) > max(untrained, random_macro_ap(held_out)) + 10
+
+
+def test_classifiers_hear_one_another_as_in_plain_loops() -> None:
+    propagation = scatter(Propagation(JOINT, steps=2))
+    weight, words = random(3, JOINT, seed=3), random(3, 4, seed=4)
+    alike = array(similarity(words))
+    edges = np.array([[alike[a, b] / math.sqrt(alike[a].sum() * alike[b].sum()) for b in range(3)] for a in range(3)])
+    states = [array(each) for each in weight]
+    for _ in range(2):
+        states = step_by_hand(propagation.graph, states, edges)
+    own = [array(each) for each in weight]
+    expected = [
+        one + apply(propagation.output, np.concatenate([state, one])) for one, state in zip(own, states, strict=True)
+    ]
+    np.testing.assert_allclose(array(propagation(weight, words)), np.array(expected), atol=1e-5)
+
+
+def test_untrained_propagation_changes_nothing_and_trained_base_classifiers_are_heard() -> None:
+    support, query = make_support(), random(5, 5, 2, 3, seed=9)
+    plain, hearing = build(), KGGR(5, 4, joint=JOINT, propagation=2)
+    hearing.prepare(Base(LABELS, random(3, 4, seed=7), random(20, 3, seed=8) > 0.3))
+    hearing.load_state_dict(hearing.state_dict() | plain.state_dict())
+    before = hearing.eval().adapt(support)(query)
+    torch.testing.assert_close(before, plain.adapt(support)(query))
+    scatter(hearing.propagation)
+    heard = hearing.adapt(support)(query)
+    with torch.no_grad():
+        hearing.base_weight.mul_(-1)
+    assert not torch.allclose(heard, before)
+    assert not torch.allclose(hearing.adapt(support)(query), heard)

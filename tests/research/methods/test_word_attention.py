@@ -238,7 +238,7 @@ def test_the_reference_drops_projected_places_and_attention_weights_in_training(
     seen: list[tuple[int, ...]] = []
     method.drop.register_forward_hook(lambda _, given, __: seen.append(tuple(given[0].shape)))
     method.prototypes(support, method.text(support.words))
-    assert seen == [(4, 6, JOINT), (8, 3, 4, 6)]  # images × places × joint, then heads × labels × images × places
+    assert seen == [(4, 6, JOINT), (7, 8, 6)]  # images × places × joint, then pairs of label and image × heads × places
 
 
 def test_the_reference_begins_as_the_authors_code_does() -> None:

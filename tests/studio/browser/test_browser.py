@@ -81,7 +81,7 @@ def browser() -> Iterator[Browser]:
 def opened(browser: Browser, pictures: Path, model: Path, tmp_path: Path) -> Iterator[Opened]:
     """A new project over the album, indexed, and its page as the command opens it."""
     with Studio.open(tmp_path / "project", [pictures], model=str(model), cache=tmp_path / "cache") as studio:
-        assert studio.wait(120.0)
+        assert studio.wait(300.0)
         with serving(lambda _decoders: studio) as running, open_page(browser) as page:
             page.goto(f"{running.settings.url}/#token={running.settings.token}")
             yield Opened(page, running.settings.url, running.client, studio)
@@ -117,7 +117,7 @@ def answer_page(opened: Opened, act: Callable[[], None]) -> None:
     """Until the next page is there."""
     had, size = answers(opened), opened.page.locator("[data-place]").count()
     act()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while answers(opened) != had + size:
         assert time.monotonic() < deadline, (had, size, answers(opened))
         opened.page.wait_for_timeout(50)

@@ -23,8 +23,13 @@ from fewtag.research.data.sampling import (
     load_draws,
 )
 from fewtag.research.data.splits import Split
-from fewtag.research.features.backbone import Backbone, JoinedBackbone, open_backbone
-from fewtag.research.features.classifier import ImageClassifier, create_classifier
+from fewtag.research.features.backbone import (
+    Backbone,
+    ImageClassifier,
+    JoinedBackbone,
+    create_classifier,
+    open_backbone,
+)
 from fewtag.research.features.words import load_words
 from fewtag.research.methods import Base, Method, create_method
 from fewtag.research.methods.whitened import Whitened
@@ -236,6 +241,8 @@ class Experiment:
                     self._read[number] = read_table(paths[0], images[0] if images else None, source.where)
                 case "folders":
                     self._read[number] = read_folders(paths[0])
+            if source.most_a_label is not None:
+                self._read[number] = self._read[number].thin(source.most_a_label)
         return self._read[number]
 
     def _locate(self, source: str) -> str:

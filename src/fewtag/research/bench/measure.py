@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,14 +79,11 @@ def measure(
                 solve(method, experiment, backbone, cache, fabric, report)
             for phase, phase_draws in draws.items():
                 images = experiment.phase(phase)
-                pictures = Pool.of(
-                    images,
-                    _features(images, backbone, cache, fabric, report, phase),
-                    words[phase],
-                    fabric.device,
-                )
+                used, numbered = _used(images, phase_draws)  # a large pool is not encoded for a few draws
+                rows_of_used = _features(used, backbone, cache, fabric, report, phase)
+                pictures = Pool.of(used, rows_of_used, words[phase], fabric.device)
                 since = time.perf_counter()
-                judged = _evaluate(method, pictures, phase_draws, fabric, report, f"measuring {recipe.name} on {phase}")
+                judged = _evaluate(method, pictures, numbered, fabric, report, f"measuring {recipe.name} on {phase}")
                 facts["seconds"] = round(time.perf_counter() - since, 2)
                 facts |= {"data_digest": images.digest, "draws_digest": draws_digest(phase_draws, images)}
                 means = np.mean([episode.label_aps for episode in judged], axis=0).round(6)
@@ -94,6 +92,18 @@ def measure(
                 rows[phase] = found = result_rows(recipe, phase, metrics, command=command, device=device, facts=facts)
                 on_rank_zero(fabric, partial(write_rows, files[phase], found))
     return rows
+
+
+def _used(images: LabelledImages, draws: Sequence[Draw]) -> tuple[LabelledImages, list[Draw]]:
+    """The pictures that are drawn, in their order, and the draws by their row numbers among these."""
+    rows = sorted({row for draw in draws for row in (*draw.support, *draw.query)})
+    number = {row: place for place, row in enumerate(rows)}
+
+    def renumber(side: Sequence[int]) -> tuple[int, ...]:
+        return tuple(number[row] for row in side)
+
+    kept = [replace(draw, support=renumber(draw.support), query=renumber(draw.query)) for draw in draws]
+    return images.select(rows), kept
 
 
 def _train(

@@ -26,7 +26,7 @@ SOURCE_KEYS: dict[str, tuple[str, ...]] = {
     "table": ("images", "where"),
     "folders": (),
 }
-"""The keys that a format has beside `path`, `phases` and `role`."""
+"""The keys that a format has beside `path`, `most_a_label`, `phases` and `role`."""
 
 
 class Source(Settings):
@@ -43,6 +43,8 @@ class Source(Settings):
     """voc: the image sets to read."""
     keep_difficult: bool = False
     """voc: whether objects marked difficult count."""
+    most_a_label: int | None = Field(default=None, gt=0)
+    """Leaves out a picture whose labels are all shown so often by those before it; none unless said."""
     phases: list[str] | None = None
     """The phases this source serves; all unless said."""
     role: Literal["support", "query"] | None = None
@@ -51,7 +53,7 @@ class Source(Settings):
     @model_validator(mode="after")
     def suit_the_format(self) -> "Source":
         """Refuses what the format's reader would not look at."""
-        own = ("path", *SOURCE_KEYS[self.format], "phases", "role")
+        own = ("path", *SOURCE_KEYS[self.format], "most_a_label", "phases", "role")
         for key, field in type(self).model_fields.items():
             # the recipe saved beside weights gives every key, so a foreign one at its default is none
             if key not in ("format", *own) and getattr(self, key) != field.default:
@@ -90,6 +92,16 @@ class BackboneSettings(Settings):
     grid: int | None = Field(default=None, gt=0)
     """Places a side, at most: a finer map is pooled. Without it maps stay as they are."""
     frozen: bool = True
+    tuned: str | None = None
+    """Where the network learns: the one stage that does, by the beginning of its parameters' names; all unless said."""
+
+    @model_validator(mode="after")
+    def tune_what_is_not_frozen(self) -> "BackboneSettings":
+        if self.frozen and self.tuned is not None:
+            raise InputError(
+                f"tuned = {self.tuned!r} of a frozen backbone; write frozen = false beside it, or remove it"
+            )
+        return self
 
 
 class WordSettings(Settings):
@@ -254,12 +266,11 @@ class Recipe(Settings):
     def training_settings(self) -> dict[str, Any]:
         """The settings that trained weights depend on: not how they are measured, nor what things are called."""
         kept = self.effective.model_dump(mode="json", include={"backbone", "words", "method", "training", "seed"})
-        kept["training"] = _counted_training(kept["training"])
+        kept["training"], kept["method"] = _counted_training(kept["training"]), _counted_method(kept["method"])
         kept["training"].pop("checkpoint_every")
-        if kept["backbone"]["grid"] is None:  # as before there was one
-            del kept["backbone"]["grid"]
+        kept["backbone"] = _counted_backbone(kept["backbone"])
         sources = [
-            source.model_dump(mode="json", exclude={"role"})
+            _counted_source(source.model_dump(mode="json", exclude={"role"}))
             for source in self.data.sources
             if source.phases is None or {"train", "val"} & set(source.phases)
         ]
@@ -269,13 +280,25 @@ class Recipe(Settings):
 def _counted(settings: dict[str, Any]) -> dict[str, Any]:
     """All settings but those that came after rows had been published, where they are as before there were any."""
     later = {key for key in ("names", "space", "sessions") if settings[key] is None}
-    evaluation, backbone = dict(settings["evaluation"]), dict(settings["backbone"])
+    evaluation, backbone = dict(settings["evaluation"]), _counted_backbone(settings["backbone"])
     if evaluation["supports"] == "complete":
         del evaluation["supports"]
-    if backbone["grid"] is None:
-        del backbone["grid"]
     kept = {key: value for key, value in settings.items() if key not in later}
+    kept["method"] = _counted_method(settings["method"])
+    kept["data"] = settings["data"] | {"sources": [_counted_source(each) for each in settings["data"]["sources"]]}
     return kept | {"evaluation": evaluation, "backbone": backbone, "training": _counted_training(settings["training"])}
+
+
+def _counted_backbone(backbone: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in backbone.items() if key not in ("grid", "tuned") or value is not None}
+
+
+def _counted_method(method: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in method.items() if (key, value) != ("propagation", 0)}
+
+
+def _counted_source(source: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in source.items() if (key, value) != ("most_a_label", None)}
 
 
 def _counted_training(training: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Recipe files: TOML with common settings, runs and grids of runs; a file may extend or include others."""
+"""Recipe files: TOML with common settings, runs and grids of runs; a file may extend others, or include them."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str]
     `[[runs]]` each override the file's common settings, a `grid` makes several runs of one, and `changes` override all
     runs that are chosen.
     """
-    settings = [(file, run) for file in _files(path) for run in _runs(file)]
+    settings = [(file, run) for file, over in _files(path, {}) for run in _runs(file, over)]
     known = [str(run["name"]) for _, run in settings]
     for name in only:
         if name not in known:
@@ -54,25 +54,30 @@ def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str]
     return recipes
 
 
-def _files(path: Path) -> list[Path]:
-    """The file itself, or those it consists of."""
+def _files(path: Path, over: dict[str, Any]) -> list[tuple[Path, dict[str, Any]]]:
+    """The file itself, or those it consists of, each with the settings that go over its own."""
     settings = _read(path)
     if "include" not in settings:
-        return [path]
-    included = settings["include"]
-    if len(settings) > 1 or not isinstance(included, list) or not included:
-        raise InputError(f'recipe {path}: `include` stands alone, as a list of files: include = ["coco.toml"]')
-    return [file for name in included for file in _files(path.parent / str(name))]
+        return [(path, over)]
+    included, more = settings.pop("include"), {"runs", "grid", "extends"} & settings.keys()
+    if more or not isinstance(included, list) or not included:
+        raise InputError(
+            f'recipe {path}: `include` is a list of files, include = ["coco.toml"], and has settings for all their '
+            "runs beside it at most, no `runs`, `grid` or `extends`"
+        )
+    over = _merge(settings, over)
+    return [each for name in included for each in _files(path.parent / str(name), over)]
 
 
-def _runs(path: Path) -> list[dict[str, Any]]:
-    """Each run's settings, the common ones filled in."""
+def _runs(path: Path, over: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each run's settings, the common ones filled in; `over` goes above both, but a run's own network stays."""
     common = _common(path)
     runs = common.pop("runs", [{}])
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise InputError(f"recipe {path}: `runs` is no list of tables; write [[runs]] before each, or leave it out")
-    merged = [_merge({"name": path.stem, **common}, run) for run in runs]
-    return [each for run in merged for each in _expand(run, path)]
+    merged = [_merge(_merge({"name": path.stem, **common}, over), run) for run in runs]
+    without = {key: value for key, value in over.items() if key != "backbone"}
+    return [_merge(each, without) for run in merged for each in _expand(run, path)]
 
 
 def _expand(run: dict[str, Any], path: Path) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 from torch.optim import Adam
 
-from fewtag.errors import InputError
+from fewtag.errors import InputError, nearest
 from fewtag.research.bench.distributed import (
     Reporter,
     Silent,
@@ -31,6 +31,7 @@ from fewtag.research.bench.recipe import Training
 from fewtag.research.bench.run_folder import Checkpoint, RunFolder, TrainingState, TrainingSummary
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.data.sampling import EpisodeSampler
+from fewtag.research.features.backbone import Backbone, JoinedBackbone
 from fewtag.research.features.rows import MemoryRows, Rows, feature_rows, pixel_rows
 from fewtag.research.methods import METHODS, EndToEnd, Method
 
@@ -231,6 +232,9 @@ def prepare(
             return feature_rows(images, backbone, cache, advance=report.advance)
     else:
         method = EndToEnd(backbone, method)
+        if recipe.backbone.tuned is not None:
+            with collective_refusal():
+                tune_stage(backbone, recipe.backbone.tuned)
         if experiment.compiled:
             backbone.compile()  # in place: weights keep their names
 
@@ -250,13 +254,27 @@ def prepare(
     return method, phase("train"), phase("val") if training.patience else None
 
 
+def tune_stage(backbone: Backbone | JoinedBackbone, stage: str) -> None:
+    """Holds the weights of all other stages of the network; batch-norm statistics move in all of them."""
+    named = [(name.rpartition("network.")[2], parameter) for name, parameter in backbone.named_parameters()]
+    if not any(name.startswith(stage) for name, _ in named):
+        stages = sorted({name.partition(".")[0] for name, _ in named})
+        raise InputError(f"network {backbone.name!r} has no stage {stage!r}; {nearest(stage, stages)}")
+    for name, parameter in named:
+        parameter.requires_grad_(name.startswith(stage))
+
+
+MOST_IN_MEMORY = 2**31
+"""Bytes of rows that are held by a process which trains on a CPU: reading them takes as long as learning from them."""
+
+
 def on_device(rows: Rows, device: torch.device) -> Rows:
-    """The same rows in the accelerator's memory, if they fit in half of what is free."""
-    if device.type != "cuda":
+    """The same rows in the device's memory: an accelerator's if they fit in half of what is free."""
+    if device.type not in ("cuda", "cpu"):
         return rows
     first = rows.take([0])
-    free, _ = torch.cuda.mem_get_info(device)
-    if first.nbytes * len(rows) > free / 2:
+    room = torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else MOST_IN_MEMORY
+    if first.nbytes * len(rows) > room:
         return rows
     tensor = torch.empty(len(rows), *first.shape[1:], dtype=first.dtype, device=device)
     for start in range(0, len(rows), 256):

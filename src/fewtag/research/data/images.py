@@ -71,6 +71,18 @@ class LabelledImages:
             targets=self.targets[numbers],
         )
 
+    def thin(self, most: int) -> "LabelledImages":
+        """A part in which every label is shown by `most` images, or by all that show it; the first images come first.
+
+        A label may be shown more often, beside rarer ones.
+        """
+        shown, kept = np.zeros(len(self.labels), int), []
+        for row, targets in enumerate(self.targets):
+            if (shown[targets] < most).any():
+                kept.append(row)
+                shown += targets
+        return self.select(kept)
+
     def check(self) -> None:
         """Refuse pictures whose file is missing, before hours of work find out one by one."""
         present = {path: path.is_file() for path in {picture.path for picture in self.pictures}}

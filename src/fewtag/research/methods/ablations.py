@@ -1,11 +1,13 @@
 """The paper's ablations: its model (`word_attention.py`) with one piece replaced."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Episode, Support, bce, pool
+from fewtag.research.methods.base import Episode, Support, bce, pool, refuse_labels_without_image
 from fewtag.research.methods.kggr import LowRankScores
 from fewtag.research.methods.word_attention import Joint, Local, Scores, WordAttention
 from fewtag.research.types import Logits
@@ -54,11 +56,16 @@ class SimpleLocalAttention(WordAttention):
     def build_attention(self, inner: int) -> None:
         """Nothing beside the joint space."""
 
+    def prototypes(self, support: Support, words: Joint) -> Joint:
+        refuse_labels_without_image(support)
+        local = self.local(support.maps)
+        hidden = ~support.targets.T[:, :, None]
+        scores = self.scores(words, local)[0].float().masked_fill(hidden, -math.inf)
+        attention = scores.flatten(1).softmax(dim=-1).view_as(scores)
+        return torch.einsum("lip,ipj->lj", attention.to(local.dtype), local)
+
     def scores(self, words: Joint, local: Local) -> Scores:
         return self.similarity(local.flatten(0, 1), words).T.reshape(1, len(words), *local.shape[:2])
-
-    def gather(self, attention: Scores, local: Local) -> Joint:
-        return torch.einsum("lip,ipj->lj", attention[0].to(local.dtype), local)
 
 
 class SimpleAttention(SimpleLocalAttention):

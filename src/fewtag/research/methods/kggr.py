@@ -3,8 +3,8 @@
 A word looks for its label's places by low-rank bilinear pooling; what it finds starts the label's node in a gated graph
 network, whose edges are how often base labels occur together or how similar new labels' words are. A label's classifier
 judges its node's first and last state together; new labels get fresh classifiers, trained on the support. No code of it
-is public: the network follows SSGRL (Chen et al., ICCV 2019), the same authors' forerunner, and docs/methods.md says
-what we chose.
+is public: the network follows SSGRL (Chen et al., ICCV 2019), the propagation among classifiers KGTN (Chen R. et al.,
+AAAI 2020), the same authors' forerunners, and docs/methods.md says what we chose.
 """
 
 from copy import deepcopy
@@ -45,6 +45,7 @@ class KGGR(Method):
 
     base_stage = "labels"
 
+    base_words: Tensor
     base_edges: Tensor
     edge_scale: Tensor
 
@@ -59,6 +60,7 @@ class KGGR(Method):
         finetune_rate: float = 3e-2,
         weight_decay: float = 0.0,
         tune_network: bool = False,
+        propagation: int = 0,
     ) -> None:
         super().__init__(channels, dimensions)
         if steps < 1:
@@ -67,10 +69,12 @@ class KGGR(Method):
         self.weight_decay, self.tune_network = weight_decay, tune_network
         self.joint = joint
         self.network = LabelNetwork(channels, dimensions, joint, steps)
+        self.propagation = Propagation(joint, propagation) if propagation else None
 
     def prepare(self, base: Base) -> None:
         """The base labels' graph and classifiers."""
         self.base_labels = base.labels
+        self.register_buffer("base_words", base.words.clone())
         self.register_buffer("base_edges", co_occurrence(base.targets))
         # new labels' edges come to the mean strength that the network was trained with
         alike = similarity(base.words)
@@ -84,7 +88,8 @@ class KGGR(Method):
         if support.labels != self.base_labels:
             raise InputError(f"kggr was prepared for the base labels {self.base_labels}, found {support.labels}")
         nodes = self.network(torch.cat([support.maps, episode.maps]), support.words, self.base_edges)
-        return bce(judge(nodes, self.base_weight, self.base_bias), torch.cat([support.targets, episode.targets]))
+        weight = self.propagation(self.base_weight, self.base_words) if self.propagation else self.base_weight
+        return bce(judge(nodes, weight, self.base_bias), torch.cat([support.targets, episode.targets]))
 
     def adapt(self, support: Support) -> Classifier:
         refuse_labels_without_image(support)
@@ -102,10 +107,19 @@ class KGGR(Method):
 
         def loss() -> Float[Tensor, ""]:
             states = network(maps, words, edges, mutual=True) if nodes is None else nodes
-            return bce(judge(states, weight, bias), support.targets)
+            return bce(judge(states, self._informed(weight, words), bias), support.targets)
 
         descend(loss, tuned, epochs=self.finetune_epochs, rate=self.finetune_rate, weight_decay=self.weight_decay)
-        return lambda maps: judge(network(maps, words, edges, mutual=True), weight.detach(), bias.detach())
+        fitted = self._informed(weight, words).detach(), bias.detach()
+        return lambda maps: judge(network(maps, words, edges, mutual=True), *fitted)
+
+    def _informed(self, weight: Float[Tensor, "labels joint"], words: Words) -> Float[Tensor, "labels joint"]:
+        """New labels' classifiers after they have heard the base labels' and one another."""
+        if self.propagation is None:
+            return weight
+        everything = torch.cat([self.base_weight.detach(), weight]), torch.cat([self.base_words, words])
+        with full_precision(weight):
+            return self.propagation(*everything)[len(self.base_weight) :]
 
 
 class LabelNetwork(nn.Module):
@@ -185,6 +199,26 @@ class GatedGraph(nn.Module):
             update, reset = (torch.cat(heard, dim=-1) + self.gates(states)).sigmoid().chunk(2, dim=-1)
             states = torch.lerp(states, (candidate + self.fresh(reset * states)).tanh(), update)
         return states
+
+
+class Propagation(nn.Module):
+    """KGTN: labels' classifiers are nodes, edges the similarity of their words; what they hear is added to them.
+
+    The map of what was heard starts at zero, so that untrained it changes nothing.
+    """
+
+    def __init__(self, joint: int, steps: int) -> None:
+        super().__init__()
+        self.graph = GatedGraph(joint, steps)
+        self.output = nn.Linear(2 * joint, joint)
+        nn.init.zeros_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, weight: Float[Tensor, "labels joint"], words: Words) -> Float[Tensor, "labels joint"]:
+        edges = similarity(words)
+        strength = edges.sum(dim=1).clamp_min(1e-6).rsqrt()
+        heard = self.graph(weight[None], strength[:, None] * edges * strength, mutual=True)[0]
+        return weight + self.output(torch.cat([heard, weight], dim=-1))
 
 
 def judge(nodes: Nodes, weight: Float[Tensor, "labels joint"], bias: Float[Tensor, "labels"]) -> Logits:

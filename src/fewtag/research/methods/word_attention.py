@@ -95,18 +95,37 @@ class WordAttention(Method):
         return torch.einsum("lhw,iphw->hlip", query, key) / math.sqrt(self.width)
 
     def prototypes(self, support: Support, words: Joint) -> Joint:
-        """One for each label, from the places of all support images that show it."""
-        refuse_labels_without_image(support)
-        local = self.local(support.maps)
-        hidden = ~support.targets.T[None, :, :, None]
-        scores = self.scores(words, local).float().masked_fill(hidden, -math.inf)
-        return self.gather(scores.flatten(2).softmax(dim=-1).view_as(scores), local)
+        """One for each label, from the places of all support images that show it.
 
-    def gather(self, attention: Scores, local: Local) -> Joint:
-        """The places, weighted by each head's attention, as prototypes."""
-        value = self.value(local).unflatten(-1, (self.heads, self.width))
-        heads = torch.einsum("hlip,iphw->lhw", attention.to(value.dtype), value)
-        return self.block(heads.flatten(1))
+        All maps before the MLP are linear, so a label's query goes backwards through key and projection, and what it
+        gathers forwards through projection and value: the same numbers, without projecting any place.
+        """
+        refuse_labels_without_image(support)
+        label, image = support.targets.T.nonzero(as_tuple=True)
+        local = support.maps.flatten(2).index_select(0, image)
+        asked = (self.ask(words) @ self.visual.weight)[label]
+        scores = torch.einsum("nhc,ncp->nhp", asked, local).float()
+        # one softmax over all places of all images of the label
+        peaks = scores.new_full((*support.targets.T.shape, self.heads), -math.inf)
+        peaks[label, image] = scores.detach().amax(dim=-1)
+        peak = peaks.amax(dim=1)
+        weights = (scores - peak[label][..., None]).exp()
+        total = torch.zeros_like(peak).index_add(0, label, weights.sum(dim=-1))
+        gathered = torch.einsum("nhp,ncp->nhc", weights.to(local.dtype), local).float()
+        means = gathered.new_zeros(*peak.shape, gathered.shape[-1]).index_add(0, label, gathered) / total[..., None]
+        return self.block(self.answer(self.visual(means)).flatten(1))
+
+    def ask(self, words: Joint) -> Float[Tensor, "labels heads joint"]:
+        """Each head's query, carried back through its key; a key's bias would move all places alike."""
+        query = self.query(words).unflatten(-1, (self.heads, self.width))
+        return torch.einsum("lhw,hwj->lhj", query, self._by_head(self.key)) / math.sqrt(self.width)
+
+    def answer(self, gathered: Float[Tensor, "pairs heads joint"]) -> Float[Tensor, "pairs heads width"]:
+        """Each head's value of what it gathered."""
+        return torch.einsum("nhj,hwj->nhw", gathered, self._by_head(self.value))
+
+    def _by_head(self, layer: nn.Linear) -> Float[Tensor, "heads width joint"]:
+        return layer.weight.view(self.heads, self.width, -1)
 
     def compare(self, maps: Float[Tensor, "images channels height width"], prototypes: Joint) -> Logits:
         """Query images with prototypes, by their global features."""
@@ -175,14 +194,17 @@ class ReferenceWordAttention(WordAttention):
         return super().scores(self.norm(words), local)
 
     def prototypes(self, support: Support, words: Joint) -> Joint:
-        local = self.local(support.maps)
-        attention = self.drop(self.scores(words, local).float().softmax(dim=-1))
-        value = self.value(local).unflatten(-1, (self.heads, self.width))
-        heads = torch.einsum("hlip,iphw->lihw", attention.to(value.dtype), value)
         shows = support.targets.T
-        within = self.block(heads.flatten(2)[shows])
+        label, image = shows.nonzero(as_tuple=True)
+        local = self.local(support.maps).index_select(0, image)
+        asked = self.ask(self.norm(words))[label]
+        attention = self.drop(torch.einsum("nhj,npj->nhp", asked, local).float().softmax(dim=-1))
+        gathered = torch.einsum("nhp,npj->nhj", attention.to(local.dtype), local)
+        # dropout leaves weights that do not sum to one, and the values' bias is weighed like the values
+        bias = attention.sum(dim=-1)[..., None] * self.value.bias.view(self.heads, self.width)
+        within = self.block((self.answer(gathered) + bias.to(gathered.dtype)).flatten(1))
         encoded = within.new_zeros(*shows.shape, self.joint)
-        encoded[shows] = within
+        encoded[label, image] = within
 
         match = self.similarity(self.visual(pool(support.maps)), words).T
         # finite, lest the row of a label without image become not-a-number

@@ -72,7 +72,7 @@ def overview_table(systems: Systems) -> Iterator[str]:
     for run in runs:
         lead = difference_cell(leads.get(neighbours[run]) if run in neighbours else None)
         pictures = run.shared.base_pictures
-        made_of = _made_of(run) + ("" if pictures is None else f"; {pictures:,} base pictures")
+        made_of = _made_of(run) + ("" if pictures is None else f"; {pictures:,} base pictures") + _untrained(run)
         cells = [run.label, made_of, *(score_cell(run, phase) for phase in phases), spread_cell(run), lead]
         lines.append((run.mean() * 100, cells))
     printed = table.number(table.model, "macro_ap") or 0.0
@@ -209,11 +209,18 @@ def training_cell(run: MeasuredRun) -> str:
         return f"{how}, {at} episodes, not validated"
     best = f"{100 * sum(scores) / len(scores):.1f}"
     if kept[-1] == 0:
-        return f"{how}, **kept untrained**: no later episode did better on validation ({best})"
-    untrained = f", **{kept.count(0)} of {len(kept)} seeds kept untrained**" if kept[0] == 0 else ""
+        return f"{how}{_untrained(run)}: no later episode did better on validation ({best})"
     if (row.training or {}).get("keep") == "last":
         return f"{how}, {at} episodes, not stopped (validation at the end {best})"
-    return f"{how}, best on validation ({best}) at episode {at} of at most {row.planned_episodes}{untrained}"
+    return f"{how}, best on validation ({best}) at episode {at} of at most {row.planned_episodes}{_untrained(run)}"
+
+
+def _untrained(run: MeasuredRun) -> str:
+    """Says so where training was judged and untrained weights were kept, by all seeds or by some."""
+    kept = [rows[0].trained_episodes for rows in run.by_seed(next(iter(run.phases)))]
+    if 0 not in kept:
+        return ""
+    return ", **kept untrained**" if not any(kept) else f", **{kept.count(0)} of {len(kept)} seeds kept untrained**"
 
 
 def _seconds(run: MeasuredRun) -> str:
