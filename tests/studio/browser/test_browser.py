@@ -552,7 +552,7 @@ def test_a_burst_is_taught_and_taken_back_at_once(browser: Browser, model: Path,
         draw(1, "dog", size=(96, 80)).save(folder / f"a{shot}.jpg", quality=95 - shot)
     draw(2, "cat", "sofa").save(folder / "b.png")
     with Studio.open(tmp_path / "project", [folder], model=str(model), cache=tmp_path / "cache") as studio:
-        assert studio.wait(120.0)
+        assert studio.wait(300.0)
         with serving(lambda _decoders: studio) as running, open_page(browser) as page:
             page.goto(f"{running.settings.url}/#token={running.settings.token}")
             opened = Opened(page, running.settings.url, running.client, studio)
