@@ -27,10 +27,10 @@ from fewtag.files import write_atomically
 from fewtag.research.bench.recipe import SessionSettings
 from fewtag.research.bench.results import commit
 from fewtag.research.bench.sessions import Problem, problems
-from fewtag.studio.project import FileRow, PictureRow
+from fewtag.studio.project import FileRow, PictureRow, Project
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Answer
-from fewtag.tagger.model import load_model
+from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import cached_places, encode_stream, items_of
 
 ANSWERS = (0, 8, 16, 32, 64)
@@ -46,14 +46,15 @@ def fill(studio: Studio, rows: Sequence[int], digests: Sequence[str], places: Pl
 
 
 def session(
-    problem: Problem, label: str, model: str, digests: Sequence[str], places: Places, order: str, page: int
+    problem: Problem, label: str, model: Model, digests: Sequence[str], places: Places, order: str, page: int
 ) -> Iterator[float]:
     """The average precision on the other half after each of ANSWERS."""
     row_of = {digest: row for row, digest in enumerate(digests)}
     held, said = ~problem.askable, 0
     with tempfile.TemporaryDirectory() as place:
-        studio = Studio.open(Path(place) / "project", model=model, cache=Path(place) / "cache", index=False)
+        studio = Studio(Project(Path(place) / "project"), model, Path(place) / "cache")
         studio._stop.set()  # no bank on disk: thousands of projects are made here
+        studio._begin(index=False)
         fill(studio, np.flatnonzero(problem.askable).tolist(), digests, places)
         studio.teach(label, [digests[row] for row in problem.first])
         for wanted in ANSWERS:
@@ -93,8 +94,7 @@ def main() -> None:
     for order in arguments.orders:
         for page in arguments.page:
             rows: list[list[float]] = [
-                list(session(each, images.labels[each.label], arguments.model, digests, places, order, page))
-                for each in started
+                list(session(each, images.labels[each.label], model, digests, places, order, page)) for each in started
             ]
             ap: NDArray[np.float64] = 100 * np.array(rows)
             found[f"{order}, pages of {page}"] = {"ap": ap.mean(axis=0).round(2).tolist()}

@@ -164,9 +164,9 @@ def audit(ground: Ground) -> Audited | None:
 
 
 def expected_precision(ground: Ground) -> float | None:
-    """The mean probability of what is tagged."""
+    """The mean probability of what is tagged, to four digits: the last ones would depend on the order of the rows."""
     tagged = ground.tagged
-    return float(ground.believed[tagged].mean()) if tagged.any() else None
+    return round(float(ground.believed[tagged].mean(dtype=np.float64)), 4) if tagged.any() else None
 
 
 def curve(ground: Ground) -> tuple[CurvePoint, ...]:

@@ -497,7 +497,7 @@ def test_ten_thousand_pictures_scroll_without_a_long_frame(opened: Opened) -> No
 def page_of(asked: dict[str, int], known: list[dict[str, Any]]) -> dict[str, Any]:
     places = range(asked["offset"], min(10_000, asked["offset"] + asked["limit"]))
     cells = [{**known[place % len(known)], "name": f"{place}.png"} for place in places]
-    return {"total": 10_000, "offset": asked["offset"], "query_means": [], "pictures": cells}
+    return {"total": 10_000, "members": 10_000, "offset": asked["offset"], "query_means": [], "pictures": cells}
 
 
 @pytest.mark.parametrize("wrong", ["", "#token=wrong"])
@@ -543,3 +543,36 @@ def test_a_refusal_is_one_sentence_on_the_screen(opened: Opened) -> None:
     opened.page.get_by_label("Name", exact=True).fill("dog")
     opened.page.keyboard.press("Enter")
     expect(opened.page.get_by_role("alert")).to_contain_text("a label needs a name; give it one")
+
+
+def test_a_burst_is_taught_and_taken_back_at_once(browser: Browser, model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "burst"
+    folder.mkdir()
+    for shot in range(3):
+        draw(1, "dog", size=(96, 80)).save(folder / f"a{shot}.jpg", quality=95 - shot)
+    draw(2, "cat", "sofa").save(folder / "b.png")
+    with Studio.open(tmp_path / "project", [folder], model=str(model), cache=tmp_path / "cache") as studio:
+        assert studio.wait(300.0)
+        with serving(lambda _decoders: studio) as running, open_page(browser) as page:
+            page.goto(f"{running.settings.url}/#token={running.settings.token}")
+            opened = Opened(page, running.settings.url, running.client, studio)
+            expect(page.get_by_text("4 pictures · 2 in stacks")).to_be_visible()
+            teach(opened, "a0.jpg", "dog")
+            assert answers(opened) == 3
+            assert [label.examples for label in opened.client.labels()] == [1]
+            page.keyboard.press("Backspace")
+            expect(opened.toast("Taken back: the label dog")).to_be_visible()
+            assert answers(opened) == 0
+
+
+def test_a_data_set_is_delivered_into_the_projects_folder(opened: Opened) -> None:
+    teach(opened, "00-dog-cat.png", "dog")
+    opened.page.keyboard.press("d")
+    dialog = opened.page.get_by_role("dialog")
+    dialog.get_by_role("radio", name=re.compile("COCO")).check()
+    expect(dialog.get_by_text("36 rows")).to_be_visible()
+    dialog.get_by_role("button", name="Deliver").click()
+    expect(dialog.get_by_text("Written: deliveries/tags-")).to_be_visible()
+    assert opened.studio is not None
+    [folder] = (opened.studio.folder / "deliveries").iterdir()
+    assert len(json.loads((folder / "annotations.json").read_text())["images"]) == COUNT

@@ -152,7 +152,7 @@ const FORMATS = [
   ["label-studio", "Label Studio", "tasks with the tags as predictions"],
   ["fiftyone", "FiftyOne", "a data set; the pictures stay where they are"],
   ["coco", "COCO", "annotations of whole pictures"],
-  ["imagefolder", "Image folder", "copies of the pictures and their labels, for Hugging Face"],
+  ["imagefolder", "Image folder", "copies of the pictures, for Hugging Face"],
   ["onnx", "ONNX", "the labels themselves, to tag without fewtag"],
 ];
 

@@ -28,7 +28,7 @@ export function answerFor(label, word, digests) {
   if (!digests.length) return;
   listing.value?.mark(digests, label, word);
   const what = { yes: `“${label}”`, no: `not “${label}”`, unknown: `“${label}” open` }[word];
-  store.say(`${plural(digests.length)}: ${what}.`, { action: { text: "Undo", run: store.undo } });
+  store.say(`${plural(listing.value?.count(digests) ?? digests.length)}: ${what}.`, { action: { text: "Undo", run: store.undo } });
   // one cell stands for its stack; the open picture speaks for itself alone
   store.answer(digests.map((picture) => ({ picture, label, answer: word, stack: store.route.value.screen === "library" })));
 }

@@ -245,6 +245,12 @@ export class Listing {
     for (const page of this.pages.keys()) if (!this.asked.has(page)) this.pages.delete(page);
   }
 
+  /** How many pictures these cells stand for. @param {string[]} digests */
+  count(digests) {
+    const cells = new Map([...this.pages.values()].flat().map((cell) => [cell.digest, cell]));
+    return digests.reduce((sum, digest) => sum + (cells.get(digest)?.stack ?? 1), 0);
+  }
+
   /** Shows answers before the server has them. @param {Iterable<string>} digests @param {string} label @param {import("./api.js").Word} word */
   mark(digests, label, word) {
     const wanted = new Set(digests);
