@@ -1,4 +1,4 @@
-"""Writes the tables of docs/models.md from results/tagger-*.json, sessions-coco52.json and rivals/, between its marks.
+"""Writes the tables of docs/models.md from results/*-coco52.json and rivals/, between its marks.
 
 python scripts/models_page.py
 """
@@ -102,36 +102,51 @@ def measured(file: Path) -> str:
     return precision({"macro_ap": macro, "micro_ap": micro, "macro_ap_interval": interval})
 
 
-def sessions(found: dict[str, Any]) -> list[str]:
-    """AP after so many answers: of the closed form, which learns from positives alone, and the posterior's gain."""
+def sessions(found: dict[str, Any], title: str) -> list[str]:
+    """AP after so many answers: of the posterior, and its lead on the closed form of positives alone."""
     answers = found["answers"]
     lines = [
-        f"| begins with | asks about | {' | '.join(f'{number} answers' for number in answers)} |",
+        f"| {title} begins with | asks about | {' | '.join(f'{number} answers' for number in answers)} |",
         "|---" * (len(answers) + 2) + "|",
     ]
     for examples, start in {1: "one example", 0: "the name"}.items():
-        for order, asks in {
-            "likeliest": "the likeliest",
-            "unsure": "the most unsure",
-            "mixed": "these in turns",
-        }.items():
-            key = f"mixed, from {examples}, {order}"
-            mine = found[f"{key}, posterior"]
-            cells = [
-                f"{ap:.1f} ({gain:+.1f} ± {interval:.1f})" if number or examples else f"{ap:.1f}"
-                for number, ap, (gain, interval) in zip(answers, mine["ap"], mine["gain"], strict=True)
-            ]
-            lines.append(f"| {start} | {asks} | {' | '.join(cells)} |")
+        for order, asks in ASKED.items():
+            if mine := found.get(f"mixed, from {examples}, {order}, posterior"):
+                cells = [
+                    f"{ap:.1f} ({gain:+.1f} ± {interval:.1f})" if number or examples else f"{ap:.1f}"
+                    for number, ap, (gain, interval) in zip(answers, mine["ap"], mine["gain"], strict=True)
+                ]
+                lines.append(f"| {start} | {asks} | {' | '.join(cells)} |")
+    return lines
+
+
+def bank_of_80(found: dict[str, Any]) -> list[str]:
+    """Of labels with one example each: what is given at their own thresholds, and at that of the best F1."""
+    lines = [
+        "| a bank of 80 labels | tags | precision · recall | at the best F1 | F1 · best |",
+        "|---|---|---|---|---|",
+    ]
+    for labels in ("80 labels", "28 never seen"):
+        for how in ("estimated", "default"):
+            row = found[f"{labels}, prior {how}"]
+            lines.append(
+                f"| {labels}, prior {how} | {row['tags']:,} | {row['precision']:.2f} · {row['recall']:.2f} | "
+                f"{row['best_precision']:.2f} · {row['best_recall']:.2f} | {row['f1']:.3f} · {row['best_f1']:.3f} |"
+            )
     return lines
 
 
 def main() -> None:
     found = {model: json.loads((ROOT / "results" / name).read_text()) for model, name in FILES.items()}
+    held, archive, many = (
+        json.loads((ROOT / "results" / f"{name}-coco52.json").read_text()) for name in ("sessions", "archive", "many")
+    )
     before, rest = PAGE.read_text().split(BEGIN)
     after = rest.split(END)[1]
-    answered = sessions(json.loads((ROOT / "results" / "sessions-coco52.json").read_text()))
-    tables = "\n".join(["", *accuracy(found), "", *rivals(found["default"]), "", *honesty(found), "", *answered, ""])
-    PAGE.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}")
+    tables = [accuracy(found), rivals(found["default"]), honesty(found), bank_of_80(many)]
+    tables += [sessions(held, "held out:"), sessions(archive, "the archive:")]
+    lines = "\n\n".join("\n".join(table) for table in tables)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{lines}\n\n{END}{after}")
 
 
 if __name__ == "__main__":
