@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# the units and their order are those of tests/conftest.py
+IN_PARALLEL := --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+
 .PHONY: demo studio studio-pictures test test-fast fuzz lint bench docs clean
 .DEFAULT_GOAL := test
 
@@ -31,14 +34,15 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy scripts benchmarks
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/pytest --numprocesses 2 --dist loadfile
+	$(BIN)/pytest $(IN_PARALLEL)
 
 # the product alone, without what starts processes or takes seconds
 test-fast: .venv/installed
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/research --ignore tests/scripts --ignore tests/test_benchmarks.py \
+	$(BIN)/pytest $(IN_PARALLEL) --ignore tests/research --ignore tests/scripts --ignore tests/test_benchmarks.py \
 		-m 'not slow and not processes and not ray' tests
 
 # 10,000 mutated files, 1,000 of them sidecars, and 200 kills at random moments, some on a full disk, 200 of `write` and

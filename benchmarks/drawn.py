@@ -8,8 +8,10 @@ from PIL import Image
 
 from fewtag import Tagger
 
-LABELS = ("dog", "cat", "person", "car", "bird", "boat", "horse", "chair", "table", "bottle", "book", "train")
-LABELS += ("cow", "sheep", "lamp", "plate")
+LABELS = (
+    *("dog", "cat", "person", "car", "bird", "boat", "horse", "chair", "table", "bottle", "book", "train"),
+    *("cow", "sheep", "lamp", "plate"),
+)
 
 
 def make_bank(path: Path) -> Tagger:

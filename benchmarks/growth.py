@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from measuring import Figure
@@ -61,7 +62,7 @@ def scoring_labels(tagger: Tagger, sizes: Sequence[int]) -> dict[int, Callable[[
     """One batch; a label of a bank without examples is scored like any other."""
     places = random_places(tagger, BATCH)
     scorers = {count: scorer_of(tagger, random_bank(tagger, count)) for count in sizes}
-    return {count: lambda scorer=scorer: scorer.probabilities(places) for count, scorer in scorers.items()}
+    return {count: partial(scorer.probabilities, places) for count, scorer in scorers.items()}
 
 
 def scoring_pictures(tagger: Tagger, sizes: Sequence[int]) -> dict[int, Callable[[], object]]:
@@ -72,13 +73,13 @@ def scoring_pictures(tagger: Tagger, sizes: Sequence[int]) -> dict[int, Callable
         parts = [min(BATCH, count - start) for start in range(0, count, BATCH)]
         return np.concatenate([scorer.probabilities(places[:part]) for part in parts])
 
-    return {count: lambda count=count: score(count) for count in sizes}
+    return {count: partial(score, count) for count in sizes}
 
 
 def learning_shots(tagger: Tagger, sizes: Sequence[int]) -> dict[int, Callable[[], object]]:
     """Beside 100 labels of five pictures each."""
     bank = random_bank(tagger, 100, examples=5)
-    return {shots: lambda shots=shots: learn(tagger, bank, shots) for shots in sizes}
+    return {shots: partial(learn, tagger, bank, shots) for shots in sizes}
 
 
 def learning_beside(tagger: Tagger, sizes: Sequence[int]) -> dict[int, Callable[[], object]]:
@@ -86,7 +87,7 @@ def learning_beside(tagger: Tagger, sizes: Sequence[int]) -> dict[int, Callable[
     banks = {count: random_bank(tagger, count, examples=1) for count in sizes}
     for bank in banks.values():
         scorer_of(tagger, bank)
-    return {count: lambda bank=bank: learn(tagger, bank, 1) for count, bank in banks.items()}
+    return {count: partial(learn, tagger, bank, 1) for count, bank in banks.items()}
 
 
 def refitting(
@@ -120,11 +121,9 @@ def refitting(
         after = [taught(example) for _ in range(rounds)]
         found[f"learning a {answer}"] = min(milliseconds(lambda: taught(example)) for _ in range(rounds))  # noqa: B023
         found[f"its label after a {answer}"] = min(
-            milliseconds(lambda now=now: now.classifier(tagger.model, name)) for now in after
+            milliseconds(partial(now.classifier, tagger.model, name)) for now in after
         )
-        found[f"all labels after a {answer}"] = min(
-            milliseconds(lambda now=now: scorer_of(tagger, now)) for now in after
-        )
+        found[f"all labels after a {answer}"] = min(milliseconds(partial(scorer_of, tagger, now)) for now in after)
     return {what: round(value, 3) for what, value in found.items()}
 
 

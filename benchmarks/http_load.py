@@ -1,6 +1,6 @@
 """The HTTP API under load: its pictures a second beside `fewtag tag`, and ten times more requests than it can answer.
 
-    python benchmarks/http_load.py [--minutes 10] [--pictures FOLDER] [--quick]
+    python benchmarks/http_load.py [--minutes 10] [--pictures FOLDER] [--quick] [--out results/http.json]
 
 Server and clients are processes of their own, which share the machine's cores. First 16 clients send every picture of a
 folder once, in turns with `fewtag tag` of the same files; then, for so many minutes, 64 clients send 16 pictures at a
@@ -26,6 +26,7 @@ from drawn import gather, make_bank, write_jpegs
 from measuring import Figure, answer, in_turns, run
 
 from fewtag.client import ApiError, Client, Row
+from fewtag.files import write_atomically
 
 CLIENTS, IMPATIENT, PORTION = 16, 64, 16
 
@@ -163,6 +164,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0.5)
     parser.add_argument("--pictures", type=Path)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder, count = Path(name), 48 if options.quick else 512
@@ -174,8 +176,11 @@ def main() -> None:
             gather(options.pictures, pictures, count)
         figures = [*throughput(bank, pictures, 1 if options.quick else 5)]
         figures += overload(bank, pictures, 0.1 if options.quick else options.minutes)
-        for figure in figures:
-            print(json.dumps(figure.as_dict(), ensure_ascii=False))
+        found = [figure.as_dict() for figure in figures]
+        for each in found:
+            print(json.dumps(each, ensure_ascii=False))
+        if options.out is not None:
+            write_atomically(options.out, json.dumps(found, indent=1, ensure_ascii=False).encode())
 
 
 def clients() -> None:

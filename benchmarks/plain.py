@@ -86,7 +86,7 @@ def _batches(pool: ThreadPoolExecutor, paths: Sequence[Path], side: int, size: i
     waiting = deque(pool.submit(decode, path, side) for path in paths[: 2 * size])
     following = iter(paths[2 * size :])
     while waiting:
-        squares = []
+        squares: list[Pixels] = []
         while waiting and len(squares) < size:
             squares.append(waiting.popleft().result())
             if (path := next(following, None)) is not None:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -77,7 +77,10 @@ def start_up(setting: Setting, python: Path | None) -> Iterator[Figure]:
         contenders = {who: partial(processor, who, arguments) for who in programs}
         in_turns(contenders, 1)
         found = in_turns(contenders, min(setting.rounds, 3))
-        facts = {"former": f"{found['former']:.2f} s", "times as fast": round(found["former"] / found["ours"], 1)}
+        facts: dict[str, float | str] = {
+            "former": f"{found['former']:.2f} s",
+            "times as fast": round(found["former"] / found["ours"], 1),
+        }
         yield Figure(f"`fewtag {name}`, processor time", found["ours"], "s", promise, facts)
 
 
@@ -101,14 +104,14 @@ def decoded_arrays(setting: Setting) -> Iterator[Figure]:
 def files(setting: Setting) -> Iterator[Figure]:
     """`fewtag tag` beside plain loops of decoding threads and session, and beside the former commit's torch engine."""
     space = setting.folder / "space.npz"
-    np.savez(space, **space_of(setting.tagger))
+    np.savez(space, **space_of(setting.tagger))  # type: ignore[arg-type]  # numpy takes one name for a flag
     model, former = setting.tagger.model, setting.make_former_bank()
 
     def loop(way: str) -> float:
         arguments = (HERE / "plain.py", model.network.graph, space, setting.small, model.size, way)
         return float(run([sys.executable, *map(str, arguments)]).output)
 
-    contenders = {
+    contenders: dict[str, Callable[[], float]] = {
         "fewtag": lambda: tag(setting, setting.bank, BENCH, "--no-cache", "--prior", "bank"),
         "former": lambda: tag(setting, former, setting.former, "--no-cache"),
         **{way: partial(loop, way) for way in plain.WAYS},

@@ -77,7 +77,7 @@ def training_images_a_second(
         learner.model.train()
 
         def step(number: int) -> None:
-            learner.state["episode"] = number
+            learner.state.episode = number
             learner.take_step(base)
 
         return step

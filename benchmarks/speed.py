@@ -2,9 +2,10 @@
 
     python benchmarks/speed.py --out results/speed [--pictures FOLDER] [--quick] [--only NAME ...]
 
-writes results/speed.json and results/speed.md. Contenders take turns and medians are compared, so that other load on
-the machine hits all of them; the former commit comes from the project's own history. Pictures are drawn, unless
-`--pictures` names a folder. `--quick` runs everything once on a few pictures: that it works, not how fast it is.
+writes results/speed.json and results/speed.md; `--only` measures these sections anew and keeps the rows of the others.
+Contenders take turns and medians are compared, so that other load on the machine hits all of them; each row says its
+commit and the load. The former commit comes from the project's own history. Pictures are drawn, unless `--pictures`
+names a folder. `--quick` runs everything once on a few pictures: that it works, not how fast it is.
 What a GPU does is measured there, by `python benchmarks/device.py`.
 """
 
@@ -31,8 +32,8 @@ from fewtag.files import write_atomically
 SECTIONS = ("wheel", "start", "arrays", "files", "cache", "memory", "http", "ray", "rivals", "growth")
 
 
-def figures(setting: Setting, wanted: Iterable[str]) -> Iterator[Figure]:
-    """The sections that are wanted, in order; what starts up is the wheel's own installation, if that was made."""
+def figures(setting: Setting, wanted: Iterable[str]) -> Iterator[tuple[str, Figure]]:
+    """Of the sections that are wanted, in order; what starts up is the wheel's own installation, if that was made."""
     python = install_wheel(setting.folder) if "wheel" in wanted else None
     sections: dict[str, Callable[[], Iterator[Figure]]] = {
         "wheel": lambda: installed(setting.folder, python) if python else iter(()),
@@ -48,23 +49,25 @@ def figures(setting: Setting, wanted: Iterable[str]) -> Iterator[Figure]:
     }
     for name in SECTIONS:
         if name in wanted:
-            yield from sections[name]()
+            yield from ((name, figure) for figure in sections[name]())
 
 
-def page(about: Mapping[str, Any], found: Iterable[Figure]) -> str:
+def page(about: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> str:
     """Markdown."""
-    load = " → ".join(f"{value:.1f}" for value in about["load"])
     lines = [
         f"# Speed on {about['cores']} CPU cores\n",
-        f"`{about['command']}`, commit {about['commit']}, beside commit {about['former']}, Python {about['python']}; "
-        f"load average before and after: {load}. Medians of contenders in turns.\n",
-        "| what | measured | promised | |",
-        "|---|---|---|---|",
+        f"`{about['command']}`, beside commit {about['former']}, Python {about['python']}. Medians of contenders in "
+        "turns; each row with its commit and the machine's load average when it was measured.\n",
+        "| what | measured | promised | | commit, load |",
+        "|---|---|---|---|---|",
     ]
-    for figure in found:
-        facts = "; ".join(f"{name} {value}" for name, value in figure.facts.items())
-        mark = {True: "kept", False: "**missed**", None: ""}[figure.kept]
-        lines.append(f"| {figure.what} | {_number(figure.value)} {figure.unit} | {figure.promise} {mark} | {facts} |")
+    for row in rows:
+        facts = "; ".join(f"{name} {value}" for name, value in row["facts"].items())
+        mark = {True: "kept", False: "**missed**", None: ""}[row["kept"]]
+        lines.append(
+            f"| {row['what']} | {_number(row['value'])} {row['unit']} | {row['promise']} {mark} | {facts} "
+            f"| {row['commit']}, {row['load']:.1f} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -93,26 +96,27 @@ def main() -> None:
     options = " --pictures FOLDER" * bool(arguments.pictures) + " --quick" * arguments.quick
     about = {
         "command": f"python benchmarks/speed.py{options}",
-        "commit": commit(),
         "former": FORMER,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),
-        "load": [os.getloadavg()[0]],
     }
-    found, since = [], time.perf_counter()
+    table = arguments.out.with_suffix(".json")
+    before = json.loads(table.read_bytes())["figures"] if table.exists() else []
+    rows = [row for row in before if row["section"] not in arguments.only]
+    since, state = time.perf_counter(), commit()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         setting = Setting(folder, former_environment(folder / "former"), arguments.pictures, quick=arguments.quick)
-        for figure in figures(setting, arguments.only):
-            found.append(figure)
+        for section, figure in figures(setting, arguments.only):
+            found = {"section": section, "commit": state, "load": os.getloadavg()[0]}
+            rows.append(figure.as_dict() | found)
             print(
                 f"{time.perf_counter() - since:6.0f} s  {figure.what}: {_number(figure.value)} {figure.unit}",
                 flush=True,
             )
-    about["load"].append(os.getloadavg()[0])
-    facts = about | {"figures": [figure.as_dict() for figure in found]}
-    write_atomically(arguments.out.with_suffix(".json"), json.dumps(facts, indent=1, ensure_ascii=False).encode())
-    written = page(about, found)
+    rows.sort(key=lambda row: SECTIONS.index(row["section"]))
+    write_atomically(table, json.dumps(about | {"figures": rows}, indent=1, ensure_ascii=False).encode())
+    written = page(about, rows)
     write_atomically(arguments.out.with_suffix(".md"), written.encode())
     print(written)
 

@@ -92,6 +92,7 @@ def measure(count: int, pages: int) -> dict[str, Any]:
             found.setdefault(what, []).append((seconds, processor))
             return result
 
+        note("library shown", studio.search)
         first = int(np.flatnonzero(pool.shown[:, 0])[0])
         note(
             "first label to ranked grid", lambda: (studio.teach(LABELS[0], [f"{first:032x}"]), studio.search(LABELS[0]))

@@ -12,7 +12,6 @@ import argparse
 import fnmatch
 import os
 import pickle
-import queue
 import time
 import traceback
 from collections.abc import Mapping
@@ -194,18 +193,16 @@ def share_with_fewtag(shared: Shared, number_of: Mapping[str, int]) -> None:
     vars(experiments)["open_backbone"] = untuned
 
 
-def work(tasks: Any, shared: Shared, arguments: argparse.Namespace, until: float, name: str) -> None:
+def work(
+    tasks: "mp.Queue[Task | None]", shared: Shared, arguments: argparse.Namespace, until: float, name: str
+) -> None:
     """A worker: one run after another, until there are none or the time is up."""
     torch.set_num_threads(1)
     read: dict[str, Read] = pickle.loads(shared.read.read_bytes())
     share_with_fewtag(shared, {name: number for number, name in enumerate(pictures_of(read))})
     shared_open = vars(experiments)["open_backbone"]
     fabric = open_fabric("auto", "auto")
-    while time.time() < until:
-        try:
-            task: Task = tasks.get(timeout=2)
-        except queue.Empty:
-            return
+    while time.time() < until and (task := tasks.get()) is not None:
         since = time.time()
         vars(experiments)["open_backbone"] = open_backbone if task.end_to_end else shared_open
         try:
@@ -265,6 +262,7 @@ def main() -> None:
             name = f"{'end-to-end' if end_to_end else 'frozen'}-{number}"
             given = (tasks, shared, arguments, begun + arguments.seconds, name)
             workers.append(context.Process(target=work, args=given, daemon=True))
+            tasks.put(None)  # there are no more
     for worker in workers:
         worker.start()
     for worker in workers:

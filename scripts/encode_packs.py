@@ -21,8 +21,7 @@ from fewtag.pictures.decode import squash
 from fewtag.pictures.files import Picture, open_image
 from fewtag.pictures.prefetch import batches, prefetch
 from fewtag.research.data.images import LabelledImages
-from fewtag.research.features.backbone import Backbone, create_backbone
-from fewtag.research.features.classifier import create_classifier
+from fewtag.research.features.backbone import Backbone, create_backbone, create_classifier
 from fewtag.research.features.graph import SIDE
 
 BATCH = 128
@@ -72,7 +71,8 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     packs = Packs(arguments.data, arguments.cache)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    np.savez(arguments.out / "ids.npz", **{phase: np.array(packs.images(phase).ids) for phase in arguments.phases})
+    ids = {phase: np.array(packs.images(phase).ids) for phase in arguments.phases}
+    np.savez(arguments.out / "ids.npz", **ids)  # type: ignore[arg-type]  # numpy takes one name for a flag
     classifier = create_classifier(NETWORK).to(device)
     with torch.inference_mode():
         for phase in [phase for phase in PHASES if phase in arguments.phases]:

@@ -42,9 +42,9 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save
-from timm.data import ImageNetInfo
 
 from fewtag.files import write_atomically
+from fewtag.research.data.class_names import class_names
 from fewtag.research.features.minilm import SentenceVectors, load_minilm
 from fewtag.research.features.words import load_glove_50
 from fewtag.words.pieces import FORMAT, HEADER, LEVELS, LONGEST_PHRASE, checksum, pack, split_words
@@ -66,9 +66,7 @@ PACKAGES = (
 
 def things() -> set[str]:
     """The words in the names of ImageNet-22k's classes."""
-    classes = ImageNetInfo("imagenet-22k")
-    names = " ".join(classes.index_to_description(number) for number in range(classes.num_classes()))
-    return set(re.findall(r"[a-z]{2,}", names.lower()))
+    return set(re.findall(r"[a-z]{2,}", " ".join(class_names("imagenet-22k")).lower()))
 
 
 def choose_entries(pieces: list[str], glove: dict[str, int], rarest_thing: int, rarest_word: int) -> list[str]:

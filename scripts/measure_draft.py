@@ -24,7 +24,6 @@ from fewtag.files import write_atomically
 from fewtag.pictures.decode import DRAFT, decode, squash, squash_bytes, stack
 from fewtag.pictures.files import is_image_name
 from fewtag.research.bench.results import commit
-from fewtag.tagger.stream import Scorer
 
 WINDOWS = 12
 WIDTHS = (1200, 2000, 3000, 4000, 5000)
@@ -61,7 +60,7 @@ def windows(paths: list[Path], seed: int = 0) -> Iterator[bytes]:
         for _ in range(WINDOWS):
             width = min(image.width, int(generator.choice(WIDTHS)))
             height = min(image.height, width * 3 // 4)
-            left, top = generator.integers(image.width - width + 1), generator.integers(image.height - height + 1)
+            left, top = (int(generator.integers(room + 1)) for room in (image.width - width, image.height - height))
             file = io.BytesIO()
             image.crop((left, top, left + width, top + height)).save(file, "JPEG", quality=90)
             yield file.getvalue()
@@ -73,7 +72,7 @@ def tag(tagger: Tagger, jpegs: list[bytes], read: Callable[[bytes], np.ndarray])
     pixels = [read(jpeg) for jpeg in jpegs]
     seconds = time.process_time() - since
     batches = [stack(pixels[start : start + BATCH]) for start in range(0, len(pixels), BATCH)]
-    scorer = Scorer(tagger.bank_, tagger.model.calibration, tagger.model.strengths)
+    scorer = tagger.scorer()
     return np.concatenate([scorer.probabilities(tagger.model.encode(batch)) for batch in batches]), seconds
 
 

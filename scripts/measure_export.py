@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from measure_tagger import episode_bank
 from numpy.typing import NDArray
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from packs import Packs, add_arguments
@@ -32,13 +31,14 @@ from fewtag.research.bench.results import commit
 from fewtag.research.data.sampling import Draw
 from fewtag.tagger.export import Table, label_table, make_graph, session
 from fewtag.tagger.model import Model
-from fewtag.tagger.stream import Scorer
 
 BATCH = 16
 SHOTS = (1, 5)
 METRICS = ("macro_ap", "micro_ap")
-Episode = tuple[int, Draw, NDArray[np.float32]]
-"""Shots, rows, prototypes."""
+LABELS = ("prototypes", "whole", "focused", "slopes", "offsets")
+"""What a graph takes of each label."""
+Episode = tuple[int, Draw, Table]
+"""Shots, rows, labels."""
 
 
 def dynamic(graph: bytes, **options: Any) -> bytes:
@@ -72,22 +72,26 @@ SETTINGS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def draw_episodes(packs: Packs, model: Model, phase: str, episodes: int) -> list[Episode]:
-    """With prototypes as a bank would have learnt them, in the order of the phase's labels."""
-    images, places = packs.images(phase), packs.places(phase, model.space)
-    words, found = model.words.vectors(packs.names(images.labels)), []
+    """With labels as a bank of the episode's own has learnt them."""
+    images, found = packs.images(phase), []
+    names = packs.names(images.labels)
     for shots in SHOTS:
         for draw in packs.draws(phase, shots, episodes):
-            bank = episode_bank(model, images, words, places, list(draw.support))
-            found.append((shots, draw, np.stack([bank.prototypes[label] for label in images.labels])))
+            tagger = Tagger(model)
+            for name in names:
+                tagger.define(name)
+            shown = [[names[column] for column in np.flatnonzero(images.targets[row])] for row in draw.support]
+            tagger.partial_fit([images.pictures[row] for row in draw.support], shown, complete=True)
+            found.append((shots, draw, label_table(tagger)))
     return found
 
 
 def measure(packs: Packs, model: Model, phase: str, episodes: int, graphs: dict[str, bytes]) -> dict[str, Any]:
     """Every setting's AP, and its cost against fp32 on the same episodes."""
     images, drawn = packs.images(phase), draw_episodes(packs, model, phase, episodes)
-    counts = np.concatenate([np.full(len(found), shots) for shots, _, found in drawn])
-    slopes, offsets = model.calibration.curves(counts)
-    labels = {"prototypes": np.concatenate([found for _, _, found in drawn]), "slopes": slopes, "offsets": offsets}
+    names = packs.names(images.labels)
+    targets = images.targets[:, [names.index(name) for name in drawn[0][2]["names"]]]
+    labels = {key: np.concatenate([found[key] for _, _, found in drawn]) for key in LABELS}
     rows = sorted({row for _, draw, _ in drawn for row in draw.query})
     place = {row: number for number, row in enumerate(rows)}
     runs = {name: session(graph) for name, graph in graphs.items()}
@@ -99,7 +103,7 @@ def measure(packs: Packs, model: Model, phase: str, episodes: int, graphs: dict[
         print(f"\r{phase}: {start + len(pixels)} of {len(rows)} pictures", end="", flush=True)
     print()
     said = {name: np.concatenate(part) for name, part in parts.items()}
-    return {name: summarise(drawn, images.targets, place, found, said["fp32"]) for name, found in said.items()}
+    return {name: summarise(drawn, targets, place, found, said["fp32"]) for name, found in said.items()}
 
 
 def summarise(
@@ -108,9 +112,9 @@ def summarise(
     summary: dict[str, Any] = {"mean_difference": float(np.abs(found - exact).mean())}
     for shots in SHOTS:
         scored = []
-        for number, (of, draw, prototypes) in enumerate(drawn):
+        for number, (of, draw, _) in enumerate(drawn):
             if of == shots:
-                columns = slice(number * len(prototypes), (number + 1) * len(prototypes))
+                columns = slice(number * targets.shape[1], (number + 1) * targets.shape[1])
                 query, shown = [place[row] for row in draw.query], targets[list(draw.query)]
                 both = (said[query, columns].astype(np.float64) for said in (found, exact))
                 scored.append([episode_metrics(probabilities, shown) for probabilities in both])
@@ -128,7 +132,7 @@ def speeds(tagger: Tagger, graphs: dict[str, bytes], rounds: int = 5) -> dict[st
     model = tagger.model
     pixels = np.random.default_rng(0).integers(0, 256, (BATCH, 3, model.size, model.size), dtype=np.uint8)
     labels: Table = label_table(tagger)
-    scorer = Scorer(tagger.bank_, model.calibration, model.strengths)
+    scorer = tagger.scorer()
     works: dict[str, Callable[[], object]] = {"tagger": lambda: scorer.probabilities(model.encode(pixels))}
     for name, graph in graphs.items():
         works[name] = partial(session(graph), pixels, labels)

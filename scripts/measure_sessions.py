@@ -6,12 +6,17 @@ As `fewtag bench recipes/sessions.toml` does, but in the model's own space, with
 half of a phase's pictures can be asked about, the other half measures; a simulated person answers questions, and each
 system asks its own. AP is the mean over labels and seeds; `gain` is paired, over the closed form of positives alone;
 `least` is the lowest mean on the way, less the start. Pictures are scored on a GPU if there is one.
+
+With `--archive` it is the pictures that can be asked about that measure: AP over an archive that a person is working
+through, where a 'yes' stands first and a 'no' last, but for the closed form of positives alone, which forgets a 'no'.
 """
 
 import argparse
 import itertools
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +26,16 @@ from measure_tagger import Bench
 from numpy.typing import NDArray
 from packs import Packs, add_arguments
 
+from fewtag.core.metrics import average_precision
 from fewtag.core.posterior import Classifiers, Pictures
 from fewtag.files import write_atomically
 from fewtag.research.bench.metrics import mean_and_interval
 from fewtag.research.bench.recipe import SessionSettings
 from fewtag.research.bench.results import commit
-from fewtag.research.bench.sessions import Gallery, problems, run_sessions
+from fewtag.research.bench.sessions import Gallery, Problem, held_precision, problems, run_sessions
 from fewtag.research.methods import METHODS
 from fewtag.tagger.bank import THING
 from fewtag.tagger.model import load_model
-
-ANSWERS = (0, 8, 16, 32, 64)
 
 
 class DeviceGallery(Gallery):
@@ -58,6 +62,30 @@ class DeviceGallery(Gallery):
         return (torch.cat(found).cpu().numpy() + classifiers.bias).T.copy()
 
 
+def archives(started: Sequence[Problem], pictures: Pictures) -> Iterator[tuple[Pictures, list[Problem]]]:
+    """The pictures that each cut can ask about, with its problems among them."""
+    for seed in dict.fromkeys(problem.seed for problem in started):
+        mine = [problem for problem in started if problem.seed == seed]
+        rows = np.flatnonzero(mine[0].askable)
+        every = np.ones(len(rows), np.bool_)
+        yield (
+            Pictures(*(part[rows] for part in pictures)),
+            [
+                each._replace(askable=every, shown=each.shown[rows], first=tuple(np.searchsorted(rows, each.first)))
+                for each in mine
+            ],
+        )
+
+
+def archive_precision(logits: NDArray[np.float32], problem: Problem, asked: Sequence[int], *, noes: bool) -> float:
+    """Average precision on all pictures, those answered included; whether a 'no' is remembered is the system's."""
+    known, rows = logits.copy(), np.array(asked, np.int64)
+    known[rows[problem.shown[rows]]] = np.inf
+    if noes:
+        known[rows[~problem.shown[rows]]] = -np.inf
+    return average_precision(known, problem.shown)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
@@ -70,25 +98,34 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--orders", nargs="+", default=["likeliest", "unsure", "mixed"])
+    parser.add_argument("--answers", type=int, nargs="+", default=[0, 8, 16, 32, 64])
+    parser.add_argument("--archive", action="store_true", help="measure on the pictures that are asked about")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
+    answers: list[int] = arguments.answers
     model = load_model(arguments.model)
     bench = Bench(Packs(arguments.data, arguments.cache), model, arguments.features, arguments.phase, arguments.name)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    gallery, guides = DeviceGallery(Pictures.of(bench.places), device), bench.words(clean=False)
+    pictures, guides = Pictures.of(bench.places), bench.words(clean=False)
     found: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    found |= {"commit": commit(), "model": model.name, "seeds": arguments.seeds, "answers": ANSWERS}
+    found |= {"commit": commit(), "model": model.name, "seeds": arguments.seeds, "answers": answers}
+    most = max(answers)
     for examples, order in itertools.product(arguments.examples, arguments.orders):
         settings = SessionSettings(examples=examples, seeds=arguments.seeds)
         started = problems(bench.images.targets, bench.images.labels, settings, 0)
+        parts = list(archives(started, pictures)) if arguments.archive else [(pictures, started)]
         precisions = {}
         for name in ("closed-form", "posterior"):
             method: Any = METHODS[name](model.space.size, model.words.dimensions)
             # the labels are words for things, which a bank trusts as much
             method.strengths, method.evidence = model.strengths, replace(model.evidence, prior=THING)
-            steps = run_sessions(method, gallery, guides, started, order, max(ANSWERS))
-            every = 100 * np.stack(list(steps))
-            precisions[name] = every[list(ANSWERS)]
+            measured = partial(archive_precision, noes=name == "posterior") if arguments.archive else held_precision
+            runs = [
+                np.stack(list(run_sessions(method, DeviceGallery(some, device), guides, mine, order, most, measured)))
+                for some, mine in parts
+            ]
+            every = 100 * np.concatenate(runs, axis=1)
+            precisions[name] = every[answers]
             facts: dict[str, Any] = {"ap": [round(float(each.mean()), 2) for each in precisions[name]]}
             facts["least"] = round(float((every.mean(axis=1) - every[0].mean()).min()), 2)
             if name != "closed-form":

@@ -20,7 +20,7 @@ from make_models import Encoded
 from numpy.typing import NDArray
 from packs import Packs, add_arguments
 
-from fewtag.core.calibration import best_threshold, estimate_shares, log_odds, sigmoid
+from fewtag.core.calibration import best_threshold, estimate_shares, log_odds, match_shares, sigmoid
 from fewtag.core.closed_form import Vectors
 from fewtag.core.metrics import average_precision, precision_recall_f1
 from fewtag.files import write_atomically
@@ -147,7 +147,7 @@ def thresholds(chances: NDArray[np.float64], shown: Shown, given: Shown) -> dict
 
 
 def rare(bench: Bench, guides: Vectors, shots: int, pools: dict[str, Any], *, estimate: bool) -> dict[str, Any]:
-    """Each label among pictures of which one in a hundred shows it: with that prior, or as estimated by the pool."""
+    """Each label among pictures of which one in a hundred shows it: with that prior, or estimated, as `tag` does it."""
     images = bench.images
     place = {image: row for row, image in enumerate(images.ids)}
     said, true, given = [], [], []
@@ -157,10 +157,12 @@ def rare(bench: Bench, guides: Vectors, shots: int, pools: dict[str, Any], *, es
         rows = [place[image] for image in pool["pictures"]]
         scorer, logits, shown = bench.scored(bank, rows)
         mine = scorer.labels.index(pool["label"])
-        share = RARE
-        if estimate:
-            sample = np.random.default_rng(0).permutation(len(rows))[:256]
-            share = float(estimate_shares(logits[sample] - log_odds(scorer.shares), scorer.shares)[mine])
+        sample = np.random.default_rng(0).permutation(len(rows))[:256]
+        evidence = logits[sample] - log_odds(scorer.shares)
+        rare_share = np.full(len(scorer.labels), RARE, np.float32)
+        share = float(
+            (estimate_shares(evidence, scorer.shares) if estimate else match_shares(evidence, rare_share))[mine]
+        )
         shift = log_odds(np.array([share])) - log_odds(scorer.shares[mine : mine + 1])
         chances = sigmoid((logits[:, mine] + shift).astype(np.float64))
         count = bank.counts[scorer.labels.index(pool["label"])]

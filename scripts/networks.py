@@ -24,7 +24,10 @@ from torch import Tensor, nn
 from fewtag.files import replacing
 from fewtag.graphs import SMALLEST, quantise
 from fewtag.pictures.decode import decode
+from fewtag.research.data.class_names import class_names, overlaps
 from fewtag.research.data.sampling import EpisodeSampler
+from fewtag.research.data.splits import Split
+from fewtag.words.vectors import SHIPPED, class_vectors, load_words
 
 MOST_PLACES = 8
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -83,7 +86,7 @@ def copy_state(network: Network) -> State:
 def average(states: Sequence[State], weights: Sequence[float]) -> State:
     """The weighted mean of several networks' tensors."""
     return {
-        name: sum(weight * state[name] for state, weight in zip(states, weights, strict=True))
+        name: torch.stack([weight * state[name] for state, weight in zip(states, weights, strict=True)]).sum(dim=0)
         if tensor.is_floating_point()
         else tensor
         for name, tensor in states[0].items()
@@ -159,7 +162,7 @@ def read_onnx_tinyvit(path: Path) -> State:
         state[f"{name}.weight"] = weight
         state[f"{norm}.bias"], state[f"{norm}.running_mean"] = bias, torch.zeros_like(bias)
         state[f"{norm}.weight"] = torch.ones_like(bias)
-        state[f"{norm}.running_var"] = torch.full_like(bias, 1 - body.get_submodule(norm).eps)
+        state[f"{norm}.running_var"] = torch.full_like(bias, 1 - float(vars(body.get_submodule(norm))["eps"]))
     linear = [name for name, module in body.named_modules() if isinstance(module, nn.Linear)]
     state |= {f"{name}.weight": matrix for name, matrix in zip(linear, products, strict=True)}
     return state
@@ -224,20 +227,24 @@ def soft_labels(weights: Path, pixels: Tensor, *, batch: int = 512) -> Tensor:
     """EfficientNet-Lite2's probabilities of its thousand classes."""
     network = timm.create_model("tf_efficientnet_lite2", pretrained=False)
     network.load_state_dict({name: tensor.float() for name, tensor in load_file(weights).items()}, strict=False)
-    network.eval().to(pixels.device, memory_format=torch.channels_last)
+    network.eval().to(pixels.device).to(memory_format=torch.channels_last)
     return torch.cat([network(pictures.float() / 127.5 - 1).softmax(dim=-1) for pictures in pixels.split(batch)])
 
 
-def read_names(path: Path, variant: str, device: torch.device) -> Names:
-    """Word vectors from `name_vectors.py`; `variant` is `all`, `clean` or `none` of the class names."""
-    with np.load(path, allow_pickle=False) as file:
-        usable = {"all": file["known"], "clean": file["known"] & file["clean"], "none": np.zeros_like(file["known"])}
-        return Names(
-            tuple(str(label) for label in file["labels"]),
-            torch.from_numpy(file["words"]).float().to(device),
-            torch.from_numpy(file["class_words"]).float().to(device),
-            torch.from_numpy(usable[variant]).to(device),
-        )
+def read_names(variant: str, device: torch.device, source: str = SHIPPED) -> Names:
+    """Word vectors of COCO's labels and of the classes of ImageNet.
+
+    `variant` is `all` classes, `clean` of those that overlap a validation or novel label, or `none`.
+    """
+    split, classes, words = Split.load("coco"), class_names("imagenet-1k"), load_words(source)
+    vectors, known = class_vectors(words, classes)
+    every = np.zeros((len(classes), words.dimensions), np.float32)
+    every[known] = vectors
+    left_out = [number for overlap in overlaps("imagenet-1k", "coco") for number in overlap.classes]
+    usable = {"all": known, "clean": known & ~np.isin(np.arange(len(classes)), left_out), "none": np.zeros_like(known)}
+    labels = words.vectors([split.words(label) for label in split.labels])
+    of_labels, of_classes, used = (torch.from_numpy(each).to(device) for each in (labels, every, usable[variant]))
+    return Names(tuple(split.labels), of_labels, of_classes, used)
 
 
 def draw(pictures: Pictures, shots: int, queries: int, episodes: int, seed: int) -> Draws:

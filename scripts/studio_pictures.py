@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image, ImageDraw
 from playwright.sync_api import Locator, Page, expect, sync_playwright
@@ -243,7 +244,11 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     browser_path = shutil.which("chromium") or shutil.which("google-chrome")
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    looks = (("", 1280, 800, "light"), ("-dark", 1280, 800, "dark"), ("-phone", 390, 844, "light"))
+    looks: tuple[tuple[str, int, int, Literal["light", "dark"]], ...] = (
+        ("", 1280, 800, "light"),
+        ("-dark", 1280, 800, "dark"),
+        ("-phone", 390, 844, "light"),
+    )
     taught = [pair.split("=") for pair in options.teach]
     label = taught[-1][0]
     with sync_playwright() as starter, tempfile.TemporaryDirectory(prefix="birds-") as folder:

@@ -1,7 +1,7 @@
 """Studies the posterior on one network: strengths, modes, unnamed labels, correction sessions.
 
     python scripts/study_posterior.py strengths --network dinov2 --weights tuned.safetensors --pretrained dinov2.onnx \
-        --data DIR --names names.npz --classifier efficientnet-lite2.safetensors --out strengths.json
+        --data DIR --classifier efficientnet-lite2.safetensors --out strengths.json
 
 `strengths` climbs coordinate by coordinate, once on the validation labels and once on cross-fitted base labels
 (empirical Bayes by predictive likelihood and precision): four folds, the network of each tuned without its labels'
@@ -38,6 +38,7 @@ from torch import Tensor
 from tune_network import Tuning, tune
 
 from fewtag.research.data.splits import Split
+from fewtag.words.vectors import SHIPPED
 
 FOLDS = 4
 COORDINATES: dict[str, tuple[float, ...]] = {
@@ -84,7 +85,7 @@ class World:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.arguments = arguments
         self.phases = Split.load("coco").phases
-        self.names = read_names(arguments.names, arguments.variant, self.device)
+        self.names = read_names(arguments.variant, self.device, arguments.words)
         self.train = self.pictures("train")
         if arguments.base_pictures:
             rows = slice(None, None, max(1, len(self.train.pixels) // arguments.base_pictures))
@@ -292,7 +293,9 @@ def main() -> None:
     parser.add_argument("--average", type=float, default=0.8)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--names", type=Path, required=True)
+    parser.add_argument(
+        "--words", default=SHIPPED, help="word vectors of labels and classes: the shipped ones, or a file"
+    )
     parser.add_argument("--variant", choices=("all", "clean", "none"), default="all")
     parser.add_argument("--classifier", type=Path, required=True)
     parser.add_argument("--phases", nargs="*", default=["val"])

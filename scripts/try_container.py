@@ -4,9 +4,10 @@
     python scripts/try_container.py --python /usr/bin/python3    # one that other users may run
 
 Every COPY, RUN, ENV, USER, HEALTHCHECK, ENTRYPOINT and CMD is done as written, the image's folders under a new one.
-Then it looks whether the server becomes healthy with proxies that lead nowhere, learns a label,
-leaves the pictures alone and ends when it is told to. It cannot show the base image, nor what an engine adds: the
-read-only root, dropped capabilities, the network between containers.
+Then it looks whether the server becomes healthy with proxies that lead nowhere, learns a label, leaves the pictures
+alone and ends when it is told to; and whether `write` of immich.yaml writes sidecars as the user who
+owns the pictures, and takes them back. It cannot show the base image, nor what an engine adds: the read-only root,
+dropped capabilities, the network between containers.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple
 
 REPOSITORY = Path(__file__).parents[1]
 DOCKERFILE = REPOSITORY / "containers" / "Dockerfile"
+COMPOSE = REPOSITORY / "containers" / "immich.yaml"
 FOLDERS = re.compile(r"(?<![\w./])/(?=(?:source|opt/fewtag|project|pictures)\b)")
 TOKEN = "a-token-of-the-trial-with-43-characters-abc"
 UNREACHABLE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
@@ -121,6 +123,28 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*.jpg"))}
 
 
+def try_write(image: Image) -> int:
+    """What `docker compose run write` runs, as a user who may change the pictures and only read the project."""
+    (entrypoint,) = re.findall(r"entrypoint: \[(.*)\]", COMPOSE.read_text(encoding="utf-8"))
+    (image.user,) = re.findall(r"user: \$\{OWNER:-(.*)\}", COMPOSE.read_text(encoding="utf-8"))
+    pictures, temporary = image.root / "pictures", image.root / "tmp"
+    temporary.mkdir()
+    image.environment["XDG_CACHE_HOME"] = str(temporary)
+    if os.geteuid() == 0:
+        for path in (pictures, temporary):
+            os.chown(path, *map(int, image.user.split(":")))
+    command = [image.inside(word.strip()) for word in entrypoint.split(",")]
+    project = {path: path.stat().st_mtime_ns for path in (image.root / "project").rglob("*")}
+    before, written = digests(pictures), 0
+    for more in (["--threshold", "0"], ["--undo"]):
+        assert image.start([*command, *more], stdout=subprocess.DEVNULL).wait(120) == 0
+        written = max(written, len(list(pictures.glob("*.xmp"))))
+    assert not list(pictures.glob("*.xmp")), "sidecars are left"
+    assert digests(pictures) == before
+    assert {path: path.stat().st_mtime_ns for path in (image.root / "project").rglob("*")} == project
+    return written
+
+
 def try_it(root: Path, python: Path) -> list[str]:
     """What was shown, a sentence each; an error where something was not."""
     image = Image(root, python)
@@ -152,18 +176,26 @@ def try_it(root: Path, python: Path) -> list[str]:
     assert ended in {0, -signal.SIGTERM}, f"the server ended with {ended}"
     assert digests(root / "pictures") == before
     assert [path.name for path in root.rglob("*.fewtag")] == ["bank.fewtag"]
+    written = try_write(image)
+    assert written == len(album), written
     size = sum(path.stat().st_size for path in (root / "opt").rglob("*") if path.is_file() and not path.is_symlink())
     return [
         f"healthy, as user {owner}, with proxies that lead nowhere",
         f"{len(album)} pictures indexed and left as they were; a label defined; the bank written to /project",
         "ended in good order by SIGTERM",
+        f"compose's write: {written} sidecars beside them as user {image.user}, and taken back",
         f"/opt/fewtag has {size / 1e6:.0f} MB",
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", type=Path, default=Path(sys._base_executable), help="stands for the base image's")
+    parser.add_argument(
+        "--python",
+        type=Path,
+        default=Path(getattr(sys, "_base_executable", sys.executable)),
+        help="stands for the base image's",
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fewtag-container-") as folder:
         Path(folder).chmod(0o755)

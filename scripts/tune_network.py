@@ -2,7 +2,7 @@
 
     python scripts/tune_network.py --network dinov2 --weights dinov2_vits14_patch_8x8.onnx --data DIR \
         --packs train more --fit-packs train --sizes 112 140 168 224 --seeds 0 1 2 \
-        --names names.npz --classifier lite2.safetensors --phases val --out rows.json --save tuned/
+        --classifier lite2.safetensors --phases val --out rows.json --save tuned/
 
 Tuning is binary cross-entropy on the base labels of the packs in DIR: AdamW, a cosine schedule, mirrored crops,
 batch-norm frozen. The head starts at zero and learns at a rate of its own, far above the network's: a random head pulls
@@ -14,8 +14,8 @@ Several values of an option make a grid; settings are chosen on the validation l
 looked at once (`--phases test mixed`). Each row of the JSON file has its settings, its seed and its figures, mean and
 half 95 % interval over episodes.
 
-`--names` holds the word vectors (`name_vectors.py` makes it), `--classifier` the weights of EfficientNet-Lite2 in
-timm's keys, whose soft labels stand for its thousand class names.
+`--classifier` has the weights of EfficientNet-Lite2 in timm's keys, whose soft labels stand for its thousand class
+names.
 """
 
 import argparse
@@ -49,11 +49,12 @@ from networks import (
     save,
     soft_labels,
 )
-from timm.optim import param_groups_layer_decay
+from timm.optim._param_groups import param_groups_layer_decay
 from torch import Tensor, nn
 
 from fewtag.files import write_atomically
 from fewtag.research.data.splits import Split
+from fewtag.words.vectors import SHIPPED
 
 RARE = -3.0
 """A label's logit before anything is learnt."""
@@ -149,7 +150,7 @@ class Bench:
         if arguments.fit_packs:
             self.fitted = read_pictures(folder, arguments.fit_packs, labels, device)
         self.names = {
-            variant: read_names(arguments.names, variant, device) for variant in arguments.variants if arguments.phases
+            variant: read_names(variant, device, arguments.words) for variant in arguments.variants if arguments.phases
         }
         self.pictures = {
             phase: read_pictures(folder, (phase,), split.phases[phase].labels, device) for phase in arguments.phases
@@ -288,7 +289,9 @@ def main() -> None:
     parser.add_argument("--packs", nargs="+", default=["train"], help="the pictures to tune on")
     parser.add_argument("--split", default="coco", help="whose base labels; figures (--phases) are of coco's alone")
     parser.add_argument("--fit-packs", nargs="+", help="the pictures of space and word map, if others")
-    parser.add_argument("--names", type=Path, help="word vectors of labels and classes, for figures")
+    parser.add_argument(
+        "--words", default=SHIPPED, help="word vectors of labels and classes: the shipped ones, or a file"
+    )
     parser.add_argument("--classifier", type=Path, help="EfficientNet-Lite2 in timm's keys, for figures")
     parser.add_argument("--all-labels", action="store_true", help="tune on all 80 labels")
     parser.add_argument(

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +13,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors this small are slower o
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from PIL import Image, ImageDraw
 from tiny import draw, write_tiny_model
 
 from fewtag.cli import main as command_line
+
+settings.register_profile("fewtag", deadline=None)  # other load is none of a test's business
+settings.load_profile("fewtag")
 
 LABELS = {
     "circle": "red",
@@ -68,6 +73,25 @@ validate_every = 20
 validation_episodes = 10
 checkpoint_every = 20
 """
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What a worker takes at once: a file, since its tests share fixtures; but slow tests by themselves, and first, and
+    quick files last: both workers end at about the same time."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    files = Counter(item.path for item in items)
+    long = {item.path for item in items for name in ("slow", "processes", "ray") if item.get_closest_marker(name)}
+
+    def alone(item: pytest.Item) -> bool:
+        fixtures = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+        return bool(item.get_closest_marker("slow")) and all(found[-1].scope != "module" for found in fixtures)
+
+    items.sort(key=lambda item: (not alone(item), item.path not in long, -files[item.path]))
+    for item in items:
+        if not alone(item):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 class Outcome(NamedTuple):
@@ -167,15 +191,23 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture
-def bank(cli: Cli, tiny_model: Path, tmp_path: Path) -> Path:
-    """pets.fewtag, which knows dog, cat and sofa by two pictures each."""
-    folder = tmp_path / "examples"
+@pytest.fixture(scope="session")
+def learnt(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with pets.fewtag and the examples it was learnt from; tests get copies."""
+    folder = tmp_path_factory.mktemp("learnt")
     for number, label in enumerate(["dog", "cat", "sofa"] * 2):
-        (folder / label).mkdir(parents=True, exist_ok=True)
-        draw(number, label).save(folder / label / f"{number}.png")
-    assert cli("learn", "pets.fewtag", folder, "--model", tiny_model).code == 0
-    return Path("pets.fewtag").absolute()
+        (folder / "examples" / label).mkdir(parents=True, exist_ok=True)
+        draw(number, label).save(folder / "examples" / label / f"{number}.png")
+    command = ["learn", folder / "pets.fewtag", folder / "examples", "--model", tiny_model]
+    command_line.app([*map(str, command)], standalone_mode=False)
+    return folder
+
+
+@pytest.fixture
+def bank(cli: Cli, learnt: Path, tmp_path: Path) -> Path:  # noqa: ARG001
+    """pets.fewtag, which knows dog, cat and sofa by two pictures each; commands run beside it."""
+    shutil.copytree(learnt, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "pets.fewtag"
 
 
 @pytest.fixture

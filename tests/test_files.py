@@ -125,6 +125,37 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         write_atomically(tmp_path / "file" / "x", b"")
 
 
+def test_a_link_stays_one_and_its_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "bank").write_bytes(b"old")
+    (tmp_path / "bank").symlink_to(Path("disk", "bank"))
+    (tmp_path / "later").symlink_to(tmp_path / "new" / "bank")
+    for link, there in (("bank", "disk"), ("later", "new")):
+        write_atomically(tmp_path / link, b"x")
+        assert (tmp_path / link).is_symlink()
+        assert (tmp_path / there / "bank").read_bytes() == b"x"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bank", "disk", "later", "new"]
+
+
+def test_a_lock_by_a_link_is_that_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "bank").symlink_to(tmp_path / "disk" / "bank")
+    with locked(tmp_path / "bank"), pytest.raises(InputError, match="in use"), locked(tmp_path / "disk" / "bank", 0.0):
+        pass
+    assert list(tmp_path.glob(".*")) == []
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_the_permissions_of_the_old_file_stay(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "bank"
+    path.write_bytes(b"old")
+    path.chmod(mode)
+    with replacing(path) as part:
+        assert part.stat().st_mode & 0o077 == mode & 0o077, "nobody else reads what is half written"
+        part.write_bytes(b"new")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", mode)
+
+
 def test_a_file_can_be_read_by_whom_the_umask_allows(tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
     with replacing(tmp_path / "file") as part:

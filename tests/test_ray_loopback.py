@@ -25,6 +25,7 @@ for name, address in found:
 """
 
 
+@pytest.mark.slow
 def test_it_listens_on_the_loopback_alone() -> None:
     ray = pytest.importorskip("ray")
     bundled = Path(ray.__file__).parent / "thirdparty_files"  # Ray brings a psutil of its own

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import typer
 from PIL import Image
+from sidecars import digikam
+from tiny import draw
 
 from fewtag import Tagger
 from fewtag.cli.main import app
@@ -19,13 +22,15 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 PAGES = (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
+TOOLS = ("tags", "digikam", "darktable", "lightroom", "immich", "photoprism", "datasets", "export", "label-studio")
 ELSEWHERE = ("fit mine", "s3://", "bench", "train", "report", "serve", "studio")
 """Commands that need a cluster, a data set or hours, or run until they are ended; they are parsed, not run."""
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.S | re.M)
-    return [block for its_language, block in fenced if its_language == language]
+    """Those in lists too, which are indented."""
+    fenced = re.findall(r"^( *)```(\w*)\n(.*?)^\1```$", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    return [textwrap.dedent(block) for _, its_language, block in fenced if its_language == language]
 
 
 def shell_lines(page: Path) -> Iterator[str]:
@@ -75,6 +80,7 @@ def test_the_readme_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert tagger.predict_proba(["garden.jpg"]).shape == (1, 4)
 
 
+@pytest.mark.slow
 def test_every_command_of_the_readme_runs(cli: Callable[..., Any], tmp_path: Path) -> None:
     write_pictures("rex.jpg", "max.jpg", "garden.jpg", "sofa.jpg", "photos/cat.jpg", "photos/sofa.jpg")
     (tmp_path / "examples.csv").write_text("image,labels\nphotos/cat.jpg,cat;sofa\nphotos/sofa.jpg,sofa\n")
@@ -90,6 +96,7 @@ def test_every_command_of_the_readme_runs(cli: Callable[..., Any], tmp_path: Pat
     assert {"tags.csv", "tags.html", "heat.png", "pets-onnx"} <= {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.slow
 def test_the_quickstart_prints_what_it_says(cli: Callable[..., Any], tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples" / "album", tmp_path / "examples" / "album")
     shown = transcript(ROOT / "docs" / "quickstart.md")
@@ -102,6 +109,7 @@ def test_the_quickstart_prints_what_it_says(cli: Callable[..., Any], tmp_path: P
         assert outcome.code == (2 if said and said[0].startswith("fewtag: ") else 0), outcome
 
 
+@pytest.mark.slow
 def test_the_rows_of_the_quickstart_are_right(cli: Callable[..., Any], tmp_path: Path) -> None:
     """They were wrong once: a newcomer compared them with the pictures."""
     album = ROOT / "examples" / "album"
@@ -121,6 +129,37 @@ def test_the_rows_of_the_quickstart_are_right(cli: Callable[..., Any], tmp_path:
         assert not any(tag == f"!{label}" for tag in tags.split(";") for label in right)
 
 
+@pytest.mark.parametrize("page", TOOLS)
+def test_the_commands_of_a_tools_page_run_in_their_order(
+    page: str, cli: Callable[..., Any], tmp_path: Path, tiny_model: Path
+) -> None:
+    """On pictures that other programs tagged, by a small model; folders of their users are ours."""
+    if page == "lightroom" and shutil.which("exiftool") is None:
+        pytest.skip("exiftool is not installed")
+    paths = [("Birds", "Heron"), ("animals", "birds", "gull"), ("Oma",)]
+    for number, name in enumerate(["a.jpg", "b.jpg", "2024/c.jpg"]):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        draw(number, "dog").save(tmp_path / "photos" / name)
+        (tmp_path / "photos" / f"{name}.xmp").write_bytes(digikam([paths[number], ("Birds",)], 0))
+    write_pictures("rex-1.jpg", "rex-2.jpg", "shrek-1.jpg", "shrek-2.jpg")
+    (tmp_path / "camera").mkdir()
+    draw(9, "dog").save(tmp_path / "camera" / "a.jpg")
+    boxes = {"file": "a.jpg", "detections": [{"category": "1", "conf": 0.9, "bbox": [0.1, 0.1, 0.5, 0.5]}]}
+    info = {"format_version": "1.6"}
+    detections = {"info": info, "detection_categories": {"1": "animal"}, "images": [boxes]}
+    (tmp_path / "camera" / "detections.json").write_text(json.dumps(detections))
+    for name in ("birds", "home", "pets", "animals"):
+        Tagger(str(tiny_model)).fit([draw(20, "dog"), draw(21, "cat")], [["dog"], ["cat"]]).save(f"{name}.fewtag")
+    lines = [line for line in commands(ROOT / "docs" / f"{page}.md") if line[0] not in ELSEWHERE]
+    assert lines
+    for arguments in lines:
+        outcome = cli(*(re.sub(r"^(~/Pictures|/library|/originals)", "photos", each) for each in arguments))
+        assert outcome.code == 0, (arguments, outcome.err)
+    if any(line[-1] == "--undo" for line in lines):
+        assert not [path for path in (tmp_path / "photos").rglob("*.xmp") if b"fewtag" in path.read_bytes()]
+
+
+@pytest.mark.slow
 def test_the_terminal_gets_a_row_for_every_picture_beside_its_own(cli: Callable[..., Any]) -> None:
     """More pictures than a batch, in which rows and pictures once fell out of step."""
     album = ROOT / "examples" / "album"

@@ -26,6 +26,8 @@ import numpy as np
 from fewtag.files import cache_limit
 
 FILE = "features.sqlite"
+THUMBNAILS = "thumbnails.sqlite"
+"""The studio's, beside it: they are looked after together."""
 PROTECTED_SECONDS = 86_400.0
 """New rows evict none that was used since the cache was opened; in a session that lasts, none used so recently."""
 TOUCH_SECONDS = 5.0
@@ -191,8 +193,11 @@ class Cache:
         """An idle connection to this very file, or a new one; None where there is no file and none is wanted."""
         idle = self._idle.setdefault(os.getpid(), [])
         connection = None
-        while idle and connection is None:
-            known, candidate = idle.pop()
+        while connection is None:
+            try:
+                known, candidate = idle.pop()
+            except IndexError:  # none, or another thread was quicker
+                break
             if known == identity:
                 connection = candidate
             else:  # another process began anew

@@ -1,12 +1,13 @@
-"""Looking after a feature cache: what it holds, how large it is, pruned, checked, cleared."""
+"""Upkeep of the feature cache and the studio's thumbnails: what they hold, how large they are; prune, check, clear."""
 
 import math
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
-from fewtag.cache import Cache, UnusableError, delete, evict, is_sound, number
+from fewtag.cache import BUSY_SECONDS, THUMBNAILS, Cache, UnusableError, delete, evict, is_sound, number
 from fewtag.errors import InputError
 
 
@@ -32,7 +33,7 @@ class CacheUpkeep(Cache):
     def size(self) -> int:
         """Bytes on the disk, the write-ahead log included."""
         with self._refusing():
-            return sum(path.stat().st_size for path in self.files()[:2] if path.exists())
+            return _bytes([*self.files()[:2], *self._thumbnails()])
 
     def contents(self) -> list[Contents]:
         """What each space holds, if it holds any row."""
@@ -41,20 +42,63 @@ class CacheUpkeep(Cache):
             " GROUP BY space ORDER BY kind, what"
         )
         with self._refusing():
-            return self.run(lambda connection: [Contents(*row) for row in connection.execute(query)]) or []
+            found = self.run(lambda connection: [Contents(*row) for row in connection.execute(query)]) or []
+            return [*found, *self._small_copies()]
+
+    def _thumbnails(self) -> list[Path]:
+        return [path for tail in ("", "-wal", "-shm") if (path := self.path.with_name(THUMBNAILS + tail)).exists()]
+
+    def _small_copies(self) -> list[Contents]:
+        """The studio's; of a damaged file the size alone can be told."""
+        files = self._thumbnails()
+        if not files:
+            return []
+        try:
+            with closing(sqlite3.connect(files[0], BUSY_SECONDS)) as connection:
+                rows = number(connection, "SELECT count(*) FROM thumbnail")
+        except sqlite3.Error:
+            rows = 0
+        return [Contents("thumbnails", "of the studio", rows, _bytes(files), files[0].stat().st_mtime)]
+
+    def _thin(self, limit: int) -> None:
+        """Drops the oldest thumbnails until the others fit."""
+        files = self._thumbnails()
+        if not files or _bytes(files) <= limit:
+            return
+        older = (
+            "DELETE FROM thumbnail WHERE rowid IN (SELECT id FROM (SELECT rowid AS id, sum(length(content))"
+            " OVER (ORDER BY rowid DESC) AS kept FROM thumbnail) WHERE kept > ?)"
+        )
+        try:
+            with closing(sqlite3.connect(files[0], BUSY_SECONDS, isolation_level=None)) as connection:
+                for step in ((older, (limit,)), ("VACUUM", ()), ("PRAGMA wal_checkpoint(TRUNCATE)", ())):
+                    connection.execute(*step).fetchall()
+        except sqlite3.OperationalError as error:
+            raise UnusableError(str(error)) from error
+        except sqlite3.DatabaseError:  # damaged: the studio would begin it anew
+            self._drop(files)
+
+    @staticmethod
+    def _drop(files: list[Path]) -> None:
+        for path in files:
+            path.unlink(missing_ok=True)
 
     def prune(self, limit: int) -> int:
-        """Evicts the least recently used rows until the file fits; the bytes that went back to the disk."""
+        """Evicts the least recently used rows until the file fits, then the oldest thumbnails until both do.
+
+        The bytes that went back to the disk.
+        """
         before = self.size
         with self._refusing():
             if self.path.exists():
                 self.run(lambda connection: evict(connection, limit, unused_since=math.inf), write=True)
                 # out of the write-ahead log, so that the file has its new size
                 self.run(lambda connection: connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+            self._thin(max(0, limit - _bytes(self.files()[:2])))
         return max(0, before - self.size)
 
     def clear(self) -> int:
-        """Removes the database, or empties it where another process has it open; the bytes that went."""
+        """Removes the databases, or empties the one that another process has open; the bytes that went."""
 
         def is_alone(connection: sqlite3.Connection) -> bool:
             try:  # only a lone connection may leave write-ahead logging
@@ -65,6 +109,7 @@ class CacheUpkeep(Cache):
         before = self.size
         self.close()
         with self._refusing():
+            self._drop(self._thumbnails())  # a studio that has them open makes others
             if self.run(is_alone) is not False:
                 self.remove()
                 return before
@@ -105,3 +150,7 @@ class CacheUpkeep(Cache):
             raise InputError(
                 f"the cache {self.path} cannot be used: {reason}; name another folder with --cache"
             ) from error
+
+
+def _bytes(files: list[Path]) -> int:
+    return sum(path.stat().st_size for path in files if path.exists())

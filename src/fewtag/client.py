@@ -17,7 +17,7 @@ Picture = str | Path | bytes | tuple[str, bytes]
 """A file, or its bytes, or its bytes under a name."""
 WORDS = ("yes", "no", "unknown")
 _AT_ONCE, _BYTES_AT_ONCE = 64, 45_000_000
-_AGAIN = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+_AGAIN = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)  # the second is what Windows says
 
 
 class ApiError(Exception):
@@ -234,7 +234,7 @@ class Client:
             try:
                 try:
                     connection.request(method, path, content, headers)
-                except (BrokenPipeError, ConnectionResetError):
+                except _AGAIN:
                     if not fresh:
                         raise
                     # refused before all of it was sent: the reply says why

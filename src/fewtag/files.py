@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sqlite3
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -27,23 +28,31 @@ _SUM = "sha256"
 def replacing(path: Path) -> Iterator[Path]:
     """Atomic replacement: a path to write to, which takes the place of `path` once all of it is on disk.
 
-    File and folder are synced, so that neither a kill nor a power cut leaves less than the old file or the new one.
+    File and folder are synced, so that neither a kill nor a power cut leaves less than the old file or the new one. A
+    link stays one, and what it points to is replaced; permissions stay those of the old file.
     """
-    make_folder(path.parent)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    target = _behind(path)
+    make_folder(target.parent)
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         part.touch()
-        mode = part.stat().st_mode
+        mode = (target if target.is_file() else part).stat().st_mode
+        part.chmod(mode | stat.S_IWUSR)  # before there is anything in it to be read by others
         yield part
-        part.chmod(mode)  # some libraries write files that only their owner can read
         _sync(part)
-        part.replace(path)
-        _sync(path.parent)
+        part.chmod(mode)  # some libraries write files that only their owner can read
+        part.replace(target)
+        _sync(target.parent)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; name another folder or free some room") from error
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def _behind(path: Path) -> Path:
+    """What a link points to in the end, be it there or not; any other path as it is."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def _sync(path: Path) -> None:
@@ -81,10 +90,12 @@ def make_folder(folder: Path) -> None:
 def locked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """A lock between processes on what is about to be written to `path`; others wait for it.
 
-    SQLite holds it, in a hidden file beside, which stays: it locks files on every system, and who dies lets go.
+    SQLite holds it, in a hidden file beside, which stays: it locks files on every system, and who dies lets go. Who
+    comes by a link waits for who comes by the file itself.
     """
-    make_folder(path.parent)
-    hidden = path.with_name(f".{path.name}.lock")
+    target = _behind(path)
+    make_folder(target.parent)
+    hidden = target.with_name(f".{target.name}.lock")
     try:
         # whoever lets go of it may be another thread than who took it
         with closing(sqlite3.connect(hidden, seconds, isolation_level=None, check_same_thread=False)) as connection:

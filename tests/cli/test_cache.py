@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fewtag.cache import FILE, Cache, content_digest
+from fewtag.cache import FILE, THUMBNAILS, Cache, content_digest
+from fewtag.studio.index import Thumbnails
 
 Cli = Callable[..., Any]
 FOLDER = Path("cache/fewtag")
@@ -154,3 +155,37 @@ def test_a_file_is_no_cache(cli: Cli) -> None:
     Path("file").touch()
     said = cli("cache", "--cache", "file")
     assert (said.code, "--cache file is a file" in said.err) == (2, True)
+
+
+def small_copies(count: int) -> None:
+    """As the studio keeps them, of 10,000 bytes each."""
+    thumbnails = Thumbnails(FOLDER)
+    for number in range(count):
+        thumbnails.put([(str(number), 256, bytes(10_000))])
+    thumbnails.close()
+
+
+def test_the_studios_thumbnails_are_counted_pruned_and_cleared(cli: Cli) -> None:
+    keep("network", 5, used=1e9)
+    alone = report(cli)["total"]
+    small_copies(40)
+    found = report(cli)
+    (space,) = [each for each in found["spaces"] if each["kind"] == "thumbnails"]
+    assert space["rows"] == 40
+    assert found["total"] == alone + space["bytes"] > alone + 400_000
+    pruned = report(cli, "--prune", str(alone + 150_000))
+    assert pruned["freed"] > 200_000
+    assert pruned["total"] <= alone + 200_000
+    left = Thumbnails(FOLDER)
+    assert left.get("39", 256) is not None, "the newest stay"
+    assert left.get("0", 256) is None
+    left.close()
+    assert report(cli, "--clear")["total"] == 0
+    assert not list(FOLDER.glob("*.sqlite*"))
+
+
+def test_damaged_thumbnails_are_told_of_and_cleared(cli: Cli) -> None:
+    FOLDER.mkdir(parents=True)
+    (FOLDER / THUMBNAILS).write_bytes(b"rubbish" * 1000)
+    assert report(cli)["spaces"][0]["rows"] == 0
+    assert report(cli, "--prune", "1KB")["total"] == 0

@@ -130,3 +130,47 @@ def test_a_row_without_labels_is_a_picture_that_shows_none_of_them(cli: Cli, ban
     found = json.loads(cli("check", bank, truth, "--json").out)
     assert found["pictures"] == 42
     assert sum(each["pairs"] for each in found["reliability"]) == 42 * 3
+
+
+def test_from_a_hundred_pictures_on_it_measures_what_tag_does(cli: Cli, bank: Path, tmp_path: Path) -> None:
+    folder, lines = tmp_path / "many", ["image,labels"]
+    folder.mkdir()
+    for number in range(110):
+        shown = ["dog", "sofa"] if number % 10 == 0 else ["sofa"]
+        draw(500 + number, *shown).save(folder / f"{number:03}.png")
+        lines.append(f"{number:03}.png,{';'.join(shown)}")
+    (tmp_path / "many.csv").write_text("\n".join(lines) + "\n")
+    for asked, used in (((), "estimate"), (("--prior", "bank"), "bank"), (("--prior", "0.3"), "0.3")):
+        assert cli("tag", bank, folder, "--out", "tags.jsonl", "--scores", "--force", *asked).code == 0
+        rows = [json.loads(line) for line in Path("tags.jsonl").read_text().splitlines()]
+        targets = np.array([[label in line.split(",")[1].split(";") for label in LABELS] for line in lines[1:]])
+        given = np.array([[label in row["tags"] for label in LABELS] for row in rows])
+        found = json.loads(cli("check", bank, tmp_path / "many.csv", "--root", folder, "--json", *asked).out)
+        precision, recall, _, _ = precision_recall_fscore_support(targets, given, average="micro")
+        assert (found["micro"]["precision"], found["micro"]["recall"]) == pytest.approx((precision, recall), abs=1e-6)
+        assert found["prior"] == used
+        shares = json.loads(Path("tags.jsonl.run.json").read_text())["shares"]
+        assert found["shares"] == pytest.approx(shares or dict(Tagger.load(bank).priors_), abs=1e-6)
+    found = cli("check", bank, tmp_path / "many.csv", "--root", folder)
+    assert "priors: estimated by a sample of these pictures" in found.out
+    found = cli("check", bank, tmp_path / "many.csv", "--root", folder, "--set-thresholds")
+    assert "priors: the bank's own" in found.out, "thresholds that are kept are for these"
+    said = cli("check", bank, tmp_path / "many.csv", "--root", folder, "--set-priors", "--prior", "0.1")
+    assert (said.code, "--prior 0.1 is for measuring" in said.err) == (2, True)
+
+
+def test_labels_that_the_bank_does_not_know_are_told_of(cli: Cli, bank: Path, truth: Path) -> None:
+    before = json.loads(cli("check", bank, truth, "--json").out)
+    assert before["unknown"] == []
+    truth.write_text(truth.read_text().replace("0.png,", "0.png,Dog;xyzzy;", 1))
+    found = json.loads(cli("check", bank, truth, "--json").out)
+    assert found == {**before, "unknown": ["Dog", "xyzzy"]}
+    lines = cli("check", bank, truth).out.splitlines()
+    assert "the bank does not know 'Dog' (did you mean 'dog'?): not counted" in lines
+    assert "the bank does not know 'xyzzy': not counted" in lines
+
+
+def test_a_label_called_all_together_has_a_row_of_its_own(cli: Cli, bank: Path, truth: Path) -> None:
+    assert cli("define", bank, "all together", "--like", "zebra").code == 0
+    rows = [line for line in cli("check", bank, truth).out.splitlines() if "all together" in line]
+    assert len(rows) == 2

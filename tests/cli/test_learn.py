@@ -168,6 +168,45 @@ def test_a_table_that_tag_wrote_and_a_person_mended_is_learnt_as_it_is(cli: Cli,
     assert cli("tag", bank, album, "--out", table).code == 2, "and is not overwritten"
 
 
+def test_a_table_is_never_learnt_against_other_pictures_once_the_folder_has_moved(
+    cli: Cli, bank: Path, album: Path
+) -> None:
+    Path("out").mkdir()
+    assert cli("tag", bank, album, "--out", "out/tags.csv").code == 0
+    draw(99, "sofa").save("dog0.png")  # beside the folder, of the same name
+    album.rename("moved")
+    said = cli("learn", bank, "out/tags.csv")
+    assert refused(said, "there is no such file")
+    assert "--root names the folder of a table's pictures" in said.err
+    assert cli("learn", bank, "out/tags.csv", "--root", "moved").code == 0
+    shutil.copy("out/tags.csv", "moved")
+    shutil.copy("out/tags.csv.run.json", "moved")
+    assert cli("learn", bank, "moved/tags.csv").code == 0, "it went along"
+
+
+def test_a_table_of_several_folders_is_learnt_from_where_it_was_tagged(
+    cli: Cli, bank: Path, album: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("out").mkdir()
+    Path("more").mkdir()
+    draw(99, "sofa").save("more/99.png")
+    assert cli("tag", bank, album.name, "more", "--out", "out/tags.csv").code == 0
+    table = Path("out/tags.csv").absolute()
+    table.write_text("image,labels\nmore/99.png,couch\nalbum/dog0.png,puppy\n")
+    monkeypatch.chdir("out")
+    assert cli("learn", bank, table).code == 0
+    assert (known(bank)["couch"], known(bank)["puppy"]) == (1, 1)
+
+
+def test_options_that_would_say_nothing_are_refused(cli: Cli, bank: Path, album: Path) -> None:
+    Path("set.json").write_text("[]")
+    for option in ("--label", "--absent"):
+        assert refused(cli("learn", bank, "set.json", option, "dog"), "leave out --label and --absent")
+    pictures = ((album / "dog0.png", "--label", "dog"), (album, "--label", "dog"), ("examples",))
+    for given in pictures:
+        assert refused(cli("learn", bank, *given, "--root", album), "--root is for a table's paths")
+
+
 def absents(bank: Path | str = "new.fewtag") -> dict[str, int]:
     """Of how many pictures someone said that they do not show each label."""
     return {label: count for label, count in Tagger.load(bank).absent_counts_.items() if count}
@@ -320,6 +359,13 @@ def test_a_bad_picture_is_refused_by_name_and_changes_nothing(
     assert not Path("new.fewtag").exists()
 
 
+def test_what_is_refused_leaves_no_folder_and_no_lock(cli: Cli, album: Path, tiny_model: Path) -> None:
+    truncate(album / "cat1.png")
+    said = cli("learn", "new/folder/b.fewtag", album / "cat1.png", "--label", "cat", "--model", tiny_model)
+    assert refused(said, "cat1.png")
+    assert not Path("new").exists()
+
+
 def test_skip_bad_leaves_bad_pictures_out_and_names_and_counts_them(learn: Cli, album: Path) -> None:
     (album / "labels.csv").write_text(PLAIN)
     truncate(album / "dog0.png")
@@ -361,7 +407,7 @@ def test_a_bank_that_cannot_be_written_is_found_out_before_the_work(
     monkeypatch.setattr(Model, "encode", lambda *_: pytest.fail("a picture went through the network"))
     Path("file").touch()
     said = cli("learn", "file/new.fewtag", album, "--label", "thing", "--model", tiny_model)
-    assert refused(said, "cannot make the folder file")
+    assert refused(said, "cannot write file/new.fewtag: Not a directory")
     Path("folder.fewtag").mkdir()
     assert refused(cli("learn", "folder.fewtag", album, "--label", "thing"), "is a folder, not a bank")
 

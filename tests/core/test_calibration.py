@@ -8,6 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 
 from fewtag.core.calibration import (
+    EASE,
     SLACK,
     Calibration,
     Pairs,
@@ -17,6 +18,7 @@ from fewtag.core.calibration import (
     estimate_shares,
     fit_logistic,
     log_odds,
+    match_shares,
     sigmoid,
 )
 
@@ -168,9 +170,8 @@ def test_between_two_numbers_of_examples_the_curve_lies_between() -> None:
     calibration = Calibration((1, 5), (10.0, 20.0), (-1.0, -3.0), 0.2, (0.2,), ((0.3,), (0.5,)))
     counts, usual = np.array([0, 1, 3, 5, 50]), np.full(5, 0.2, np.float32)
     thresholds = calibration.threshold(counts, usual).tolist()
-    assert thresholds[0] == thresholds[1] == pytest.approx(0.3)
-    assert thresholds[2] == pytest.approx(0.3 + 0.2 * np.log(2) / np.log(3), abs=1e-6), "a line over log(1 + examples)"
-    assert thresholds[3] == thresholds[4] == pytest.approx(0.5)
+    line = 0.3 + 0.2 * np.log(2) / np.log(3)  # over log(1 + examples)
+    assert thresholds == pytest.approx([EASE * 0.3, EASE * 0.3, EASE * line, EASE * 0.5, EASE * 0.5], abs=1e-6)
     slopes, offsets = calibration.curves(counts, np.zeros(5, np.float32), usual)
     found = sigmoid(slopes * np.full(5, 0.2, np.float32) + offsets)
     assert found[1] == pytest.approx(1 / (1 + np.exp(-1)))
@@ -203,9 +204,10 @@ def test_thresholds_follow_the_share_in_a_line_over_its_log_odds() -> None:
     shares = np.array([0.001, 0.01, 0.05, 0.3, 0.9], np.float32)
     found = calibration.threshold(np.zeros(5, np.int64), shares).tolist()
     part = (np.log(0.05 / 0.95) - np.log(0.01 / 0.99)) / (np.log(0.3 / 0.7) - np.log(0.01 / 0.99))
-    assert found == pytest.approx([0.1, 0.1, 0.1 + 0.2 * part, 0.3, 0.3], abs=1e-6)
+    eased = np.array([1, 1, EASE, EASE, EASE])
+    assert found == pytest.approx((eased * [0.1, 0.1, 0.1 + 0.2 * part, 0.3, 0.3]).tolist(), abs=1e-6)
     assert calibration.threshold(np.full(5, 9), shares).tolist() == pytest.approx(
-        [0.2, 0.2, 0.2 + 0.2 * part, 0.4, 0.4], abs=1e-6
+        (eased * [0.2, 0.2, 0.2 + 0.2 * part, 0.4, 0.4]).tolist(), abs=1e-6
     )
 
 
@@ -229,9 +231,23 @@ def test_shares_are_found_that_labels_were_drawn_with() -> None:
 
 def test_a_small_sample_without_any_sign_leaves_a_small_share_not_none() -> None:
     found = estimate_shares(np.full((100, 1), -20, np.float32), np.full(1, 0.3, np.float32))
-    assert found[0] == pytest.approx(0.01 * 20 / 120, rel=1e-3)
+    assert found[0] == pytest.approx(0.01 * 60 / 160, rel=1e-3)
     full = estimate_shares(np.full((100, 1), 20, np.float32), np.full(1, 0.3, np.float32))
-    assert 0.8 < full[0] < 1
+    assert 0.6 < full[0] < 1
+
+
+def test_a_share_that_is_known_mends_a_curve_that_is_off() -> None:
+    """Of many pictures; right curves stay, and of few pictures little is believed."""
+    said = np.full(4, 0.05, np.float32)
+    off = np.array([-2, 0, 0, 2], np.float32)
+    evidence = sampled(said, 20_000, 3.0, 1) + off
+    moved = log_odds(match_shares(evidence, said)) - log_odds(said)
+    assert moved.tolist() == pytest.approx((-off).tolist(), abs=0.2)
+    sums = sigmoid(evidence + log_odds(said) + moved).sum(axis=0)
+    assert sums.tolist() == pytest.approx([1000] * 4, rel=0.01)
+    few = log_odds(match_shares(evidence[:20], said)) - log_odds(said)
+    assert np.abs(few).max() < 2
+    assert (np.abs(few) <= np.abs(20 * said - sigmoid(evidence[:20] + log_odds(said)).sum(axis=0)) + 1e-4).all()
 
 
 def test_log_odds_by_hand() -> None:

@@ -18,8 +18,6 @@ from PIL import Image
 from tiny import draw, same_classifiers
 
 from fewtag import Tagger
-from fewtag.errors import InputError
-from fewtag.interop import hub
 from fewtag.tagger import export as exporting
 
 Cli = Callable[..., Any]
@@ -145,6 +143,13 @@ DETECTIONS = {
 }
 
 
+def test_tags_of_a_csv_keep_their_order(cli: Cli, photos: Path) -> None:
+    tags = ["zebra", "cat", "sofa", "ball", "dog", "apple", "moon", "ring"]
+    Path("tags.csv").write_text(f"image,tags\nz.webp,{';'.join([*tags, '!lamp', 'cat'])}\n")
+    assert cli("export", "tags.csv", "out", "--as", "imagefolder", "--root", photos).code == 0
+    assert json.loads(Path("out/metadata.jsonl").read_text())["labels"] == tags
+
+
 def test_boxes_of_a_detector_are_tagged_as_pictures_and_go_back(cli: Cli, bank: Path) -> None:
     left, right = draw(70, "dog", size=(60, 40)), draw(71, "cat", size=(60, 40))
     both = Image.new("RGB", (120, 40))
@@ -231,77 +236,6 @@ def test_a_fixed_graph_that_disagrees_is_refused(cli: Cli, bank: Path, monkeypat
     monkeypatch.setattr(exporting, "session", lambda graph: lambda pixels, labels: right(graph)(pixels, labels) + 0.01)
     said = cli("export", bank, "fixed", "--as", "onnx-fixed")
     assert (said.code, "disagrees with the tagger" in said.err, Path("fixed").exists()) == (2, True, False)
-
-
-def test_a_shared_bank_gives_the_same_probabilities_and_holds_no_picture(bank: Path, tmp_path: Path) -> None:
-    tagger = Tagger.load(bank)
-    tagger.partial_fit([draw(80, "ball")], [["ball"]], absent=[["dog"]]).define("zebra")
-    tagger.set_thresholds({"cat": 0.25})
-    hub.save_pretrained(tagger, tmp_path / "shared", license="cc-by-4.0")
-    shared = hub.from_pretrained(tmp_path / "shared")
-    pictures = [draw(number, label) for number, label in enumerate(["dog", "cat", "sofa"], 200)]
-    assert np.array_equal(shared.predict_proba(pictures), tagger.predict_proba(pictures))
-    assert (shared.classes_, shared.counts_, shared.thresholds_) == (
-        tagger.classes_, tagger.counts_, tagger.thresholds_,
-    )  # fmt: skip
-    own, theirs = tagger.bank_.examples, shared.bank_.examples
-    assert not set(own) & set(theirs)
-    assert {(each.name, each.picture) for each in theirs.values()} == {("", b"")}
-    codes = [each.codes.tobytes() for each in own.values()]
-    assert not [each for each in theirs.values() if each.codes.tobytes() in codes]
-    content = (tmp_path / "shared" / hub.BANK).read_bytes()
-    assert not [each.name for each in own.values() if each.name and each.name.encode() in content]
-    assert shared.partial_fit([draw(300, "ball")], [["ball"]]).counts_["ball"] == 2
-    card = (tmp_path / "shared" / hub.CARD).read_text()
-    assert card.startswith("---\nlibrary_name: fewtag\npipeline_tag: image-classification\n")
-    assert "license: cc-by-4.0\n" in card
-    assert "| cat | 2 | 0.25 | its name |" in card
-    hub.save_pretrained(tagger, tmp_path / "whole", examples=True)
-    assert set(hub.from_pretrained(tmp_path / "whole").bank_.examples) == set(own)
-
-
-def test_saving_a_copy_to_share_is_not_saving(bank: Path, tmp_path: Path) -> None:
-    tagger = Tagger.load(bank).define("zebra")
-    tagger.save(tmp_path / "copy.fewtag", examples=False)
-    tagger.save(bank)
-    assert "zebra" in Tagger.load(bank).classes_
-    assert Tagger.load(bank).examples_("dog") == tagger.examples_("dog")
-
-
-def test_pushing_uploads_what_was_saved_and_is_private_by_default(bank: Path, tmp_path: Path) -> None:
-    """Against a folder that stands for the hub."""
-
-    class Folder:
-        def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> str:
-            assert (private, exist_ok) == (True, True)
-            return f"hub/{name}"
-
-        def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> None:
-            assert commit_message
-            (tmp_path / repo_id).mkdir(parents=True)
-            for path in Path(folder_path).iterdir():
-                if not path.name.startswith("."):
-                    (tmp_path / repo_id / path.name).write_bytes(path.read_bytes())
-
-    tagger = Tagger.load(bank)
-    assert hub.push_to_hub(tagger, "me/pets", api=Folder()) == "hub/me/pets"  # type: ignore[arg-type]
-    assert {path.name for path in (tmp_path / "me/pets").iterdir()} == {hub.BANK, hub.CARD}
-    assert np.array_equal(
-        hub.from_pretrained(tmp_path / "me/pets").predict_proba(draw(1, "dog")), tagger.predict_proba(draw(1, "dog"))
-    )
-
-    class Closed(Folder):
-        def create_repo(self, *_: Any, **__: Any) -> str:
-            raise ConnectionError("no network")
-
-    with pytest.raises(InputError, match=r"cannot upload to me/pets \(no network\); check its name and your token"):
-        hub.push_to_hub(tagger, "me/pets", api=Closed())  # type: ignore[arg-type]
-
-
-def test_the_hub_without_its_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(InputError, match=r'pip install "fewtag\[hub\]"'):
-        hub.from_pretrained("me/nowhere")
 
 
 def cvat_stand_in() -> types.ModuleType:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from sidecars import digikam, immich, lightroom
+from sidecars import BEGUN, digikam, immich, lightroom
 from tiny import draw, same_classifiers
 
 from fewtag import Tagger
@@ -34,6 +34,7 @@ def archive(tmp_path: Path) -> Path:
             path.with_name(f"{number}.jpg.xmp" if kind == 1 else f"{number}.xmp").write_bytes(packet)
         rows.append(f"archive/{number}.jpg,{tag}")
     draw(99, "ball").save(folder / "untagged.jpg")
+    (folder / "untagged.jpg.xmp").write_bytes(BEGUN)
     (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
     return folder
 

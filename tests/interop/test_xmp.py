@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from sidecars import KEYWORDS, SPACES, Sidecar, digikam, immich, lightroom, sidecars
+from sidecars import BEGUN, KEYWORDS, SPACES, Sidecar, darktable, digikam, immich, lightroom, sidecars
 
 from fewtag.errors import InputError
-from fewtag.interop.xmp import EMPTY, FIELDS, Packet, Tags, Wanted, check_label, fold, path_of, rewrite
+from fewtag.interop.keywords import Tags, check_label, fold, path_of
+from fewtag.interop.xmp import EMPTY, FIELDS, Packet, Wanted, rewrite
 
 WRITTEN = ("dog", "birds/heron", "zebra")
 NAMES = some.text(some.characters(codec="utf-8", exclude_categories=["C", "Z"], exclude_characters="/|"), min_size=1)
@@ -98,6 +99,33 @@ def test_a_tag_that_a_person_deleted_is_not_written_again() -> None:
     assert Packet(again, "it").without_ours() == immich([("Oma",)], 0)
 
 
+def test_lists_that_a_program_wrote_anew_from_its_database_are_a_no_until_that_is_undone() -> None:
+    """As darktable does where it was not told to read the sidecar again; it leaves digiKam's list and the ledger."""
+    content = darktable([("Oma",)], 0)
+    after = rewrite(content, "it", wanted("zebra"), Tags())
+    assert after is not None
+    stale = after.replace(b"\n     <rdf:li>zebra</rdf:li>", b"", 2)
+    again = rewrite(stale, "it", wanted("zebra"), Tags())
+    assert again is not None
+    assert [items for items in elements(again).values() if "zebra" in items] == []
+    assert Packet(again, "it").without_ours() == content
+    assert rewrite(content, "it", wanted("zebra"), Tags()) == after
+
+
+@pytest.mark.parametrize("start", [BEGUN, b"", b"\xef\xbb\xbf \r\n", b'<?xml version="1.0"?>'])
+def test_a_sidecar_that_is_but_begun_says_nothing_and_becomes_so_again(start: bytes) -> None:
+    """As digiKam leaves them beside pictures without tags."""
+    assert Packet(start, "it").tags() == Tags()
+    assert Packet(start, "it").without_ours() == start
+    after = rewrite(start, "it", wanted("dog"), Tags((), ("Oma",)))
+    assert after is not None
+    assert after.startswith(start)
+    assert elements(after)["digiKam:TagsList"] == ["Oma", "dog"]
+    assert rewrite(after, "it", wanted("dog"), Tags((), ("Oma",))) == after
+    assert Packet(after, "it").without_ours(Tags((), ("Oma",))) == start
+    assert rewrite(after, "it", wanted(also=("dog",)), Tags((), ("Oma",))) == start
+
+
 def test_labels_that_are_not_spoken_of_stay_and_others_go() -> None:
     pets = rewrite(None, "it", wanted("dog", "cat"), Tags())
     birds = rewrite(pets, "it", wanted("birds/heron"), Tags())
@@ -181,7 +209,6 @@ def test_a_list_without_items_is_filled_and_emptied(form: str) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "is no XML"),
         (b"no xml", "is no XML"),
         (b"<a>", "is no XML"),
         (b"<a/>", "is XML, but no XMP"),

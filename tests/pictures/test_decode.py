@@ -3,7 +3,6 @@
 import io
 import subprocess
 import threading
-import time
 import warnings
 from pathlib import Path
 
@@ -165,15 +164,15 @@ def test_a_dark_float_picture_stays_dark_and_what_is_no_number_is_black(tmp_path
 def test_large_pictures_are_decoded_one_at_a_time(monkeypatch):
     """Small ones go side by side."""
     busy, most = 0, 0
-    lock = threading.Lock()
+    changed = threading.Condition()
     convert = decoding._to_rgb
 
     def slowly(image):
         nonlocal busy, most
-        with lock:
+        with changed:
             busy, most = busy + 1, max(most, busy + 1)
-        time.sleep(0.02)
-        with lock:
+            changed.notify_all()
+            changed.wait_for(lambda: most > 1, 60 if together else 0.02)
             busy -= 1
         return convert(image)
 

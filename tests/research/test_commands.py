@@ -24,6 +24,7 @@ def trained(cli: Cli, shapes: Path) -> Path:
     return folder.absolute()
 
 
+@pytest.mark.slow
 def test_draws_train_bench_report_explain(cli: Cli, shapes: Path) -> None:
     recipe = shapes / "recipe.toml"
     drawn = cli("draws", recipe, "--out", shapes / "draws")

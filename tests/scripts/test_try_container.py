@@ -1,12 +1,16 @@
 """The image: what its file and the compose files promise; its steps themselves are `scripts/try_container.py`."""
 
+import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from try_container import DOCKERFILE, REPOSITORY, Image, Step, steps
+
+from fewtag.cli.main import app
 
 STEPS = steps(DOCKERFILE.read_text(encoding="utf-8"))
 
@@ -50,6 +54,39 @@ def test_pictures_are_read_only_for_whatever_listens_and_ports_are_this_machines
         assert all(port.startswith("127.0.0.1:") for port in facts.get("ports", ()))
         assert listens or facts["network_mode"] == "none"
         assert "FEWTAG_TOKEN" in facts["environment"] or not listens
+
+
+@pytest.mark.parametrize("name", ["immich.yaml", "photoprism.yaml"])
+def test_what_a_compose_file_names_is_there(name: str) -> None:
+    """Commands that fewtag takes, volumes that are declared, folders and a port that the image has."""
+    facts, words = compose(name), {step.word: step.rest for step in STEPS}
+    folders = set(re.findall(r"install -d (?:-o \d+ -g \d+ )?(/\w+)", " ".join(step.rest for step in STEPS)))
+    for service in facts["services"].values():
+        command = service.get("entrypoint", ["fewtag"])[1:] + service.get("command", [])
+        if command:
+            command_line = typer.main.get_command(app)
+            command_line.commands[command[0]].make_context(command[0], command[1:])  # type: ignore[attr-defined]
+        for volume in service["volumes"]:
+            source, folder = re.fullmatch(r"(\$\{[^}]+\}|\w+):(/\w+)(?::ro)?", volume).groups()  # type: ignore[union-attr]
+            assert folder in folders
+            assert source.startswith("${") or source in facts["volumes"]
+        assert all(port.endswith(f":{words['EXPOSE']}") for port in service.get("ports", ()))
+        build = service.get("build")
+        assert build is None or (REPOSITORY / "containers" / build["context"] / build["dockerfile"]).samefile(
+            DOCKERFILE
+        )
+    comments = (REPOSITORY / "containers" / name).read_text(encoding="utf-8")
+    for called in re.findall(r"docker compose --file (\S+) run --rm (\w+)", comments):
+        assert called[0] == f"containers/{name}"
+        assert called[1] in facts["services"]
+
+
+def test_the_health_check_asks_what_the_server_answers() -> None:
+    check = next(step.rest for step in STEPS if step.word == "HEALTHCHECK")
+    port = next(step.rest for step in STEPS if step.word == "EXPOSE")
+    (path,) = re.findall(rf"http://127\.0\.0\.1:{port}(/\w+)", check)
+    described = json.loads((REPOSITORY / "tests" / "server" / "openapi.json").read_text(encoding="utf-8"))
+    assert f"GET {path}" in described
 
 
 def test_photoprism_is_told_the_address_and_the_name_that_the_container_goes_by() -> None:

@@ -14,6 +14,7 @@ from fewtag import InputError, Tagger
 from fewtag.cache import content_digest
 from fewtag.client import ApiError, Client
 from fewtag.server.security import Settings
+from fewtag.server.uploads import Decoders
 
 
 def test_rows_are_those_of_the_tagger_in_the_order_sent(running: Running, pets: Path) -> None:
@@ -139,6 +140,17 @@ def test_what_another_process_teaches_is_noticed_and_nothing_is_lost(running: Ru
     assert {"ball", "zebra", "sea"} <= set(Tagger.load(pets).classes_)
 
 
+def test_a_bank_that_cannot_be_read_any_more_is_an_error_each_time(running: Running, pets: Path) -> None:
+    good = pets.read_bytes()
+    pets.write_bytes(b"no bank")
+    for _ in range(2):
+        with pytest.raises(ApiError) as refused:
+            running.client.labels()
+        assert refused.value.status == 400
+    pets.write_bytes(good)
+    assert running.client.labels()
+
+
 def test_what_could_not_be_saved_was_not_learnt(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise InputError("cannot write the bank: No space left on device; free some room")
@@ -226,7 +238,7 @@ def test_what_was_refused_may_be_tried_again_with_the_same_key(running: Running)
 
 
 def test_the_cache_spares_the_network_a_picture_it_has_seen(pets: Path, tmp_path: Path) -> None:
-    with serving_bank(pets, cache=tmp_path / "cache") as running:
+    with serving_bank(pets, cache=tmp_path / "cache", decoders=Decoders(1)) as running:
         first = running.client.tag([picture(1, "dog")])
         running.served.decoders.close()  # nobody is left who could decode it
         assert running.client.tag([picture(1, "dog")]) == first

@@ -21,7 +21,7 @@ from fewtag import InputError, Tagger
 from fewtag.server.label_studio import Item, controls
 from fewtag.server.one_host import KEY_VARIABLE, OneHost
 from fewtag.server.security import Settings
-from fewtag.server.uploads import TOKEN_VARIABLE
+from fewtag.server.uploads import TOKEN_VARIABLE, Decoders
 from fewtag.studio.studio import Studio
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -330,11 +330,14 @@ def test_links_of_label_studio_are_fetched_with_the_key_of_the_environment(
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="a process's variables cannot be read here")
-def test_decoders_do_not_get_the_keys(connected: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoders_do_not_get_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "the token of the environment")
-    predict(connected, data_url(1, "dog"))
-    (worker,) = connected.served.decoders.workers
+    monkeypatch.setenv("LABEL_STUDIO_API_KEY", KEY)
+    decoders = Decoders(1)
+    decoders.submit(picture(1, "dog"), "a.png", (32,)).result()
+    (worker,) = decoders.workers
     variables = Path(f"/proc/{worker}/environ").read_bytes()
+    decoders.close()
     assert b"PYTHONPATH=" in variables
     assert KEY.encode() not in variables
     assert b"the token" not in variables
@@ -365,7 +368,7 @@ def test_the_address_is_pinned_when_the_server_starts(
 ) -> None:
     port = host.server_address[1]
     source = OneHost(f"http://localhost:{port}", 1_000_000)
-    source.address = "127.0.0.1"  # whichever of its addresses comes first there
+    source.addresses = ["127.0.0.1"]
 
     def moved(*_: object, **__: object) -> None:
         raise AssertionError("the name is looked up again")
@@ -379,6 +382,19 @@ def test_the_address_is_pinned_when_the_server_starts(
     monkeypatch.setattr("socket.getaddrinfo", moved)
     monkeypatch.setattr("socket.create_connection", connect)
     assert source.fetch("/data/upload/1/a-dog.png") == PICTURES["dog.png"]
+
+
+def test_another_address_of_the_name_is_asked_where_the_first_does_not_answer(host: ThreadingHTTPServer) -> None:
+    source = OneHost(url(host), 1_000_000)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.2", 0))  # bound, and not listening: refused
+        source.addresses = ["127.0.0.2", *source.addresses]
+        assert source.fetch("/data/upload/1/a-dog.png") == PICTURES["dog.png"]
+
+
+def test_what_is_no_link_is_refused_in_one_sentence(host: ThreadingHTTPServer) -> None:
+    with pytest.raises(InputError, match="is no link"):
+        OneHost(url(host), 1_000_000).fetch("http://[x/a.png")
 
 
 def test_the_password_is_the_token_and_browsers_are_refused(connected: Running) -> None:
@@ -405,7 +421,7 @@ def test_a_project_learns_from_annotations_of_its_own_pictures(
     opened = Studio.open(tmp_path / "project", [tmp_path / "album"], model=str(tiny_model), cache=tmp_path / "cache")
     settings = Settings(TOKEN, services=("label-studio",), label_studio=url(host))
     with serving(lambda _decoders: opened, settings) as running:
-        assert opened.wait(30.0)
+        assert opened.wait(300.0)
         assert annotate(running, "/data/upload/1/a-first.png", "Zebra").status == 201
         assert opened.label("Zebra").examples == 1
         assert annotate(running, "/data/upload/1/a-dog.png", "Dog", id=8).status == 404

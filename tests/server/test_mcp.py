@@ -38,7 +38,7 @@ def album(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def studio(album: Path, tiny_model: Path, tmp_path: Path) -> Iterator[Studio]:
     with Studio.open(tmp_path / "project", [album], model=str(tiny_model), cache=tmp_path / "cache") as opened:
-        assert opened.wait(30.0)
+        assert opened.wait(300.0)
         yield opened
 
 

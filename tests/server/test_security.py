@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from serving import TOKEN, Running, picture, serving_bank
 
 from fewtag import InputError
 from fewtag.client import ApiError, Client
-from fewtag.server import routes, security, studio_routes
+from fewtag.server import idempotency, routes, run, security, studio_routes, uploads
 from fewtag.server.security import HEADERS, Settings, authorised, read_token
 from fewtag.server.uploads import Decoders
 
@@ -361,13 +362,18 @@ def test_bodies_that_are_read_at_once_are_bounded(pets: Path) -> None:
         )
         with socket.create_connection(("127.0.0.1", port)) as slow:
             slow.sendall(head.encode())
-            time.sleep(0.3)
+            _wait_until(lambda: running.guard.in_flight == 900_000)
             headers, body = form(("a.png", 200_000 * b"x"))
             reply = ask(port, "POST", "/v1/tag", BEARER | headers, body)
             assert (reply.status, reply.headers["retry-after"]) == (503, "1")
             assert ask(port).status == 200
-        time.sleep(0.3)
+        _wait_until(lambda: running.guard.in_flight == 0)
         assert ask(port, "POST", "/v1/tag", BEARER | headers, body).status == 200
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        time.sleep(0.01)
 
 
 def test_a_body_that_trickles_is_cut_off(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +381,36 @@ def test_a_body_that_trickles_is_cut_off(pets: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(security, "_SLOWEST", 1_000_000)
     with serving_bank(pets) as running:
         headers = BEARER | JSON | {"Content-Length": "100"}
+        for more in ({}, {"Idempotency-Key": "1"}):
+            assert ask(running.settings.port, "POST", "/v1/labels", headers | more, b"{", length=False).status == 408
+
+
+def test_a_body_that_stalls_is_cut_off_long_before_all_of_it_could_have_come(
+    pets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(security, "_GRACE", 0.2)
+    monkeypatch.setattr(security, "_SLOWEST", 1)  # a byte a second would do for a quarter of an hour
+    with serving_bank(pets) as running:
+        headers = BEARER | JSON | {"Content-Length": "1000"}
         assert ask(running.settings.port, "POST", "/v1/labels", headers, b"{", length=False).status == 408
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /health HT"], ids=["nothing", "half a request"])
+def test_a_connection_that_says_nothing_ends(pets: Path, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    monkeypatch.setattr(run, "SILENT_SECONDS", 0.2)
+    with serving_bank(pets) as running:
+        with socket.create_connection(("127.0.0.1", running.settings.port), timeout=60) as silent:
+            silent.sendall(said)
+            assert silent.recv(100) == b""
+        assert ask(running.settings.port).status == 200
+
+
+def test_a_form_is_one_however_its_type_is_spelt(port: int) -> None:
+    headers, body = form(("a.png", picture(1, "dog")))
+    shouted = {"Content-Type": headers["Content-Type"].replace("multipart/form-data", "Multipart/Form-Data")}
+    assert ask(port, "POST", "/v1/tag", BEARER | shouted, body).status == 200
+    odd = {"Content-Type": headers["Content-Type"] + "; charset=undefined"}
+    assert ask(port, "POST", "/v1/tag", BEARER | odd, body).status == 400
 
 
 @pytest.mark.parametrize(
@@ -392,7 +427,7 @@ def test_a_hostile_form_costs_no_time(port: int, body: bytes) -> None:
     began = time.process_time()
     reply = ask(port, "POST", "/v1/tag", BEARER | {"Content-Type": "multipart/form-data; boundary=edge"}, body)
     assert reply.status in {400, 413, 422}
-    assert time.process_time() - began < 5
+    assert time.process_time() - began < 20
 
 
 def test_ranges_are_not_served(port: int) -> None:
@@ -410,11 +445,13 @@ def test_a_picture_of_more_than_100_megapixels_is_refused_by_its_header(server: 
         assert row.failure
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows stops no process by a signal")
 def test_a_decoder_that_hangs_and_dies_takes_its_picture_with_it_and_nothing_else(pets: Path) -> None:
-    with serving_bank(pets, decoders=Decoders(1, seconds=3.0)) as running:
+    with serving_bank(pets, decoders=Decoders(1)) as running:
         running.client.tag([picture(1, "dog")])  # so that the worker is there
         (worker,) = running.served.decoders.workers
+        running.served.decoders._idle[0].seconds = 0.5  # its followers have all the time they need to start
         os.kill(worker, signal.SIGSTOP)
         hung, good = running.client.tag([picture(2, "cat"), picture(1, "dog")])
         assert "its decoder died" in hung.failure
@@ -425,6 +462,7 @@ def test_a_decoder_that_hangs_and_dies_takes_its_picture_with_it_and_nothing_els
         assert running.served.decoders.workers != [worker]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limits of this kind")
 def test_a_worker_may_not_take_more_memory_nor_write_files() -> None:
     content = io.BytesIO()
@@ -444,9 +482,54 @@ def test_a_worker_may_not_take_more_memory_nor_write_files() -> None:
         decoders.close()
 
 
-def test_the_word_of_a_worker_that_was_taken_over_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fewtag.server import uploads
+def test_a_worker_imports_nothing_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "numpy.py").write_text("raise SystemExit('taken over')")
+    monkeypatch.chdir(tmp_path)
+    decoders = Decoders(1)
+    try:
+        assert decoders.submit(picture(1, "dog"), "a.png", (32,)).result().squares
+    finally:
+        decoders.close()
 
+
+def test_a_system_that_refuses_a_limit_still_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        """As macOS does."""
+
+        RLIMIT_AS = RLIMIT_FSIZE = RLIMIT_CORE = RLIMIT_CPU = RUSAGE_SELF = 0
+
+        def setrlimit(self, *_: object) -> None:
+            raise ValueError("current limit exceeds maximum limit")
+
+        def getrlimit(self, _: int) -> tuple[int, int]:
+            return -1, -1
+
+        def getrusage(self, _: int) -> SimpleNamespace:
+            return SimpleNamespace(ru_utime=1.0, ru_stime=0.0)
+
+    monkeypatch.setattr(uploads, "_resource", Refusing)
+    uploads._restrict(10**9)
+    uploads._allow_seconds(60.0)
+
+
+def test_stored_replies_keep_to_their_bound(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "KEPT_BYTES", 20_000)
+    with serving_bank(pets) as running:
+        for number in range(30):
+            running.client.define(f"thing {number}", words=False)
+        kept = next(each for each in _middlewares(running.guard) if isinstance(each, idempotency.Idempotency))
+        assert 0 < kept._size <= 20_000
+        assert kept._size == sum(reply.size for reply in kept._replies.values())
+        assert all(reply.size > 1_000 for reply in kept._replies.values())
+
+
+def _middlewares(layer: object) -> Iterator[object]:
+    """From the outside to the innermost one that has another inside."""
+    while (layer := getattr(layer, "app", None) or getattr(layer, "middleware_stack", None)) is not None:
+        yield layer
+
+
+def test_the_word_of_a_worker_that_was_taken_over_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     decoders, real = Decoders(1), uploads._receive
     try:
         for answer in (b"[]\n", b"{}\n", b'{"key": 1, "thumbnail": "zz"}\n', pickle.dumps(object()), b""):
@@ -549,6 +632,7 @@ def test_an_error_says_nothing_of_the_code(running: Running, monkeypatch: pytest
 # 500 crafted requests
 
 
+@pytest.mark.slow
 def test_500_hostile_requests_are_refused_and_nothing_is_read_or_written_outside(taught: Path, tmp_path: Path) -> None:
     canary = tmp_path / "private" / "secret.txt"
     canary.parent.mkdir()

@@ -45,6 +45,13 @@ def test_what_a_page_shows_was_recorded(page: str, names: list[str]) -> None:
         assert any(shows(block, each) for each in told), block
 
 
+def test_a_picture_of_a_service_is_counted_once(served: Running) -> None:
+    pictures = served.served.metrics.pictures.labels("tagged")
+    before = pictures._value.get()
+    assert send(served, "POST", "/photoprism/labels", {"images": [data_url(7, "dog")]}).status == 200
+    assert pictures._value.get() == before + 1
+
+
 def test_photoprism_gets_the_tags_with_their_parents_as_categories(served: Running) -> None:
     asked = {
         "id": "7",
@@ -176,6 +183,12 @@ def test_another_model_and_another_output_are_refused_by_name(served: Running) -
 def test_more_pictures_than_a_request_takes_are_refused(served: Running) -> None:
     text = base64.b64encode(picture(1, "dog")).decode()
     reply = infer(served, IMAGES | {"shape": [65], "data": [text] * 65})
+    assert (reply.status, "at most 64" in json.loads(reply.body)["error"]) == (400, True)
+
+
+def test_pictures_are_counted_before_they_are_made(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fewtag.server.kserve.Upload", None)
+    reply = infer(served, PIXELS | {"shape": [65, 1, 1, 3], "data": [0] * 195})
     assert (reply.status, "at most 64" in json.loads(reply.body)["error"]) == (400, True)
 
 

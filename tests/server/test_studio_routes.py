@@ -38,7 +38,7 @@ def album(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def serving_project(folder: Path, album: Path, model: Path) -> Iterator[Running]:
     opened = Studio.open(folder / "project", [album], model=str(model), cache=folder / "cache")
     with serving(lambda _decoders: opened) as running:
-        assert opened.wait(30.0)
+        assert opened.wait(300.0)
         yield running
 
 
@@ -112,7 +112,7 @@ def test_review_asks_and_answers_are_undone_and_redone(studio: Running) -> None:
 def test_the_projects_bank_is_one_that_other_commands_can_use(studio: Running, tmp_path: Path) -> None:
     studio.client.teach_known("hound", [digests(studio)["00.png"]])
     studio.client.define("zebra")
-    assert studio.served.studio.wait(30.0)
+    assert studio.served.studio.wait(300.0)
     assert set(Tagger.load(tmp_path / "project" / "bank.fewtag").classes_) == {"hound", "zebra"}
 
 
@@ -159,7 +159,7 @@ def test_sidecars_are_taken_back_over_http_and_tables_are_not(studio: Running) -
 
 
 def test_events_tell_of_changes_as_they_come(studio: Running) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", studio.settings.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", studio.settings.port, timeout=120)
     connection.request("GET", "/v1/events", headers=BEARER)
     response = connection.getresponse()
     assert response.headers["content-type"].startswith("text/event-stream")

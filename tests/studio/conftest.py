@@ -49,7 +49,7 @@ def open_studio(model_file: Path, shared_cache: Path, tmp_path: Path) -> Iterato
         options = {"model": str(model_file), "cache": shared_cache, **options}
         studio = Studio.open(tmp_path / project, folders, **options)  # type: ignore[arg-type]
         opened.append(studio)
-        assert studio.wait(60)
+        assert studio.wait(300)
         return studio
 
     yield open_it

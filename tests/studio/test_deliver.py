@@ -4,13 +4,14 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from album import answer_page, digests, say
 
 from fewtag.errors import InputError
 from fewtag.studio.deliver import CancelledError
-from fewtag.studio.project import UnknownError
+from fewtag.studio.log import UnknownError
 from fewtag.studio.studio import Studio
 
 
@@ -126,3 +127,47 @@ def test_sidecars_are_written_and_taken_back_to_the_byte(open_studio: Callable[.
     assert studio.deliver("xmp", confirmed_only=True, dry_run=True).changes == 0
     assert studio.take_back().changes == 1
     assert {path: path.read_bytes() for path in album.rglob("*") if path.is_file()} == before
+
+
+def test_data_sets_of_other_programs_say_what_the_table_says(studio: Studio) -> None:
+    studio.define("dog")
+    answer_page(studio, "dog", size=20)
+    table = read(studio.delivery(str(studio.deliver("csv").file)))
+    paths = {name: studio.library.files_of[digest][0].path for name, digest in digests(studio).items()}
+
+    def delivered(form: str, file: str, **options: bool) -> tuple[Path, Any]:
+        dry = studio.deliver(form, dry_run=True, **options)
+        assert (dry.rows, dry.changes, dry.file) == (120, 120, None)
+        done = studio.deliver(form, **options)
+        folder = studio.folder / "deliveries" / str(done.file)
+        text = (folder / file).read_text()
+        return folder, json.loads(text) if file.endswith(".json") else [json.loads(line) for line in text.splitlines()]
+
+    coco = delivered("coco", "annotations.json")[1]
+    names = {image["id"]: image["file_name"] for image in coco["images"]}
+    assert sorted(names.values()) == sorted(table)
+    assert {names[each["image_id"]] for each in coco["annotations"]} == {name for name, tags in table.items() if tags}
+    fiftyone = delivered("fiftyone", "labels.json")[1]["labels"]
+    assert {path: [each["label"] for each in labels] for path, labels in fiftyone.items()} == {
+        paths[name]: tags for name, tags in table.items()
+    }
+    tasks = delivered("label-studio", "tasks.json", scores=True)[1]
+    assert len(tasks) == 120
+    assert all("score" in task["predictions"][0] for task in tasks)
+    folder, lines = delivered("imagefolder", "metadata.jsonl")
+    assert {line["file_name"]: line["labels"] for line in lines} == table
+    assert all((folder / name).read_bytes() == Path(path).read_bytes() for name, path in paths.items())
+
+
+def test_the_bank_is_delivered_as_a_graph(studio: Studio) -> None:
+    pytest.importorskip("onnx")
+    with pytest.raises(InputError, match="no label yet"):
+        studio.deliver("onnx")
+    studio.define("dog")
+    dry = studio.deliver("onnx", dry_run=True)
+    assert (dry.rows, dry.sample, dry.file) == (1, ({"label": "dog", "examples": 0},), None)
+    done = studio.deliver("onnx")
+    assert {path.name for path in (studio.folder / "deliveries" / str(done.file)).iterdir()} == {
+        "tagger.onnx",
+        "labels.npz",
+    }

@@ -5,6 +5,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from fewtag.errors import InputError
 from fewtag.studio import library as module
 from fewtag.studio.index import Thumbnails
 from fewtag.studio.library import Features, box_guide, stack
-from fewtag.studio.project import UnknownError
+from fewtag.studio.log import UnknownError
 from fewtag.studio.studio import Studio
 
 Open = Callable[..., Studio]
@@ -120,7 +121,7 @@ def test_files_that_are_moved_changed_or_gone_are_noticed(open_studio: Open, alb
     names = digests(studio)
     moved, edited, gone, noted = sorted(names)[:4]
     studio.teach("dog", [names[moved], names[edited], names[noted]])
-    assert studio.wait(10)
+    assert studio.wait(300)
     (album / "elsewhere").mkdir()
     (album / moved).rename(album / "elsewhere" / "moved.png")
     draw(900, "sofa").save(album / edited)
@@ -130,7 +131,7 @@ def test_files_that_are_moved_changed_or_gone_are_noticed(open_studio: Open, alb
     picture.save(album / noted, compress_level=1)  # other bytes, the same pixels
     shutil.copy(album / "elsewhere" / "moved.png", album / "copy.png")
     studio.rescan()
-    assert studio.wait(30)
+    assert studio.wait(300)
     after = digests(studio)
     assert "elsewhere/moved.png" not in after, "one picture, under the first of its two names"
     assert after["copy.png"] == names[moved]
@@ -149,7 +150,7 @@ def test_a_folder_that_is_gone_keeps_its_pictures_and_answers(open_studio: Open,
     studio.teach("dog", [picture])
     album.rename(tmp_path / "unplugged")
     studio.rescan()
-    assert studio.wait(10)
+    assert studio.wait(300)
     overview = studio.overview()
     assert (overview.indexed, overview.answers) == (120, 1)
     assert f"the picture folder {album} is not there" in overview.notice
@@ -158,7 +159,7 @@ def test_a_folder_that_is_gone_keeps_its_pictures_and_answers(open_studio: Open,
         studio.thumbnail(picture, 1024)
     (tmp_path / "unplugged").rename(album)
     studio.rescan()
-    assert studio.wait(10)
+    assert studio.wait(300)
     assert studio.overview().notice == ""
     assert studio.thumbnail(picture, 1024)
 
@@ -238,6 +239,39 @@ def test_bursts_and_near_duplicates_are_one_cell(open_studio: Open, tmp_path: Pa
     assert sorted(cell.stack for cell in shown) == [1, 3]
     studio.answer([say(detail.stack[0], "dog", "yes")])
     assert [cell.name for cell in studio.review("dog", "unsure").pictures] == ["b.png"], "one answer will do"
+
+
+def test_a_word_on_a_stack_is_a_word_on_each_of_its_pictures_and_one_example(open_studio: Open, tmp_path: Path) -> None:
+    folder = tmp_path / "burst"
+    folder.mkdir()
+    for shot in range(4):
+        draw(1, "dog", size=(96, 80)).save(folder / f"a{shot}.jpg", quality=95 - shot)
+    draw(2, "cat", "sofa").save(folder / "b.png")
+    studio = open_studio(folder)
+    names = digests(studio)
+
+    def said(word: str) -> set[str]:
+        found = studio.search(f"label:dog is:{word}", stacked=False).pictures
+        return {cell.name for cell in found}
+
+    studio.define("dog")
+    studio.answer([say(names["a3.jpg"], "dog", "no")])
+    group = [replace(say(names["a0.jpg"], "dog", "yes"), stack=True), say(names["b.png"], "dog", "no")]
+    studio.answer(group)
+    assert said("confirmed") == {"a0.jpg", "a1.jpg", "a2.jpg"}
+    assert said("rejected") == {"a3.jpg", "b.png"}, "what was said of one picture alone stands"
+    row = studio.label("dog")
+    assert (row.examples, row.absent) == (1, 2), "a burst is one example"
+    studio.answer(group)
+    assert studio.overview().answers == 5, "the same answers again"
+    studio.undo()
+    assert said("confirmed") == set()
+    assert said("rejected") == {"a3.jpg"}
+    assert studio.teach("hound", [names["a0.jpg"]], stacks=True).examples == 1
+    assert len(studio.search("label:hound is:confirmed", stacked=False).pictures) == 4
+    studio.answer([replace(say(names["a0.jpg"], "hound", "unknown"), stack=True)])
+    assert studio.overview().answers == 5
+    assert not studio.search("label:hound is:confirmed", stacked=False).pictures
 
 
 def test_a_slow_walk_is_not_one_stack() -> None:

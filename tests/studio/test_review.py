@@ -2,6 +2,8 @@
 
 import math
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -93,7 +95,7 @@ def test_an_audit_is_a_fair_sample() -> None:
     """Of pictures of which nine in ten are right, audits of 40 say so on average, and their intervals mostly hold."""
     generator = np.random.default_rng(0)
     held, said = 0, []
-    for trial in range(200):
+    for trial in range(2_000):
         chances = generator.uniform(0.5, 1, 400)
         truth = generator.random(400) < chances
         whole = np.zeros((400, 1), np.float32)
@@ -192,7 +194,7 @@ def test_influence_tells_a_wrong_example_from_right_ones(studio: Studio) -> None
     studio.teach("dog", [*dogs[:6], wrong])
     studio.answer([say(digest, "dog", "no") for digest in cats[:8]])
     studio.review("dog")
-    for _ in range(200):
+    for _ in range(2_000):
         values = {each.digest: each.influence for each in studio.review("dog").examples}
         if None not in values.values():
             break
@@ -241,3 +243,43 @@ def test_a_truthful_person_in_the_default_order_makes_it_better(studio: Studio) 
         studio.answer([say(cell.digest, "Rex", "yes" if shows(cell.name, "cat") else "no") for cell in page])
     studio.label("Rex")
     assert precision() > before + 0.02
+
+
+@pytest.mark.parametrize("order", ["unsure", "sure"])
+@pytest.mark.parametrize("resident", [10_000, 40])
+def test_a_page_is_what_brute_force_would_ask(
+    open_studio: Callable[..., Studio], drawn_album: Path, order: str, resident: int
+) -> None:
+    """Each picture's half precision through the posterior itself, sorted in Python; past memory, those on the page."""
+    studio = open_studio(drawn_album, resident=resident)
+    studio.teach("dog", [digest for name, digest in digests(studio).items() if shows(name, "dog")][:1])
+    for _ in range(3):
+        answer_page(studio, "dog", size=6)
+    page = studio.review("dog", order, 12)
+    scorer = studio.scorer()
+    half = studio._indexer.fetch(range(120))
+    chances = scorer.probabilities(np.stack(half).astype(np.float32))[:, 0].astype(np.float64)  # type: ignore[arg-type]
+    of_page = {studio.library.row_of[cell.digest]: cell.p for cell in page.pictures}
+    for row, shown in of_page.items():
+        assert shown == pytest.approx(chances[row], abs=1e-4), "the numbers that one sees are the tagger's own"
+    if resident < 120:
+        return
+    threshold = float(scorer.thresholds[0])
+
+    def distance(chance: float) -> float:
+        return abs(math.log(chance / (1 - chance)) - math.log(threshold / (1 - threshold)))
+
+    said = studio._fold.said[studio._fold.find("dog").id]
+    stacks = studio.library.stacks()
+    done = {int(stacks[studio.library.row_of[digest]]) for digest in said}
+    keys = {
+        "unsure": {row: distance(chance) for row, chance in enumerate(chances) if chance},  # a refused one has none
+        "sure": {row: -chance for row, chance in enumerate(chances) if chance >= threshold},
+    }[order]
+    ranked = [row for row in sorted(keys, key=keys.__getitem__) if int(stacks[row]) not in done]
+    wanted = []
+    for row in ranked:
+        if int(stacks[row]) not in [int(stacks[other]) for other in wanted]:
+            wanted.append(row)
+    for asked, expected in zip(of_page, wanted[:12], strict=True):
+        assert asked == expected or keys[asked] == pytest.approx(keys[expected], abs=1e-4)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fewtag.errors import InputError
-from fewtag.studio.project import UnknownError
+from fewtag.studio.log import UnknownError
 from fewtag.studio.search import STATES, parse
 from fewtag.studio.studio import Studio
 

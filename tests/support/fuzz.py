@@ -37,7 +37,8 @@ from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError
 from fewtag.interop.datasets import read_set
 from fewtag.interop.embedded import read_embedded
-from fewtag.interop.xmp import Packet, Tags, Wanted, rewrite
+from fewtag.interop.keywords import Tags
+from fewtag.interop.xmp import Packet, Wanted, rewrite
 from fewtag.pictures.files import Picture, encoded_bytes
 from fewtag.tagger.bank_file import read_header
 from fewtag.tagger.model import Model, load_model
@@ -48,7 +49,7 @@ from fewtag.tagging.sources import Shard, open_source
 from fewtag.tagging.tables import MANIFEST, Parts
 from fewtag.words.vectors import load_words
 
-SECONDS = 20.0
+SECONDS = 60.0
 """Of one case, on a busy machine."""
 MOST_MEMORY = 6 * 2**30
 WORDS = "dog 0.5 1 -2\ncat 1.5 0.25 3\nsofa 0 1 0\n"

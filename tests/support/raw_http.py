@@ -35,7 +35,7 @@ def ask(
 
 def send(port: int, content: bytes) -> Reply:
     """These bytes, and all that the server says to them."""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         received = bytearray()
         with suppress(BrokenPipeError, ConnectionResetError):  # refused before all of it was sent
             connection.sendall(content)

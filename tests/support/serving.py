@@ -1,10 +1,12 @@
 """A real server in a thread, over a bank of the tiny model or over a project."""
 
+import atexit
 import io
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from PIL import Image
@@ -32,6 +34,20 @@ class Running:
     guard: Guard
 
 
+class Lasting(Decoders):
+    """For all servers of the tests: to start a worker takes longer than most of them."""
+
+    def close(self) -> None:
+        """Only when the tests end."""
+
+
+@cache
+def lasting() -> Decoders:
+    found = Lasting(1)
+    atexit.register(Decoders.close, found)
+    return found
+
+
 @contextmanager
 def serving(
     open_service: Callable[[Decoders], BankService | Studio],
@@ -41,7 +57,7 @@ def serving(
     decoders: Decoders | None = None,
     wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> Iterator[Running]:
-    decoders = decoders or Decoders(1)
+    decoders = decoders or lasting()
     with listen("127.0.0.1", 0) as bound:
         settings = replace(settings or Settings(TOKEN), port=bound.getsockname()[1])
         served, started = Served(open_service(decoders), settings, decoders, cache), threading.Event()
@@ -49,12 +65,12 @@ def serving(
         server.config.app = wrap(server.config.app)
         thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
         thread.start()
-        assert started.wait(20)
+        assert started.wait(120)
         try:
             yield Running(served, settings, Client(settings.url, settings.token), server._guard)
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(120)
             assert not thread.is_alive()
 
 

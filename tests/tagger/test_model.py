@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from fewtag import InputError, Tagger
+from fewtag.cli.terminal import ModelName
 from fewtag.core.calibration import Calibration
 from fewtag.files import read_arrays, write_arrays
 from fewtag.research.data.splits import Split
@@ -155,3 +156,8 @@ def test_the_shipped_files_are_small() -> None:
     }
     assert all(shipped[f"{name}.safetensors"] < 2_000_000 for name in SHIPPED)
     assert sum(shipped.values()) < 70_000_000
+
+
+def test_every_shipped_model_is_named_where_one_is_chosen() -> None:
+    (option,) = ModelName.__metadata__
+    assert all(name in (Tagger.__doc__ or "") and name in option.help for name in SHIPPED)

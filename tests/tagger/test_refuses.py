@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from PIL import Image
 from fewtag import InputError, Tagger
 from fewtag.pictures.files import encoded_bytes, open_image, several
 from fewtag.tagger.bank import label_name, told_of
+from fewtag.tagger.model import Model
 
 Draw = Callable[..., Image.Image]
 GOOD = np.zeros((8, 8, 3), np.uint8)
@@ -26,6 +28,8 @@ LEARNING: dict[str, tuple[list[Any], Any, str]] = {
     "floats": ([GOOD, GOOD / 2], ["dog", "dog"], "image number 2 is an array of 8 × 8 × 3 float64"),
     "channels first": ([GOOD.transpose(2, 0, 1)], ["dog"], "array of 3 × 8 × 8 uint8; give height × width × 3"),
     "empty array": ([GOOD[:0]], ["dog"], "array of 0 × 8 × 3"),
+    "a number": ([7], ["dog"], "image number 1 is a int; give a path"),
+    "a number as a label": ([GOOD], [[7]], "label of image number 1 is 7, a int"),
 }
 
 
@@ -121,9 +125,6 @@ def test_no_words_for_a_label_is_no_prototype_even_if_it_is_the_only_one(tagger:
         tagger.explain(GOOD, "xyzzy")
 
 
-# these are called by themselves: in tests, beartype refuses wrong types at the tagger's door
-
-
 @pytest.mark.parametrize("single", [Path("x.jpg"), Image.new("RGB", (2, 2)), GOOD, GOOD[..., 0], "x.jpg", b"x"])
 def test_one_picture_is_a_list_of_one(single: object) -> None:
     (only,) = several(single)
@@ -153,6 +154,26 @@ def test_files_of_text_and_closed_ones_are_named(tmp_path: Path) -> None:
         encoded_bytes(closed, "number 1")
     with (tmp_path / "x").open("wb") as file, pytest.raises(InputError, match="cannot read image number 1"):
         encoded_bytes(file, "number 1")
+
+
+def test_tagging_refuses_at_once_not_at_the_first_row(taught: Tagger) -> None:
+    for options, sentence in (({"threshold": 3.0}, "the threshold is 3.0"), ({"batch": 0}, "the batch is 0 pictures")):
+        with pytest.raises(InputError, match=sentence):
+            taught.tag([GOOD], **options)
+    with pytest.raises(InputError, match="one or a list of them, found a ndarray"):
+        taught.predict(np.array("a.jpg"))
+
+
+@pytest.mark.parametrize("source", ["\\\\host\\share\\m.safetensors", "//host/share/m.safetensors", "\\/host/m"])
+def test_a_bank_that_names_a_model_on_another_computer_asks_for_none(
+    model: Model, draw: Draw, tmp_path: Path, source: str
+) -> None:
+    bank = tmp_path / "b.fewtag"
+    Tagger(replace(model, source=source)).fit([draw(1, "dog")], ["dog"]).save(bank)
+    with pytest.raises(InputError, match="names a model on another computer") as error:
+        Tagger.load(bank)
+    assert_fits_python(error.value)
+    assert Tagger.load(bank, model=model).classes_ == ("dog",)
 
 
 def test_a_damaged_pil_image_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ from tiny import classifiers_of
 from tiny import same_classifiers as same
 
 from fewtag import InputError, Tagged, Tagger
+from fewtag.core.calibration import EASE
 from fewtag.core.closed_form import attend, mix, score, unit
 from fewtag.core.posterior import Classifiers, Fitted, Pictures, fit_label
 from fewtag.pictures.decode import squash, stack
@@ -69,8 +71,8 @@ def test_predict_names_what_is_over_its_threshold_likeliest_first(
     tagger: Tagger, pets: Examples, queries: list[Any]
 ) -> None:
     tagger.fit(*pets).define("zebra")
-    assert tagger.thresholds_["zebra"] == pytest.approx(0.3)
-    assert 0.3 < tagger.thresholds_["dog"] < 0.4
+    assert tagger.thresholds_["zebra"] == pytest.approx(EASE * 0.3)
+    assert EASE * 0.3 < tagger.thresholds_["dog"] < EASE * 0.4
     tagger.set_priors(dict.fromkeys(tagger.classes_, 0.7))  # so common that several are given
     lengths = set()
     for names, row in zip(tagger.predict(queries), tagger.predict_proba(queries), strict=True):
@@ -240,6 +242,16 @@ def test_all_kinds_of_pictures_are_the_same(tagger: Tagger, draw: Draw, tmp_path
     np.testing.assert_allclose(rows, rows[:1].repeat(len(rows), axis=0), atol=1e-6)
     for name, image in kinds_of(tmp_path / "dog.png").items():
         np.testing.assert_allclose(tagger.predict_proba(image), rows[:1], atol=1e-6, err_msg=f"one {name}")
+
+
+def test_an_open_file_is_one_picture_from_its_beginning_however_often(tagger: Tagger, draw: Draw) -> None:
+    image = draw(1, "dog")
+    expected = tagger.fit([image, draw(2, "cat")], ["dog", "cat"]).predict_proba(image)
+    with tempfile.NamedTemporaryFile(suffix=".png") as named:
+        for file in (io.BytesIO(), named):
+            image.save(file, "PNG")  # its position is at its end
+            for _ in range(2):
+                np.testing.assert_allclose(tagger.predict_proba(file), expected, atol=1e-6)  # type: ignore[arg-type]
 
 
 def test_pictures_come_in_lists_arrays_and_iterators(tagger: Tagger, pets: Examples, tmp_path: Path) -> None:

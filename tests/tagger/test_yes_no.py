@@ -1,5 +1,6 @@
 """Yes, no and unknown: what a person says of a picture, in which order, and what comes of it."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,50 @@ def test_forgetting_takes_a_no_away(model: Model, pets: Tagger, draw: Draw, tmp_
     assert "dog" not in pets.definitions_
     assert not any("dog" in told.said.absent for told in pets.bank_.examples.values())
     assert pets.counts_["sofa"] == 3, "what else was said stays"
+
+
+def test_a_yes_that_a_complete_picture_does_not_name_again_stays_and_is_told_of(pets: Tagger, draw: Draw) -> None:
+    picture = draw(9, "dog")
+    pets.partial_fit([picture], [["dog", "cat"]])
+    with pytest.warns(
+        UserWarning, match=r"labels add up: 1 said earlier .* such as 'dog' of a picture; to take one back"
+    ):
+        pets.partial_fit([picture], [["sofa"]], absent=[["cat"]], complete=True)
+    told = (["dog", "sofa"], ["cat"], True)
+    assert told in said(pets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pets.partial_fit([picture], [["dog", "sofa"]], complete=True)
+        pets.partial_fit([picture], [["sofa"]], absent=[["dog"]], complete=True)
+        pets.fit([picture], [["cat"]], complete=True)
+
+
+def test_a_forgotten_complete_example_leaves_nothing_behind(pets: Tagger, draw: Draw, tmp_path: Path) -> None:
+    before, path = Tagger(pets.model, bank=pets.bank_), tmp_path / "tom.png"
+    draw(9, "dog").save(path)
+    for labels, forget in (
+        (["dog"], {"image": path}),
+        (["dog"], {"example": "tom.png"}),
+        ([], {"image": path}),
+        ([], {"example": "tom.png"}),
+    ):
+        pets.partial_fit([path], [labels], complete=True)
+        assert not same(pets, before)
+        pets.forget("dog", **forget)
+        assert list(pets.bank_.examples) == list(before.bank_.examples), "neither its answers nor its copy"
+        assert same(pets, before)
+
+
+def test_of_a_complete_example_one_label_becomes_unknown_and_the_rest_stays(pets: Tagger, draw: Draw) -> None:
+    picture, other = draw(9, "dog"), draw(8, "cat")
+    pets.partial_fit([picture, other], [["dog", "cat"], ["cat"]], complete=True)
+    pets.forget("dog", picture).forget("dog", other)
+    expected = Tagger(pets.model).fit(
+        [*(draw(number, label) for number, label in enumerate(["dog", "cat", "sofa"] * 2)), picture, other],
+        [*["dog", "cat", "sofa"] * 2, ["cat"], ["cat"]],
+        absent=[*[()] * 6, ["sofa"], ["sofa"]],
+    )
+    assert (said(pets), same(pets, expected)) == (said(expected), True)
 
 
 def test_a_label_goes_with_the_last_that_is_said_of_it(tagger: Tagger, draw: Draw) -> None:

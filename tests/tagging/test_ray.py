@@ -95,7 +95,9 @@ class Deadly(http.server.ThreadingHTTPServer):
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
-def test_the_local_engines_rows_and_failures_and_nothing_twice(cli: Cli, bank: Path, photos: Path) -> None:
+def test_the_local_engines_rows_and_failures_and_nothing_twice(
+    cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (photos / 'sub/"q"\n.JPG').write_bytes(b"no picture")
     (photos / "dangling.png").symlink_to("nowhere.png")
     shutil.copy(photos / "z.webp", os.fsencode(photos) + b"/z\xff.png")
@@ -115,10 +117,12 @@ def test_the_local_engines_rows_and_failures_and_nothing_twice(cli: Cli, bank: P
         with Path(f"{name}.failures.csv").open(encoding="utf-8", newline="") as file:
             assert [row["image"] for row in csv.DictReader(file)] == ["dangling.png", 'sub/"q"\n.JPG', "z\\udcff.png"]
     before = {path: path.stat().st_mtime_ns for path in Path("tags").iterdir()}
-    said = cli(*command)
+    with monkeypatch.context() as patched:
+        patched.setattr("fewtag.tagging.ray_engine.open_cluster", None)  # none is needed
+        said = cli(*command)
     assert said.code == 1
     summary = json.loads(said.out)
-    assert summary.pop("startup_seconds") < 5, "no cluster is started"
+    assert summary.pop("startup_seconds") > 0
     assert summary == counts | {"workers": 0, "finished_before": 3, "seconds": 0}
     assert {path: path.stat().st_mtime_ns for path in Path("tags").iterdir()} == before
     # a table, and the cache: the same bytes as the local engine's

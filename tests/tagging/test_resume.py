@@ -132,6 +132,28 @@ def test_what_somebody_put_among_the_parts_is_refused_not_removed(cli: Cli, bank
     assert Path("tags.csv.parts/thesis.tex").read_text() == "mine"
 
 
+def test_what_somebody_puts_among_finished_parts_stays(cli: Cli, bank: Path, photos: Path) -> None:
+    command = ("tag", bank, photos, "--out", "tags", *ONE)
+    assert cli(*command).code == 0
+    mine = ["README.md", "part-time.jpg", "film.mkv.part", "notes/todo.txt"]
+    for name in mine:
+        Path("tags", name).parent.mkdir(exist_ok=True)
+        Path("tags", name).write_text("mine")
+    Path("tags/part-00007.parquet").write_bytes(b"of a picture that is gone")
+    Path("tags/part-00002.parquet.77.part").write_bytes(b"of a run that was killed")
+    assert cli(*command).code == 0
+    assert [Path("tags", name).read_text() for name in mine] == ["mine"] * 4
+    assert sorted(path.name for path in Path("tags").glob("part-*.p*")) == [f"part-0000{n}.parquet" for n in range(4)]
+
+
+def test_a_folder_called_like_a_part_is_one_sentence(cli: Cli, bank: Path, photos: Path) -> None:
+    command = ("tag", bank, photos, "--out", "tags", *ONE)
+    assert cli(*command).code == 0
+    Path("tags/part-00007.parquet").mkdir()
+    said = cli(*command)
+    assert (said.code, "cannot remove" in said.err, "move it away" in said.err) == (2, True, True)
+
+
 @pytest.mark.parametrize("moment", ["the table takes its place", "the parts go", "the manifest goes"])
 def test_killed_at_the_very_end_it_goes_on_too(cli: Cli, bank: Path, photos: Path, moment: str) -> None:
     command = ("tag", bank, photos, "--out", "tags.csv", *ONE)

@@ -13,7 +13,7 @@ from tiny import draw
 
 from fewtag.tagger.tagger import Tagger
 from fewtag.tagging import run
-from fewtag.tagging.sources import open_source
+from fewtag.tagging.sources import Shard, open_source
 from fewtag.tagging.tables import MANIFEST
 
 Cli = Callable[..., Any]
@@ -117,8 +117,10 @@ def test_a_folder_of_parts_keeps_its_shares_in_its_manifest(cli: Cli, bank: Path
 def test_a_number_stands_for_every_label_without_a_prior_of_its_own(cli: Cli, bank: Path, archive: Path) -> None:
     Tagger.load(bank).set_priors({"cat": 0.4}).save(bank)
     assert cli("tag", bank, archive, "--out", "tags.jsonl", "--scores", "--prior", 0.01).code == 1
-    assert record("tags.jsonl")["shares"] == {"dog": 0.01, "sofa": 0.01}
-    tagger = Tagger.load(bank).set_priors({"dog": 0.01, "sofa": 0.01})
+    shares = record("tags.jsonl")["shares"]
+    assert list(shares) == ["dog", "sofa"]
+    assert shares["dog"] < 0.01, "far more than one in a hundred look like dogs"
+    tagger = Tagger.load(bank).set_priors(shares)
     (expected,) = tagger.tag([archive / "00.png"])
     assert scores("tags.jsonl")["00.png"] == pytest.approx(dict(expected.scores), abs=2e-6)
 
@@ -133,9 +135,13 @@ def test_a_label_with_a_threshold_of_its_own_keeps_the_probabilities_it_was_chos
     assert scores("tags.jsonl")["00.png"]["dog"] == pytest.approx(expected.scores["dog"], abs=2e-6)
 
 
-def test_fewer_pictures_than_a_sample_needs_are_tagged_as_the_bank_has_it(cli: Cli, bank: Path, photos: Path) -> None:
+def test_fewer_pictures_than_a_sample_needs_are_tagged_as_the_bank_or_the_person_has_it(
+    cli: Cli, bank: Path, photos: Path
+) -> None:
     assert cli("tag", bank, photos, "--out", "tags.csv").code == 0
     assert record("tags.csv")["shares"] == {}
+    assert cli("tag", bank, photos, "--out", "said.csv", "--prior", 0.01).code == 0
+    assert record("said.csv")["shares"] == {"cat": 0.01, "dog": 0.01, "sofa": 0.01}
 
 
 @pytest.mark.parametrize("prior", ["0", "1", "2", "-0.5", "nan", "x", ""])
@@ -151,6 +157,40 @@ def test_the_terminal_and_the_page_have_the_tables_numbers(cli: Cli, bank: Path,
     said = cli("tag", bank, archive, "--json")
     rows = [json.loads(line) for line in said.out.splitlines()]
     assert {row["image"]: row["scores"] for row in rows if "scores" in row} == scores("tags.jsonl")
+
+
+@pytest.mark.parametrize("out", [("--out", "tags.jsonl", "--scores"), ("--json",)])
+def test_a_page_is_made_by_the_runs_own_bank_and_shares(
+    cli: Cli, bank: Path, archive: Path, monkeypatch: pytest.MonkeyPatch, out: tuple[str, ...]
+) -> None:
+    asked: list[str] = []
+    estimate, load = run.shares_in, Tagger.load
+
+    def loaded(*given: Any, **options: Any) -> Tagger:
+        asked.append("bank")
+        return load(*given, **options)
+
+    monkeypatch.setattr(run, "shares_in", lambda *given: asked.append("shares") or estimate(*given))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(run.Tagger, "load", loaded)
+    assert cli("tag", bank, archive, *out, "--page", "page.html").code == 1
+    assert asked == ["bank", "shares"]
+    page = Path("page.html").read_text()
+    assert page.count("<img") == 40
+
+
+def test_rows_come_before_the_last_picture_is_read(bank: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    items = Shard.items
+    monkeypatch.setattr(
+        Shard,
+        "items",
+        lambda self, batch: (taken.append(1) or item for item in items(self, batch)),  # type: ignore[func-returns-value]
+    )
+    rows = run.tag_rows(bank, [str(archive)], run.Options(batch=1, prior="bank"))
+    (item, row) = next(rows)
+    assert (item.name, row.image) == ("00.png", "00.png")
+    assert len(taken) < 30, "not all are held at once"
+    assert [(item.name, row.image) for item, row in rows][-1] == ("x.png", "x.png")
 
 
 def test_what_the_sample_took_is_in_the_cache(cli: Cli, bank: Path, archive: Path) -> None:

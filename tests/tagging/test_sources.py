@@ -8,7 +8,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,9 @@ import pytest
 from PIL import Image
 
 from fewtag.errors import InputError
-from fewtag.pictures.files import encoded_bytes
+from fewtag.pictures.files import Picture, encoded_bytes
 from fewtag.tagger.stream import Item
+from fewtag.tagging import parquet, sources
 from fewtag.tagging.sources import Shard, Source, open_source
 
 Cli = Callable[..., Any]
@@ -254,3 +255,26 @@ def test_a_table_damaged_in_the_middle_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read the table .*list\.parquet"):
         list(shards[0].items(2))
     assert len(list(shards[2].items(2))) == 3
+
+
+@pytest.mark.parametrize("box", [(1, 1, 0, 0), (0.999, 0.5, 0.5, 0.5), (0, 0, 0.001, 0.001), (0, 0, 1, 1)])
+def test_a_box_on_the_very_edge_is_at_least_a_pixel(box: tuple[float, ...], tmp_path: Path) -> None:
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
+    content = sources.Crop(Picture(tmp_path / "a.png"), tuple(map(float, box))).read()
+    width, height = Image.open(io.BytesIO(content)).size
+    assert 1 <= width <= 40
+    assert 1 <= height <= 30
+
+
+def test_windows_paths_are_read_as_windows_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    nturl2path = pytest.importorskip("nturl2path")
+    monkeypatch.setattr(sources, "url2pathname", nturl2path.url2pathname)
+    assert str(sources.local_path("file:///C:/my%20photos/x.jpg")) == r"C:\my photos\x.jpg"
+    monkeypatch.setattr(parquet, "PurePath", PureWindowsPath)
+    near, far = parquet._rows(r"C:\lists\t.parquet", {"path": ["a.jpg", r"D:\b.jpg"]}, 0)
+    assert [str(item.image.path) for item in (near, far)] == ["C:/lists/a.jpg", r"D:\b.jpg"]  # type: ignore[attr-defined]
+    assert parquet._rows(r"C:\lists\t.parquet", {"bytes": [b"x"]}, 3)[0].name == "t.parquet#3"
+
+
+def test_an_address_of_a_file_is_unescaped(photos: Path) -> None:
+    assert open_source([(photos / "b, c.png").as_uri()]).entries[0].name == "b, c.png"

@@ -236,6 +236,10 @@ def test_nothing_in_a_name_steers_the_terminal(cli: Cli, bank: Path, tmp_path: P
         (("photos", "--out", "tags.csv", "--engine", "spark"), "there is no engine 'spark'"),
         (("photos", "--out", "tags.csv", "--workers", "2"), "--workers is for --engine ray"),
         (("photos", "--engine", "ray"), "--engine ray needs --out"),
+        (("photos", "--out", "-"), "leave --out out to have the rows in the terminal, with --json as JSON"),
+        (("photos", "--out", "tags.json"), "--out tags.json ends in .json; name a table in .csv, .jsonl or .parquet"),
+        (("photos", "--out", "tags.csv.gz"), "--out tags.csv.gz ends in .gz"),
+        (("photos", "--out", "tags.txt"), "--out tags.txt ends in .txt"),
         (("photos", "--out", "tags.csv", "--device", "cdua"), "there is no device 'cdua'"),
     ],
 )
@@ -248,6 +252,21 @@ def test_what_is_refused_leaves_nothing(cli: Cli, bank: Path, arguments: tuple[s
     assert sentence in said.err
     assert left() == ["pets.fewtag"]
     assert not list(Path().glob("tags*"))
+
+
+def test_a_folder_of_parts_may_have_a_dot_in_its_name(cli: Cli, bank: Path, photos: Path) -> None:
+    assert cli("tag", bank, photos, "--out", "tags.2026/").code == 0
+    assert cli("tag", bank, photos, "--out", "tags.2026").code == 0, "it is there"
+    assert len(list(Path("tags.2026").glob("part-*.parquet"))) == 1
+
+
+@pytest.mark.parametrize("label", ["path", "File", "label", "tag"])
+def test_a_label_called_like_a_column_that_learn_reads_cannot_be_one(
+    cli: Cli, bank: Path, photos: Path, label: str
+) -> None:
+    Tagger.load(bank).define(label, words=False).partial_fit([draw(0, "ball")], [label]).save(bank)
+    said = cli("tag", bank, photos, "--out", "tags.csv", "--scores")
+    assert (said.code, f"label {label!r} would be taken for the column" in said.err) == (2, True)
 
 
 def test_a_label_called_image_cannot_be_a_column(cli: Cli, bank: Path, photos: Path) -> None:
@@ -302,7 +321,22 @@ def test_our_own_table_is_replaced_and_any_other_is_not_without_force(cli: Cli, 
     assert Path("mine.csv").read_text() == "somebody's own"
 
 
-def test_an_interrupted_run_says_that_the_same_command_goes_on(
+def test_a_table_of_another_folder_is_not_replaced_without_force(cli: Cli, bank: Path, photos: Path) -> None:
+    assert cli("tag", bank, photos, "--out", "tags.csv").code == 0
+    written = Path("tags.csv").read_bytes()
+    said = cli("tag", bank, "examples", "--out", "tags.csv")
+    assert (said.code, f"--out tags.csv is the table of another run, of {photos}; name another" in said.err) == (
+        2,
+        True,
+    )
+    assert Path("tags.csv").read_bytes() == written
+    assert cli("define", bank, "moon").code == 0
+    assert cli("tag", bank, photos, "--out", "tags.csv").code == 0, "the same folder, after teaching"
+    assert cli("tag", bank, "examples", "--out", "tags.csv", "--force").code == 0
+    assert Path("tags.csv").read_bytes() != written
+
+
+def test_an_interrupted_run_says_that_the_same_command_goes_on_where_it_does(
     cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
@@ -311,3 +345,11 @@ def test_an_interrupted_run_says_that_the_same_command_goes_on(
     monkeypatch.setattr("fewtag.tagging.run.finish_shards", interrupt)
     said = cli("tag", bank, photos, "--out", "tags.csv")
     assert (said.code, "run the same command again, and it goes on from here" in said.err) == (130, True)
+    monkeypatch.setattr("fewtag.tagger.tagger.encode_examples", interrupt)
+    monkeypatch.setattr("fewtag.tagging.check.tag_stream", interrupt)
+    monkeypatch.setattr("fewtag.tagging.run.tag_stream", interrupt)
+    for command in (("learn", bank, "examples"), ("check", bank, "examples"), ("tag", bank, photos)):
+        before = bank.read_bytes()
+        said = cli(*command)
+        assert (said.code, said.err.splitlines()[-1]) == (130, "fewtag: stopped; nothing was changed")
+        assert bank.read_bytes() == before

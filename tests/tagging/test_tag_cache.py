@@ -164,7 +164,7 @@ def test_of_more_pictures_than_fit_as_many_as_fit_are_kept(
 ) -> None:
     pictures = tmp_path / "many"
     pictures.mkdir()
-    for number in range(1200):
+    for number in range(600):
         draw(number, size=(24, 24)).save(pictures / f"{number}.bmp")
     tagged(cli, bank, pictures, "--prior", "bank")  # no sample goes before
     size, count = CacheUpkeep(Path("cache/fewtag")).size, sum(encoded)

@@ -1,8 +1,10 @@
 """Commands that teach a bank, and tell what it knows."""
 
 import json
+import os
 import shlex
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Bank, Label, ModelName, SkipBad, WordSource, plural, printable
+from fewtag.cli.terminal import AsJson, Bank, Label, ModelName, SkipBad, WordSource, check_page, plural, printable
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 DOUBTFUL = 0.2
 """The probability of a name being right below which a person is told."""
+SETS = (".json", ".jsonl")
+"""Endings of data sets that say themselves what their pictures show."""
 
 
 def learn(
@@ -73,8 +77,9 @@ def learn(
     """Learn labels from example pictures, into a new or an existing bank; what is known already stays.
 
     In a table several labels of a picture are joined by ";", and paths are relative to the table. "!cat" among them,
-    or a column `absent`, says what a picture does not show; what is neither named nor absent is unknown. A table that
-    `fewtag tag` wrote and a person mended is learnt as it is. The bank keeps a small copy of each example, so that it
+    or a column `absent`, says what a picture does not show; what is neither named nor absent is unknown. Labels that
+    are given in several runs add up, with --complete too, which says so. A table that `fewtag tag` wrote and a person
+    mended is learnt as it is. The bank keeps a small copy of each example, so that it
     can show them and move to a newer model: share it like the pictures.
 
     Example: fewtag learn pets.fewtag examples.csv
@@ -90,16 +95,21 @@ def learn(
     """
     from fewtag.cli.terminal import Bars, show
     from fewtag.tagger.tagger import Tagger
-    from fewtag.tagging.examples import read_examples
+    from fewtag.tagging.examples import TABLES, read_examples
 
+    has_table = any(each.name.lower().endswith((*TABLES, *SETS)) for each in examples)
     chosen = {"--only": only, "--at-most": at_most, "--dry-run": dry_run, "--yes": yes}
     if not from_tags and (given := [name for name, value in chosen.items() if value]):
         raise InputError(f"{given[0]} goes with --from-tags; add that, or leave it out")
-    if examples and all(each.suffix.lower() in {".json", ".jsonl"} for each in examples) and not from_tags:
+    if examples and all(each.suffix.lower() in SETS for each in examples) and not from_tags:
+        if label or absent:
+            raise InputError("a data set in JSON says itself what its pictures show; leave out --label and --absent")
         from fewtag.interop.datasets import read_set
 
         shown = [example for each in examples for example in read_set(each, root)]
     elif not from_tags:
+        if root is not None and (label or absent or not has_table):
+            raise InputError("--root is for a table's paths, and none is learnt now; leave it out")
         shown = read_examples(examples, label or (), root, absent=absent or (), complete=complete)
     tagger = Tagger.open(bank, model=model, words=words, keep_pictures=not no_pictures)
     if from_tags:
@@ -120,7 +130,8 @@ def learn(
     skipped: list[InputError] = []
 
     def refuse(error: InputError) -> None:
-        raise InputError(f"{error} (--skip-bad leaves out what cannot be read)") from error
+        moved = "--root names the folder of a table's pictures; " if has_table and root is None else ""
+        raise InputError(f"{error} ({moved}--skip-bad leaves out what cannot be read)") from error
 
     with Bars() as bars:
         bars.start("learning", len(shown))
@@ -195,6 +206,7 @@ def define(
     no_words: Annotated[bool, typer.Option("--no-words", help="No word at all: its pictures alone.")] = False,
     model: ModelName = None,
     words: WordSource = None,
+    as_json: AsJson = False,
 ) -> None:
     """Say what a label's name means, before or after its examples; the name alone makes a label without a picture.
 
@@ -216,7 +228,8 @@ def define(
     except UnknownWordError as error:
         raise InputError(f'{error}: --like "lens, eye", --vector FILE or --no-words') from error
     tagger.save(bank)
-    typer.echo(f"{bank}: label {name!r} is defined: {tagger.definitions_[name]}")
+    word = str(tagger.definitions_[name])
+    _tell(bank, f"label {name!r} is defined: {word}", {"label": name, "word": word}, as_json=as_json)
 
 
 def forget(
@@ -227,6 +240,7 @@ def forget(
         str | None,
         typer.Option(metavar="NAME", help="Only the example of this name or number, as `fewtag examples` lists it."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Forget a label, or one example of it.
 
@@ -236,7 +250,8 @@ def forget(
     tagger.forget(label, image, example=example)
     tagger.save(bank)
     gone = image or example
-    typer.echo(f"{bank}: {label!r} is forgotten" if gone is None else f"{bank}: {gone} is no example of {label!r} now")
+    said = f"{label!r} is forgotten" if gone is None else f"{gone} is no example of {label!r} now"
+    _tell(bank, said, {"label": label, "example": None if gone is None else str(gone)}, as_json=as_json)
 
 
 def rename(
@@ -244,6 +259,7 @@ def rename(
     label: Label,
     name: Annotated[str, typer.Argument(metavar="NAME", help="What it shall be called.")],
     merge: Annotated[bool, typer.Option("--merge", help="NAME may be a label already: the two become one.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Call a label something else, or merge it into another.
 
@@ -256,7 +272,10 @@ def rename(
         raise InputError(f"{bank} has a label {name!r} already; give --merge to make the two one")
     tagger.rename(label, clean_label(name), merge=merge)
     tagger.save(bank)
-    typer.echo(f"{bank}: {label!r} is called {name!r} now, with {plural(tagger.counts_[clean_label(name)], 'example')}")
+    new = clean_label(name)
+    count = tagger.counts_[new]
+    said = f"{label!r} is called {name!r} now, with {plural(count, 'example')}"
+    _tell(bank, said, {"label": new, "before": label, "examples": count}, as_json=as_json)
 
 
 def labels(bank: Bank, as_json: AsJson = False) -> None:
@@ -285,7 +304,7 @@ def examples(
     bank: Bank,
     label: Label,
     page: Annotated[
-        Path | None, typer.Option(metavar="HTML", help="Also a page that shows the small copies kept of them.")
+        Path | None, typer.Option(metavar="HTML", help="Also a page (.html) that shows the small copies kept of them.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -297,6 +316,7 @@ def examples(
     from fewtag.tagger.bank_file import read_bank
     from fewtag.tagging.page import Card, embed_bytes, write_page
 
+    check_page(page)
     contents = read_bank(bank)[1]
     name = contents.find(label)
     members = [contents.examples[key] for key in contents.members[name]]
@@ -309,7 +329,7 @@ def examples(
             Card(
                 f"{number}  {each.name}",
                 embed_bytes(each.picture),
-                [(each_label, "tag") for each_label in each.said.labels],
+                [(each_label, "tag") for each_label in sorted(each.said.labels)],
             )
             for number, each in enumerate(members, 1)
         ]
@@ -321,6 +341,7 @@ def upgrade(
     bank: Bank,
     model: ModelName = None,
     words: WordSource = None,
+    as_json: AsJson = False,
 ) -> None:
     """Move a bank to the newest version of its model, or to another: its examples are learnt again from their copies.
 
@@ -330,7 +351,13 @@ def upgrade(
 
     tagger = Tagger.load(bank, model=model, words=words, upgrade=True)
     tagger.save(bank)
-    typer.echo(f"{bank}: {plural(len(tagger.classes_), 'label')}, model {tagger.model.name!r}")
+    count, name = len(tagger.classes_), tagger.model.name
+    _tell(bank, f"{plural(count, 'label')}, model {name!r}", {"labels": count, "model": name}, as_json=as_json)
+
+
+def _tell(bank: Path, sentence: str, facts: dict[str, Any], *, as_json: bool) -> None:
+    """What was done to a bank: a line for a person, or an object for a machine."""
+    typer.echo(json.dumps({"bank": str(bank), **facts}) if as_json else f"{bank}: {sentence}")
 
 
 def open_bank(path: Path, model: str | None = None, words: str | None = None, device: str = "auto") -> "Tagger":
@@ -345,11 +372,13 @@ def open_bank(path: Path, model: str | None = None, words: str | None = None, de
 
 
 def check_writable(bank: Path) -> None:
-    """Finds out before the work, rather than after it, that a bank cannot be saved."""
-    from fewtag.files import locked
-
-    with locked(bank):
-        pass
+    """Finds out before the work, rather than after it, that a bank cannot be saved; leaves nothing behind."""
+    try:
+        folder = next(each for each in Path(os.path.realpath(bank)).parents if each.exists())
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"cannot write {bank}: {error.strerror}; name another folder") from error
 
 
 def warn_of_case(names: set[str]) -> None:

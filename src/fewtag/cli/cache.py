@@ -21,7 +21,8 @@ def cache(
     check: Annotated[bool, typer.Option("--check", help="Read every row and drop the damaged ones.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what is kept of pictures seen before: features, decoded pictures, and the places that tagging looks at.
+    """Tell what is kept of pictures seen before: features, decoded pictures, the places that tagging looks at, and the
+    studio's thumbnails.
 
     What was used least recently goes when all together takes more than 10GB, or what FEWTAG_CACHE_LIMIT says.
 

@@ -101,7 +101,8 @@ def _rows(
     source: Path, photos: Path, threshold: float | None, prefix: str, device: str, *, confirmed: bool
 ) -> "tuple[Iterator[tuple[str, Path, Wanted | InputError]], int]":
     """What is to be written of each picture, and of how many."""
-    from fewtag.interop.xmp import Wanted, check_label, fold
+    from fewtag.interop.keywords import check_label, fold
+    from fewtag.interop.xmp import Wanted
     from fewtag.tagging.examples import TABLES
 
     given = Given(source, photos, threshold, device)
@@ -217,7 +218,8 @@ def _of_bank(given: Given) -> Rows:
 
 def _of_examples(given: Given) -> Rows:
     """Of the pictures that the bank was taught with, what a person said."""
-    from fewtag.pictures.files import Picture, pixel_digest, walk
+    from fewtag.pictures.decode import pixel_digest
+    from fewtag.pictures.files import Picture, walk
     from fewtag.tagger.bank_file import read_bank
 
     bank = read_bank(given.source)[1]

@@ -1,9 +1,10 @@
 """The command line. Heavy imports wait inside the commands, so that `fewtag --help` answers at once."""
 
+import io
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 # before numpy is loaded: on a busy machine the threads of small products wait for one another longer than they work
@@ -12,18 +13,20 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import typer
 
 import fewtag
-from fewtag.cli import banks, cache, interop, mcp, pictures, research, server
+from fewtag.cli import banks, cache, interop, pictures, research, server
 from fewtag.cli.terminal import printable
 from fewtag.errors import InputError
 
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Teach": (banks.learn, banks.define, banks.forget, banks.rename, banks.labels, banks.examples, banks.upgrade),
     "Tag": (pictures.tag, pictures.check, pictures.explain, interop.write, pictures.export),
-    "Serve": (server.studio, server.serve, mcp.mcp),
+    "Serve": (server.studio, server.serve, server.mcp),
     "Research": (research.fit, research.train, research.bench, research.draws, research.report),
     "Upkeep": (cache.cache,),
 }
 INTERRUPTED = 130
+_TEACH = {command.__name__ for command in COMMANDS["Teach"]}
+"""They save a bank at their very end, whole or not at all."""
 
 app = typer.Typer(
     help="Teach an image tagger new labels from one example each, without training.",
@@ -59,6 +62,9 @@ def _show_warning(message: Warning | str, category: type[Warning], *_where: obje
 def main() -> None:
     """Bad input is one sentence and exit code 2, never a traceback; `tag` exits with 1 if some pictures failed."""
     warnings.showwarning = _show_warning
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # else what a name has and cp1252, say, has not would end the command
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except InputError as error:
@@ -66,8 +72,20 @@ def main() -> None:
         raise SystemExit(2) from None
     except SystemExit as ended:
         if ended.code == INTERRUPTED:  # by typer, which takes Ctrl-C for itself
-            _say("fewtag: stopped; run the same command again, and it goes on from here")
+            _say(f"fewtag: stopped{_what_now(sys.argv[1:])}")
         raise
+
+
+def _what_now(arguments: Sequence[str]) -> str:
+    """What becomes of the work of a command that Ctrl-C stopped; of those that serve or write files nothing is said.
+
+    >>> _what_now(["learn", "pets.fewtag", "rex.jpg"]), _what_now(["serve", "pets.fewtag"])
+    ('; nothing was changed', '')
+    """
+    name = arguments[0] if arguments else ""
+    if name in {"train", "bench", "write"} or (name == "tag" and any(each.startswith("--out") for each in arguments)):
+        return "; run the same command again, and it goes on from here"
+    return "; nothing was changed" if name in {"check", "explain", "tag"} | _TEACH else ""
 
 
 def _say(sentence: str) -> None:

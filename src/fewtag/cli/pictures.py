@@ -4,15 +4,17 @@ import itertools
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Bank, Cache, DataFolder, Device, SkipBad, plural, printable
+from fewtag.cli.terminal import AsJson, Bank, Cache, DataFolder, Device, NoCache, SkipBad, check_page, plural, printable
 from fewtag.errors import InputError, nearest
 
 if TYPE_CHECKING:
+    from fewtag.tagging.page import Card
     from fewtag.tagging.run import Cluster, Options
 
 ENGINES = ("local", "ray")
@@ -31,7 +33,7 @@ def tag(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="The table: .csv, .jsonl or .parquet; or a folder of Parquet parts. Else: the terminal.",
+            help="The table: .csv, .jsonl or .parquet; or a folder (parts/) of Parquet parts. Else: the terminal.",
         ),
     ] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Every label's probability too.")] = False,
@@ -47,7 +49,7 @@ def tag(
         ),
     ] = "estimate",
     page: Annotated[
-        Path | None, typer.Option(metavar="HTML", help="Also a page to look at: pictures with their tags.")
+        Path | None, typer.Option(metavar="HTML", help="Also a page to look at (.html): pictures with their tags.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a table that this command did not write.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Pictures in the network at once.")] = 32,
@@ -66,15 +68,16 @@ def tag(
         int | None, typer.Option(min=1, help="Pictures finished at a time.", show_default="256; ray: at most 1024")
     ] = None,
     cache: Cache = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")] = False,
+    no_cache: NoCache = False,
     as_json: AsJson = False,
 ) -> None:
     """Tag pictures: a row for each. Run again after a kill, it goes on where it stopped.
 
     Probabilities depend on how common a label is. Where the bank has no prior of its own for it, that is estimated by a
-    sample of 256 pictures, or bank's default where there are fewer than a hundred. Pictures that cannot be read are
-    listed in FILE.failures.csv, and the exit code is 1. A picture that was seen before, wherever it lay and whatever it
-    is called, does not go through the network again.
+    sample of 256 pictures, or the bank's default where there are fewer than a hundred; a share that is given is fitted
+    to the sample, so that probabilities add up to it. Pictures that cannot be read are listed in FILE.failures.csv, and
+    the exit code is 1. A picture that was seen before, wherever it lay and whatever it is called, does not go through
+    the network again.
 
     Example: fewtag tag pets.fewtag photos/ --out tags.csv
 
@@ -93,17 +96,16 @@ def tag(
         given := [name for name, value in (("--address", address), ("--workers", workers)) if value]
     ):
         raise InputError(f"{given[0]} is for --engine ray; add that, or leave it out")
+    check_page(page, out)
     kept = None if no_cache else str((cache or user_cache_folder()).resolve())
     options = Options(scores, threshold, read_prior(prior), batch, device, kept, shard)
     if out is None:
         if engine == "ray":
             raise InputError("--engine ray needs --out: a table, or a folder for Parquet parts")
-        failed = _to_terminal(bank, sources, options, as_json=as_json)
+        failed = _to_terminal(bank, sources, page, options, as_json=as_json)
     else:
         ray = Cluster(address, workers) if engine == "ray" else None
-        failed = _to_table(bank, sources, out, options, ray, force=force, as_json=as_json)
-    if page is not None:
-        _to_page(bank, sources, page, options)
+        failed = _to_table(bank, sources, out, page, options, ray, force=force, as_json=as_json)
     if failed:
         raise typer.Exit(1)
 
@@ -125,6 +127,7 @@ def _to_table(
     bank: Path,
     sources: list[str],
     out: str,
+    page: Path | None,
     options: "Options",
     ray: "Cluster | None",
     *,
@@ -132,11 +135,20 @@ def _to_table(
     as_json: bool,
 ) -> int:
     from fewtag.cli.terminal import Bars
+    from fewtag.tagging.page import MOST, tagged_card
+    from fewtag.tagging.run import Rows
     from fewtag.tagging.run import tag as tag_all
     from fewtag.tagging.tables import failures_of
 
+    cards: list[Card] = []
+
+    def look(rows: Rows) -> None:
+        if page is not None:
+            cards.extend(tagged_card(item, row) for item, row in itertools.islice(rows, MOST))
+
     with Bars() as bars:
-        done = tag_all(bank, sources, out, options, ray=ray, force=force, begin=bars.begin)
+        done = tag_all(bank, sources, out, options, ray=ray, force=force, begin=bars.begin, look=look)
+    _to_page(bank, page, cards)
     if as_json:
         print(json.dumps(asdict(done)))
     else:
@@ -146,17 +158,21 @@ def _to_table(
     return done.failed
 
 
-def _to_terminal(bank: Path, sources: list[str], options: "Options", *, as_json: bool) -> int:
-    """A line for each picture as soon as it is known; JSON has a line for each, too."""
+def _to_terminal(bank: Path, sources: list[str], page: Path | None, options: "Options", *, as_json: bool) -> int:
+    """A line for each picture as soon as it is known; JSON has a line for each, too, in ASCII."""
+    from fewtag.tagging.page import MOST, tagged_card
     from fewtag.tagging.run import tag_rows
-    from fewtag.tagging.tables import json_line, record
+    from fewtag.tagging.tables import record
 
     failed = 0
-    for _, row in tag_rows(bank, sources, options):
+    cards: list[Card] = []
+    for item, row in tag_rows(bank, sources, options):
         failed += bool(row.failure)
+        if page is not None and len(cards) < MOST:
+            cards.append(tagged_card(item, row))
         if as_json:
             facts = {"image": row.image, "failure": row.failure} if row.failure else record(row, list(row.scores))
-            print(json_line(facts), end="", flush=True)
+            print(json.dumps(facts), flush=True)
         elif row.failure:
             print(f"fewtag: {printable(row.failure)}", file=sys.stderr)
         else:
@@ -164,14 +180,15 @@ def _to_terminal(bank: Path, sources: list[str], options: "Options", *, as_json:
             ranked = sorted(shown, key=lambda name: -row.scores[name])
             tags = ", ".join(f"{name} {row.scores[name]:.2f}" for name in ranked) or "–"
             typer.echo(f"{printable(row.image)}: {printable(tags)}")
+    _to_page(bank, page, cards)
     return failed
 
 
-def _to_page(bank: Path, sources: list[str], page: Path, options: "Options") -> None:
-    from fewtag.tagging.page import MOST, tagged_card, write_page
-    from fewtag.tagging.run import tag_rows
+def _to_page(bank: Path, page: Path | None, cards: "list[Card]") -> None:
+    from fewtag.tagging.page import MOST, write_page
 
-    cards = [tagged_card(item, row) for item, row in itertools.islice(tag_rows(bank, sources, options), MOST)]
+    if page is None:
+        return
     facts = f"{plural(len(cards), 'picture')}, tagged by {bank.name}"
     write_page(page, bank.stem, facts + (f"; only the first {MOST} are shown" if len(cards) == MOST else ""), cards)
     print(f"the page: {page}", file=sys.stderr)
@@ -185,6 +202,14 @@ def check(
     root: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")
     ] = None,
+    prior: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE",
+            help="How common a label is, as for `fewtag tag`: a share, estimate, or bank.",
+            show_default="estimate; bank with --set-…",
+        ),
+    ] = None,
     set_thresholds: Annotated[
         bool, typer.Option("--set-thresholds", help="Keep, in the bank, the threshold with the best F1 for each label.")
     ] = False,
@@ -193,43 +218,51 @@ def check(
     ] = False,
     skip_bad: SkipBad = False,
     cache: Cache = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")] = False,
+    no_cache: NoCache = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure a bank on labelled pictures of one's own: precision, recall, average precision, and reliability.
 
     A picture counts as not showing whatever label it does not name. Take pictures that the bank was not taught with,
-    and for --set-priors ones that were drawn by chance.
+    and for --set-priors ones that were drawn by chance. What is measured is what `fewtag tag` does: from a hundred
+    pictures on, it estimates how common each label is. Thresholds and priors to keep are for the bank's own.
 
     Example: fewtag check pets.fewtag truth.csv
     """
     from fewtag.cli.banks import open_bank
     from fewtag.cli.terminal import Bars, show
     from fewtag.files import user_cache_folder
-    from fewtag.tagging.check import check_bank
+    from fewtag.tagging.check import check_bank, shares_of
     from fewtag.tagging.examples import read_examples
+    from fewtag.tagging.run import Options
 
+    setting = set_thresholds or set_priors
+    if setting and prior not in {None, "bank"}:
+        raise InputError(f"--prior {prior} is for measuring; what is kept is for the bank's own: leave it out")
+    asked = read_prior(prior or ("bank" if setting else "estimate"))
     shown = read_examples([truth], root=root, complete=True)
     tagger = open_bank(bank)
     with Bars() as bars:
-        bars.start("checking", len(shown))
         kept = None if no_cache else cache or user_cache_folder()
-        found = check_bank(tagger, shown, cache=kept, skip_bad=skip_bad, progress=bars.advance)
+        shares = shares_of(shown, tagger, Options(prior=asked, cache=None if kept is None else str(kept)), bars.begin)
+        measure = partial(check_bank, tagger, shown, cache=kept, skip_bad=skip_bad, progress=bars.advance)
+        bars.start("checking", len(shown))
+        found = measure(prior=asked, shares=shares)
         if set_priors:
             tagger.set_priors(found.priors)
         if set_priors and set_thresholds:  # thresholds are for the probabilities that the new priors make
             bars.start("checking again with these priors", len(shown))
-            found = check_bank(tagger, shown, cache=kept, skip_bad=skip_bad, progress=bars.advance)
+            found = measure()
     if set_thresholds:
         tagger.set_thresholds(found.best_thresholds)
-    if set_thresholds or set_priors:
+    if setting:
         tagger.save(bank)
     if as_json:
         print(json.dumps(found.as_dict(), indent=2, allow_nan=False))
         return
     show(found.table(), as_json=False, title=f"{plural(found.pictures, 'picture')}, {bank}")
     for line in found.sentences():
-        typer.echo(line)
+        typer.echo(printable(line))
 
 
 def explain(
@@ -238,20 +271,25 @@ def explain(
     labels: Annotated[list[str], typer.Option("--label", help="The label to look for; repeat it for a grid.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The heat-map over the picture: .png, .jpg or .webp.")],
     data: DataFolder = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show where a label is seen in a picture, as a heat-map: bright where it is, dark where nothing speaks for it.
+
+    With --json: out, and the probability of each label (of a bank; a trained run has none).
 
     Example: fewtag explain pets.fewtag garden.jpg --label dog --out heat.png
     """
     if out.suffix.lower() not in {".png", ".jpg", ".jpeg", ".webp"}:
         raise InputError(f"--out {out} ends in none of .png, .jpg and .webp; name it heat.png, for example")
+    if out.exists() and image.exists() and out.samefile(image):
+        raise InputError(f"--out {out} is the picture itself; name another file, such as heat.png")
     if not model.exists():
         raise InputError(f"there is no bank or trained run {model}; make one with fewtag learn, or with fewtag train")
     if model.is_dir():
         from fewtag.cli.heat import explain_run
 
         explain_run(model, image, labels, out, data)
-        typer.echo(out)
+        typer.echo(json.dumps({"out": str(out), "probabilities": {}}) if as_json else out)
         return
     from fewtag.cli.banks import open_bank
     from fewtag.pictures.files import Picture
@@ -261,7 +299,7 @@ def explain(
     heats, chances = tagger.explain_all(picture, labels)
     save_heat(out, picture, heats, chances)
     said = ", ".join(f"{label} {chance:.0%}" for label, chance in chances.items())
-    typer.echo(f"{out}: {said}")
+    typer.echo(json.dumps({"out": str(out), "probabilities": chances}) if as_json else f"{out}: {said}")
 
 
 def export(

@@ -1,4 +1,4 @@
-"""Commands that serve: the HTTP API over a bank or a project, and the studio in the browser."""
+"""Commands that serve: the HTTP API over a bank or a project, the studio in the browser, and an assistant's tools."""
 
 import json
 import shlex
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Cache, Device, ModelName, WordSource
+from fewtag.cli.terminal import AsJson, Cache, Device, ModelName, NoCache, WordSource
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ Services = Annotated[
 LabelStudio = Annotated[
     str, typer.Option(metavar="URL", help="Where Label Studio is: the one host that pictures are fetched from.")
 ]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")]
 
 
 def serve(
@@ -175,6 +174,39 @@ def studio(
     exposure = _Exposure(host, port, allow_network, tuple(allow_host or ()), token_file, read_only=False)
     exposure.add_services([each.value for each in service or ()], label_studio)
     exposure.run(open_project, kept, as_json=as_json, what=f"{project} is open at", browser=not no_browser)
+
+
+def mcp(
+    project: Annotated[Path, typer.Argument(metavar="PROJECT", help="The project's folder, new or known.")],
+    pictures: Annotated[
+        list[Path] | None, typer.Argument(metavar="PICTURES", help="Folders of pictures to add to it.")
+    ] = None,
+    allow_write: Annotated[
+        bool, typer.Option("--allow-write", help="Let the tool `write` write; without it, it only tells what it would.")
+    ] = False,
+    model: ModelName = None,
+    words: WordSource = None,
+    device: Device = "auto",
+    cache: Cache = None,
+) -> None:
+    """Offer a project to an assistant, over the Model Context Protocol on standard input and output.
+
+    An assistant's program starts it by itself. Its tools: labels, search, suggest, answer, tag, write. Nothing is sent
+    to anyone but that program.
+
+    Example: fewtag mcp holidays ~/Pictures/2024
+    """
+    if find_spec("mcp") is None:
+        raise InputError('fewtag mcp needs a package more; install it with: pip install "fewtag[mcp]"')
+    if not project.is_dir() and not pictures:
+        raise InputError(f"there is no project {project}; name folders of pictures, and one is made of them")
+    if project.is_dir() and not (project / FILE).exists():
+        _check_new(project, pictures or [])
+    from fewtag.server.mcp import create_server
+    from fewtag.studio.studio import Studio
+
+    with Studio.open(project, pictures or (), model=model, words=words, device=device, cache=cache) as opened:
+        create_server(opened, allow_write=allow_write).run("stdio")
 
 
 def _check_project(folder: Path) -> None:

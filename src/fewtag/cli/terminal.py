@@ -22,11 +22,15 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
+from fewtag.errors import InputError
+
 Bank = Annotated[Path, typer.Argument(metavar="BANK", help="The file of learnt labels, such as pets.fewtag.")]
 Label = Annotated[str, typer.Argument(metavar="LABEL", help="A label's name.")]
 ModelName = Annotated[
     str | None,
-    typer.Option("--model", help="For a new bank: default, coco52 or the path of a model.", show_default=False),
+    typer.Option(
+        "--model", help="For a new bank: default, accurate, coco52 or the path of a model.", show_default=False
+    ),
 ]
 WordSource = Annotated[
     str | None, typer.Option("--words", metavar="FILE", help="Word vectors of your own: GloVe, fastText, word2vec.")
@@ -57,11 +61,21 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
+def check_page(page: Path | None, out: str | None = None) -> None:
+    """Refuses a --page that would take the place of what is no page: a picture, a bank, the table itself."""
+    if page is None:
+        return
+    if page.suffix.lower() not in {".html", ".htm"}:
+        raise InputError(f"--page {page} ends in neither .html nor .htm; name it page.html, for example")
+    if out is not None and Path(out).absolute() == page.absolute():
+        raise InputError(f"--out and --page are both {page}; name another page")
+
+
 Cache = Annotated[
     Path | None,
     typer.Option("--cache", metavar="DIR", help="Where features and decoded pictures are kept.", show_default=False),
 ]
-
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")]
 
 HEADLINES = ("macro_ap", "micro_ap", "macro_f1", "micro_f1")
 

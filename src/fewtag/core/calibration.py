@@ -18,6 +18,12 @@ Shares = NDArray[np.float32]
 SLACK = 0.01
 """Of F1, given away by a model's thresholds for precision: the curve is flat there, and a wrong tag costs a person."""
 
+EASE, RARE, COMMON = 0.8, 0.01, 0.03
+"""Part of a model's threshold that is asked for where labels are common, all of it where they are rare.
+
+Probabilities of new labels are spread less than those of the labels that thresholds were fitted on, so that the slack
+costs more there; of rare labels the precision is worth it. Chosen on the validation labels."""
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -36,7 +42,8 @@ class Calibration:
     shares: tuple[float, ...] = (0.5,)
     """For which thresholds are known, rising."""
     thresholds: tuple[tuple[float, ...], ...] = ((0.5,),)
-    """The probability from which a label is given, for the best F1: a row for each number of examples."""
+    """The probability from which a label is given, for the best F1 but for some slack: a row for each number of
+    examples."""
     noes: float = 0.0
     """By how much the log-odds rise for log(1 + weight of the 'no's): these push the fit's intercept down, as if 'no'
     were the rule among pictures as it is among examples;"""
@@ -56,7 +63,9 @@ class Calibration:
     def threshold(self, counts: Counts, shares: Shares) -> NDArray[np.float32]:
         rows = np.stack([_at(self.examples, column, counts) for column in zip(*self.thresholds, strict=True)])
         known, wanted = log_odds(np.array(self.shares)), log_odds(shares)
-        return np.array([np.interp(each, known, row) for each, row in zip(wanted, rows.T, strict=True)], np.float32)
+        found = [np.interp(each, known, row) for each, row in zip(wanted, rows.T, strict=True)]
+        eased = np.interp(wanted, log_odds(np.array([RARE, COMMON])), [1.0, EASE])
+        return (np.array(found) * eased).astype(np.float32)
 
 
 def _at(examples: Sequence[int], values: Sequence[float], counts: Counts) -> NDArray[np.float32]:
@@ -70,7 +79,7 @@ def log_odds(shares: NDArray[np.floating]) -> NDArray[np.float32]:
 
 
 def estimate_shares(
-    evidence: NDArray[np.float32], start: Shares, *, steps: int = 200, guess: float = 0.01, weight: float = 20.0
+    evidence: NDArray[np.float32], start: Shares, *, steps: int = 200, guess: float = 0.01, weight: float = 60.0
 ) -> Shares:
     """The share of pictures that show each label, from a sample's log-likelihood ratios, by expectation maximisation.
 
@@ -78,10 +87,34 @@ def estimate_shares(
     is found says little of what is rare, so a guess counts as so many pictures more (a Beta prior).
     """
     found = start.astype(np.float64)
+    against = np.exp(-np.clip(evidence.astype(np.float64), -300, 300))
     for _ in range(steps):
-        sure = sigmoid(evidence + np.log(found / (1 - found))).sum(axis=0)
-        found = (sure + guess * weight) / (len(evidence) + weight)
+        # the logistic function of evidence and log-odds, with one exponential for all steps
+        sure = (found / (found + (1 - found) * against)).sum(axis=0)
+        found, before = (sure + guess * weight) / (len(evidence) + weight), found
+        if np.abs(found - before).max(initial=0) < 1e-9:
+            break
     return found.astype(np.float32)
+
+
+OFFSET_SPREAD = 1.0
+"""Standard deviation, between labels, of what a curve's offset is off by; chosen by log-loss on validation labels."""
+
+
+def match_shares(evidence: NDArray[np.float32], said: Shares, *, steps: int = 50) -> Shares:
+    """Shares by which a sample's probabilities agree with the part of the pictures that is said to show each label.
+
+    One curve cannot know how hard a label is, nor how crowded an archive. Where the share is known, the sum of the
+    probabilities tells: each label's log-odds are moved by the likeliest offset, given that sum and a normal prior.
+    What comes back is a share, since an offset and a prior shift are one. `evidence` is that of `estimate_shares`.
+    """
+    usual = log_odds(said).astype(np.float64)
+    low, high = usual - 10, usual + 10
+    for _ in range(steps):  # the gradient rises with the log-odds, so that halving an interval finds where it is zero
+        middle = (low + high) / 2
+        over = sigmoid(evidence + middle).sum(axis=0) - len(evidence) * said + (middle - usual) / OFFSET_SPREAD**2
+        low, high = np.where(over < 0, middle, low), np.where(over < 0, high, middle)
+    return sigmoid((low + high) / 2).astype(np.float32)
 
 
 def sigmoid(logits: NDArray[Floats]) -> NDArray[Floats]:

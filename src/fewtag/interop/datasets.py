@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -30,21 +30,28 @@ class Set:
     root: Path
     boxes: bool = False
     """COCO: a box around the whole picture, for programs that cannot do without one."""
+    paths: Mapping[str, Path] = field(default_factory=dict)
+    """Of pictures that lie elsewhere, by their names in the rows."""
 
     @property
     def labels(self) -> list[str]:
         return sorted({label for row in self.rows for label in (*row.tags, *row.scores)})
 
     def path(self, row: Tagged) -> Path:
-        return (self.root / row.image).absolute()
+        return self.paths.get(row.image, (self.root / row.image).absolute())
 
 
 def export_set(table: Path, folder: Path, form: str, root: Path | None = None, *, boxes: bool = False) -> list[Path]:
     """A table that `tag` wrote, in another program's format, into a folder; answers with the files."""
     place = root or tagged_folder(table) or table.parent
     given = Set(read_tagged(table), place, boxes)
+    return write_set(given, folder, _megadetector(given, table) if form == "megadetector" else form)
+
+
+def write_set(given: Set, folder: Path, form: str | Mapping[str, Any]) -> list[Path]:
+    """Files of a format, or with these contents, into a folder; answers with their paths."""
     make_folder(folder)
-    contents = FORMS[form](given, folder) if form != "megadetector" else _megadetector(given, table)
+    contents = FORMS[form](given, folder) if isinstance(form, str) else form
     for name, content in contents.items():
         text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, indent=1) + "\n"
         write_atomically(folder / name, text.encode())

@@ -1,15 +1,24 @@
-"""Keywords inside pictures: the XMP packet, and IPTC's keywords, of JPEG, PNG, TIFF, WebP, HEIC and AVIF."""
+"""Keywords inside pictures: XMP packets and IPTC's keywords, read from the bytes, and packets written by exiftool."""
 
 import os
+import shutil
+import stat
+import subprocess
+import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from fewtag.errors import InputError
-from fewtag.interop.xmp import Packet, Tags, join_tags
-from fewtag.pictures.decode import open_encoded
+from fewtag.interop.keywords import NO_TAGS, Tags, join_tags
+from fewtag.interop.xmp import Packet
+from fewtag.pictures.decode import decode, open_encoded, pixel_digest
 from fewtag.pictures.files import Picture
+
+PART = ".fewtag-part"
+"""In the names of files that are being written, before they take the place of others."""
 
 _XMP = b"http://ns.adobe.com/xap/1.0/\0"
 _PHOTOSHOP = b"Photoshop 3.0\0"
@@ -28,12 +37,10 @@ class Embedded(NamedTuple):
 
     def tags(self, name: str) -> Tags:
         """A person's own; a packet that cannot be read is no reason to lose the keywords beside it."""
-        found = Tags()
+        found = NO_TAGS
         if self.packet is not None:
-            try:
+            with suppress(InputError):
                 found = Packet(self.packet, f"the XMP in {name}").tags()
-            except InputError:
-                found = Tags()
         return found.joined(join_tags((), self.keywords))
 
 
@@ -135,3 +142,87 @@ def _text(value: bytes, *, utf8: bool) -> str:
         return value.decode()
     except UnicodeDecodeError:
         return value.decode("utf-8" if utf8 else "latin-1", "replace")
+
+
+class Replaced(NamedTuple):
+    """A picture whose packet another one takes the place of; None is no packet."""
+
+    name: str
+    path: Path
+    before: bytes | None
+    after: bytes | None
+
+
+def check_exiftool() -> None:
+    """Before anything is done."""
+    if shutil.which("exiftool") is None:
+        raise InputError(
+            "--embed writes into the pictures by exiftool, which is not installed; install it "
+            "(apt install libimage-exiftool-perl, brew install exiftool), or write sidecars without --embed"
+        )
+
+
+def embed(pictures: Sequence[Replaced], *, back: bool) -> list[str]:
+    """Why each could not be written, or nothing; one exiftool for all, since to start it takes longer than a picture.
+
+    It writes copies, which take the pictures' places once they are whole and, unless this is the way `back`, what was
+    written can be taken back to the byte.
+    """
+    if not pictures:
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        lines, parts = list[str](), list[Path]()
+        for number, each in enumerate(pictures):
+            there = each.path.resolve()
+            part, again = there.with_name(f".{number}{PART}{there.suffix}"), Path(folder, f"back{number}{there.suffix}")
+            parts.append(part)
+            if "\n" not in str(there):
+                lines += _arguments(there, part, each.after, folder)
+                lines += [] if back else _arguments(part, again, each.before, folder)
+        arguments = Path(folder, "arguments.txt")
+        arguments.write_text("\n".join(lines), encoding="utf-8")
+        said = subprocess.run(["exiftool", "-@", str(arguments)], capture_output=True, text=True, check=False).stderr
+        failures = list[str]()
+        for number, (each, part) in enumerate(zip(pictures, parts, strict=True)):
+            undone = None if back else Path(folder, f"back{number}{part.suffix}")
+            failures.append(_take_place(each, part, undone, said))
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+        return failures
+
+
+def _arguments(source: Path, target: Path, packet: bytes | None, folder: str) -> list[str]:
+    """What exiftool is told, a line each."""
+    block = Path(folder, f"{target.name}.xmp")
+    if packet is not None:
+        block.write_bytes(packet)
+    erase_or_set = "-XMP:all=" if packet is None else f"-XMP<={block}"
+    return ["-charset", "filename=utf8", "-q", "-q", "-o", str(target), erase_or_set, str(source), "-execute"]
+
+
+def _take_place(each: Replaced, part: Path, undone: Path | None, said: str) -> str:
+    picture, instead = each.path.resolve(), "write a sidecar without --embed"
+    if "\n" in str(picture):
+        return f"{each.name!r} has a line break in its name; rename it"
+    try:
+        if not part.exists():
+            why = next((line for line in said.splitlines() if str(picture) in line or part.name in line), said)
+            reason = " ".join(why.split())[:200] or "it wrote nothing"
+            return f"exiftool cannot write into {each.name} ({reason}); {instead}"
+        original = picture.read_bytes()
+        if undone is not None and (not undone.exists() or undone.read_bytes() != original):
+            most = "as in most HEIC files"
+            return f"what exiftool writes into {each.name} could not be taken back to the byte, {most}; {instead}"
+        if pixel_digest(decode(part.read_bytes(), each.name)) != pixel_digest(decode(original, each.name)):
+            return f"exiftool would change the pixels of {each.name}; {instead}"
+        status = picture.stat()
+        with part.open("r+b") as file:
+            os.fsync(file.fileno())
+        part.chmod(stat.S_IMODE(status.st_mode))
+        os.utime(part, ns=(status.st_atime_ns, status.st_mtime_ns))
+        part.replace(picture)
+    except OSError as error:
+        return f"cannot write {picture}: {error.strerror}; check the folder's permissions and its room"
+    except InputError as error:
+        return str(error)
+    return ""

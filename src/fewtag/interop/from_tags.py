@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from fewtag.core.closed_form import unit
 from fewtag.errors import InputError, nearest
 from fewtag.interop.embedded import read_embedded
+from fewtag.interop.keywords import Tags, fold, label_of, path_of
 from fewtag.interop.write import Folders, read_sidecar
-from fewtag.interop.xmp import Packet, Tags, fold, label_of, path_of
+from fewtag.interop.xmp import Packet
 from fewtag.pictures.files import Found, Picture, walk
 from fewtag.pictures.prefetch import batches, prefetch
 from fewtag.tagger.model import Model

@@ -2,30 +2,25 @@
 
 import difflib
 import os
-import shutil
 import stat
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from fewtag.errors import InputError
 from fewtag.files import digest, locked, user_cache_folder
-from fewtag.interop.embedded import read_embedded
-from fewtag.interop.xmp import EMPTY, MOST_BYTES, Packet, Tags, Wanted, rewrite
-from fewtag.pictures.decode import decode
-from fewtag.pictures.files import IMAGE_ENDINGS, UNREADABLE_ENDINGS, pixel_digest, walk
+from fewtag.interop.embedded import PART, Replaced, check_exiftool, embed, read_embedded
+from fewtag.interop.keywords import NO_TAGS, Tags
+from fewtag.interop.xmp import EMPTY, MOST_BYTES, Packet, Wanted, rewrite
+from fewtag.pictures.files import IMAGE_ENDINGS, UNREADABLE_ENDINGS, Found, walk
 from fewtag.pictures.prefetch import batches
 
 ENDING = ".xmp"
-_PART = ".fewtag-part"
 _THREADS = 8
 _AT_ONCE = 50
-"""Pictures that one exiftool embeds tags into: to start it takes longer than a picture does."""
 
 Begin = Callable[[str, int], Callable[[int], None]]
 """Told what is about to be done and to how many files; answers with what to tell of each few."""
@@ -97,7 +92,6 @@ def write_tags(
 
     What fewtag wrote before and is not wanted any more goes; nobody else's tag ever does.
     """
-    _check_tool(options)
     folders = Folders()
 
     def plan(name: str, path: Path, wanted: Wanted | InputError) -> Change:
@@ -109,40 +103,37 @@ def write_tags(
             return _plan_embedded(folders, name, path, wanted)
         return _plan_sidecar(folders, name, path, wanted, adobe_names=options.adobe_names)
 
-    advance = options.begin("writing", total)
-    return _carry_out(root, ((row[0], partial(plan, *row)) for row in rows), advance, options)
+    plans = ((row[0], partial(plan, *row)) for row in rows)
+    return _carry_out(root, plans, options, "writing", total)
 
 
 def undo(root: Path, options: Options) -> Report:
     """Takes back all that fewtag wrote into the sidecars of a folder or picture, or with `embed` into the pictures."""
-    _check_tool(options)
     folders = Folders()
     if options.embed:
-        found = _pictures(root)
-        plans = [(each.name, partial(_plan_undo_embedded, folders, each.name, each.path)) for each in found]
+        found = walk(root) if root.is_dir() else [Found(root.name, root)]
+        pictures = [(each.name, each.path) for each in found if not each.problem]
+        plans = [(name, partial(_plan_undo_embedded, folders, name, path)) for name, path in pictures]
     else:
         plans = [(str(path), partial(_plan_undo, folders, path)) for path in _sidecars(root)]
-    return _carry_out(root, plans, options.begin("taking back", len(plans)), options, back=True)
+    return _carry_out(root, plans, options, "taking back", len(plans), back=True)
 
 
 Plan = Callable[[], Change]
 
 
 def _carry_out(
-    root: Path,
-    plans: Iterable[tuple[str, Plan]],
-    advance: Callable[[int], None],
-    options: Options,
-    *,
-    back: bool = False,
+    root: Path, plans: Iterable[tuple[str, Plan]], options: Options, task: str, total: int, *, back: bool = False
 ) -> Report:
-    report = Report(dry_run=options.dry_run)
+    if options.embed and not options.dry_run:
+        check_exiftool()
+    report, advance = Report(dry_run=options.dry_run), options.begin(task, total)
     with _alone(root), ThreadPoolExecutor(_THREADS) as pool:
         if not options.dry_run:
             _clear_parts(root)
 
         def put(some: Sequence[Change]) -> list[Change]:
-            return _embed(some, back=back) if options.embed else list(pool.map(_put, some))
+            return _embedded(some, back=back) if options.embed else list(pool.map(_put, some))
 
         changed = set[Path]()
         for group in batches(iter(plans), _AT_ONCE):
@@ -221,7 +212,7 @@ def _plan_sidecar(folders: Folders, name: str, picture: Path, wanted: Wanted, *,
 
 def _in_sidecars(paths: Iterable[Path]) -> Tags:
     """A person's tags."""
-    found = Tags()
+    found = NO_TAGS
     for path in paths:
         found = found.joined(Packet(read_sidecar(path), f"the sidecar {path}").tags())
     return found
@@ -239,7 +230,7 @@ def _plan_embedded(folders: Folders, name: str, picture: Path, wanted: Wanted) -
 
 
 def _plan_undo(folders: Folders, path: Path) -> Change:
-    packet, elsewhere = Packet(read_sidecar(path), f"the sidecar {path}"), Tags()
+    packet, elsewhere = Packet(read_sidecar(path), f"the sidecar {path}"), NO_TAGS
     if packet.ledger is not None and packet.ledger.seeded:
         for picture in folders.pictures(path):
             others = [each for some in folders.sidecars(picture) for each in some if each != path]
@@ -292,18 +283,6 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def _pictures(root: Path) -> list["_Named"]:
-    if not root.is_dir():
-        return [_Named(root.name, root)]
-    return [_Named(found.name, found.path) for found in walk(root) if not found.problem]
-
-
-@dataclass(frozen=True)
-class _Named:
-    name: str
-    path: Path
-
-
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
     """One process at a time writes under a folder; the lock lies in the user's cache, not among the pictures."""
@@ -316,7 +295,7 @@ def _clear_parts(root: Path) -> None:
     for folder, inside, names in os.walk(root if root.is_dir() else root.parent, followlinks=True):
         inside[:] = [name for name in inside if not name.startswith(".")] if root.is_dir() else []
         for name in names:
-            if name.startswith(".") and _PART in name:
+            if name.startswith(".") and PART in name:
                 with suppress(OSError):
                     Path(folder, name).unlink()
 
@@ -326,11 +305,12 @@ def _put(change: Change) -> Change:
     if not change.changes:
         return change
     path = change.path.resolve() if change.path.is_symlink() else change.path
-    part = path.with_name(f".{path.name}{_PART}")
+    part = path.with_name(f".{path.name}{PART}")
     try:
         now = path.read_bytes() if path.exists() else None
         if now != change.before:
-            raise InputError(f"{path} was changed by another program meanwhile; run the same command again")
+            why = f"{path} was changed by another program meanwhile; run the same command again"
+            return replace(change, failure=why)
         if now is not None and not os.access(path, os.W_OK):
             raise PermissionError(13, "it may only be read")
         if change.after is None:
@@ -346,14 +326,15 @@ def _put(change: Change) -> Change:
     except OSError as error:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-        return _failed(change, f"cannot write {path}: {error.strerror}; check the folder's permissions and its room")
-    except InputError as error:
-        return _failed(change, str(error))
+        why = f"cannot write {path}: {error.strerror}; check the folder's permissions and its room"
+        return replace(change, failure=why)
     return change
 
 
-def _failed(change: Change, why: str) -> Change:
-    return Change(change.image, change.path, change.before, change.after, why)
+def _embedded(changes: Sequence[Change], *, back: bool) -> list[Change]:
+    wanted = [Replaced(each.image, each.path, each.before, each.after) for each in changes if each.changes]
+    failures = iter(embed(wanted, back=back))
+    return [replace(change, failure=next(failures)) if change.changes else change for change in changes]
 
 
 def _sync(folder: Path) -> None:
@@ -363,84 +344,3 @@ def _sync(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _check_tool(options: Options) -> None:
-    """Before anything is done."""
-    if options.embed and not options.dry_run and shutil.which("exiftool") is None:
-        raise InputError(
-            "--embed writes into the pictures by exiftool, which is not installed; install it "
-            "(apt install libimage-exiftool-perl, brew install exiftool), or write sidecars without --embed"
-        )
-
-
-def _embed(changes: Sequence[Change], *, back: bool) -> list[Change]:
-    """Into copies, which take the pictures' places once they are whole and, unless this is the way `back`, can be
-    taken back."""
-    wanted = [change for change in changes if change.changes]
-    outcomes: dict[int, Change] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        lines, parts = [], {}
-        for number, change in enumerate(wanted):
-            there = change.path.resolve()
-            part = there.with_name(f".{number}{_PART}{there.suffix}")
-            again = Path(folder, f"back{number}{there.suffix}")
-            if "\n" in str(there):
-                outcomes[id(change)] = _failed(change, f"{change.image!r} has a line break in its name; rename it")
-                continue
-            parts[number] = part, None if back else again
-            for source, target, packet in ((there, part, change.after), (part, again, change.before))[
-                : 1 if back else 2
-            ]:
-                block = Path(folder, f"{target.name}.xmp")
-                if packet is not None:
-                    block.write_bytes(packet)
-                erase_or_set = "-XMP:all=" if packet is None else f"-XMP<={block}"
-                lines += [
-                    "-charset",
-                    "filename=utf8",
-                    "-q",
-                    "-q",
-                    "-o",
-                    str(target),
-                    erase_or_set,
-                    str(source),
-                    "-execute",
-                ]
-        arguments = Path(folder, "arguments.txt")
-        arguments.write_text("\n".join(lines), encoding="utf-8")
-        said = subprocess.run(["exiftool", "-@", str(arguments)], capture_output=True, text=True, check=False)
-        for number, (part, undone) in parts.items():
-            outcomes[id(wanted[number])] = _take_place(wanted[number], part, undone, said.stderr)
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
-    return [outcomes.get(id(change), change) for change in changes]
-
-
-def _take_place(change: Change, part: Path, undone: Path | None, said: str) -> Change:
-    picture = change.path.resolve()
-    try:
-        if not part.exists():
-            why = next((line for line in said.splitlines() if str(picture) in line or part.name in line), said)
-            reason = " ".join(why.split())[:200] or "it wrote nothing"
-            raise InputError(f"exiftool cannot write into {change.image} ({reason}); write a sidecar without --embed")
-        original = picture.read_bytes()
-        if undone is not None and (not undone.exists() or undone.read_bytes() != original):
-            raise InputError(
-                f"what exiftool writes into {change.image} could not be taken back to the byte, as in most HEIC files; "
-                "write a sidecar without --embed"
-            )
-        written = part.read_bytes()
-        if pixel_digest(decode(written, change.image)) != pixel_digest(decode(original, change.image)):
-            raise InputError(f"exiftool would change the pixels of {change.image}; write a sidecar without --embed")
-        status = picture.stat()
-        with part.open("r+b") as file:
-            os.fsync(file.fileno())
-        part.chmod(stat.S_IMODE(status.st_mode))
-        os.utime(part, ns=(status.st_atime_ns, status.st_mtime_ns))
-        part.replace(picture)
-    except OSError as error:
-        return _failed(change, f"cannot write {picture}: {error.strerror}; check the folder's permissions and its room")
-    except InputError as error:
-        return _failed(change, str(error))
-    return change

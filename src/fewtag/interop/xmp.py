@@ -6,18 +6,17 @@ file and its ledger are never at odds.
 """
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
-from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
 from fewtag.errors import InputError
+from fewtag.interop.keywords import NO_TAGS, SLASH, Path, Tags, fold, join_tags, path_of, unlike
+from fewtag.interop.rdf import RDF, Changes, Element, Name, before, parse, spliced
 
 MOST_BYTES = 10_000_000
-RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 OWN = "urn:fewtag:xmp/1.0/"
 SUBJECT, HIERARCHY, TAGS_LIST = "dc:subject", "lr:hierarchicalSubject", "digiKam:TagsList"
 FIELDS: dict[str, tuple[str, Literal["Bag", "Seq"]]] = {
@@ -35,161 +34,15 @@ EMPTY = (
     '<?xpacket end="w"?>\n'
 ).encode()
 """A packet that says nothing."""
-SLASH = "∕"
-"""Stands for a slash within a name: "/" itself parts the names of a path."""
-_FILE = "file"
-_XML = "http://www.w3.org/XML/1998/namespace"
-_START_TAG = re.compile(rb"""<(?:[^>"']|"[^"]*"|'[^']*')*>""")
-_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_BODY = EMPTY.partition(b"\n")[2]
+# digiKam leaves a packet's first line alone, and nothing after it, beside a picture of which it has nothing to say
+_BLANK = re.compile(rb"(?:\xef\xbb\xbf)?(?:\s|<\?(?:(?!\?>).)*\?>)*", re.DOTALL)
+_FILE, _START = "file", "start"
 # branches that programs keep for themselves among the keywords
 _INTERNAL = frozenset({"darktable", "_digikam_internal_tags_"})
 
-Path = tuple[str, ...]
-"""A tag by the names above it and its own: ("birds", "heron")."""
-
-
-def path_of(label: str) -> Path:
-    """A label's path; its names are parted by "/".
-
-    >>> path_of("birds/heron"), path_of("dog")
-    (('birds', 'heron'), ('dog',))
-    """
-    return tuple(part.strip() for part in re.split(r"[/|]", label) if part.strip())
-
-
-def label_of(path: Path) -> str:
-    """The label that a path is learnt as."""
-    return "/".join(part.replace("/", SLASH) for part in path)
-
-
-def fold(path: Path) -> Path:
-    """By which two spellings of a path are the same: neither case nor the form of accents tells them apart."""
-    return tuple(unicodedata.normalize("NFC", part).casefold() for part in path)
-
-
-class Tags(NamedTuple):
-    """What a person's own keywords say of a picture: paths, and names that are in none of these."""
-
-    paths: tuple[Path, ...] = ()
-    names: tuple[str, ...] = ()
-
-    def joined(self, other: "Tags") -> "Tags":
-        """What both say."""
-        return join_tags([*self.paths, *other.paths], [*self.names, *other.names])
-
-    @property
-    def every(self) -> tuple[Path, ...]:
-        """Names count as paths of one."""
-        return (*self.paths, *((name,) for name in self.names))
-
-    def has(self, path: Path) -> bool:
-        """Whether a person gave this tag, as a path, as a mere name, or, of a mere name, under any path."""
-        wanted, given = fold(path), {fold(each) for each in self.every}
-        return (
-            wanted in given or wanted[-1:] in given or (len(wanted) == 1 and wanted[0] in {each[-1] for each in given})
-        )
-
-
-NO_TAGS = Tags()
-
-
-def join_tags(paths: Iterable[Path], names: Iterable[str]) -> Tags:
-    """Each once; a name that is part of a path says nothing more."""
-    hierarchy: dict[Path, Path] = {}
-    for path in paths:
-        if path:
-            hierarchy.setdefault(fold(path), path)  # the first spelling stays
-    flat: dict[Path, str] = {}
-    for name in names:
-        if name.strip():
-            flat.setdefault(fold((name.strip(),)), name.strip())
-    within = {part for path in hierarchy for part in path}
-    return Tags(tuple(hierarchy.values()), tuple(name for key, name in flat.items() if key[0] not in within))
-
-
-class Element:
-    """An element of a parsed packet, and where its bytes are."""
-
-    __slots__ = ("attributes", "children", "end", "head", "name", "pieces", "prefix", "start", "tail")
-
-    def __init__(self, name: tuple[str, str], prefix: str, attributes: dict[tuple[str, str], str], start: int) -> None:
-        self.name, self.prefix, self.attributes, self.start = name, prefix, attributes, start
-        self.head = self.tail = self.end = start
-        """Where the start tag ends, the end tag begins, and all of it ends."""
-        self.children: list[Element] = []
-        self.pieces: list[str] = []
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
-
-
-class _Parser:
-    """Expat with namespaces resolved here: it is to say where a tag begins, and which prefix was used."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.encoding = data, "utf-8"
-        self.root: Element | None = None
-        self._open: list[Element] = []
-        self._spaces: list[Mapping[str, str]] = [{"xml": _XML}]
-        self._expat = expat.ParserCreate()
-        self._expat.buffer_text = True
-        self._expat.XmlDeclHandler = self._declare
-        self._expat.StartDoctypeDeclHandler = self._refuse
-        self._expat.EntityDeclHandler = self._refuse
-        self._expat.StartElementHandler = self._start
-        self._expat.EndElementHandler = self._end
-        self._expat.CharacterDataHandler = self._text
-
-    def parse(self) -> Element:
-        if self.data[:2] in {b"\xff\xfe", b"\xfe\xff"}:
-            self.encoding = "utf-16"
-        # a packet taken from a picture may end in null bytes
-        self._expat.Parse(self.data if self.encoding == "utf-16" else self.data.rstrip(b"\0"), True)
-        assert self.root is not None, "expat refuses a document without an element"
-        return self.root
-
-    def _declare(self, _version: str, encoding: str | None, _standalone: int) -> None:
-        self.encoding = (encoding or self.encoding).lower()
-
-    def _refuse(self, *_: object) -> None:
-        raise InputError("declares a document type or entities, which XMP never does")
-
-    def _start(self, tag: str, attributes: dict[str, str]) -> None:
-        spaces = self._spaces[-1]
-        declared = {
-            name.partition(":")[2]: value for name, value in attributes.items() if name.partition(":")[0] == "xmlns"
-        }
-        if declared:
-            spaces = {**spaces, **declared}
-        self._spaces.append(spaces)
-        prefix, _, local = tag.rpartition(":")
-        plain = {
-            (spaces.get(name.rpartition(":")[0], "") if ":" in name else "", name.rpartition(":")[2]): value
-            for name, value in attributes.items()
-            if name.partition(":")[0] != "xmlns"
-        }
-        element = Element((spaces.get(prefix, ""), local), prefix, plain, self._expat.CurrentByteIndex)
-        found = _START_TAG.match(self.data, element.start)
-        element.head = element.start if found is None else found.end()
-        if self._open:
-            self._open[-1].children.append(element)
-        elif self.root is None:
-            self.root = element
-        self._open.append(element)
-
-    def _end(self, _tag: str) -> None:
-        self._spaces.pop()
-        element = self._open.pop()
-        if self.data[element.head - 2 : element.head] == b"/>":
-            element.tail = element.end = element.head
-        else:
-            element.tail = self._expat.CurrentByteIndex
-            element.end = self.data.find(b">", element.tail) + 1
-
-    def _text(self, text: str) -> None:
-        if self._open:
-            self._open[-1].pieces.append(text)
+Pairs = tuple[tuple[str, str], ...]
+"""Fields and items of theirs."""
 
 
 @dataclass(frozen=True)
@@ -197,32 +50,14 @@ class Ledger:
     """What fewtag wrote into a packet: which labels, and which items of which field."""
 
     labels: tuple[str, ...] = ()
-    added: tuple[tuple[str, str], ...] = ()
-    """Fields and items; the label's own."""
-    seeded: tuple[tuple[str, str], ...] = ()
+    added: Pairs = ()
+    """The label's own items."""
+    seeded: Pairs = ()
     """A person's own tags, copied into a field that fewtag made, since programs read one field instead of another."""
     refused: tuple[str, ...] = ()
     """Labels that were written once and that a person took away: they are not written again."""
-    was: tuple[tuple[str, str], ...] = ()
-    """How a field without items was spelt; ("file", "") where there was no packet."""
-
-
-@dataclass
-class Edit:
-    """Stretches of bytes and what takes their place."""
-
-    data: bytes
-    changes: list[tuple[int, int, bytes]] = field(default_factory=list)
-
-    def put(self, start: int, end: int, content: bytes = b"") -> None:
-        self.changes.append((start, end, content))
-
-    def done(self) -> bytes:
-        pieces, place = [], 0
-        for start, end, content in sorted(self.changes):
-            pieces += [self.data[place:start], content]
-            place = end
-        return b"".join([*pieces, self.data[place:]])
+    was: Pairs = ()
+    """How a field without items was spelt; ("file", "") where there was no packet, ("start", "") where only a start."""
 
 
 class Packet:
@@ -231,32 +66,31 @@ class Packet:
     def __init__(self, data: bytes, name: str) -> None:
         if len(data) > MOST_BYTES:
             raise InputError(f"{name} is larger than {MOST_BYTES // 10**6} MB; that is no XMP, so take it away")
-        parser = _Parser(data)
+        self.data, self.name = data, name
+        self._blank = _BLANK.fullmatch(data) is not None
+        self._whole = data + _BODY if self._blank else data
         try:
-            root = parser.parse()
-        except expat.ExpatError as error:
-            raise InputError(f"{name} is no XML ({error}); mend it or take it away") from error
+            self._root, self._encoding = parse(self._whole)
         except InputError as error:
             raise InputError(f"{name} {error}; mend it or take it away") from error
-        except (UnicodeDecodeError, LookupError, ValueError) as error:
-            raise InputError(f"{name} is no text that could be XML ({error}); mend it or take it away") from error
-        self.data, self.name = data, name
-        self._encoding = parser.encoding
-        inside = next((each for each in (root, *root.children) if each.name == (RDF, "RDF")), None)
+        inside = next((each for each in (self._root, *self._root.children) if each.name == (RDF, "RDF")), None)
         if inside is None:
             raise InputError(f"{name} is XML, but no XMP: it has no rdf:RDF; mend it or take it away")
         self._rdf = inside
         self._descriptions = [each for each in inside.children if each.name == (RDF, "Description")]
 
-    def _properties(self, space: str, local: str) -> list[Element]:
-        return [each for about in self._descriptions for each in about.children if each.name == (space, local)]
+    def _properties(self, name: Name) -> list[Element]:
+        return [each for about in self._descriptions for each in about.children if each.name == name]
+
+    def _plain(self, name: Name) -> list[str]:
+        """Of a property that is an attribute."""
+        return [about.attributes[name] for about in self._descriptions if name in about.attributes]
 
     def _field(self, name: str) -> Element | None:
         """Where a field is; refuses one that is no list, or that is there twice."""
-        space, local = FIELDS[name][0], name.partition(":")[2]
-        found = self._properties(space, local)
-        plain = any((space, local) in about.attributes for about in self._descriptions)
-        if plain or len(found) > 1 or any(_array(each) is None and _says_something(each) for each in found):
+        found = self._properties(_name(name))
+        odd = any(not each.array and (each.children or each.text.strip() or each.attributes) for each in found)
+        if odd or len(found) > 1 or self._plain(_name(name)):
             raise InputError(
                 f"{self.name} has {name} {'twice' if len(found) > 1 else 'in a form that is no list'}; "
                 "let the program that wrote it save it again"
@@ -265,11 +99,10 @@ class Packet:
 
     def items(self, name: str) -> list[str]:
         """Of a field, in order; whatever form it is in."""
-        space, local = FIELDS[name][0], name.partition(":")[2]
-        plain = [about.attributes[space, local] for about in self._descriptions if (space, local) in about.attributes]
-        for each in self._properties(space, local):
-            plain += [item.text for item in _items(each)] if _array(each) is not None else [each.text]
-        return [item for item in plain if item.strip()]
+        found = self._plain(_name(name))
+        for each in self._properties(_name(name)):
+            found += [item.text for item in each.items] if each.array else [each.text]
+        return [item for item in found if item.strip()]
 
     @property
     def ledger(self) -> Ledger | None:
@@ -277,33 +110,29 @@ class Packet:
         if not any(each.name[0] == OWN for about in self._descriptions for each in about.children):
             return None
 
-        def own(local: str) -> list[str]:
-            return [item.text.strip() for each in self._properties(OWN, local) for item in _items(each)]
+        def own(local: str) -> tuple[str, ...]:
+            return tuple(item.text.strip() for each in self._properties((OWN, local)) for item in each.items)
 
-        def pairs(local: str) -> tuple[tuple[str, str], ...]:
+        def pairs(local: str) -> Pairs:
             return tuple((name, item) for name, _, item in (each.partition(" ") for each in own(local)))
 
-        return Ledger(tuple(own("written")), pairs("added"), pairs("seeded"), tuple(own("refused")), pairs("was"))
+        return Ledger(own("written"), pairs("added"), pairs("seeded"), own("refused"), pairs("was"))
 
     def tags(self) -> Tags:
         """A person's own: what fewtag added is left out, copies that it made of a person's tags are not."""
         ours = Counter((self.ledger or Ledger()).added)
         own: dict[str, list[str]] = {}
         for name in FIELDS:
-            kept: list[str] = []
+            kept = list[str]()
             for item in reversed(self.items(name)):  # ours come last
                 if ours[name, item.strip()]:
                     ours[name, item.strip()] -= 1
                 else:
                     kept.append(item)
             own[name] = kept[::-1]
-        marks = (HIERARCHY, "|"), (TAGS_LIST, "/")
-        paths = [
-            tuple(part.strip() for part in item.split(mark) if part.strip())
-            for name, mark in marks
-            for item in own[name]
-        ]
-        found = join_tags([tuple(part.replace(SLASH, "/") for part in path) for path in paths], [*own[SUBJECT]])
+        parted = [item.split("|") for item in own[HIERARCHY]] + [item.split("/") for item in own[TAGS_LIST]]
+        paths = [tuple(part.strip().replace(SLASH, "/") for part in parts if part.strip()) for parts in parted]
+        found = join_tags(paths, own[SUBJECT])
         own_paths = (path for path in found.paths if len(path) == 1 or path[0].casefold() not in _INTERNAL)
         return Tags(tuple(own_paths), found.names)
 
@@ -333,38 +162,30 @@ class Packet:
 
     def _without(self, ledger: Ledger, *, copies: bool) -> bytes | None:
         """Without what was added, and without the copies of a person's tags unless these are to stay."""
-        edit, gone = Edit(self.data), set[int]()
+        changes, gone = Changes(), set[Element]()
         was = dict(ledger.was)
         for name in FIELDS:
             found = self._field(name)
             if found is None:
                 continue
-            items = _items(found)
-            ours = _last(items, [item for its_field, item in ledger.added if its_field == name])
-            copied = _last(items, [item for its_field, item in ledger.seeded if its_field == name], but=ours)
-            if len(ours) + (0 if copies else len(copied)) < len(items):  # somebody else's are among them: theirs stay
-                gone |= {id(item) for item in ours}
+            ours = _last(found.items, _of(name, ledger.added))
+            others = [item for item in found.items if item not in ours]
+            copied = () if copies else _last(others, _of(name, ledger.seeded))
+            if len(others) > len(copied):  # somebody else's are among them: theirs stay
+                gone |= ours
             elif name in was:
-                edit.put(found.start, found.end, was[name].encode())
+                changes.append((found.start, found.end, was[name].encode()))
             else:
-                gone.add(id(found))
+                gone.add(found)
         for about in self._descriptions:
-            gone |= {id(each) for each in about.children if each.name[0] == OWN}
-            if (
-                about.children
-                and all(id(each) in gone for each in about.children)
-                and not set(about.attributes) - {(RDF, "about")}
-            ):
-                gone.add(id(about))
-        if (_FILE, "") in ledger.was and all(id(each) in gone for each in self._rdf.children):
-            return None
-        for about in self._rdf.children:
-            inside = [about] if id(about) in gone else about.children
-            for element in inside:
-                for each in [element] if id(element) in gone else _items(element):
-                    if id(each) in gone:
-                        edit.put(_before(self.data, each.start), each.end)
-        return edit.done()
+            gone |= {each for each in about.children if each.name[0] == OWN}
+            if about.children and gone.issuperset(about.children) and not set(about.attributes) - {(RDF, "about")}:
+                gone.add(about)
+        if gone.issuperset(self._rdf.children) and {_FILE, _START} & set(was):
+            return None if _FILE in was else self.data[: self._root.start]
+        outermost = gone - {each for about in gone for each in about.children}
+        changes += [(before(self.data, each.start), each.end, b"") for each in outermost]
+        return spliced(self.data, changes)
 
     def with_labels(
         self, labels: Mapping[Path, int], known: Tags, refused: Sequence[str] = (), *, new: bool = False
@@ -377,53 +198,50 @@ class Packet:
             return self.data
         if self._encoding not in {"utf-8", "utf8", "us-ascii", "ascii"}:
             raise InputError(f"{self.name} is encoded as {self._encoding}; save it as UTF-8")
-        edit, added, seeded = Edit(self.data), list[tuple[str, str]](), list[tuple[str, str]]()
-        made, was = dict[str, list[str]](), [(_FILE, "")] if new else []
-        for name in FIELDS if labels else ():
-            wanted = _unlike([item for path, skip in labels.items() for its, item in _forms(path, skip) if its == name])
-            found = self._field(name)
-            if found is None:
-                seeds = _unlike([item for path in known.every for its, item in _forms(path) if its == name])
-                fresh = _unlike(wanted, but=seeds)
-                made[name] = seeds + fresh
-                seeded += [(name, item) for item in seeds]
-            else:
-                fresh = _unlike(wanted, but=[item.text for item in _items(found)])
-                was += self._insert(edit, name, found, fresh)
-            added += [(name, item) for item in fresh]
-        ledger = Ledger(
-            tuple("/".join(path) for path in labels), tuple(added), tuple(seeded), tuple(refused), tuple(was)
-        )
-        last = self._rdf.children[-1] if self._rdf.children else None
-        margin = self.data[_before(self.data, last.start) : last.start] if last else b""
-        newline = margin.decode("ascii", "replace") if b"\n" in margin else "\n  "
-        block = newline + self._block(made, ledger, newline)
         if self._rdf.tail == self._rdf.end:
             raise InputError(f"{self.name} has an empty rdf:RDF; take the file away, and a new one is made")
+        changes, made = Changes(), dict[str, list[str]]()
+        added, seeded, was = list[tuple[str, str]](), list[tuple[str, str]](), [(_FILE, "")] if new else []
+        was += [(_START, "")] if self._blank else []
+        for name in FIELDS if labels else ():
+            wanted = [item for path, skip in labels.items() for its, item in _forms(path, skip) if its == name]
+            found = self._field(name)
+            if found is None:
+                seeds = unlike(item for path in known.every for its, item in _forms(path) if its == name)
+                fresh = unlike(wanted, but=seeds)
+                made[name] = seeds + fresh
+                seeded += [(name, item) for item in seeds]
+            elif fresh := unlike(wanted, but=[item.text for item in found.items]):
+                changes.append(self._insertion(name, found, fresh))
+                was += [] if found.items else [(name, self.data[found.start : found.end].decode())]
+            added += [(name, item) for item in fresh]
+        names = tuple("/".join(path) for path in labels)
+        ledger = Ledger(names, tuple(added), tuple(seeded), tuple(refused), tuple(was))
+        last = self._rdf.children[-1] if self._rdf.children else None
+        margin = self._margin(last) if last else ""
+        newline = margin if "\n" in margin else "\n  "
         place = last.end if last else self._rdf.head
-        edit.put(place, place, block.encode())
-        return edit.done()
+        changes.append((place, place, (newline + self._block(made, ledger, newline)).encode()))
+        return spliced(self._whole, changes)
 
-    def _insert(self, edit: Edit, name: str, found: Element, fresh: Sequence[str]) -> list[tuple[str, str]]:
-        """New items after the last one, spaced like that; of a field without items, how it was spelt."""
-        items = _items(found)
-        if items:
-            last = items[-1]
+    def _margin(self, element: Element) -> str:
+        return self.data[before(self.data, element.start) : element.start].decode("ascii")
+
+    def _insertion(self, name: str, found: Element, fresh: Sequence[str]) -> tuple[int, int, bytes]:
+        """New items after the last one, spaced like that; a field without items is spelt anew."""
+        if found.items:
+            last = found.items[-1]
             tag = f"{last.prefix}:li" if last.prefix else "li"
-            margin = self.data[_before(self.data, last.start) : last.start]
-            inserted = b"".join(margin + f"<{tag}>{_escaped(item)}</{tag}>".encode() for item in fresh)
-            edit.put(last.end, last.end, inserted)
-            return []
-        if not fresh:
-            return []
+            margin = self._margin(last)
+            inserted = "".join(f"{margin}<{tag}>{_escaped(item)}</{tag}>" for item in fresh)
+            return last.end, last.end, inserted.encode()
         start = self.data[found.start : found.head].decode()
         head = start if not start.endswith("/>") else start[:-2].rstrip() + ">"
         qualified = re.split(r"[\s/>]", start[1:], maxsplit=1)[0]
         kind = FIELDS[name][1]
         listed = "".join(f"<rdf:li>{_escaped(item)}</rdf:li>" for item in fresh)
         content = f'{head}<rdf:{kind} xmlns:rdf="{RDF}">{listed}</rdf:{kind}></{qualified}>'
-        edit.put(found.start, found.end, content.encode())
-        return [(name, self.data[found.start : found.end].decode())]
+        return found.start, found.end, content.encode()
 
     def _block(self, made: Mapping[str, Sequence[str]], ledger: Ledger, newline: str) -> str:
         """A description of its own for the fields that were missing and for the ledger."""
@@ -432,9 +250,9 @@ class Packet:
         if self._rdf.prefix != "rdf":
             spaces["rdf"] = RDF
         lists: dict[str, tuple[str, Sequence[str]]] = {name: (FIELDS[name][1], items) for name, items in made.items()}
-        pairs = {"added": ledger.added, "seeded": ledger.seeded, "was": ledger.was}
-        written = {"written": ledger.labels, "refused": ledger.refused}
-        own = {**written, **{local: [f"{name} {item}".strip() for name, item in some] for local, some in pairs.items()}}
+        own: dict[str, Sequence[str]] = {"written": ledger.labels, "refused": ledger.refused}
+        for local, pairs in {"added": ledger.added, "seeded": ledger.seeded, "was": ledger.was}.items():
+            own[local] = [f"{name} {item}".strip() for name, item in pairs]
         lists |= {f"fewtag:{local}": ("Bag", items) for local, items in own.items() if items}
         lines = [f"<rdf:Description rdf:about={quoteattr(about)}"]
         lines += [f'  xmlns:{prefix}="{space}"' for prefix, space in sorted(spaces.items())]
@@ -446,22 +264,18 @@ class Packet:
         return newline.join([*lines, "</rdf:Description>"])
 
 
+def _name(field_name: str) -> Name:
+    return FIELDS[field_name][0], field_name.partition(":")[2]
+
+
 def _escaped(text: str) -> str:
     """A bare carriage return would come back as a line feed."""
     return escape(text, {"\r": "&#13;"})
 
 
-def _array(element: Element) -> Element | None:
-    return next((each for each in element.children if each.name in {(RDF, "Bag"), (RDF, "Seq"), (RDF, "Alt")}), None)
-
-
-def _items(element: Element) -> list[Element]:
-    array = _array(element)
-    return [] if array is None else [each for each in array.children if each.name == (RDF, "li")]
-
-
-def _says_something(element: Element) -> bool:
-    return bool(element.children or element.text.strip() or element.attributes)
+def _of(name: str, pairs: Pairs) -> list[str]:
+    """The items of one field."""
+    return [item for its_field, item in pairs if its_field == name]
 
 
 def _forms(path: Path, skip: int = 0) -> Iterator[tuple[str, str]]:
@@ -471,43 +285,14 @@ def _forms(path: Path, skip: int = 0) -> Iterator[tuple[str, str]]:
     yield TAGS_LIST, "/".join(part.replace("/", SLASH) for part in path)
 
 
-def _unlike(items: Iterable[str], but: Iterable[str] = ()) -> list[str]:
-    """Each once, whatever its case, and none of those."""
-    seen = {fold((item.strip(),)) for item in but}
-    kept = []
-    for item in items:
-        if (key := fold((item.strip(),))) not in seen:
-            seen.add(key)
-            kept.append(item)
-    return kept
-
-
-def _last(items: Sequence[Element], texts: Iterable[str], but: Sequence[Element] = ()) -> list[Element]:
+def _last(items: Sequence[Element], texts: Iterable[str]) -> set[Element]:
     """The items with these texts, the last ones where there are more."""
-    wanted, others = Counter(texts), {id(each) for each in but}
-    found = []
+    wanted, found = Counter(texts), set[Element]()
     for item in reversed(items):
-        if id(item) not in others and wanted[item.text.strip()]:
+        if wanted[item.text.strip()]:
             wanted[item.text.strip()] -= 1
-            found.append(item)
+            found.add(item)
     return found
-
-
-def _before(data: bytes, place: int) -> int:
-    """Where the white space before a place begins."""
-    while place and data[place - 1] in b" \t\r\n":
-        place -= 1
-    return place
-
-
-def check_label(label: str) -> Path:
-    """A label's path; refuses one that XML cannot hold."""
-    if found := _NO_XML.search(label):
-        raise InputError(f"label {label!r} holds the character {found[0]!r}, which XMP cannot; rename it")
-    path = path_of(label)
-    if not path:
-        raise InputError(f"label {label!r} has no name between its slashes; rename it")
-    return path
 
 
 class Wanted(NamedTuple):
@@ -525,11 +310,12 @@ def rewrite(data: bytes | None, name: str, wanted: Wanted, elsewhere: Tags, *, e
 
     What was ours before is taken back first. What comes out can be taken back to the byte, or is refused.
     """
-    before = None if data is None else Packet(data, name)
-    base = None if before is None else before.without_ours(elsewhere)
-    known = elsewhere if before is None else before.tags().joined(elsewhere)
-    ledger = (before.ledger if before is not None else None) or Ledger()
-    refused = before.taken_away() if before is not None else ()
+    base, known, ledger = None, elsewhere, Ledger()
+    refused: tuple[str, ...] = ()
+    if data is not None:
+        packet = Packet(data, name)
+        base, known = packet.without_ours(elsewhere), packet.tags().joined(elsewhere)
+        ledger, refused = packet.ledger or Ledger(), packet.taken_away()
     stay = [path for path in map(path_of, ledger.labels) if not _spoken_of(path, wanted.vocabulary)]
     branches = {path: _branch(path, ledger) for path in stay}
     branches |= {(*wanted.prefix, *path): len(wanted.prefix) for path in wanted.labels if not known.has(path)}

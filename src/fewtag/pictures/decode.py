@@ -1,4 +1,4 @@
-"""Decoding: encoded bytes to an upright RGB picture and to a square of pixels, or one clear sentence about why not."""
+"""Decoding: encoded bytes to an upright RGB picture, or one clear sentence about why not; and what is made of that."""
 
 import functools
 import hashlib
@@ -42,6 +42,8 @@ _TURNS = {
 }
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 _END_OF_IMAGE = b"\xff\xd9"
+_THUMBNAIL, _QUALITY = 336, 80
+_ROWS_AT_ONCE = 256
 _QUIET = threading.Lock()
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -150,6 +152,25 @@ def squash(image: Image.Image, size: int) -> Square:
 def stack(pictures: Sequence[Square]) -> Pixels:
     """Squashed pictures as one batch, colours still together in memory."""
     return np.stack([picture.transpose(1, 2, 0) for picture in pictures]).transpose(0, 3, 1, 2)
+
+
+def pixel_digest(picture: Image.Image) -> str:
+    """What an example is known by: its decoded pixels, wherever they came from."""
+    total = hashlib.sha256(f"{picture.mode} {picture.width} {picture.height} ".encode())
+    for top in range(0, picture.height, _ROWS_AT_ONCE):  # some rows at a time: all would be in memory twice more
+        total.update(picture.crop((0, top, picture.width, min(top + _ROWS_AT_ONCE, picture.height))).tobytes())
+    return total.hexdigest()
+
+
+def thumbnail(picture: Image.Image) -> bytes:
+    """A small WebP copy: what a bank needs to move to a newer model, and to show a person. No metadata."""
+    scale = min(1.0, _THUMBNAIL / max(picture.size))
+    width, height = (max(1, round(side * scale)) for side in picture.size)
+    # not `Image.thumbnail`, which needs a copy of the whole picture
+    small = picture.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=2.0) if scale < 1 else picture
+    content = io.BytesIO()
+    small.save(content, "WEBP", quality=_QUALITY, method=4)
+    return content.getvalue()
 
 
 def upright(image: Image.Image, name: str) -> Image.Image:

@@ -1,6 +1,5 @@
 """Pictures, in whatever form they are handed over: files, stretches of an archive, bytes, PIL images or arrays."""
 
-import hashlib
 import io
 import os
 import stat
@@ -86,6 +85,20 @@ class Picture:
         return squash_bytes(self.read(), str(self), size)
 
 
+def archived(path: Path) -> Iterator[tuple[str, int, int]]:
+    """The files of a tar archive as stretches of it, to be read later by a plain seek: name, first byte and size."""
+    import tarfile
+
+    try:
+        # "r:" refuses compressed archives, in which a seek would land nowhere
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                if member.isreg() and not member.issparse():
+                    yield member.name.removeprefix("./"), member.offset_data, member.size
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise InputError(f"cannot read {path} as an uncompressed tar archive ({error}); pack it again") from error
+
+
 @dataclass(frozen=True)
 class Found:
     """A file of a folder that is a picture, or would be one if it could be read: then `problem` says why not."""
@@ -151,9 +164,6 @@ def _looks_like_image(path: Path) -> bool:
 
 Encoded = bytes | bytearray | memoryview | io.BytesIO | BinaryIO
 ImageLike = str | os.PathLike[str] | Encoded | Image.Image | np.ndarray | Picture
-_THUMBNAIL = 336
-_QUALITY = 80
-_ROWS_AT_ONCE = 256
 
 
 def encoded_bytes(image: object, name: str) -> bytes | None:
@@ -166,6 +176,8 @@ def encoded_bytes(image: object, name: str) -> bytes | None:
         return bytes(image)
     if isinstance(image, io.IOBase) or hasattr(image, "read"):
         try:
+            if getattr(image, "seekable", bool)():  # from its beginning, however far it was read or written
+                image.seek(0)
             data = image.read()
         except (OSError, ValueError) as error:  # closed, or opened for writing
             raise InputError(f"cannot read image {name}: {error}; open it again") from error
@@ -207,27 +219,10 @@ def several(images: object) -> Iterable[object]:
     """One picture counts as a list of one; an array of four dimensions is a list of arrays."""
     if isinstance(images, np.ndarray) and images.ndim:
         return [images] if images.ndim in {2, 3} and images.dtype.kind not in "UO" else images
-    if isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | io.IOBase | Picture):
+    if isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Picture):
         return [images]
-    if not isinstance(images, Iterable):
+    if hasattr(images, "read"):  # an open file, whose lines are no pictures
+        return [images]
+    if not isinstance(images, Iterable) or isinstance(images, np.ndarray):  # an array of no dimension
         raise InputError(f"pictures are expected, one or a list of them, found a {type(images).__name__}")
     return images
-
-
-def pixel_digest(picture: Image.Image) -> str:
-    """What an example is known by: its decoded pixels, wherever they came from."""
-    total = hashlib.sha256(f"{picture.mode} {picture.width} {picture.height} ".encode())
-    for top in range(0, picture.height, _ROWS_AT_ONCE):  # some rows at a time: all would be in memory twice more
-        total.update(picture.crop((0, top, picture.width, min(top + _ROWS_AT_ONCE, picture.height))).tobytes())
-    return total.hexdigest()
-
-
-def thumbnail(picture: Image.Image) -> bytes:
-    """A small WebP copy: what a bank needs to move to a newer model, and to show a person. No metadata."""
-    scale = min(1.0, _THUMBNAIL / max(picture.size))
-    width, height = (max(1, round(side * scale)) for side in picture.size)
-    # not `Image.thumbnail`, which needs a copy of the whole picture
-    small = picture.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=2.0) if scale < 1 else picture
-    content = io.BytesIO()
-    small.save(content, "WEBP", quality=_QUALITY, method=4)
-    return content.getvalue()

@@ -20,8 +20,7 @@ from fewtag.pictures.decode import Square, squash
 from fewtag.pictures.files import Picture, open_image
 from fewtag.pictures.prefetch import batches, prefetch
 from fewtag.research.data.class_names import class_names
-from fewtag.research.features.backbone import create_backbone
-from fewtag.research.features.classifier import create_classifier
+from fewtag.research.features.backbone import create_backbone, create_classifier
 from fewtag.research.features.graph import Constants, wrap_graph, write_graph
 from fewtag.runtime import Network
 from fewtag.tagger.model import save_model, solve_words

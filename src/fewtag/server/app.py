@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from fewtag import __version__
 from fewtag.errors import InputError, MissingError
@@ -78,6 +79,11 @@ def _missing(_request: Request, error: Exception) -> Response:
     return problem(404, str(error))
 
 
+def _gone(_request: Request, _error: Exception) -> Response:
+    """Which nobody reads: the client went away in the middle of its request."""
+    return problem(400, "the request ended too early; send it again")
+
+
 def _bad_input(_request: Request, error: Exception) -> Response:
     return problem(400, str(error))
 
@@ -113,6 +119,7 @@ def _failed(_request: Request, error: Exception) -> Response:
 
 
 _REPLIES: dict[int | type[Exception], Any] = {
+    ClientDisconnect: _gone,
     MissingError: _missing,
     InputError: _bad_input,
     BusyError: _busy,

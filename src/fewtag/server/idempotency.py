@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fewtag.server.security import problem
@@ -14,6 +15,8 @@ from fewtag.server.security import problem
 KEPT_SECONDS = 86_400.0
 KEPT_BYTES = 64_000_000
 LONGEST_KEY = 200
+_ENTRY_BYTES = 2_000
+"""Of a reply without its body: measured."""
 
 
 @dataclass
@@ -43,7 +46,11 @@ class Idempotency:
         if not key or len(key) > LONGEST_KEY:
             refusal = problem(400, f"the `Idempotency-Key` has {len(key)} characters; send a UUID")
             return await refusal(scope, receive, send)
-        body, asked = await _read(scope, receive)
+        try:
+            body, asked = await _read(scope, receive)
+        except HTTPException as error:  # too slow; the application's own replies to errors are further in
+            refusal = problem(error.status_code, error.detail, {"Connection": "close"})
+            return await refusal(scope, receive, send)
         while (known := self._replies.get(key)) is not None and time.monotonic() - known.since < KEPT_SECONDS:
             if known.asked != asked:
                 refusal = problem(422, "this `Idempotency-Key` came with another request before; choose a new one")
@@ -57,6 +64,7 @@ class Idempotency:
 
     async def _first(self, key: str, asked: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         reply, kept = _Reply(asked, time.monotonic()), list[Message]()
+        self._forget(key)  # one that is too old
         self._replies[key] = reply
 
         async def keep(message: Message) -> None:
@@ -66,16 +74,22 @@ class Idempotency:
         try:
             await self.app(scope, receive, keep)
             if kept and kept[0]["status"] < 400:
-                reply.messages, reply.size = kept, sum(len(each.get("body", b"")) for each in kept)
+                reply.messages = kept
+                reply.size = _ENTRY_BYTES + sum(len(each.get("body", b"")) for each in kept)
+                self._size += reply.size
         finally:
             if not reply.messages:
-                self._replies.pop(key, None)
+                self._forget(key)
             reply.done.set()
-        self._size += reply.size
-        while self._size > KEPT_BYTES or (
-            self._replies and time.monotonic() - next(iter(self._replies.values())).since > KEPT_SECONDS
-        ):
-            self._size -= self._replies.popitem(last=False)[1].size
+        for known, each in list(self._replies.items()):
+            if self._size <= KEPT_BYTES and time.monotonic() - each.since < KEPT_SECONDS:
+                break
+            if each.messages:  # not one whose work is under way
+                self._forget(known)
+
+    def _forget(self, key: str) -> None:
+        if (reply := self._replies.pop(key, None)) is not None:
+            self._size -= reply.size
 
 
 async def _read(scope: Scope, receive: Receive) -> tuple[list[Message], bytes]:
@@ -90,9 +104,7 @@ async def _read(scope: Scope, receive: Receive) -> tuple[list[Message], bytes]:
 
 
 def _replayed(messages: list[Message], receive: Receive) -> Receive:
-    waiting = iter(messages)
-
     async def replay() -> Message:
-        return next(waiting, None) or await receive()
+        return messages.pop(0) if messages else await receive()  # what was read again is not kept
 
     return replay

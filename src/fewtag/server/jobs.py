@@ -14,7 +14,7 @@ from fewtag.errors import InputError, MissingError
 from fewtag.server.queue import BusyError
 
 State = Literal["running", "done", "failed", "cancelled"]
-RUNNING, KEPT = 4, 100
+RUNNING, KEPT = 4, 16
 """Jobs at once, and jobs that are remembered."""
 HEARTBEAT = 15.0
 LISTENERS = 64
@@ -70,14 +70,18 @@ class Jobs:
         progress = Progress(lambda done, total: self._note(number, done=done, total=total))
         job = Job(number, kind)
         with self._lock:
-            if sum(each.state == "running" for each, _ in self._jobs.values()) >= RUNNING:
-                raise BusyError(5)
+            self.check_room()
             self._jobs[number] = job, progress
             while len(self._jobs) > KEPT:
                 oldest = next(key for key, (each, _) in self._jobs.items() if each.state != "running")
                 del self._jobs[oldest]
         threading.Thread(target=self._run, args=(number, work, progress), daemon=True, name="fewtag-job").start()
         return job
+
+    def check_room(self) -> None:
+        """Refused where too many run."""
+        if sum(each.state == "running" for each, _ in list(self._jobs.values())) >= RUNNING:
+            raise BusyError(5)
 
     def _run(self, number: str, work: Callable[[Progress], Any], progress: Progress) -> None:
         try:
@@ -87,7 +91,8 @@ class Jobs:
         except CancelledError:
             self._note(number, state="cancelled")
         except InputError as error:
-            self._note(number, state="failed", detail=str(error))
+            # a delivery that is stopped says so in a sentence of its own
+            self._note(number, state="cancelled" if progress.cancelled() else "failed", detail=str(error))
         except Exception as error:  # whoever waits for it must hear of it
             self._note(number, state="failed", detail=f"something went wrong ({type(error).__name__})")
             raise

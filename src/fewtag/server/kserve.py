@@ -1,10 +1,12 @@
 """The Open Inference Protocol, version 2, over REST: what clients of KServe, Triton, Seldon and OpenVINO speak."""
 
 import io
+import math
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Depends, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from PIL import Image
 from pydantic import BaseModel, Field
@@ -96,7 +98,7 @@ async def infer(model: str, asked: Inference, server: Server) -> Response:
     wanted = [each["name"] for each in OUTPUTS] if asked.outputs is None else [each.name for each in asked.outputs]
     if unknown := [each for each in wanted if each not in {output["name"] for output in OUTPUTS}]:
         raise InputError(f"there is no output {unknown[0]!r}; {nearest(unknown[0], _names(OUTPUTS))}")
-    rows = await tag_all(server, _uploads(asked.inputs[0]))
+    rows = await tag_all(server, await run_in_threadpool(_uploads, asked.inputs[0], server.settings.most_files))
     # a label may have come or gone between two batches: those that all rows have
     labels = [label for label in rows[0].scores if all(label in row.scores for row in rows)]
     scorer = server.actions.scorer()
@@ -125,7 +127,7 @@ def _known(model: str, server: Served) -> str:
     return name
 
 
-def _uploads(tensor: Tensor) -> list[Upload]:
+def _uploads(tensor: Tensor, most: int) -> list[Upload]:
     """The pictures of a tensor; those of pixels as uncompressed files, so that they go the way of all others."""
     kinds = {each["name"]: each for each in INPUTS}
     if tensor.name not in kinds or tensor.datatype != kinds[tensor.name]["datatype"]:
@@ -133,6 +135,8 @@ def _uploads(tensor: Tensor) -> list[Upload]:
             f"the input {tensor.name[:60]!r} of {tensor.datatype[:20]} is not taken; "
             "send `images` of BYTES (base64 of files), or `pixels` of UINT8"
         )
+    if math.prod(tensor.shape if tensor.name == "images" else tensor.shape[:1]) > most:  # before any of them is made
+        raise InputError(f"the request has more than {most} pictures; send at most {most} at once")
     if tensor.name == "images":
         texts = _flat(tensor.data)
         if len(texts) != int(np.prod(tensor.shape)) or not texts or not all(isinstance(each, str) for each in texts):

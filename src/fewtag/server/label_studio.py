@@ -20,7 +20,7 @@ from fewtag.server.queue import Upload
 from fewtag.server.routes import CHANGES, Server
 from fewtag.server.security import authorised
 from fewtag.server.service import Served
-from fewtag.server.services import count, from_base64, version_of
+from fewtag.server.services import from_base64, version_of
 from fewtag.studio.values import Answer
 from fewtag.tagger.bank import label_name
 from fewtag.tagger.stream import Tagged
@@ -284,7 +284,6 @@ def _rows(
     found: list[dict[str, Tagged]] = [{} for _ in tasks]
     for (number, field), picture in pictures.items():
         found[number][field] = Tagged("", failure=picture) if isinstance(picture, str) else next(tagged)
-    count(server, [row for rows in found for row in rows.values()])
     return found
 
 

@@ -19,6 +19,8 @@ class Pictures(_Asked):
     """Pictures that the server knows, by their digests."""
 
     pictures: Annotated[list[Digest], Field(min_length=1, max_length=1000)]
+    stacks: bool = False
+    """Of examples in a project: whether each speaks for all pictures of its stack."""
 
 
 class NewLabel(_Asked):
@@ -45,6 +47,8 @@ class OneAnswer(_Asked):
     label: Name
     answer: Literal["yes", "no", "unknown"]
     source: Annotated[str, StringConstraints(pattern="^[a-z-]{1,20}$")] = "click"
+    stack: bool = False
+    """In a project: whether it holds for all pictures of the stack, but for those that were answered one by one."""
 
 
 class SeveralAnswers(_Asked):
@@ -78,9 +82,9 @@ class Search(_Asked):
 
 
 class Deliver(_Asked):
-    """A table of all tags, or sidecars beside the pictures."""
+    """All tags as a table, as another program's data set or as sidecars beside the pictures; or the bank as a graph."""
 
-    format: Literal["csv", "jsonl", "parquet", "xmp"]
+    format: Literal["csv", "jsonl", "parquet", "xmp", "imagefolder", "fiftyone", "label-studio", "coco", "onnx"]
     confirmed_only: bool = False
     scores: bool = False
     take_back: bool = False

@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from contextlib import suppress
 from urllib.parse import quote, urlsplit
 
 from fewtag.errors import InputError
@@ -34,7 +35,8 @@ class OneHost:
         self.scheme, self.host, self.base = parts.scheme, parts.hostname, parts.path.rstrip("/")
         try:
             self.port = parts.port or (443 if parts.scheme == "https" else 80)
-            self.address = str(socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0][4][0])
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            self.addresses = [str(each[4][0]) for each in found]  # localhost is ::1 first, where few listen
         except (OSError, ValueError) as error:
             raise InputError(f"--label-studio {url!r} cannot be found ({error}); check its name") from error
         self.most_bytes = most_bytes
@@ -43,7 +45,10 @@ class OneHost:
 
     def fetch(self, link: str) -> bytes:
         """A picture by its link in a task; refuses what is elsewhere."""
-        parts = urlsplit(link)
+        try:
+            parts = urlsplit(link)
+        except ValueError as error:
+            raise InputError(f"the picture {link[:100]!r} is no link ({error}); upload it to Label Studio") from error
         if (parts.scheme or parts.netloc) and self._where(link) != (self.scheme, self.host, self.port):
             raise InputError(
                 f"the picture {link[:100]!r} is not at {self.scheme}://{self.host}:{self.port}, and nothing else is "
@@ -92,11 +97,17 @@ class OneHost:
                 self._access = access, time.monotonic()
             return {"Authorization": f"Bearer {access}"}
 
+    def _open(self) -> socket.socket:
+        for address in self.addresses[:-1]:
+            with suppress(OSError):
+                return socket.create_connection((address, self.port), timeout=_STEP_SECONDS)
+        return socket.create_connection((self.addresses[-1], self.port), timeout=_STEP_SECONDS)
+
     def _ask(self, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self.host, self.port)
         until = time.monotonic() + SECONDS
         try:
-            bound = socket.create_connection((self.address, self.port), timeout=_STEP_SECONDS)
+            bound = self._open()
             if self.scheme == "https":
                 bound = ssl.create_default_context().wrap_socket(bound, server_hostname=self.host)
             connection.sock = bound

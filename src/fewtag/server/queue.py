@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,7 +71,8 @@ class TagQueue:
         self._scorer, self._decoders, self._on_batch = scorer, decoders, on_batch
         self._opened = ExitStack()
         self._space = self._opened.enter_context(cached_places(model, cache))
-        self._ready: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        # not SimpleQueue: up to Python 3.12 its get(timeout) waits for ever where another thread took what woke it
+        self._ready: queue.Queue[_Waiting | None] = queue.Queue()
         self._lock = threading.Lock()
         self.waiting = self._decoding = 0
         self._rate = 10.0  # pictures a second, until it is measured
@@ -97,11 +98,18 @@ class TagQueue:
             self.waiting += len(uploads)
             self._decoding += len(uploads)
         keys = [upload.digest for upload in uploads]
-        known = self._space.get_many(keys) if self._space is not None else [None] * len(keys)
+        try:
+            known = self._space.get_many(keys) if self._space is not None else [None] * len(keys)
+        except BaseException:
+            with self._lock:
+                self.waiting -= len(uploads)
+                self._decoding -= len(uploads)
+            raise
         return [self._begin(upload, places) for upload, places in zip(uploads, known, strict=True)]
 
     def _begin(self, upload: Upload, places: NDArray[np.float16] | None) -> Future[Tagged]:
         row: Future[Tagged] = Future()
+        row.set_running_or_notify_cancel()  # one that could be cancelled would fail the others of its batch
         row.add_done_callback(self._leave)
         if places is not None:
             self._enter(_Waiting(upload, row, places=places))
@@ -170,6 +178,9 @@ class TagQueue:
 
     def close(self) -> None:
         """Rows that are still asked for fail."""
+        with suppress(queue.Empty):
+            while (picture := self._ready.get_nowait()) is not None:
+                picture.row.set_exception(RuntimeError("the server is closing"))
         for _ in self._threads:
             self._ready.put(None)
         for thread in self._threads:

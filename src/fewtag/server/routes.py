@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
@@ -123,7 +124,7 @@ def _takes(model: type[BaseModel], **fields: Any) -> dict[str, Any]:
 async def _read(request: Request, model: type[BaseModel]) -> tuple[list[Upload], dict[str, str], Any]:
     """Files and fields of a form; or, of a JSON body, what the model makes of it."""
     server: Served = request.app.state.served
-    if not request.headers.get("content-type", "").startswith("multipart/"):
+    if not request.headers.get("content-type", "").lower().startswith("multipart/"):
         try:
             return [], {}, model.model_validate_json(await request.body())
         except ValidationError as error:
@@ -145,6 +146,8 @@ async def _read(request: Request, model: type[BaseModel]) -> tuple[list[Upload],
         status = 413 if "Too many" in error.detail else 400
         said = f"the form cannot be read ({error.detail.rstrip('.')}); send at most {limits[0]} pictures, as `files`"
         raise HTTPException(status, said) from error
+    except UnicodeError as error:
+        raise HTTPException(400, "the form's `charset` cannot be used; leave it out") from error
     if not files:
         raise HTTPException(422, "the form has no pictures; send them as `files`")
     if (longest := max(len(name) for name, _ in files)) > LONGEST_NAME:
@@ -172,6 +175,9 @@ async def tag(request: Request, server: Server) -> Response:
         return JSONResponse({"rows": rows})
     if asked is not None:
         uploads = [server.bank.recent.get(digest) for digest in asked.pictures]
+    is_job = "respond-async" in request.headers.get("prefer", "")
+    if is_job:
+        server.jobs.check_room()  # before its pictures are in the queue
     futures = await run_in_threadpool(server.tag, uploads)
 
     def finish(progress: Progress) -> dict[str, Any]:
@@ -181,7 +187,7 @@ async def tag(request: Request, server: Server) -> Response:
             progress(number, len(uploads))
         return {"rows": rows}
 
-    if "respond-async" in request.headers.get("prefer", ""):
+    if is_job:
         return JSONResponse(asdict(server.jobs.start("tag", finish)), 202, {"Preference-Applied": "respond-async"})
     done = await asyncio.gather(*map(asyncio.wrap_future, futures))
     return JSONResponse({"rows": [_row(row, upload.digest.hex()) for row, upload in zip(done, uploads, strict=True)]})
@@ -218,7 +224,8 @@ async def teach(name: str, request: Request, server: Server) -> Response:
     if server.is_project:
         if asked is None:
             raise HTTPException(415, "a project learns from its own pictures; send their digests, as JSON")
-        return JSONResponse(_label(server, await run_in_threadpool(server.studio.teach, name, asked.pictures)))
+        teach = partial(server.studio.teach, name, asked.pictures, stacks=asked.stacks)
+        return JSONResponse(_label(server, await run_in_threadpool(teach)))
     if asked is not None:
         uploads = [server.bank.recent.get(digest) for digest in asked.pictures]
     return JSONResponse(_label(server, await run_in_threadpool(server.bank.teach, name, uploads)))
@@ -254,7 +261,7 @@ def answer(asked: models.OneAnswer | models.SeveralAnswers, server: Server) -> R
     """
     several = asked.answers if isinstance(asked, models.SeveralAnswers) else [asked]
     taken = server.actions.answer(
-        [Answer(str(each.id), each.picture, each.label, each.answer, each.source) for each in several]
+        [Answer(str(each.id), each.picture, each.label, each.answer, each.source, each.stack) for each in several]
     )
     return JSONResponse({"acknowledged": list(taken.acknowledged), "undo": taken.undo or None})
 

@@ -1,11 +1,13 @@
 """The server's process: a socket, uvicorn, and an orderly end."""
 
+import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fewtag.errors import InputError
 from fewtag.server.app import create_app
@@ -13,6 +15,9 @@ from fewtag.server.security import Guard, Settings
 from fewtag.server.service import BankService, Served
 from fewtag.server.uploads import Decoders
 from fewtag.studio.studio import Studio
+
+SILENT_SECONDS = 30
+"""How long a connection may say nothing between two requests, or before its first."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -33,6 +38,26 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
+class _Impatient(H11Protocol):
+    """Lets go of who is connected and does not ask in time: for the head of a request uvicorn waits for ever."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_after(self.cycle)
+
+    def on_response_complete(self) -> None:
+        answered = self.cycle
+        super().on_response_complete()
+        self._expect_after(answered)
+
+    def _expect_after(self, answered: object) -> None:
+        def end() -> None:
+            if self.cycle is answered:
+                self.transport.close()
+
+        self.loop.call_later(self.timeout_keep_alive, end)
+
+
 class Server(uvicorn.Server):
     """Tells when it answers, and ends streams of events before it waits for what is open."""
 
@@ -40,7 +65,7 @@ class Server(uvicorn.Server):
         self._guard = create_app(served)
         config = uvicorn.Config(
             self._guard,
-            http="h11",
+            http=_Impatient,
             ws="none",
             lifespan="on",
             loop="asyncio",
@@ -48,7 +73,7 @@ class Server(uvicorn.Server):
             access_log=False,  # which would write down what people look at
             server_header=False,
             proxy_headers=False,  # anyone may send them
-            timeout_keep_alive=30,
+            timeout_keep_alive=SILENT_SECONDS,
             timeout_graceful_shutdown=10,
         )
         super().__init__(config)

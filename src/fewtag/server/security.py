@@ -322,7 +322,8 @@ def _timed(receive: Receive, length: int) -> Receive:
         if complete:
             return await receive()
         try:
-            async with asyncio.timeout(until - time.monotonic()):
+            # some of it within the grace, too: five that stall would else keep all others out for a quarter of an hour
+            async with asyncio.timeout(min(_GRACE, until - time.monotonic())):
                 message = await receive()
         except TimeoutError:
             raise HTTPException(408, "the body came too slowly; send it again") from None

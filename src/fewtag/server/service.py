@@ -79,8 +79,9 @@ class BankService:
                 self._load()
 
     def _load(self) -> None:
-        self._seen = file_state(self.path)
+        state = file_state(self.path)
         self._tagger = Tagger.load(self.path, model=self._tagger.model)
+        self._seen = state  # not before: a file that cannot be loaded would be an error once, and then the old bank
 
     def scorer(self) -> Scorer:
         """The labels as they are now; made once for each state of the bank."""
@@ -215,8 +216,8 @@ class BankService:
                     with self._reading:
                         self._load()  # what is not on disk was not learnt
                 raise
-            with self._reading:
-                self._seen = file_state(self.path)
+            with self._reading:  # a reader may have loaded what another process wrote meanwhile, without this change
+                self._tagger, self._seen = tagger, file_state(self.path)
 
 
 def file_state(path: Path) -> tuple[int, ...]:
@@ -290,8 +291,6 @@ class Served:
         return rows
 
     def _count(self, row: Future[Tagged]) -> None:
-        if row.cancelled():  # whoever asked has gone
-            return
         failed = row.exception() is not None or row.result().failure
         self.metrics.pictures.labels("failed" if failed else "tagged").inc()
 

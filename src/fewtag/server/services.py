@@ -4,6 +4,7 @@ import asyncio
 import base64
 import binascii
 import json
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -21,6 +22,7 @@ from fewtag.tagger.stream import Tagged
 
 MOST_JSON = 16_000_000
 """Bytes of a JSON body where a service is asked for: its pictures come in it."""
+_log = logging.getLogger("uvicorn.error")
 
 
 def errors_with(fields: Callable[[int, str], dict[str, Any]]) -> type[APIRoute]:
@@ -36,6 +38,8 @@ def errors_with(fields: Callable[[int, str], dict[str, Any]]) -> type[APIRoute]:
                 except Exception as error:
                     known = request.app.exception_handlers
                     reply = next(known[kind] for kind in type(error).__mro__ if kind in known)(request, error)
+                    if reply.status_code == 500:  # which says that the terminal tells more
+                        _log.error("an error in %s", request.url.path, exc_info=error)
                     facts = json.loads(reply.body)
                     facts |= fields(reply.status_code, facts["detail"])
                     headers = {key: value for key, value in reply.headers.items() if not key.startswith("content-")}
@@ -67,18 +71,10 @@ async def tag_all(server: Served, uploads: Sequence[Upload]) -> list[Tagged]:
         most = server.settings.most_files
         raise InputError(f"the request has {len(uploads)} pictures; send at most {most} at once")
     rows = await asyncio.gather(*map(asyncio.wrap_future, await run_in_threadpool(server.tag, uploads)))
-    count(server, rows)
     for row in rows:
         if row.failure:
             raise InputError(row.failure)
     return rows
-
-
-def count(server: Served, rows: Sequence[Tagged]) -> None:
-    """Into the metrics."""
-    failed = sum(bool(row.failure) for row in rows)
-    server.metrics.pictures.labels("failed").inc(failed)
-    server.metrics.pictures.labels("tagged").inc(len(rows) - failed)
 
 
 def name_of(server: Served) -> str:

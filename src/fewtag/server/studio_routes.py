@@ -112,7 +112,7 @@ def redo(asked: models.Undo, server: Server) -> Response:
     dependencies=CHANGES,
 )
 def deliver(asked: models.Deliver, server: Server) -> Response:
-    """Writes all tags as a table into the project's folder `deliveries`, or as sidecars; `dry_run` only tells."""
+    """Writes all tags into the project's folder `deliveries`, or as sidecars; `dry_run` only tells."""
     write = partial(server.studio.deliver, asked.format, confirmed_only=asked.confirmed_only, scores=asked.scores)
     if asked.take_back and asked.format != "xmp":
         raise InputError(f"a delivery as {asked.format} is a file of its own and needs no taking back; delete the file")

@@ -10,9 +10,8 @@ import os
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
@@ -20,8 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from fewtag.errors import InputError
-from fewtag.pictures.decode import DRAFT, Square, decode, squash
-from fewtag.pictures.files import pixel_digest, thumbnail
+from fewtag.pictures.decode import DRAFT, Square, decode, pixel_digest, squash, thumbnail
 from fewtag.pictures.prefetch import usable_cores
 
 MEMORY = 3_000_000_000
@@ -52,7 +50,7 @@ class Decoders:
         self.count, self.memory, self.seconds = count or usable_cores(), memory, seconds
         self.deaths, self._closed = 0, False
         self._idle: list[_Worker] = []
-        self._all: weakref.WeakSet[_Worker] = weakref.WeakSet()
+        self._busy: set[_Worker] = set()
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="fewtag-upload")
 
@@ -63,9 +61,11 @@ class Decoders:
     def _decode(self, data: bytes, name: str, sides: tuple[int, ...], example: bool) -> Decoded:
         while True:
             with self._lock:
-                worker = self._idle.pop() if self._idle else None
-            known, worker = worker is not None, worker or _Worker(self.memory, self.seconds)
-            self._all.add(worker)
+                if self._closed:
+                    raise CancelledError("the server is closing")
+                known = bool(self._idle)
+                worker = self._idle.pop() if known else _Worker(self.memory, self.seconds)
+                self._busy.add(worker)
             try:
                 return worker.decode(data, name, sides, example)
             except InputError:
@@ -81,8 +81,9 @@ class Decoders:
                     f"{self.memory // 10**6} MB: its decoder died of it; replace it"
                 ) from error
             finally:
-                if worker.lives:
-                    with self._lock:
+                with self._lock:
+                    self._busy.discard(worker)
+                    if worker.lives:
                         self._idle.append(worker)
 
     @property
@@ -92,10 +93,11 @@ class Decoders:
 
     def close(self) -> None:
         """Pictures that are being decoded are given up."""
-        self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in list(self._all):
-            worker.process.kill()
+        with self._lock:
+            self._closed = True
+            for worker in self._busy:
+                worker.process.kill()
         self._threads.shutdown()
         while self._idle:
             self._idle.pop().end()
@@ -108,9 +110,11 @@ class _Worker:
         self.seconds, self.lives, self.late = seconds, True, False
         environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
-        command = f"from fewtag.server.uploads import work; work({memory}, {seconds})"
+        # Ctrl-C reaches all processes of a terminal; the server ends its workers itself
+        command = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+        command += f"from fewtag.server.uploads import work; work({memory}, {seconds})"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", command],
+            [sys.executable, "-P", "-c", command],  # -P: nothing is imported from the working folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # decoders print what they like
@@ -120,6 +124,7 @@ class _Worker:
     def decode(self, data: bytes, name: str, sides: tuple[int, ...], example: bool) -> Decoded:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        self.late = False  # it may have answered the picture before in the very last moment
         watch = threading.Timer(self.seconds, self._give_up)
         watch.start()
         try:
@@ -198,9 +203,9 @@ def _restrict(memory: int) -> None:
     """
     if (resource := _resource()) is None:
         return
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for limit, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+        with suppress(ValueError, OSError):  # macOS refuses the first; a stricter one of the system's own stays
+            resource.setrlimit(limit, (most, most))
 
 
 def _resource() -> Any:
@@ -217,4 +222,5 @@ def _allow_seconds(seconds: float) -> None:
         return
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(used.ru_utime + used.ru_stime + seconds) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))

@@ -1,24 +1,33 @@
-"""Delivery: the project's tags as tables or as XMP sidecars, with a dry run that says what would change."""
+"""Delivery: the project's tags as tables, data sets of other programs, a graph or XMP sidecars.
+
+A dry run says what would be written, and what of it is new.
+"""
 
 import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fewtag.errors import InputError, nearest
 from fewtag.files import digest, make_folder
+from fewtag.interop.datasets import FORMS, Set, write_set
+from fewtag.interop.keywords import check_label, fold
 from fewtag.interop.write import Change, Options, Report, undo, write_tags
-from fewtag.interop.xmp import Wanted, check_label, fold
-from fewtag.studio.project import Project, UnknownError
+from fewtag.interop.xmp import Wanted
+from fewtag.studio.log import UnknownError
+from fewtag.studio.project import Project
 from fewtag.studio.values import Delivery
+from fewtag.tagger.export import export
 from fewtag.tagger.stream import Tagged
+from fewtag.tagger.tagger import Tagger
 from fewtag.tagging.tables import check_table, record, write_table
 
 FOLDER = "deliveries"
 TABLES = ("csv", "jsonl", "parquet")
-FORMATS = (*TABLES, "xmp")
+FORMATS = (*TABLES, "xmp", *FORMS, "onnx")
 _SAMPLE = 20
 
 
@@ -34,16 +43,20 @@ def deliver(
     *,
     scores: bool,
     dry_run: bool,
-    total: int,
+    paths: Mapping[str, Path],
     progress: Callable[[int, int], None],
     cancelled: Callable[[], bool],
 ) -> Delivery:
-    """Writes a table into the project's folder of deliveries; a dry run goes the same way but for the file."""
-    if format not in TABLES:
+    """Writes a table or a data set into the project's folder of deliveries; a dry run goes the same way but for that.
+
+    `paths` are the pictures', by their names in the rows.
+    """
+    if format not in (*TABLES, *FORMS):
         raise InputError(f"there is no format {format!r}; {nearest(format, FORMATS)}")
     folder = project.folder / FOLDER
-    out = _free_name(folder, format)
-    check_table(out, labels, scores=scores)
+    total, out = len(paths), _free_name(folder, format)
+    if format in TABLES:
+        check_table(out, labels, scores=scores)
     kept = labels if scores else None
     before = _delivered(project, format)
     now: dict[str, str] = {}
@@ -59,17 +72,32 @@ def deliver(
                 sample.append(facts)
             if done % 64 == 0 or done == total:
                 progress(done, total)
-            yield row
+            yield row if scores else replace(row, scores={})
 
     if dry_run:
         for _ in told():
             pass
     else:
         make_folder(folder)
-        write_table(out, told(), kept)
+        if format in TABLES:
+            write_table(out, told(), kept)
+        else:
+            write_set(Set(list(told()), project.folder, paths=paths), out, format)
         _remember(project, format, now)
     changes = sum(before.get(image) != state for image, state in now.items()) + len(before.keys() - now.keys())
     return Delivery(format, dry_run, len(now), changes, tuple(sample), None if dry_run else out.name)
+
+
+def write_graph(project: Project, tagger: Tagger, *, dry_run: bool) -> Delivery:
+    """The bank as an ONNX graph and its labels, to tag without fewtag, into a folder of its own."""
+    labels = tuple({"label": label, "examples": count} for label, count in tagger.counts_.items())
+    out = _free_name(project.folder / FOLDER, "onnx")
+    if not labels:
+        raise InputError("there is no label yet, and without one nothing to tag by; teach one first")
+    if not dry_run:
+        export(tagger, out)
+    name = None if dry_run else out.name
+    return Delivery("onnx", dry_run, len(labels), len(labels), labels[:_SAMPLE], name)
 
 
 def write_sidecars(
@@ -146,12 +174,14 @@ def find(project: Project, name: str) -> Path:
     return known[name]
 
 
-def _free_name(folder: Path, ending: str) -> Path:
+def _free_name(folder: Path, format: str) -> Path:  # noqa: A002
+    """A table is a file, all else a folder."""
     stem, number = f"tags-{time.strftime('%Y-%m-%d-%H%M%S')}", 1
-    path = folder / f"{stem}.{ending}"
+    ending = f".{format}" if format in TABLES else f"-{format}"
+    path = folder / f"{stem}{ending}"
     while path.exists():
         number += 1
-        path = folder / f"{stem}-{number}.{ending}"
+        path = folder / f"{stem}-{number}{ending}"
     return path
 
 
@@ -161,10 +191,10 @@ def _delivered(project: Project, format: str) -> dict[str, str]:  # noqa: A002
 
 
 def _remember(project: Project, format: str, rows: Mapping[str, str]) -> None:  # noqa: A002
-    def replace(connection: sqlite3.Connection) -> None:
+    def put(connection: sqlite3.Connection) -> None:
         connection.execute("DELETE FROM delivered WHERE format = ?", (format,))
         connection.executemany(
             "INSERT INTO delivered VALUES (?, ?, ?)", [(format, image, state) for image, state in rows.items()]
         )
 
-    project.write(replace)
+    project.write(put)

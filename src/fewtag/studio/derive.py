@@ -13,11 +13,11 @@ from fewtag.core.calibration import estimate_shares, log_odds, sigmoid
 from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError, UnknownWordError
 from fewtag.files import digest, locked
-from fewtag.pictures.decode import decode, squash
-from fewtag.pictures.files import pixel_digest, thumbnail
+from fewtag.pictures.decode import decode, pixel_digest, squash, thumbnail
 from fewtag.studio.library import Library
-from fewtag.studio.project import BANK, ExampleRow, Fold, Label, Project
-from fewtag.studio.values import AUDIT
+from fewtag.studio.log import Fold, Label
+from fewtag.studio.project import BANK, ExampleRow, Project
+from fewtag.studio.values import UNTAUGHT
 from fewtag.tagger.bank import Bank, Definition, Example, Said, Told, define, label_name
 from fewtag.tagger.bank_file import read_header, write_bank
 from fewtag.tagger.model import Model
@@ -85,7 +85,7 @@ class Deriver:
         self._plain[row.picture] = Example(Told(), codes, np.frombuffer(row.scales, np.float32), row.name)
 
     def bank(self, fold: Fold) -> Bank:
-        """Every label, and every picture with a yes or a no, but for those of audits."""
+        """Every label, and every picture with a yes or a no that something is learnt from."""
         definitions = {label.name: self._definition(label) for label in fold.labels.values()}
         said: dict[str, Told] = {}
         chosen: dict[str, str] = {}
@@ -226,12 +226,12 @@ class Deriver:
 
 
 def told_in(fold: Fold) -> dict[str, Told]:
-    """What is said of each picture by yes and no, but for audits, from which nothing shall be learnt."""
+    """What is said of each picture by yes and no, but for what nothing shall be learnt from."""
     shown: dict[str, set[str]] = {}
     absent: dict[str, set[str]] = {}
     for label in fold.labels.values():
         for picture, said in fold.said[label.id].items():
-            if said.source != AUDIT and said.answer != "unknown":
+            if said.source not in UNTAUGHT and said.answer != "unknown":
                 (shown if said.answer == "yes" else absent).setdefault(picture, set()).add(label.name)
     return {
         picture: Told(frozenset(shown.get(picture, ())), frozenset(absent.get(picture, ())))
@@ -338,18 +338,22 @@ class Scores:
         own = known.threshold
         scored.threshold = float(calibration.threshold(counts, shares)[0]) if own is None else own
         scored.never = np.zeros(len(scored.logits), np.bool_)
-        for key in bank.refused[label]:
-            scored.never[self._one_with(bank, key, len(scored.logits))] = True
+        scored.never[self._one_with(bank, bank.refused[label], len(scored.logits))] = True
         scored.calibrate()
 
-    def _one_with(self, bank: Bank, key: str, count: int) -> list[int]:
-        """The rows that are the same picture as an example, by whichever file."""
-        checked, rows = self._same.get(key, (0, []))
-        if checked < count:
-            alike = self.library.features.whole[checked:count] @ bank.examples[key].seen[1]
-            rows = [*rows, *(np.flatnonzero(alike > SAME) + checked).tolist()]
-            self._same[key] = count, rows
-        return [row for row in rows if row < count]
+    def _one_with(self, bank: Bank, keys: Sequence[str], count: int) -> list[int]:
+        """The rows that are the same picture as one of the examples, by whichever file."""
+        todo: dict[int, list[str]] = {}
+        for key in keys:
+            todo.setdefault(self._same.get(key, (0, []))[0], []).append(key)
+        for checked, some in todo.items():
+            if checked < count:  # all new ones in one product: the library is read once
+                seen = np.stack([bank.examples[key].seen[1] for key in some])
+                alike = self.library.features.whole[checked:count] @ seen.T > SAME
+                for key, column in zip(some, alike.T, strict=True):
+                    rows = (np.flatnonzero(column) + checked).tolist()
+                    self._same[key] = count, [*self._same.get(key, (0, []))[1], *rows]
+        return [row for key in keys for row in self._same[key][1] if row < count]
 
     def shares(self) -> Mapping[str, float]:
         """Of each label that was scored, the share of the library's pictures that show it."""

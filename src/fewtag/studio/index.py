@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fewtag.cache import Cache, content_digest
+from fewtag.cache import THUMBNAILS, Cache, content_digest
 from fewtag.cache import Space as CacheSpace
 from fewtag.core.closed_form import unit
 from fewtag.errors import InputError
@@ -42,7 +42,7 @@ class Thumbnails:
     """Small WebP copies by digest and size, in a file of the cache's folder; without it they are made again."""
 
     def __init__(self, folder: Path, limit: int = 2 * 10**9) -> None:
-        self.path, self.limit = folder / "thumbnails.sqlite", limit
+        self.path, self.limit = folder / THUMBNAILS, limit
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
 

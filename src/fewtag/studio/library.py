@@ -1,14 +1,15 @@
 """The library: a project's pictures in memory, ready to be ranked again after each answer, bursts stacked.
 
-Places are kept in half precision, which is what the network says and the cache holds, so that scores are the tagger's
-own. Past what memory shall hold, ranking has two tiers: pictures as wholes first, then the places of the best ones.
+Places are kept as whole numbers of 16 bits with a scale for each place: they are made of the half precision that the
+cache holds, add a tenth of its rounding, and become single precision in one go, where half precision takes three. Past
+what memory shall hold, ranking has two tiers: pictures as wholes first, then the places of the best ones.
 """
 
 import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
 
@@ -19,7 +20,8 @@ from fewtag.core.closed_form import unit
 from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError
 from fewtag.pictures.prefetch import usable_cores
-from fewtag.studio.project import FileRow, PictureRow, UnknownError
+from fewtag.studio.log import UnknownError
+from fewtag.studio.project import FileRow, PictureRow
 
 RESIDENT = 10_000
 """Pictures whose places stay in memory, some 50 KB each; of more, those that were asked for last."""
@@ -27,14 +29,15 @@ BEST, SAMPLE = 5_000, 1_000
 """Of more pictures than that: how many of the likeliest are looked at closely, and how many at random."""
 AT_ONCE = 32
 """Pictures whose widened places stay in the processor's cache."""
-_BLOCK, _PIECE = 512, 1024
-_UP = np.float32(2.0**112)
+_MORE, _PIECE = 512, 1024
+_UP, _MOST = np.float32(2.0**112), np.float32(32767)
 _SIGN_AND_REST = np.int32(-0x70002000)
 ALIKE, BURST, BURST_SECONDS = 0.94, 0.8, 5.0
 """Cosine of neighbours from which they are one picture to a person, and of two shots within so many seconds. The likest
 two of 2,000 photographs of other things have 0.93; the same one, encoded anew or brightened, 0.95 and more; from a step
 aside, or with the camera turned a little, 0.8 to 0.97."""
 Half = NDArray[np.float16]
+Rows = NDArray[np.int64]
 Fetch = Callable[[Sequence[int]], Sequence[NDArray[np.float16] | None]]
 
 
@@ -47,19 +50,20 @@ class Features:
 
     def __init__(self, places: int, size: int, fetch: Fetch, resident: int = RESIDENT) -> None:
         self.count, self.resident = 0, resident
-        self._places, self._size, self._fetch = places, size, fetch
+        self._fetch = fetch
         self._lock = threading.RLock()
-        self._whole = np.empty((_BLOCK, size), np.float32)
-        self._blocks: list[Half] = []
-        self._lengths: list[NDArray[np.float32]] = []
-        self._slot_of = np.full(_BLOCK, -1, np.int32)
-        self._owner = np.full(resident, -1, np.int64)
-        self._used = np.zeros(resident, np.int64)
+        self._whole = np.empty((_MORE, size), np.float32)
+        # memory is taken when it is first written to
+        self._codes = np.empty((resident, places, size), np.int16)
+        self._scales, self._lengths = (np.empty((resident, places), np.float32) for _ in range(2))
+        self._slot_of = np.full(_MORE, -1, np.int64)
+        self._owner, self._used = np.full(resident, -1, np.int64), np.zeros(resident, np.int64)
         self._clock, self._taken = 0, 0
         self._buffers = threading.local()
         # where the matrix library has threads of its own, those of two pictures at once would wait for each other
         alone = "1" in (os.environ.get("OPENBLAS_NUM_THREADS"), os.environ.get("OMP_NUM_THREADS"))
-        self._pool = ThreadPoolExecutor(usable_cores() if alone else 1, thread_name_prefix="fewtag-ranking")
+        self._threads = usable_cores() if alone else 1
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="fewtag-ranking")
 
     @property
     def whole(self) -> NDArray[np.float32]:
@@ -75,46 +79,37 @@ class Features:
                 self._slot_of = np.concatenate([self._slot_of, np.full_like(self._slot_of, -1)])
             self._whole[self.count : after] = whole
             if places is not None:
-                free = min(self.resident - self._taken, len(places))
-                for row, each in zip(range(self.count, self.count + free), places, strict=False):
-                    self._put(row, self._taken, each)
-                    self._taken += 1
+                room = places[: self.resident - self._taken]
+                self._put(np.arange(self.count, self.count + len(room)), room)
             self.count = after
 
-    def _put(self, row: int, slot: int, places: Half) -> None:
-        block, at = divmod(slot, _BLOCK)
-        if block == len(self._blocks):
-            self._blocks.append(np.empty((min(_BLOCK, self.resident), self._places, self._size), np.float16))
-            self._lengths.append(np.empty((min(_BLOCK, self.resident), self._places), np.float32))
-        if (before := self._owner[slot]) >= 0:
-            self._slot_of[before] = -1
-        self._blocks[block][at] = places
-        wide = places.astype(np.float32)
-        self._lengths[block][at] = np.sqrt(np.einsum("ps,ps->p", wide, wide))
-        self._slot_of[row], self._owner[slot] = slot, row
+    def _put(self, rows: Rows, places: Sequence[Half] | Half) -> None:
+        """Into free slots, or into those that were not asked for longest."""
+        starts = range(0, len(rows), AT_ONCE)
+        coded = self._pool.map(lambda first: _coded(np.asarray(places[first : first + AT_ONCE])), starts)
+        for first, (codes, scales, lengths) in zip(starts, coded, strict=True):
+            some = rows[first : first + AT_ONCE]
+            fresh = np.arange(self._taken, min(self.resident, self._taken + len(some)))
+            old = np.argpartition(self._used, len(some))[: len(some) - len(fresh)] if len(fresh) < len(some) else fresh
+            slots = np.concatenate([fresh, old])[: len(some)]
+            self._taken += len(fresh)
+            before = self._owner[slots]
+            self._slot_of[before[before >= 0]] = -1
+            self._codes[slots], self._scales[slots], self._lengths[slots] = codes, scales, lengths
+            self._slot_of[some], self._owner[slots], self._used[slots] = slots, some, self._clock
 
-    def _bring(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Their slots, once they are in memory; −1 for those whose places cannot be had now. At most `resident`."""
+    def _bring(self, rows: Rows) -> Rows:
+        """Their slots, once they are in memory; −1 for those whose places cannot be had now."""
         self._clock += 1
         slots = self._slot_of[rows]
         self._used[slots[slots >= 0]] = self._clock
         missing = rows[slots < 0]
-        if len(missing):
-            for first in range(0, len(missing), 256):
-                some = missing[first : first + 256]
-                for row, places in zip(some.tolist(), self._fetch(some.tolist()), strict=True):
-                    if places is not None:
-                        slot = self._free_slot()
-                        self._put(row, slot, places)
-                        self._used[slot] = self._clock
-            slots = self._slot_of[rows]
-        return slots
-
-    def _free_slot(self) -> int:
-        if self._taken < self.resident:
-            self._taken += 1
-            return self._taken - 1
-        return int(self._used.argmin())
+        for first in range(0, len(missing), 256):
+            some = missing[first : first + 256]
+            halves = self._fetch(some.tolist())
+            there = [number for number, half in enumerate(halves) if half is not None]
+            self._put(some[there], [half for half in halves if half is not None])
+        return self._slot_of[rows]
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -123,7 +118,7 @@ class Features:
         """places × space, of one picture; None where they cannot be had now."""
         with self._lock:
             slot = int(self._bring(np.array([row]))[0])
-            return None if slot < 0 else self._blocks[slot // _BLOCK][slot % _BLOCK].astype(np.float32)
+            return None if slot < 0 else self._codes[slot] * self._scales[slot][:, None]
 
     def logits(
         self, fitted: Sequence[Fitted], focus: float, first: int = 0, stop: Callable[[], bool] = lambda: False
@@ -151,7 +146,7 @@ class Features:
             line[rows], known[rows] = close, True
         return rough[:, first:], exact[:, first:]
 
-    def sample(self, count: int) -> NDArray[np.int64]:
+    def sample(self, count: int) -> Rows:
         """Rows from beginning to end, always looked at closely: they stand for all."""
         return np.linspace(0, count - 1, min(SAMPLE, self.resident // 4)).astype(np.int64)
 
@@ -160,79 +155,75 @@ class Features:
         return np.stack([whole @ (each.whole + each.focused) + np.float32(each.bias) for each in fitted])
 
     def exact(
-        self,
-        fitted: Sequence[Fitted],
-        focus: float,
-        rows: NDArray[np.int64],
-        stop: Callable[[], bool] = lambda: False,
+        self, fitted: Sequence[Fitted], focus: float, rows: Rows, stop: Callable[[], bool] = lambda: False
     ) -> NDArray[np.float32]:
         """labels × rows, each looked at closely; not a number where a row's places cannot be had."""
         found = np.full((len(fitted), len(rows)), np.nan, np.float32)
         guides, whole, focused = (np.stack(part) for part in list(zip(*fitted, strict=True))[:3])
         bias = np.array([each.bias for each in fitted], np.float32)
 
-        def score(part: tuple[NDArray[np.int64], int, slice | NDArray[np.int32]]) -> None:
-            some, block, chosen = part
-            half, lengths = self._blocks[block][chosen], self._lengths[block][chosen]
-            looked = _focused(half, lengths, guides, focused, focus, self._buffer())
-            found[:, some] = (looked + self._whole[rows[some]] @ whole.T + bias).T
+        def score(places: Rows) -> None:
+            for first in range(0, len(places), AT_ONCE):
+                some = places[first : first + AT_ONCE]
+                slots = self._slot_of[rows[some]]
+                wide = self._buffer()[: len(some)]
+                for number, slot in enumerate(slots.tolist()):
+                    np.copyto(wide[number], self._codes[slot])
+                looked = _focused(wide, self._scales[slots], self._lengths[slots], guides, focused, focus)
+                found[:, some] = (looked + self._whole[rows[some]] @ whole.T + bias).T
 
         for first in range(0, len(rows), _PIECE):
             if stop():
                 raise SupersededError
             with self._lock:  # a piece at a time, so that whoever is in a hurry need not wait for whoever is not
-                slots = self._bring(rows[first : first + _PIECE])
-                deque(self._pool.map(score, self._parts(first, slots)), maxlen=0)
+                here = first + np.flatnonzero(self._bring(rows[first : first + _PIECE]) >= 0)
+                deque(self._pool.map(score, np.array_split(here, 2 * self._threads)), maxlen=0)
         return found
 
-    def _parts(
-        self, first: int, slots: NDArray[np.int32]
-    ) -> Iterator[tuple[NDArray[np.int64], int, slice | NDArray[np.int32]]]:
-        """A few rows of one block each: which they are, the block, and where in it; in one run where they can be."""
-        order = np.argsort(slots, kind="stable")
-        ranked = slots[order]
-        start = int(np.searchsorted(ranked, 0))
-        while start < len(order):
-            block = int(ranked[start]) // _BLOCK
-            end = start + int(np.searchsorted(ranked[start : start + AT_ONCE], (block + 1) * _BLOCK))
-            inside = ranked[start:end] - block * _BLOCK
-            low, high = int(inside[0]), int(inside[-1]) + 1
-            yield first + order[start:end], block, slice(low, high) if high - low == end - start else inside
-            start = end
-
-    def _buffer(self) -> NDArray[np.int32]:
+    def _buffer(self) -> NDArray[np.float32]:
         """Each thread's own."""
-        if not hasattr(self._buffers, "widened"):
-            self._buffers.widened = np.empty((AT_ONCE, self._places, self._size), np.int32)
-        return self._buffers.widened
+        if not hasattr(self._buffers, "wide"):
+            self._buffers.wide = np.empty((AT_ONCE, *self._codes.shape[1:]), np.float32)
+        return self._buffers.wide
+
+
+def _coded(half: Half) -> tuple[NDArray[np.int16], NDArray[np.float32], NDArray[np.float32]]:
+    """images × places × space as whole numbers, and images × places: what these count by, and how long a place is.
+
+    Half precision becomes single by moving its bits, five times as fast as numpy's own conversion; the numbers are then
+    2¹¹² too small, which is made up for exactly.
+    """
+    bits = half.view(np.int16).astype(np.int32)
+    bits <<= 13
+    bits &= _SIGN_AND_REST
+    wide = bits.view(np.float32)
+    wide *= _UP
+    lengths = np.sqrt(np.einsum("ips,ips->ip", wide, wide))
+    scales = np.maximum(np.maximum(wide.max(axis=-1), -wide.min(axis=-1)) / _MOST, np.float32(1e-12))
+    wide /= scales[..., None]
+    return np.rint(wide, out=wide).astype(np.int16), scales, lengths
 
 
 def _focused(
-    half: Half,
+    wide: NDArray[np.float32],
+    scales: NDArray[np.float32],
     lengths: NDArray[np.float32],
     guides: NDArray[np.float32],
     focused: NDArray[np.float32],
     focus: float,
-    buffer: NDArray[np.int32],
 ) -> NDArray[np.float32]:
-    """images × labels: what each label's weights say of what its attention finds, as `Classifiers.logits` has it.
-
-    Half precision becomes single by moving its bits, three times as fast as numpy's own conversion; the numbers are
-    then 2¹¹² too small, which the guides and the pooled vectors make up for, exactly.
-    """
-    count, places, size = half.shape
-    bits = buffer[:count]
-    np.copyto(bits, half.view(np.int16))
-    np.left_shift(bits, 13, out=bits)
-    np.bitwise_and(bits, _SIGN_AND_REST, out=bits)
-    small = bits.view(np.float32)
-    flat = small.reshape(-1, size)
-    along = flat @ (guides[0] * _UP) if len(guides) == 1 else flat @ (guides * _UP).T
-    alike = along.reshape(count, places, -1) / np.maximum(lengths, 1e-12)[..., None]
-    attention = np.exp(np.float32(focus) * (alike - alike.max(axis=1, keepdims=True)))
-    pooled = np.matmul(attention.transpose(0, 2, 1), small) * _UP
+    """images × labels: what each label's weights say of what its attention finds, as `Classifiers.logits` has it."""
+    flat = wide.reshape(-1, wide.shape[-1])
+    along = flat @ guides[0] if len(guides) == 1 else flat @ guides.T
+    attention = along.reshape(*wide.shape[:2], -1)
+    attention *= (np.float32(focus) * scales / np.maximum(lengths, 1e-12))[..., None]
+    attention -= attention.max(axis=1, keepdims=True)
+    np.exp(attention, out=attention)
+    attention *= scales[..., None]
+    pooled = np.matmul(attention.transpose(0, 2, 1), wide)
     length = np.sqrt(np.einsum("ils,ils->il", pooled, pooled))
-    return np.einsum("ils,ls->il", pooled, focused) / np.maximum(length, 1e-6)
+    along = pooled[:, 0] @ focused.T if len(guides) == 1 else np.einsum("ils,ls->il", pooled, focused)
+    return along / np.maximum(length, 1e-6)
 
 
 class Library:
@@ -246,7 +237,8 @@ class Library:
         self.row_of: dict[str, int] = {}
         self.files: dict[str, FileRow] = {}
         self.files_of: dict[str, list[FileRow]] = {}
-        self._alive = np.zeros(_BLOCK, np.bool_)
+        self._failed: dict[str, FileRow] = {}
+        self._alive = np.zeros(_MORE, np.bool_)
         self._stacks: tuple[tuple[int, int], NDArray[np.int64]] = ((-1, -1), np.empty(0, np.int64))
         self._changes = 0
         self._lock = threading.RLock()
@@ -267,7 +259,7 @@ class Library:
 
     @property
     def failures(self) -> list[FileRow]:
-        return [each for each in list(self.files.values()) if each.failure]
+        return list(self._failed.values())
 
     def row(self, digest: str) -> int:
         """Refuses a picture that is not of the project."""
@@ -298,12 +290,14 @@ class Library:
             self._changes += 1
             touched = set()
             for path in (*gone, *(file.path for file in files)):
-                before = self.files.pop(path, None)
+                before, _ = self.files.pop(path, None), self._failed.pop(path, None)
                 if before is not None and before.digest is not None:
                     self.files_of[before.digest].remove(before)
                     touched.add(before.digest)
             for file in files:
                 self.files[file.path] = file
+                if file.failure:
+                    self._failed[file.path] = file
                 if file.digest is not None:
                     self.files_of.setdefault(file.digest, []).append(file)
                     touched.add(file.digest)
@@ -322,21 +316,22 @@ class Library:
         """rows: the number of each one's stack, which is that of its first picture"""
         return self._sorted_and_stacked()[1]
 
+    def stack_of(self, row: int) -> list[int]:
+        """The rows of its stack, itself among them."""
+        stacks = self.stacks()
+        return np.flatnonzero((stacks == stacks[row]) & self.alive[: len(stacks)]).tolist()
+
     def _sorted_and_stacked(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         with self._lock:
             state = len(self), self._changes
             if self._stacks[0] != state:
                 rows = sorted(np.flatnonzero(self.alive).tolist(), key=self.names.__getitem__)
                 order = np.array(rows, np.int64)
-                times = [_seconds(self.pictures[row].taken) for row in rows]
+                taken = np.array([self.pictures[row].taken or "NaT" for row in rows], "datetime64[s]")
+                times = np.where(np.isnat(taken), np.nan, taken.astype(np.int64))
                 self._order = order
-                self._stacks = state, stack(self.features.whole, order, np.array(times, np.float64))
+                self._stacks = state, stack(self.features.whole, order, times)
             return self._order, self._stacks[1]
-
-
-def _seconds(taken: str | None) -> float:
-    """A number that rises with the time; not a number without one."""
-    return float(np.datetime64(taken, "s").astype(np.int64)) if taken else math.nan
 
 
 def stack(whole: NDArray[np.float32], order: NDArray[np.int64], times: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -344,19 +339,17 @@ def stack(whole: NDArray[np.float32], order: NDArray[np.int64], times: NDArray[n
 
     Compared with the first and not with the last, so that a slow walk does not end up as one stack.
     """
+    heads = np.arange(len(order))
+    for first in range(1, len(order), _PIECE):  # a piece at a time: all of them at once would be copied twice
+        here = np.arange(first, min(first + _PIECE, len(order)))
+        wanted = np.where(np.abs(times[here] - times[here - 1]) <= BURST_SECONDS, BURST, ALIKE)
+        near = np.einsum("ns,ns->n", whole[order[here]], whole[order[here - 1]])
+        for number, least in zip(here[near >= wanted].tolist(), wanted[near >= wanted].tolist(), strict=True):
+            head = heads[number - 1]
+            if head == number - 1 or whole[order[number]] @ whole[order[head]] >= least:
+                heads[number] = head
     found = np.arange(len(whole))
-    rows = order.tolist()
-    if len(rows) < 2:
-        return found
-    head = 0
-    near = np.einsum("ns,ns->n", whole[order[1:]], whole[order[:-1]]).tolist()
-    for number in range(1, len(rows)):
-        wanted = BURST if abs(times[number] - times[number - 1]) <= BURST_SECONDS else ALIKE
-        alike = near[number - 1] if head == number - 1 else float(whole[rows[number]] @ whole[rows[head]])
-        if near[number - 1] >= wanted and alike >= wanted:
-            found[rows[number]] = rows[head]
-        else:
-            head = number
+    found[order] = order[heads]
     return found
 
 

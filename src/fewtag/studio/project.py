@@ -1,9 +1,7 @@
-"""The project file: an append-only log of changes in SQLite, which is the truth, and the state that is its fold.
+"""The project file: the log of changes in SQLite, append-only, which is the truth.
 
-A change is a group of answers, or something done to a label; an undo is a change too, and takes another one back, be it
-an undo. Whatever is in memory is what the changes that stand amount to, in the order of their numbers: clocks decide
-nothing. An example's features are kept beside the answers, so that a bank can be made of them when the pictures or the
-cache are gone.
+An example's features are kept beside the answers, so that a bank can be made of them when the pictures or the cache are
+gone.
 """
 
 import json
@@ -12,16 +10,15 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fewtag.errors import InputError, MissingError, nearest
+from fewtag.errors import InputError
 from fewtag.files import locked, make_folder
+from fewtag.studio.log import Change, Fold, Log
 from fewtag.studio.values import Word
-from fewtag.tagger.bank import label_name
 
 FILE = "studio.sqlite"
 BANK = "bank.fewtag"
@@ -57,159 +54,6 @@ _SCHEMA = (
 MIGRATIONS: tuple[tuple[str, ...], ...] = ()
 """What leads from version 1 to 2, from 2 to 3 and so on; each sets its `user_version` last."""
 Result = TypeVar("Result")
-
-
-class UnknownError(MissingError):
-    """There is no such picture, label, change or delivery."""
-
-
-class Said(NamedTuple):
-    """The latest word on a picture and a label."""
-
-    answer: Word
-    source: str
-    id: str
-
-
-class Label(NamedTuple):
-    """A label by what a person did to it; it is known by the number of the change that made it, whatever its name."""
-
-    id: int
-    name: str
-    like: tuple[str, ...] | None = None
-    words: bool = True
-    threshold: float | None = None
-    prior: float | None = None
-    """The share of pictures that showed it when its threshold was set."""
-
-
-class Change(NamedTuple):
-    """A row of the log, with its answers."""
-
-    n: int
-    op: str
-    kind: str
-    facts: Mapping[str, Any]
-    undoes: int | None
-    answers: tuple[tuple[str, str, int, Word, str], ...] = ()
-    """Each answer's id, picture, label, word and source."""
-
-
-@dataclass
-class Fold:
-    """What changes amount to."""
-
-    labels: dict[int, Label] = field(default_factory=dict)
-    said: dict[int, dict[str, Said]] = field(default_factory=dict)
-    """Of each label, by picture."""
-    merged: dict[int, int] = field(default_factory=dict)
-
-    def apply(self, change: Change) -> None:
-        """What is done to a label that is not there, since its making was undone, is nothing."""
-        facts, kind = change.facts, change.kind
-        label = self.labels.get(facts.get("label", change.n))
-        if kind == "define":
-            like = None if facts["like"] is None else tuple(facts["like"])
-            known = label or Label(change.n, facts["name"])
-            self.labels[known.id] = known._replace(like=like, words=facts["words"])
-            self.said.setdefault(known.id, {})
-        elif label is not None and kind == "rename":
-            self.labels[label.id] = label._replace(name=facts["name"])
-        elif label is not None and kind == "threshold":
-            self.labels[label.id] = label._replace(threshold=facts["threshold"], prior=facts["prior"])
-        elif label is not None and kind == "forget":
-            del self.labels[label.id]
-        elif label is not None and kind == "merge" and (into := self.resolve(facts["into"])) in self.labels:
-            self.merged[label.id] = into
-            del self.labels[label.id]
-            for picture, said in self.said[label.id].items():
-                before = self.said[into].get(picture)
-                # who shows one of the two shows both
-                if before is None or before.answer == "unknown" or said.answer == "yes":
-                    self.said[into][picture] = said
-        for answer, picture, number, word, source in change.answers:
-            self.said.setdefault(self.resolve(number), {})[picture] = Said(word, source, answer)
-
-    def resolve(self, label: int) -> int:
-        """Which label it has become part of."""
-        while label in self.merged:
-            label = self.merged[label]
-        return label
-
-    def find(self, name: str) -> Label:
-        """A label by its name; refuses one that is not known."""
-        wanted = label_name(name)
-        for label in self.labels.values():
-            if label.name == wanted:
-                return label
-        names = [label.name for label in self.labels.values()]
-        raise UnknownError(f"there is no label {wanted!r}; {nearest(wanted, names) if names else 'none is known yet'}")
-
-
-class Log:
-    """The changes, which of them stand, and their fold."""
-
-    def __init__(self, changes: Iterable[Change] = ()) -> None:
-        self.changes: dict[int, Change] = {}
-        self._undone_by: dict[int, int] = {}  # the last change that takes each one back
-        self.number_of: dict[str, int] = {}
-        for change in changes:
-            self._keep(change)
-        self.fold = self.folded()
-        self.done: list[int] = []
-        self.undone: list[int] = []
-        self._sort_out()
-
-    def _keep(self, change: Change) -> None:
-        self.changes[change.n] = change
-        self.number_of[change.op] = change.n
-        self.number_of.update((answer[0], change.n) for answer in change.answers)
-        if change.undoes is not None:
-            self._undone_by[change.undoes] = change.n
-
-    def stands(self, n: int) -> bool:
-        """Whether it counts: nothing takes it back, or what does was taken back itself."""
-        by = self._undone_by.get(n)
-        return by is None or not self.stands(by)
-
-    def folded(self) -> Fold:
-        fold = Fold()
-        for change in self.changes.values():
-            if change.undoes is None and self.stands(change.n):
-                fold.apply(change)
-        return fold
-
-    def add(self, change: Change) -> None:
-        self._keep(change)
-        if change.undoes is None:
-            self.fold.apply(change)
-            if change.kind != "carry":  # no person's doing
-                self.done.append(change.n)
-                self.undone.clear()
-        else:
-            self.fold = self.folded()
-            self._sort_out()
-
-    def _sort_out(self) -> None:
-        """What undo and redo would take back, the next one last: fresh changes that stand, undos since the last one."""
-        self.done, self.undone = [], []
-        for n, change in self.changes.items():
-            if change.kind == "carry":
-                continue
-            if change.undoes is None:
-                self.undone.clear()
-                if self.stands(n):
-                    self.done.append(n)
-            elif self.changes[change.undoes].undoes is None and self.stands(n):
-                self.undone.append(n)
-
-    def with_undo(self, n: int) -> Fold:
-        """What there would be if this change were taken back."""
-        trial = Log()
-        trial.changes, trial._undone_by = dict(self.changes), dict(self._undone_by)
-        last = next(reversed(self.changes))
-        trial._keep(Change(last + 1, "", "undo", {}, n))
-        return trial.folded()
 
 
 class PictureRow(NamedTuple):

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,8 +106,8 @@ def ask(
         likely = _by(rows, -chances[rows])
         confirmed = np.flatnonzero(ground.words == YES)
         if len(confirmed):
-            alike = (whole[rows] @ whole[confirmed[-_LOOKED_AT:]].T).max(axis=1, initial=-1.0)
-            likely = _in_turn(likely, _by(rows, -alike))
+            alike = (whole @ whole[confirmed[-_LOOKED_AT:]].T).max(axis=1, initial=-1.0)
+            likely = _in_turn(likely, _by(rows, -alike[rows]))
         return likely, int((ground.near & ~ground.over).sum())
     rows = np.flatnonzero(ground.over & (ground.words == 0))
     return _stratified(rows, chances, seed, digests), len(rows)
@@ -229,10 +229,13 @@ def _plural(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def influences(bank: Bank, model: Model, label: str, curve: tuple[float, float], most: int = 24) -> dict[str, float]:
+def influences(
+    bank: Bank, model: Model, label: str, curve: tuple[float, float], stop: Callable[[], bool], most: int = 24
+) -> dict[str, float] | None:
     """Leave-one-out: by how much the other answers' probability of being right falls without each example.
 
-    By key, of at most so many examples; below zero are those that the others speak against.
+    By key, of at most so many examples; below zero are those that the others speak against. None where `stop` says
+    that nobody wants them any more: each takes a fit.
     """
     said = bank.said(label)
     keys = [*said.yes[:_LOOKED_AT], *said.no[:_LOOKED_AT]]
@@ -249,6 +252,8 @@ def influences(bank: Bank, model: Model, label: str, curve: tuple[float, float],
     now = right(bank)
     found: dict[str, float] = {}
     for number, key in enumerate(keys):
+        if stop():
+            return None
         if len(found) == most:
             break
         if shown[number] and len(said.yes) == 1 and bank.definitions[label].vector is None:

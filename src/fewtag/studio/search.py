@@ -14,7 +14,7 @@ from datetime import date
 from typing import Literal
 
 from fewtag.errors import InputError, nearest
-from fewtag.studio.project import UnknownError
+from fewtag.studio.log import UnknownError
 
 STATES = ("unsure", "confirmed", "rejected", "tagged", "untagged")
 Kind = Literal["label", "word", "state", "folder", "after", "before"]

@@ -15,7 +15,8 @@ from fewtag.studio import review as reviewing
 from fewtag.studio.derive import Deriver, Scored, Scores
 from fewtag.studio.index import Indexer, read_inside
 from fewtag.studio.library import Features, Library
-from fewtag.studio.project import Fold, Label, Project
+from fewtag.studio.log import Fold, Label
+from fewtag.studio.project import Project
 from fewtag.studio.values import (
     AUDIT,
     CellTag,
@@ -161,10 +162,10 @@ class State:
             if scored is None:
                 continue
             inside = np.minimum(rows, len(scored.logits) - 1)
-            over = (scored.chances >= scored.threshold) & ~scored.never
-            given = over[inside] & (rows < len(over))
+            chances = scored.chances[inside]
+            given = (chances >= scored.threshold) & ~scored.never[inside] & (rows < len(scored.logits))
             for number, (digest, tagged, chance) in enumerate(
-                zip(digests, given.tolist(), scored.chances[inside].tolist(), strict=True)
+                zip(digests, given.tolist(), chances.tolist(), strict=True)
             ):
                 word = said[digest].answer if digest in said else "unknown"
                 if word != "unknown" or tagged:

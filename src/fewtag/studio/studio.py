@@ -1,61 +1,52 @@
 """The studio: every action on a project as a method. Threads may share one."""
 
-import logging
-import math
 import os
 import shutil
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal
 
 from fewtag.errors import InputError, UnknownWordError
 from fewtag.files import user_cache_folder
-from fewtag.pictures.decode import decode
-from fewtag.pictures.files import pixel_digest
+from fewtag.pictures.decode import decode, pixel_digest
 from fewtag.studio import deliver as delivering
-from fewtag.studio import review as reviewing
+from fewtag.studio.background import Background
 from fewtag.studio.derive import path_name, word_of
-from fewtag.studio.library import RESIDENT, SupersededError
-from fewtag.studio.project import Change, Fold, Project, UnknownError
+from fewtag.studio.library import RESIDENT
+from fewtag.studio.log import Change, UnknownError, told
+from fewtag.studio.project import Project
 from fewtag.studio.values import (
+    AUDIT,
+    STACK,
     WORDS,
     Acknowledged,
     Answer,
     Checked,
     Delivery,
     LabelRow,
-    Listener,
-    Overview,
     Reverted,
     Undone,
     Word,
 )
-from fewtag.studio.view import MOST_AT_ONCE, View
+from fewtag.studio.view import MOST_AT_ONCE
 from fewtag.tagger.bank import by_name
 from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import Tagged
 
-_QUIET_SECONDS, _LATEST_SECONDS = 0.2, 0.6
-"""The bank is written when nobody has answered for a while, but no later than so long after a change."""
-_log = logging.getLogger(__name__)
+Row = tuple[str, str, int | None, Word, str]
+"""An answer's id, picture, label, word and source; a label of None is the one that the same change defines."""
 
 
-class Studio(View):
+class Studio(Background):
     """A project folder, its pictures in memory and its labels, open for one process.
 
     Whatever is refused is an InputError, one sentence; an UnknownError, which is one too, names what is not there.
     """
 
     def __init__(self, project: Project, model: Model, cache: Path, resident: int = RESIDENT) -> None:
-        super().__init__(project, model, cache, resident, self._tell, self._carry)
-        self._listeners: list[Listener] = []
-        self._changed_at = self._dirty_since = 0.0
-        self._derived, self._stop, self._news = threading.Event(), threading.Event(), threading.Event()
-        self._lost = self._trouble = ""
-        self._worker = threading.Thread(target=self._work, name="fewtag-deriver", daemon=True)
+        super().__init__(project, model, cache, resident, self._carry)
 
     @classmethod
     def open(
@@ -85,7 +76,8 @@ class Studio(View):
         try:
             source = model or project.meta("model") or "default"
             loaded = load_model(source, words=words or project.meta("words") or None, device=device)
-            project.set_meta(model=loaded.source, words=loaded.words_source or "")
+            name = project.meta("id") or str(uuid.uuid4())
+            project.set_meta(model=loaded.source, words=loaded.words_source or "", id=name)
             if folders:
                 project.add_folders(folders)
             studio = cls(project, loaded, Path(cache) if cache else user_cache_folder(), resident)
@@ -129,40 +121,6 @@ class Studio(View):
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def overview(self) -> Overview:
-        """The project in numbers."""
-        with self._lock:
-            log = self.project.log
-            failures = len(self.library.failures)
-            return Overview(
-                self.folder.name,
-                max(self._indexer.found, len(self.library.files)),
-                int(self.library.alive.sum()),
-                failures,
-                self.model.name,
-                tuple(self._indexer.folders),
-                len(log.fold.labels),
-                sum(len(log.fold.said[label]) for label in log.fold.labels),
-                bool(log.done),
-                bool(log.undone),
-                self._version,
-                not self._indexer.done.is_set(),
-                self._trouble or self._lost or self._indexer.notice or self.project.notice,
-            )
-
-    def ready(self) -> tuple[bool, str]:
-        """Whether pictures can be scored, and if not what is waited for."""
-        waiting = not len(self.library) and not self._indexer.done.is_set()
-        return not waiting, "the first pictures are being read" if waiting else ""
-
-    def wait(self, seconds: float | int | None = None) -> bool:
-        """Until indexing is done and the bank is on disk; False where the time ran out first."""
-        until = math.inf if seconds is None else time.monotonic() + seconds
-        return all(
-            event.wait(None if math.isinf(until) else max(0.0, until - time.monotonic()))
-            for event in (self._indexer.done, self._derived)
-        )
-
     def rescan(self) -> None:
         """Walks the folders again, behind this."""
         self._indexer.rescan()
@@ -183,8 +141,11 @@ class Studio(View):
             self._change("define", facts)
         return self.label(wanted)
 
-    def teach(self, name: str, pictures: Sequence[str]) -> LabelRow:
-        """A new or known label from pictures by digest: yes answers in one group with its definition."""
+    def teach(self, name: str, pictures: Sequence[str], *, stacks: bool = False) -> LabelRow:
+        """A new or known label from pictures by digest: yes answers in one group with its definition.
+
+        With `stacks` each picture speaks for its stack.
+        """
         wanted = path_name(name)
         if not pictures:
             raise InputError(f"there is no picture to teach {wanted!r} with; select at least one")
@@ -194,7 +155,9 @@ class Studio(View):
                 self.library.row(picture)
             known = [label for label in self._fold.labels.values() if label.name == wanted]
             number = known[0].id if known else None
-            answers = [(str(uuid.uuid4()), picture, number, "yes", "teach") for picture in rows]
+            answers: list[Row] = [(str(uuid.uuid4()), picture, number, "yes", "teach") for picture in rows]
+            if stacks:
+                answers += [mate for row in answers for mate in self._mates(row, {*rows})]
             facts = {"name": wanted, "like": None, "words": not known and _is_word(word_of(wanted), self.model)}
             self._change("answers" if known else "define", {} if known else facts, answers)
         return self.label(wanted)
@@ -236,7 +199,7 @@ class Studio(View):
         if not answers or len(answers) > MOST_AT_ONCE:
             raise InputError(f"{len(answers)} answers were given at once; give 1 to {MOST_AT_ONCE}")
         with self._lock:
-            log, fresh = self.project.log, []
+            log, fresh = self.project.log, list[Row]()
             seen: dict[str, tuple[str, str, int, Word, str]] = {}
             for each in answers:
                 name = _uuid(each.id)
@@ -255,10 +218,26 @@ class Studio(View):
                     self.library.row(each.picture)
                 seen[name] = row
                 fresh.append(row)
+                if each.stack and each.source != AUDIT:
+                    spoken = {other.picture for other in answers if other.label == each.label}
+                    fresh += self._mates(row, {*spoken, *(other[1] for other in fresh if other[2] == label.id)})
             undo = ""
             if fresh:
                 undo = self._change("answers", {}, fresh, op=None if group is None else _uuid(group)).op
             return Acknowledged(tuple(_uuid(each.id) for each in answers), undo)
+
+    def _mates(self, row: Row, spoken: Set[str]) -> list[Row]:
+        """The same word on the other pictures of its stack, but for those that a person spoke of themselves."""
+        name, picture, label, word, _ = row
+        if picture not in self.library.row_of:
+            return []
+        mates = [self.library.digests[each] for each in self.library.stack_of(self.library.row_of[picture])]
+        said = {} if label is None else self._fold.said[label]
+        return [
+            (str(uuid.uuid5(uuid.UUID(name), mate)), mate, label, word, STACK)
+            for mate in mates
+            if mate not in spoken and (mate not in said or said[mate].source == STACK)
+        ]
 
     def undo(self, id: str | None = None) -> Undone:  # noqa: A002
         """Takes back the last group, or that of this id, or the one that holds the answer of this id."""
@@ -307,7 +286,7 @@ class Studio(View):
             for now in [after.get((picture, label))]
             if (picture, label) in before
         )
-        return Undone(undo.op, _what(target, log.fold, back=change.undoes is None), reverted, len(getattr(log, side)))
+        return Undone(undo.op, told(target, log.fold, back=change.undoes is None), reverted, len(getattr(log, side)))
 
     def _words_of(self, change: Change) -> dict[tuple[str, int], Word | None]:
         """The present word on each picture and label that a change speaks of."""
@@ -353,10 +332,12 @@ class Studio(View):
         progress: Callable[[int, int], None] = lambda _done, _total: None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Delivery:
-        """A table of all pictures into PROJECT/deliveries/, or "xmp": sidecars beside the pictures. No path is taken.
+        """All pictures as a table or a data set, or "onnx": the bank as a graph; into PROJECT/deliveries/.
 
-        A dry run writes nothing.
+        "xmp" writes sidecars beside the pictures. No path is taken, and a dry run writes nothing.
         """
+        if format == "onnx":
+            return delivering.write_graph(self.project, self.tagger, dry_run=dry_run)
         labels = self.scorer().labels if self._current().classes else ()
         files = self._files()
         if format == "xmp":
@@ -373,7 +354,7 @@ class Studio(View):
             format,
             scores=scores,
             dry_run=dry_run,
-            total=len(files),
+            paths={self.library.shown_name(file): Path(file.path) for file in files},
             progress=progress,
             cancelled=cancelled,
         )
@@ -413,16 +394,6 @@ class Studio(View):
         """Where a delivery of this name lies."""
         return delivering.find(self.project, file)
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
-        """Calls `listener(event, value)` from a thread of the studio's, which it must not hold up; returns its end."""
-        self._listeners.append(listener)
-
-        def end() -> None:
-            if listener in self._listeners:
-                self._listeners.remove(listener)
-
-        return end
-
     def check(self) -> Checked:
         """SQLite's own check, a fold made anew, and the bank on disk against the one that the answers make."""
         problems = self.project.check()
@@ -444,117 +415,6 @@ class Studio(View):
         change = self.project.change(kind, facts, answers, op=op)
         self._touch()
         return change
-
-    def _touch(self) -> None:
-        with self._lock:
-            self._version += 1
-            self._derived.clear()
-            now = time.monotonic()
-            self._changed_at = now
-            self._dirty_since = self._dirty_since or now
-        self._news.set()
-        self._wake.set()
-
-    def _tell(self) -> None:
-        """Something new to show; the answers are as they were."""
-        self._news.set()
-        self._wake.set()
-
-    def _work(self) -> None:
-        """The deriver's thread: tells of news, writes the bank, rescores what waits, works out influences."""
-        while not self._stop.is_set():
-            pending = not self._derived.is_set()
-            self._wake.wait(0.05 if pending else 1.0 if self._stale() else None)
-            self._wake.clear()
-            try:
-                if self._news.is_set():
-                    self._news.clear()
-                    self._announce()
-                    self._look_again()
-                now = time.monotonic()
-                quiet, late = now - self._changed_at > _QUIET_SECONDS, now - self._dirty_since > _LATEST_SECONDS
-                if not self._derived.is_set():
-                    # not before the pictures of the last time are there: examples without them would be left out
-                    if (quiet or late) and self._indexer.loaded.is_set():
-                        self._derive()
-                elif now - self._changed_at > 2 * _QUIET_SECONDS:
-                    self._settle()
-            except InputError as error:
-                self._trouble = str(error)
-                self._stop.wait(1.0)
-            except Exception:
-                _log.exception("the bank could not be derived")
-                self._trouble = "the bank could not be derived; the log says why, the answers are safe"
-                self._stop.wait(5.0)
-            time.sleep(0.01)
-        if not self._derived.is_set() and self._indexer.loaded.is_set():
-            try:
-                self._derive()
-            except InputError as error:
-                _log.warning("%s", error)
-
-    def _look_again(self) -> None:
-        """Pictures that were answered when their files were away may be back."""
-        if self._derived.is_set() and self._indexer.done.is_set():
-            with self._lock:
-                if any(picture in self.library.row_of for picture in self._deriver.lacking(self._fold)):
-                    self._bank_of = -1
-                    self._derived.clear()
-
-    def _derive(self) -> None:
-        with self._lock:
-            version, fold = self._version, self._fold
-            lacking = self._deriver.lacking(fold)
-        if lacking:
-            self._deriver.keep(lacking)
-            with self._lock:
-                self._bank_of = -1
-        with self._lock:
-            bank = self._current()
-        self._deriver.write(bank)
-        self._trouble = ""
-        with self._lock:
-            if self._version == version:
-                self._dirty_since = 0.0
-                self._derived.set()
-            else:
-                self._dirty_since = time.monotonic()
-
-    def _stale(self) -> bool:
-        bank = self._bank
-        return any(not self._scores.is_fresh(bank, name) for name in list(self._scores.kept) if name in bank.classes)
-
-    def _settle(self) -> None:
-        """What nobody waits for: the other labels' scores, and the influences of the label that is looked at."""
-        with self._lock:
-            version, bank = self._version, self._current()
-        stale = [label for label in bank.classes if not self._scores.is_fresh(bank, label)]
-        try:
-            for label in stale:
-                self._scores.refresh(bank, [label], lambda: self._version != version)
-        except SupersededError:
-            return
-        if stale:
-            self._announce()
-        name = self._looked_at
-        scored = None if name is None else self._scores.kept.get(name)
-        if name is None or scored is None:
-            return
-        known = self._influences.get(name)
-        if known is None or known[0] is not scored.fitted:
-            with self._lock:
-                bank, picture_of = self._current(), self._deriver.picture_of(self._fold)
-            if name in bank.classes:
-                found = reviewing.influences(bank, self.model, name, (scored.slope, scored.offset))
-                self._influences[name] = scored.fitted, {picture_of[key]: each for key, each in found.items()}
-
-    def _announce(self) -> None:
-        overview = self.overview()
-        for listener in list(self._listeners):
-            try:
-                listener("project", overview)
-            except Exception:
-                _log.exception("a listener failed")
 
 
 def define_label(name: str, like: Sequence[str] | None, model: Model) -> None:
@@ -581,20 +441,3 @@ def _uuid(text: object) -> str:
         return str(uuid.UUID(str(text)))
     except ValueError as error:
         raise InputError(f"the id {str(text)[:64]!r} is no UUID; give each answer its own") from error
-
-
-def _what(change: Change, fold: Fold, *, back: bool) -> str:
-    """What was taken back, or done again, for people."""
-    facts = change.facts
-    names = {label.id: label.name for label in fold.labels.values()}
-    if change.kind in ("answers", "carry"):
-        labels = sorted({names[number] for answer in change.answers if (number := fold.resolve(answer[2])) in names})
-        count = len(change.answers)
-        said = f"{count} answer{'s' if count != 1 else ''} about {', '.join(labels) or 'a label that is gone'}"
-    elif change.kind == "define":
-        said = f"the label {facts['name']}"
-    elif change.kind == "rename":
-        said = f"the name {facts['name']}"
-    else:
-        said = {"merge": "a merge", "forget": "a label's deletion", "threshold": "a threshold"}[change.kind]
-    return f"{said} {'taken back' if back else 'done again'}"

@@ -9,7 +9,12 @@ WORDS: tuple[Word, ...] = ("yes", "no", "unknown")
 Order = Literal["sure", "unsure", "missed", "audit"]
 ORDERS: tuple[Order, ...] = ("sure", "unsure", "missed", "audit")
 AUDIT = "audit"
-"""The source of answers that measure: they are facts about their pictures, but nothing is learnt from them."""
+"""The source of answers that measure,"""
+STACK = "stack"
+"""and of those that a picture has from another one of its stack."""
+UNTAUGHT = (AUDIT, STACK)
+"""They are facts about their pictures, but nothing is learnt from them: an exam whose questions were taught measures
+nothing, and a burst is one example, however many shots it has."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,8 @@ class Answer:
     answer: str
     """yes, no or unknown."""
     source: str = "click"
+    stack: bool = False
+    """Whether it holds for all pictures of the stack, but for those that were answered one by one."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,8 @@ class LabelRow:
 class Overview:
     """The project in numbers."""
 
+    id: str
+    """A UUID of its own, wherever its folder is moved."""
     name: str
     pictures: int
     """Found so far, the unreadable ones included."""
@@ -140,6 +149,9 @@ class Page:
     """Some of the pictures that a query finds."""
 
     total: int
+    """Cells: a stack is one."""
+    members: int
+    """Pictures, those of stacks included."""
     offset: int
     query_means: tuple[Meaning, ...]
     pictures: tuple[Cell, ...]
@@ -283,7 +295,7 @@ class Delivery:
     """Of rows that differ from the last delivery of this format, all of them at the first one; of sidecars."""
     sample: tuple[Mapping[str, Any], ...]
     file: str | None = None
-    """Its name in the project's folder `deliveries`."""
+    """Its name in the project's folder `deliveries`: a table's file, or a folder."""
     failures: int = 0
     """Pictures whose sidecars could not be written; the sample says why."""
 

@@ -18,11 +18,13 @@ from fewtag.studio import review as reviewing
 from fewtag.studio.derive import Scored, Scores, by_word, word_of
 from fewtag.studio.index import SIZES, small_copy
 from fewtag.studio.library import box_guide
-from fewtag.studio.project import Label, Project
+from fewtag.studio.log import Label
+from fewtag.studio.project import Project
 from fewtag.studio.search import Part, parse
 from fewtag.studio.state import Rows, State
 from fewtag.studio.values import (
     AUDIT,
+    UNTAUGHT,
     Because,
     Cell,
     Explanation,
@@ -207,7 +209,7 @@ class View(State):
         row = self.library.row(digest)
         features = self.library.features
         if box is None:
-            return features.whole[rows] @ features.whole[row]
+            return (features.whole @ features.whole[row])[rows]
         places = features.places(row)
         if places is None:
             raise InputError("the picture's features are not at hand; wait until it is indexed again")
@@ -243,7 +245,7 @@ class View(State):
         stacked: bool,
         means: tuple[Meaning, ...] = (),
     ) -> Page:
-        counts = np.ones(len(rows), np.int64)
+        counts, members = np.ones(len(rows), np.int64), len(rows)
         if stacked and len(rows):
             _, first, sizes = np.unique(self.library.stacks()[rows], return_index=True, return_counts=True)
             order = np.argsort(first)
@@ -252,7 +254,7 @@ class View(State):
         shown = slice(offset, offset + limit)
         chances = [None] * len(rows[shown]) if scores is None else scores[shown].tolist()
         cells = self._cells(rows[shown], chances, counts[shown].tolist())
-        return Page(len(rows), offset, means, tuple(cells))
+        return Page(len(rows), members, offset, means, tuple(cells))
 
     def _cells(
         self, rows: Rows, chances: Sequence[float | None], stacks: Sequence[int], marked: Sequence[bool] | None = None
@@ -300,8 +302,6 @@ class View(State):
             )
             for number, (name, chance, scored, word) in enumerate(told)
         )
-        stacks = self.library.stacks()
-        members = np.flatnonzero((stacks == stacks[row]) & self.library.alive[: len(stacks)]).tolist()
         tags = [tag.label for tag in self._tags_of(np.array([row]))[0] if tag.state != "no"]
         files = self.library.files_of.get(digest)
         return PictureDetail(
@@ -313,7 +313,7 @@ class View(State):
             facts.taken,
             facts.bytes,
             labels,
-            tuple(self.library.digests[each] for each in members if each != row),
+            tuple(self.library.digests[each] for each in self.library.stack_of(row) if each != row),
             tuple(tags),
         )
 
@@ -434,7 +434,7 @@ class View(State):
         scored = self._scores.kept[label.name]
         values = kept[1] if kept is not None and kept[0] is scored.fitted else {}
         said = self._fold.said[label.id]
-        shown = [picture for picture, each in said.items() if each.answer == "yes" and each.source != AUDIT]
+        shown = [picture for picture, each in said.items() if each.answer == "yes" and each.source not in UNTAUGHT]
         found = [Influence(each, values.get(each)) for each in reversed(shown[-48:])]
         return tuple(found)
 

@@ -180,11 +180,12 @@ class Bank:
         weights = np.ones(len(chosen), np.float32)
         weights[len(chosen) - len(said.unnamed) :] = model.strengths.unnamed
         shown = np.arange(len(chosen)) < len(said.yes)
-        places = np.empty((len(chosen), model.places, model.space.size), np.float32)
+        space = model.space.basis.shape[1]
+        places = np.empty((len(chosen), model.places, space), np.float32)
         for row, example in zip(places, chosen, strict=True):
             row[:] = example.places
         lengths = np.array([each.seen[0] for each in chosen], np.float32).reshape(places.shape[:2])
-        whole = np.array([each.seen[1] for each in chosen], np.float32).reshape(len(chosen), model.space.size)
+        whole = np.array([each.seen[1] for each in chosen], np.float32).reshape(len(chosen), space)
         evidence = replace(model.evidence, prior=THING if definition.thing else OTHER)
         pictures = Pictures(places, lengths, whole)
         return fit_label(pictures, shown, weights, definition.guide, model.strengths, evidence)
@@ -236,6 +237,16 @@ class Bank:
             raise MissingError(f"there is no label {name!r}; {hint}")
         return name
 
+    def absent(self, told: Sequence[Told], names: Sequence[str], *, afresh: bool) -> dict[str, Definition]:
+        """What the labels that are absent alone mean; one that nobody taught is a slip of the pen, and refused."""
+        known = {label: each for label, each in self.definitions.items() if each.explicit or not afresh}
+        wanted = sorted(frozenset().union(*(each.absent for each in told)) - set(names))
+        for label in wanted:
+            if label not in known:
+                hint = nearest(label, {*known, *names}) if known or names else "none is known yet"
+                raise InputError(f"label {label!r} is said to be absent, but it is not known; {hint}")
+        return {label: known[label] for label in wanted}
+
     def learn(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example], *, afresh: bool) -> "Bank":
         """With these examples too; of a picture known already it is said what is said now. Afresh: with these alone."""
         known: dict[str, Example] = {} if afresh else dict(self.examples)
@@ -253,7 +264,11 @@ class Bank:
         return self._change({**self.definitions, label: definition}, self.examples)
 
     def forget(self, label: str, keys: Iterable[str] | None = None) -> "Bank":
-        """Without this label, or without what these examples say of it; those that are missing stay missing."""
+        """Without this label, or without what these examples say of it; those that are missing stay missing.
+
+        A complete example says something of every label: without one of them it is a 'no' to the others that are known,
+        and complete no more, else the label were absent rather than unknown. It goes if that label was all it named.
+        """
         definitions, examples = dict(self.definitions), dict(self.examples)
         if keys is None:
             definitions.pop(label, None)
@@ -261,7 +276,9 @@ class Bank:
         for key in keys:
             if example := examples.get(key):
                 shown, absent, complete = example.said
-                examples[key] = replace(example, said=Told(shown - {label}, absent - {label}, complete))
+                if complete and (shown | absent) - {label}:
+                    absent |= set(self.definitions) - shown
+                examples[key] = replace(example, said=Told(shown - {label}, absent - {label}))
         return self._change(definitions, examples)
 
     def rename(self, old: str, new: str, definition: Definition) -> "Bank":
@@ -321,9 +338,8 @@ class Bank:
 def by_name(name: str, model: "Model", *, explicit: bool = False) -> Definition:
     """Its own word, which of a path such as "birds/heron" is the last; an unknown one is refused with the ways out."""
     word = name.rpartition("/")[2].strip() or name
-    word_map, vector = model.word_map, model.words.vector(word)
-    guide = word_map.prototypes(vector[None])[0]
-    return Definition("name", (word,), vector, guide, explicit, thing=names_a_thing(word))
+    word_map, vector, thing = model.word_map, model.words.vector(word), names_a_thing(word)
+    return Definition("name", (word,), vector, word_map.prototypes(vector[None])[0], explicit, thing=thing)
 
 
 def by_name_or_none(name: str, model: "Model") -> Definition:

@@ -167,17 +167,15 @@ def _bank(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Bank:
         )
         for label in header["labels"]
     }
-    names = list(definitions)
-    bank = Bank(definitions, _examples(header, arrays, names))
+    places, space = header["model"]["places"], header["model"]["space"]
+    fitted = _fitted(arrays, space) if header["format"] == FORMAT else None
+    bank = Bank(definitions, _examples(header, arrays, list(definitions)))
     for label in header["labels"]:
         counted = len(bank.members[label["name"]]), len(bank.refused[label["name"]])
         if counted != (label["examples"], label.get("absent", 0)):
             raise ValueError("labels count other examples than there are")
-    places, space = header["model"]["places"], header["model"]["space"]
-    if header["format"] == FORMAT:
-        bank.known.update(
-            {label: Known(each) for label, each in zip(bank.classes, _fitted(arrays, space), strict=True)}
-        )
+    if fitted is not None:
+        bank.known.update({label: Known(each) for label, each in zip(bank.classes, fitted, strict=True)})
     if any(example.codes.shape != (places, space) for example in bank.examples.values()) or (
         len(guides) and guides.shape[1] != space
     ):

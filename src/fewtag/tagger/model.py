@@ -149,6 +149,7 @@ def load_model(
     try:
         network = header["network"]
         floats = {key: array.astype(np.float32) for key, array in arrays.items()}
+        calibration = Calibration(**{key: _tuples(value) for key, value in header["calibration"].items()})
         return Model(
             name,
             source,
@@ -167,7 +168,7 @@ def load_model(
             WordMap(floats["word_mean"], floats["word_map"]),
             Strengths(**header["strengths"]),
             NameEvidence(**header["evidence"]),
-            Calibration(**{key: _tuples(value) for key, value in header["calibration"].items()}),
+            calibration,
             None if words in {None, SHIPPED_WORDS} else words,
             absent_words,
         )

@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from PIL import __version__ as pillow_version
 
 from fewtag.cache import Cache, Space, content_digest
-from fewtag.core.calibration import estimate_shares, log_odds, sigmoid
+from fewtag.core.calibration import estimate_shares, log_odds, match_shares, sigmoid
 from fewtag.core.closed_form import Places, unit
 from fewtag.core.posterior import Classifiers
 from fewtag.errors import InputError
 from fewtag.files import digest
-from fewtag.pictures.decode import DRAFT, Square, decode, squash
-from fewtag.pictures.files import encoded_bytes, file_name, open_image, pixel_digest, thumbnail
+from fewtag.pictures.decode import DRAFT, Square, decode, pixel_digest, squash, thumbnail
+from fewtag.pictures.files import encoded_bytes, file_name, open_image, several
 from fewtag.pictures.prefetch import batches, prefetch
 from fewtag.tagger.bank import Bank, Example, Told, check_told
 from fewtag.tagger.model import Model
@@ -71,7 +71,7 @@ class Scorer:
         if not bank.classes:
             raise InputError("no label is known yet; learn one from a picture, or define one by its name")
         self.labels = bank.classes
-        fitted, counts = [bank.classifier(model, label) for label in bank.classes], bank.counts
+        counts, fitted = bank.counts, [bank.classifier(model, label) for label in bank.classes]
         self.classifiers, self._strengths = Classifiers.of(fitted), model.strengths
         calibration, own = model.calibration, [bank.definitions[label] for label in bank.classes]
         usual = [(shares or {}).get(label, calibration.share) for label in bank.classes]
@@ -200,12 +200,21 @@ def encode_stream(
             yield _places(model, good, space)
 
 
-def estimate_priors(scorer: Scorer, places: Iterable[Places]) -> tuple[dict[str, float], int]:
-    """The share of pictures like these that show each label, and how many pictures there were."""
+def estimate_priors(
+    scorer: Scorer, places: Iterable[Places], said: float | None = None
+) -> tuple[dict[str, float], int]:
+    """The share of pictures like these that show each label, and how many pictures there were.
+
+    Where it is said, the share by which these pictures' probabilities agree with that.
+    """
     evidence = [scorer.logits(batch) - log_odds(scorer.shares) for batch in places]
     if not evidence:
         return {}, 0
-    found = estimate_shares(np.concatenate(evidence), scorer.shares)
+    every = np.concatenate(evidence)
+    if said is None:
+        found = estimate_shares(every, scorer.shares)
+    else:
+        found = match_shares(every, np.full(len(scorer.labels), said, np.float32))
     return dict(zip(scorer.labels, found.tolist(), strict=True)), sum(map(len, evidence))
 
 
@@ -247,22 +256,21 @@ def _read(some: Iterable[_Loaded], size: int, space: Space | None) -> list[_Read
     known = dict(zip(asked, space.get_many(asked), strict=True)) if space is not None and asked else {}
     reads = []
     for key in keys:
-        each = loaded.popleft()  # so that the encoded bytes of one that is decoded are let go
-        places = None if key is None else known[key]
-        reads.append(_decode(each, key, size) if places is None else _Read(each.item.name, key, places=places))
+        (name, image), data, failure = loaded.popleft()  # so that the encoded bytes of one that is decoded are let go
+        if failure:
+            reads.append(_Read(name, failure=failure))
+        elif key is not None and (places := known[key]) is not None:
+            reads.append(_Read(name, key, places=places))
+        else:
+            try:
+                if data is None:
+                    pixels = _pixels(image, name, size)
+                else:
+                    pixels = squash(decode(data, name, at_least=DRAFT * size), size)
+                reads.append(_Read(name, key, pixels))
+            except InputError as error:
+                reads.append(_Read(name, failure=str(error)))
     return reads
-
-
-def _decode(loaded: _Loaded, key: bytes | None, size: int) -> _Read:
-    name = loaded.item.name
-    if loaded.failure:
-        return _Read(name, failure=loaded.failure)
-    try:
-        if loaded.data is None:
-            return _Read(name, pixels=_pixels(loaded.item.image, name, size))
-        return _Read(name, key, squash(decode(loaded.data, name, at_least=DRAFT * size), size))
-    except InputError as error:
-        return _Read(name, failure=str(error))
 
 
 def _pixels(image: object, name: str, size: int) -> Square:
@@ -276,7 +284,8 @@ def _check_name(name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise InputError("the file's name is no UTF-8 text; rename it") from error
+        shown = name.encode(errors="backslashreplace").decode()
+        raise InputError(f"the name of the file {shown} is no UTF-8 text; rename it") from error
 
 
 def _places(model: Model, reads: Sequence[_Read], space: Space | None) -> Places:
@@ -292,9 +301,9 @@ def _places(model: Model, reads: Sequence[_Read], space: Space | None) -> Places
     return np.stack([next(rows) if read.places is None else read.places.astype(np.float32) for read in reads])
 
 
-def items_of(images: Iterable[object]) -> Iterator[Item]:
-    """Pictures by the name that a person gave them, or by their number."""
-    return (Item(file_name(image) or f"number {number}", image) for number, image in enumerate(images, 1))
+def items_of(images: object) -> Iterator[Item]:
+    """One picture or many, by the name that a person gave them, or by their number."""
+    return (Item(file_name(image) or f"number {number}", image) for number, image in enumerate(several(images), 1))
 
 
 READ_AT_ONCE = 8
@@ -339,6 +348,8 @@ def encode_examples(
                 raise
             return error
 
+    if isinstance(images, Sized):
+        same_length(len(images), len(told))
     encoded: dict[str, Example] = {}
     now: dict[str, Told] = {}
     # one more than there are labels for is enough to know

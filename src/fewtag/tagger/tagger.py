@@ -2,21 +2,24 @@
 
 import json
 import os
+import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.errors import InputError, nearest
+from fewtag.errors import InputError
 from fewtag.files import digest, locked
-from fewtag.pictures.decode import squash
-from fewtag.pictures.files import ImageLike, open_image, pixel_digest, several
-from fewtag.tagger.bank import Bank, Definition, Told, by_name_or_none, define, label_name, told_of
+from fewtag.pictures.decode import pixel_digest, squash
+from fewtag.pictures.files import ImageLike, open_image, several
+from fewtag.tagger import hub
+from fewtag.tagger.bank import Bank, Definition, Example, by_name_or_none, define, label_name, told_of
 from fewtag.tagger.bank_file import read_bank, read_header, write_bank
 from fewtag.tagger.explain import Heat, heat_map
 from fewtag.tagger.model import Model, load_model
@@ -31,9 +34,11 @@ from fewtag.tagger.stream import (
     encode_stream,
     estimate_priors,
     items_of,
-    same_length,
     tag_stream,
 )
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 Images = ImageLike | Iterable[ImageLike] | Sequence[ReadExample]
 Labels = Iterable[str | Iterable[str]]
@@ -44,11 +49,11 @@ Change = Callable[[Bank], Bank]
 class Tagger:
     """Learns labels from a picture or a word each, and tags pictures with them.
 
-    `model` is "default", "coco52" (fitted on 52 labels of COCO alone, for honest tests) or the path of a model;
-    `words` is a file of word vectors to use instead of the shipped table; `device` is "auto", "cpu" or "cuda".
-    With `keep_pictures=False` a saved bank holds no small copies of its examples: it cannot show them, nor move to a
-    newer model. It begins with what a `bank` of the same model knows. The network is loaded at its first use. One
-    thread may teach a tagger while others ask it.
+    `model` is "default", "accurate" (larger pictures, slower), "coco52" (fitted on 52 labels of COCO alone, for honest
+    tests) or the path of a model; `words` is a file of word vectors to use instead of the shipped table; `device` is
+    "auto", "cpu" or "cuda". With `keep_pictures=False` a saved bank holds no small copies of its examples: it cannot
+    show them, nor move to a newer model. It begins with what a `bank` of the same model knows. The network is loaded at
+    its first use. One thread may teach a tagger while others ask it.
 
     >>> from PIL import Image
     >>> red, blue = Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "blue")
@@ -110,8 +115,7 @@ class Tagger:
         >>> Tagger().fit([Image.new("RGB", (64, 64), "red")], [["strawberry"]]).classes_
         ('strawberry',)
         """
-        told = told_of(labels, absent, complete)
-        return self._learn(images, told, afresh=True, on_error=on_error, progress=progress)
+        return self._learn(images, (labels, absent, complete), afresh=True, on_error=on_error, progress=progress)
 
     def partial_fit(
         self,
@@ -125,7 +129,8 @@ class Tagger:
     ) -> "Tagger":
         """Learn these examples too, as `fit` does; a picture known already gains what is said now.
 
-        Order does not matter, but of one picture and one label the latest word counts.
+        Order does not matter, but of one picture and one label the latest word counts. A complete picture keeps labels
+        said earlier that it does not name now: a warning tells of them.
 
         >>> from PIL import Image
         >>> red, pink = Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "pink")
@@ -133,8 +138,7 @@ class Tagger:
         >>> tagger.predict(pink, threshold=0.001)
         [()]
         """
-        told = told_of(labels, absent, complete)
-        return self._learn(images, told, afresh=False, on_error=on_error, progress=progress)
+        return self._learn(images, (labels, absent, complete), afresh=False, on_error=on_error, progress=progress)
 
     def define(
         self,
@@ -162,8 +166,9 @@ class Tagger:
     ) -> "Tagger":
         """Forget a label, or one example of it: by its picture, by its file's name or by its number in `examples_`.
 
-        A picture that was said not to show the label becomes unknown again in the same way. A label that was never
-        defined goes with the last picture that something is said of it by.
+        A picture that was said not to show the label, or to show nothing but others, becomes unknown again in the same
+        way; one that nothing else is said of leaves the bank with its copy. A label that was never defined goes with
+        the last picture that something is said of it by.
         """
         with self._lock:
             name = self._bank.find(label)
@@ -272,7 +277,7 @@ class Tagger:
         `tag` gives names and probabilities together, which matters where another thread teaches meanwhile.
         """
         scorer = self.scorer()
-        places = encode_stream(self.model, items_of(several(images)))
+        places = encode_stream(self.model, items_of(images))
         empty = np.empty((0, len(scorer.labels)), np.float32)
         return np.concatenate([empty, *(scorer.probabilities(batch) for batch in places)])
 
@@ -285,7 +290,7 @@ class Tagger:
         [('strawberry',)]
         """
         scorer = self.scorer(threshold)
-        places = encode_stream(self.model, items_of(several(images)))
+        places = encode_stream(self.model, items_of(images))
         return [tags for batch in places for tags in scorer.tags(scorer.probabilities(batch))]
 
     def tag(
@@ -307,19 +312,25 @@ class Tagger:
         >>> [(row.image, bool(row.failure)) for row in tagger.tag([Image.new("RGB", (8, 8)), "no-such.jpg"])]
         [('number 1', False), ('no-such.jpg', True)]
         """
-        scorer = self.scorer(threshold)
-        with cached_places(self.model, cache) as space:
-            for rows in tag_stream(self.model, scorer, items_of(several(images)), batch=batch, space=space):
-                yield from rows
-                if progress is not None:
-                    progress(len(rows))
+        if batch < 1:
+            raise InputError(f"the batch is {batch} pictures; give 1 or more")
+        scorer, items = self.scorer(threshold), items_of(images)
+
+        def rows() -> Iterator[Tagged]:
+            with cached_places(self.model, cache) as space:
+                for some in tag_stream(self.model, scorer, items, batch=batch, space=space):
+                    yield from some
+                    if progress is not None:
+                        progress(len(some))
+
+        return rows()  # not a generator itself: what is refused is refused at once
 
     def estimate_priors(self, images: Images) -> dict[str, float]:
         """The share of pictures like these that show each label, by expectation maximisation on their probabilities.
 
         A random sample of some hundred pictures will do. The bank stays as it is: `set_priors` keeps them.
         """
-        found, count = estimate_priors(self.scorer(), encode_stream(self.model, items_of(several(images))))
+        found, count = estimate_priors(self.scorer(), encode_stream(self.model, items_of(images)))
         if not count:
             raise InputError("there is no picture to estimate priors from; give some hundred")
         return found
@@ -384,13 +395,18 @@ class Tagger:
         if not isinstance(model, Model):
             # a path that stands in a bank is never opened for words: who sends a bank could name any file
             absent = facts["words"] if facts["own_words"] and words is None else ""
+            # nor a model on another computer: to ask for it would tell that one who is here
+            if not model and facts["source"].replace("\\", "/").startswith("//"):
+                raise InputError(
+                    f"bank {path} names a model on another computer, {facts['source']!r}; name its file with `model`"
+                )
             model = load_model(model or facts["source"], words=words, device=device, absent_words=absent)
         same = model.fingerprint == facts["fingerprint"]
         tagger = cls(model)
         if same:
             tagger._bank = bank
         elif upgrade:
-            tagger._bank = tagger._moved(bank, path)
+            tagger._bank = tagger._moved(bank, path, facts)
         else:
             raise InputError(
                 f"bank {path} was made with another model {facts['name']!r} (words {facts['words']!r}, fewtag "
@@ -419,18 +435,69 @@ class Tagger:
             tagger._saved = target.resolve(), ""
         return tagger
 
-    def _moved(self, old: Bank, path: str | os.PathLike[str]) -> Bank:
+    def save_pretrained(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        examples: bool = False,
+        license: str = "",  # noqa: A002
+    ) -> None:
+        """The bank and a model card in a folder, as the Hugging Face Hub has them; without `examples` as in `save`."""
+        hub.save(self, Path(folder), examples=examples, license=license)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        examples: bool = False,
+        private: bool = True,
+        license: str = "",  # noqa: A002
+        token: str | None = None,
+        api: "HfApi | None" = None,
+    ) -> str:
+        """Upload what `save_pretrained` writes; answers with the address. Private, and without a single picture,
+        unless told otherwise."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, examples=examples, license=license)
+            return hub.upload(Path(folder), repo_id, private=private, token=token, api=api)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        local_files_only: bool = False,
+        device: str = "auto",
+    ) -> "Tagger":
+        """A bank by the name of a repository on the Hugging Face Hub, or from a folder that `save_pretrained` wrote."""
+        found = hub.find(os.fspath(source), revision=revision, token=token, local_files_only=local_files_only)
+        return cls.load(found, device=device)
+
+    def _moved(self, old: Bank, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> Bank:
         """A bank of another model, learnt again from the small copies that it keeps."""
         if lacking := sum(not example.picture for example in old.examples.values()):
             raise InputError(
                 f"bank {path} keeps no copies of {lacking} of its {len(old.examples)} examples, so it cannot move "
                 "to another model; learn those pictures again into a new bank"
             )
+        same_words = (
+            not self.model.facts["own_words"] and not facts["own_words"] and facts["words"] == self.model.words_name
+        )
         definitions = {}
         for label, each in old.definitions.items():
-            if each.kind == "like":
+            if same_words and each.kind != "name" and each.vector is not None:
+                meaning = replace(each, guide=self.model.word_prototypes(each.vector[None])[0])
+            elif each.kind == "like":
                 meaning = define(label, self.model, {}, like=each.words, vector=None, words=True)
-            else:  # a vector of one's own means nothing among other words
+            else:
+                if each.kind == "vector":
+                    warnings.warn(
+                        f"label {label!r} had a vector of its own, which means nothing among the words "
+                        f"{self.model.words_name!r}: its name stands for it now; define it again",
+                        stacklevel=3,
+                    )
                 meaning = Definition("none") if each.kind == "none" else by_name_or_none(label, self.model)
             definitions[label] = replace(meaning, explicit=each.explicit, threshold=each.threshold, prior=each.prior)
         examples = encode_again(self.model, old.examples)
@@ -439,19 +506,19 @@ class Tagger:
     def _learn(
         self,
         images: Images,
-        told: Sequence[Told],
+        said: tuple[Labels, Labels | None, bool],
         *,
         afresh: bool,
         on_error: Callable[[InputError], None] | None,
         progress: Callable[[int], None] | None,
     ) -> "Tagger":
-        pictures = several(images)
-        if isinstance(pictures, Sized):
-            same_length(len(pictures), len(told))
+        pictures, told = several(images), told_of(*said)
         names = sorted(frozenset().union(*(each.labels for each in told)))
         before = self._bank
-        refused = self._absent_known(before, told, names, afresh=afresh)
+        refused = before.absent(told, names, afresh=afresh)
         learnt = encode_examples(self.model, pictures, told, before.examples, self.keep_pictures, on_error, progress)
+        if not afresh:
+            _warn_of_contradictions(before, learnt)
         with self._lock:
             kept = {label for label, each in self._bank.definitions.items() if each.explicit or not afresh}
             # known ones too: another process may have forgotten them when this is saved
@@ -461,17 +528,6 @@ class Tagger:
             }
             self._do(lambda bank: bank.learn({**refused, **definitions}, learnt, afresh=afresh))
         return self
-
-    @staticmethod
-    def _absent_known(bank: Bank, told: Sequence[Told], names: Sequence[str], *, afresh: bool) -> dict[str, Definition]:
-        """What the labels that are absent alone mean; one that nobody taught is a slip of the pen, and refused."""
-        known = {label: each for label, each in bank.definitions.items() if each.explicit or not afresh}
-        wanted = sorted(frozenset().union(*(each.absent for each in told)) - set(names))
-        for label in wanted:
-            if label not in known:
-                hint = nearest(label, {*known, *names}) if known or names else "none is known yet"
-                raise InputError(f"label {label!r} is said to be absent, but it is not known; {hint}")
-        return {label: known[label] for label in wanted}
 
     def _do(self, change: Change) -> None:
         self._bank = change(self._bank)
@@ -499,7 +555,10 @@ class Tagger:
         self, name: str, image: ImageLike | ReadExample | None, example: str | int | None
     ) -> list[str] | None:
         """The keys of the examples of a label that a person means; None for all of it."""
-        keys, refused = self._bank.members[name], self._bank.refused[name]
+        keys, known = self._bank.members[name], self._bank.examples
+        refused = [
+            key for key, each in known.items() if name in each.said.absent or (each.said.complete and key not in keys)
+        ]
         if image is not None and example is not None:
             raise InputError("an example is named twice; give its picture, or its name or number")
         if image is not None:
@@ -510,7 +569,7 @@ class Tagger:
             raise InputError(f"image {shown} is no example of label {name!r}, which has {len(keys)}")
         if example is None:
             return None
-        names = [self._bank.examples[key].name for key in (*keys, *refused)]
+        names = [known[key].name for key in (*keys, *refused)]
         if isinstance(example, int) or (str(example).isdigit() and str(example) not in names):
             number = int(example)
             if not 1 <= number <= len(keys):
@@ -530,6 +589,22 @@ class Tagger:
         if threshold is not None and not 0 <= threshold <= 1:
             raise InputError(f"the threshold is {threshold}; give one from 0 to 1, or None for each label's own")
         return Scorer(bank or self._bank, self.model, threshold, shares)
+
+
+def _warn_of_contradictions(bank: Bank, learnt: Mapping[str, Example]) -> None:
+    """Labels add up, so that one complete table a label does not eat the others: what that leaves standing is told."""
+    left = [
+        (known.name or "a picture", label)
+        for key, each in learnt.items()
+        if each.said.complete and (known := bank.examples.get(key))
+        for label in sorted(known.said.labels - each.said.labels - each.said.absent)
+    ]
+    if left:
+        warnings.warn(
+            f"labels add up: {len(left)} said earlier of pictures that are complete now and do not name them stay, such"
+            f" as {left[0][1]!r} of {left[0][0]}; to take one back, forget it of that picture, or say it is absent",
+            stacklevel=4,
+        )
 
 
 def _state(header: Mapping[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """How good a bank is on labelled pictures of one's own."""
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ from numpy.typing import NDArray
 
 from fewtag.core.calibration import best_threshold, calibration_error
 from fewtag.core.metrics import average_precision, precision_recall_f1
-from fewtag.errors import InputError
+from fewtag.errors import InputError, nearest
+from fewtag.tagger.stream import cached_places, items_of, tag_stream
 from fewtag.tagger.tagger import Tagger
 from fewtag.tagging.examples import Shown
+from fewtag.tagging.run import Begin, Options, shares_in
+from fewtag.tagging.sources import Entry, Source
 
 BINS = 5
 
@@ -52,6 +56,12 @@ class Check:
     macro_average_precision: float | None
     calibration_error: float
     reliability: list[Bin]
+    unknown: list[str] = field(default_factory=list)
+    """Labels of the pictures that the bank does not know: they are not counted."""
+    prior: str = "bank"
+    """Where the shares are from, for labels that the bank has none of: "bank", "estimate", or a number."""
+    shares: dict[str, float] = field(default_factory=dict)
+    """The part of the pictures that each label is taken to be shown by."""
 
     @property
     def best_thresholds(self) -> dict[str, float | None]:
@@ -66,7 +76,7 @@ class Check:
         return asdict(self)
 
     def table(self) -> dict[str, dict[str, Any]]:
-        every = {**self.labels, "all together": self.micro}
+        every = {**self.labels, " all together": self.micro}  # no label begins with a blank
         columns = {name: name for name in ("pictures", "precision", "recall", "f1")}
         columns |= {"ap": "average_precision", "from": "threshold", "best from": "best_threshold"}  # to fit a terminal
         return {label: {name: getattr(each, of) for name, of in columns.items()} for label, each in every.items()}
@@ -76,36 +86,66 @@ class Check:
         return [
             f"said → true (pairs): {said}",
             f"expected calibration error {self.calibration_error:.3f}",
+            _PRIORS.get(self.prior, f"priors: {self.prior} (--prior), where the bank has none"),
+            *(self._unknown(name) for name in self.unknown),
             *(f"skipped: {reason}" for reason in self.skipped),
         ]
+
+    def _unknown(self, name: str) -> str:
+        hint = nearest(name, self.labels)
+        meant = f" ({hint})" if hint.endswith("?") else ""
+        return f"the bank does not know {name!r}{meant}: not counted"
+
+
+_PRIORS = {
+    "bank": "priors: the bank's own",
+    "estimate": "priors: estimated by a sample of these pictures, as `fewtag tag` does (--prior bank: the bank's own)",
+}
+
+
+def shares_of(
+    shown: Sequence[Shown], tagger: Tagger, options: Options, begin: Begin = lambda _task, _total: lambda _count: None
+) -> dict[str, float]:
+    """The shares that `tag` would take for these pictures."""
+    pictures = [each.picture for each in shown]
+    entries = [Entry(str(each), str(each.path.absolute()), None, each.offset, each.size) for each in pictures]
+    return shares_in(Source(entries), tagger, options, begin)
 
 
 def check_bank(
     tagger: Tagger,
     shown: Sequence[Shown],
     *,
+    prior: float | str = "bank",
+    shares: Mapping[str, float] | None = None,
     cache: Path | None = None,
     skip_bad: bool = False,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda _count: None,
 ) -> Check:
-    """Every label of the bank against every picture."""
-    labels = tagger.classes_
+    """Every label of the bank against every picture; `shares` are for labels without a prior, and made by `prior`."""
+    scorer = tagger.scorer(shares=shares)
+    labels = scorer.labels
     unknown = sorted({name for each in shown for name in each.labels} - set(labels))
     if unknown and not set(labels) & {name for each in shown for name in each.labels}:
         raise InputError(f"none of the pictures shows a label of the bank: they show {', '.join(unknown[:5])}")
     rows, targets, skipped = [], [], []
-    tagged = tagger.tag([each.picture for each in shown], cache=cache, progress=progress)
-    for row, each in zip(tagged, shown, strict=True):
-        if row.failure:
-            if not skip_bad:
-                raise InputError(f"{row.failure} (--skip-bad leaves out what cannot be read)")
-            skipped.append(row.failure)
-            continue
-        rows.append([row.scores[label] for label in labels])
-        targets.append([label in each.labels for label in labels])
+    with cached_places(tagger.model, cache) as space:
+        batches = tag_stream(tagger.model, scorer, items_of([each.picture for each in shown]), space=space)
+        for row, each in zip(itertools.chain.from_iterable(batches), shown, strict=True):
+            progress(1)
+            if row.failure:
+                if not skip_bad:
+                    raise InputError(f"{row.failure} (--skip-bad leaves out what cannot be read)")
+                skipped.append(row.failure)
+                continue
+            rows.append([row.scores[label] for label in labels])
+            targets.append([label in each.labels for label in labels])
     if not rows:
         raise InputError(f"none of the {len(shown)} pictures can be read; the first: {skipped[0]}")
-    return _check(np.array(rows, np.float32), np.array(targets, bool), dict(tagger.thresholds_), skipped)
+    thresholds = dict(zip(labels, scorer.thresholds.tolist(), strict=True))
+    taken = {label: round(share, 6) for label, share in zip(labels, scorer.shares.tolist(), strict=True)}
+    found = _check(np.array(rows, np.float32), np.array(targets, bool), thresholds, skipped)
+    return replace(found, unknown=unknown, prior=str(prior) if shares else "bank", shares=taken)
 
 
 def _check(

@@ -18,10 +18,9 @@ from fewtag.tagger.bank import label_name
 from fewtag.tagger.stream import Tagged
 from fewtag.tagging.parquet import import_pyarrow
 from fewtag.tagging.sources import is_url
-from fewtag.tagging.tables import ABSENT, NOT, SEPARATOR, record_of
+from fewtag.tagging.tables import ABSENT, COLUMNS, NOT, SEPARATOR, record_of
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
-_COLUMNS = {"image": ("image", "path", "file", "filename"), "labels": ("labels", "label", "tags", "tag")}
 _MOST_BYTES = 1_000_000_000
 
 
@@ -103,8 +102,8 @@ def _pictures(source: Path) -> list[Picture]:
 def read_table(path: Path, root: Path | None = None, *, complete: bool = False) -> list[Shown]:
     """A CSV or TSV with the columns image, labels and, if need be, absent; one that `tag` wrote, too, with its tags.
 
-    Paths are relative to `root`, or else to the folder that was tagged, or else to the table. Of a picture without
-    labels nothing is known, and it is left out, unless the table is `complete`.
+    Paths are relative to `root`, or else to the folder that was tagged (several: where `tag` was run), or else to the
+    table. Of a picture without labels nothing is known, and it is left out, unless the table is `complete`.
     """
     place = root or tagged_folder(path) or path.parent
     lines: dict[str, int] = {}
@@ -119,9 +118,9 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
             raise InputError(f"{path} lists image {name!r} twice, in lines {lines[name]} and {line}; join the two")
         lines[name] = line
         named, missing = (_names(path, line, cell) for cell in cells)
-        refused = {each.removeprefix(NOT) for each in named if each.startswith(NOT)} | missing
+        refused = {each.removeprefix(NOT) for each in named if each.startswith(NOT)} | set(missing)
         labels, absent = (
-            frozenset(map(clean_label, some)) for some in (named - {NOT + each for each in refused}, refused)
+            frozenset(map(clean_label, some)) for some in (set(named) - {NOT + each for each in refused}, refused)
         )
         if both := sorted(labels & absent):
             raise InputError(
@@ -134,24 +133,28 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
     return shown
 
 
-def _names(path: Path, line: int, cell: str) -> set[str]:
+def _names(path: Path, line: int, cell: str) -> list[str]:
+    """In their order, which in a table of tags is the likeliest first; each once."""
     if not cell.strip():
-        return set()
+        return []
     separator = "[,;]" if path.name.lower().removesuffix(".gz").endswith(".tsv") else SEPARATOR
     names = [name.strip() for name in re.split(separator, cell)]
     if {"", NOT} & set(names):
         raise InputError(f"{path} line {line} has an empty label in {cell!r}; name it, or remove the spare separator")
-    return {NOT + name.removeprefix(NOT).strip() if name.startswith(NOT) else name for name in names}
+    cleaned = (NOT + name.removeprefix(NOT).strip() if name.startswith(NOT) else name for name in names)
+    return list(dict.fromkeys(cleaned))
 
 
 def tagged_folder(table: Path) -> Path | None:
-    """Of a table that `tag` wrote, the folder that it was given."""
+    """Of a table that `tag` wrote, the folder that its pictures' names are relative to; None where it is gone."""
     try:
-        sources = json.loads(record_of(table).read_text(encoding="utf-8"))["source"]
+        record = json.loads(record_of(table).read_text(encoding="utf-8"))
+        sources = record["source"]
+        given = str(sources[0] if len(sources) == 1 else record["cwd"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    alone = Path(sources[0]) if isinstance(sources, list) and len(sources) == 1 else None
-    return None if alone is None or is_url(str(sources[0])) else alone if alone.is_dir() else alone.parent
+    where = Path(given)
+    return None if is_url(given) else where if where.is_dir() else where.parent if where.is_file() else None
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, str, str, str]]:
@@ -255,11 +258,11 @@ def _read_cells(path: Path) -> Iterator[tuple[int, str, str, dict[str, str]]]:
 def _fitness(header: str, delimiter: str) -> tuple[bool, int]:
     """How well a separator suits a header: one that yields both columns first."""
     names = {name.strip().strip('"').casefold() for name in header.split(delimiter)}
-    return all(names & set(known) for known in _COLUMNS.values()), header.count(delimiter)
+    return all(names & set(known) for known in COLUMNS.values()), header.count(delimiter)
 
 
 def _column(path: Path, names: Sequence[str], wanted: str) -> int:
-    meant = [number for number, name in enumerate(names) if name in _COLUMNS[wanted]]
+    meant = [number for number, name in enumerate(names) if name in COLUMNS[wanted]]
     if len(meant) > 1:
         raise InputError(f"the table {path} has {len(meant)} columns for the {wanted}; keep one of them")
     if not meant:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from fewtag.errors import InputError
@@ -75,7 +76,7 @@ def _columns(url: str, schema: Any) -> list[str]:
 
 def _rows(url: str, columns: dict[str, Sequence[Any]], first: int) -> list[Item]:
     """`image` names a picture of bytes, `path` one of a list."""
-    folder, _, table = url.rpartition("/")
+    folder, _, table = (url if is_url(url) else PurePath(url).as_posix()).rpartition("/")
     nameless = [f"{table}#{first + number}" for number in range(len(next(iter(columns.values()))))]
     given: Sequence[Any] = next((columns[name] for name in _PATHS if name in columns), nameless)
     if any(isinstance(cell, dict) for cell in given):
@@ -97,7 +98,7 @@ def _empty(name: str) -> InputError:
 
 def _resolve(folder: str, path: str) -> str:
     """Paths are relative to their table."""
-    return path if is_url(path) or path.startswith("/") else join(folder, path)
+    return path if is_url(path) or path.startswith("/") or PurePath(path).is_absolute() else join(folder, path)
 
 
 @contextmanager

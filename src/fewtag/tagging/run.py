@@ -3,6 +3,7 @@
 import math
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,8 @@ class Cluster:
 Advance = Callable[[int], None]
 Begin = Callable[[str, int], Advance]
 """Told what is about to be done and of how many pictures; answers with what to tell of each batch."""
+Rows = Iterator[tuple[Item, Tagged]]
+"""Pictures and their rows as soon as they are known, with all scores."""
 
 
 def tag(
@@ -92,8 +95,12 @@ def tag(
     ray: Cluster | None = None,
     force: bool = False,
     begin: Begin = lambda _task, _total: lambda _count: None,
+    look: Callable[[Rows], None] = lambda _rows: None,
 ) -> Summary:
-    """Tags every picture into a table, or into a folder of Parquet parts where `out` ends like no table."""
+    """Tags every picture into a table, or into a folder of Parquet parts where `out` ends like no table.
+
+    `look` may take as many of the rows as it likes afterwards, to show them: the table's, by the same bank and shares.
+    """
     since = time.time()
     source = open_source(sources)
     tagger = Tagger.load(bank, device=options.device)
@@ -117,12 +124,13 @@ def tag(
             missing, workers = output.missing(source, options.shard or LOCAL_SHARD), 1
             ready = time.time()
             if missing:
-                advance = begin(*_task(output, missing))
+                advance = begin(output.task, sum(shard.size for shard in missing))
                 work = Work(b"", scored, options, output.parts, output.shares)
                 with cached_places(tagger.model, options.cache) as space:
                     output.done |= finish_shards(tagger.model, scorer, missing, work, space, advance)
         ended = time.time()
         output.finish(scored)
+    look(_rows(tagger, source, options, output.shares))
     counts = list(output.done.values())
     tagged, failed = sum(each.tagged for each in counts), sum(each.failed for each in counts)
     return Summary(
@@ -160,44 +168,51 @@ def _tag_on_ray(
     with open_cluster(ray.address) as nodes:
         share = nodes.share(ray.workers)
         missing = output.missing(source, options.shard or shard_size(len(source), share.workers))
-        ready, finished = finish_on_ray(missing, work, share, begin(*_task(output, missing)))
+        advance = begin(output.task, sum(shard.size for shard in missing))
+        ready, finished = finish_on_ray(missing, work, share, advance)
     output.done |= finished
     return ready, share.workers
 
 
-def _task(output: Output, missing: Sequence[Shard]) -> tuple[str, int]:
-    """What is about to be done, for people, and of how many pictures."""
-    before = sum(counts.tagged + counts.failed for counts in output.done.values())
-    return f"tagging ({before} done before)" if before else "tagging", sum(shard.size for shard in missing)
-
-
-def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Iterator[tuple[Item, Tagged]]:
-    """Pictures and their rows as soon as they are known, with all scores; nothing is written but the cache."""
+def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Rows:
+    """Nothing is written but the cache."""
     tagger, source = Tagger.load(bank, device=options.device), open_source(sources)
-    scorer = tagger.scorer(options.threshold, shares_in(source, tagger, options))
-    items = [item for shard in source.shards(LOCAL_SHARD) for item in shard.items(options.batch)]
-    waiting = iter(items)
+    return _rows(tagger, source, options, shares_in(source, tagger, options))
+
+
+def _rows(tagger: Tagger, source: Source, options: Options, shares: Mapping[str, float]) -> Rows:
+    """In the memory of a few batches: of a table of bytes only those are held whose rows are not known yet."""
+    waiting = deque[Item]()
+
+    def items() -> Iterator[Item]:
+        for shard in source.shards(LOCAL_SHARD):
+            for item in shard.items(options.batch):
+                waiting.append(item)
+                yield item
+
+    scorer = tagger.scorer(options.threshold, shares)
     with cached_places(tagger.model, options.cache) as space:
-        for rows in tag_stream(tagger.model, scorer, items, batch=options.batch, space=space):
-            yield from ((next(waiting), row) for row in rows)
+        for rows in tag_stream(tagger.model, scorer, items(), batch=options.batch, space=space):
+            yield from ((waiting.popleft(), row) for row in rows)
 
 
 def shares_in(
     source: Source, tagger: Tagger, options: Options, begin: Begin = lambda _task, _total: lambda _count: None
 ) -> dict[str, float]:
-    """The share of a source's pictures that show each label without a prior: as asked, or by a sample of them.
+    """The share of a source's pictures that show each label without a prior: by a sample of them.
 
-    The sample is the same each time, whatever tags it and however often; what it takes is in the cache afterwards. A
-    label with a threshold of its own keeps the probabilities that it was chosen by.
+    A number that is given for all labels is fitted to the sample (`match_shares`), if that is large enough. The sample
+    is the same each time, whatever tags it and however often; what it takes is in the cache afterwards. A label with a
+    threshold of its own keeps the probabilities that it was chosen by.
     """
-    if options.prior == "bank" or (options.prior == "estimate" and len(source) < SMALLEST_SAMPLE):
+    if options.prior == "bank":
         return {}
     known = tagger.definitions_
     asked = [label for label in tagger.classes_ if known[label].prior is None and known[label].threshold is None]
-    if options.prior != "estimate":
-        return dict.fromkeys(asked, options.prior)
-    if not asked:
-        return {}
+    said = None if options.prior == "estimate" else options.prior
+    unless_seen = {} if said is None else dict.fromkeys(asked, said)
+    if not asked or len(source) < SMALLEST_SAMPLE:
+        return unless_seen
     shards = source.shards(1 if source.entries else SAMPLE // 8)
     random = np.random.default_rng(0)
     chosen = random.choice(len(shards), min(len(shards), SAMPLE if source.entries else 8), replace=False)
@@ -211,8 +226,8 @@ def shares_in(
 
     with cached_places(tagger.model, options.cache) as space:
         places = encode_stream(tagger.model, items, batch=options.batch, space=space, skip_bad=True)
-        found, count = estimate_priors(tagger.scorer(), counted(places))
-    return {label: round(found[label], 6) for label in asked} if count >= SMALLEST_SAMPLE // 2 else {}
+        found, count = estimate_priors(tagger.scorer(), counted(places), said)
+    return {label: round(found[label], 6) for label in asked} if count >= SMALLEST_SAMPLE // 2 else unless_seen
 
 
 @dataclass(frozen=True)

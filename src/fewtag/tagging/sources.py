@@ -2,17 +2,25 @@
 
 import io
 import json
-import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
+from urllib.request import url2pathname
 
 from fewtag.errors import InputError
 from fewtag.files import digest, read_json
-from fewtag.pictures.files import IMAGE_ENDINGS, OTHERS_FOLDERS, UNREADABLE_ENDINGS, Picture, is_image_name, walk
+from fewtag.pictures.files import (
+    IMAGE_ENDINGS,
+    OTHERS_FOLDERS,
+    UNREADABLE_ENDINGS,
+    Picture,
+    archived,
+    is_image_name,
+    walk,
+)
 from fewtag.tagger.stream import Item
 
 if TYPE_CHECKING:
@@ -79,10 +87,12 @@ class Crop(NamedTuple):
         left, top, width, height = (
             share * side for share, side in zip(self.box, (*whole.size, *whole.size), strict=True)
         )
-        right, bottom = max(left + 1, left + width), max(top + 1, top + height)
+        first, last = (round(left), round(top)), (round(left + width), round(top + height))
+        # at least a pixel, and none outside: a box may lie on the very edge
+        begin = [min(start, side - 1) for start, side in zip(first, whole.size, strict=True)]
+        end = [min(max(start + 1, stop), side) for start, stop, side in zip(begin, last, whole.size, strict=True)]
         buffer = io.BytesIO()
-        edges = round(left), round(top), min(round(right), whole.width), min(round(bottom), whole.height)
-        whole.crop(edges).save(buffer, "BMP")
+        whole.crop((*begin, *end)).save(buffer, "BMP")
         return buffer.getvalue()
 
 
@@ -263,19 +273,12 @@ def _detections(path: Path) -> Iterator[Entry]:
 
 
 def _archive(path: Path, prefix: str) -> Iterator[Entry]:
-    """The pictures of a tar archive as stretches of its file, to be read later by a plain seek."""
+    """The pictures of a tar archive."""
     above = f"{PurePosixPath(path).as_posix()}:" if prefix else ""
     stamp, location = _stamp(path), str(path.absolute())
-    try:
-        # "r:" refuses compressed archives, in which a seek would land nowhere
-        with tarfile.open(path, "r:") as archive:
-            for member in archive:
-                name = member.name.removeprefix("./")
-                problem = _judge(name) if member.isreg() and not member.issparse() else None
-                if problem is not None:
-                    yield Entry(f"{above}{name}", location, stamp, member.offset_data, member.size, problem)
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise InputError(f"cannot read {path} as an uncompressed tar archive ({error}); pack it again") from error
+    for name, offset, size in archived(path):
+        if (problem := _judge(name)) is not None:
+            yield Entry(f"{above}{name}", location, stamp, offset, size, problem)
 
 
 def _remote(source: str) -> Source:
@@ -371,9 +374,13 @@ def is_url(location: str) -> bool:
 
 
 def local_path(location: str) -> Path | None:
-    """The path behind file://, or the path that it is; None elsewhere."""
+    """The path behind file://, or the path that it is; None elsewhere.
+
+    >>> local_path("file:///photos/two%20dogs.jpg").as_posix()
+    '/photos/two dogs.jpg'
+    """
     if location.startswith("file://"):
-        return Path(location.removeprefix("file://"))
+        return Path(url2pathname(location.removeprefix("file://")))
     return None if is_url(location) else Path(location)
 
 

@@ -5,12 +5,13 @@ import hashlib
 import io
 import json
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from fewtag.errors import InputError
@@ -23,6 +24,8 @@ from fewtag.tagging.sources import Shard, Source, absolute, file_system, join, l
 # Arrow and Spark take what begins with "_" for notes, not for a part of the table
 MANIFEST = "_fewtag.json"
 _NOTE = b"fewtag"
+# a part, or what a kill left of one that was being written
+_OURS = re.compile(r"part-\d{5,}\.(jsonl|parquet)|(part-\d{5,}\.(jsonl|parquet)|_fewtag\.json)\.[0-9a-f]+\.part")
 _AT_ONCE = 16
 _SHOWN = {"fewtag": "version of fewtag", "bank": "bank", "source": "SOURCE", "scores": "--scores"}
 _SHOWN |= {"threshold": "--threshold", "prior": "--prior", "shard": "--shard"}
@@ -32,6 +35,8 @@ NOT = "!"
 """Before a label in a cell that a person mends: the picture does not show it."""
 ABSENT = "absent"
 """The column of labels that pictures do not show, where a person adds one."""
+COLUMNS = {"image": ("image", "path", "file", "filename"), "labels": ("labels", "label", "tags", "tag")}
+"""What people call the two columns of a table that `learn` reads."""
 # JSON leaves these as they are, but str.splitlines() takes them for ends of lines
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _ROWS_AT_ONCE = 1024
@@ -90,13 +95,13 @@ class Parts:
         self.folder.write(MANIFEST, json.dumps(about, indent=2).encode())
 
     def finished(self, shards: Sequence[Shard]) -> dict[int, Counts]:
-        """Those whose part is there, of the same pictures; what else lies there is out of date and removed."""
+        """Those whose part is there, of the same pictures; other parts are out of date and go, nobody else's files."""
         names = self.folder.names()
         there = [shard for shard in shards if self.name(shard.number) in names]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             found = dict(zip([shard.number for shard in there], pool.map(self._counts, there), strict=True))
         done = {number: counts for number, counts in found.items() if counts is not None}
-        for stale in names - {self.name(number) for number in done} - {MANIFEST}:
+        for stale in filter(_OURS.fullmatch, names - {self.name(number) for number in done}):
             self.folder.remove(stale)
         return done
 
@@ -134,8 +139,7 @@ class Parts:
 
     def remove(self) -> None:
         """Parts and manifest, and the folder if nothing else is in it; the manifest last, by which they are ours."""
-        ours = {name for name in self.folder.names() if name.startswith("part-") or name.endswith(".part")}
-        for name in (*sorted(ours), MANIFEST):
+        for name in (*sorted(filter(_OURS.fullmatch, self.folder.names())), MANIFEST):
             self.folder.remove(name)
         self.folder.remove_if_empty()
 
@@ -173,15 +177,15 @@ class Output:
     """Where the rows of a run go: a table that parts are joined to, or a folder of parts that is the table.
 
     `begun` is the manifest of an earlier run of the same command, if there was one; `done` are the finished shards, and
-    that run finished `finished_before` of them. `shares` of the labels are set before the first row, and are those of
-    the manifest from then on.
+    that run finished `finished_before` of them, which `task` says to people. `shares` of the labels are set before the
+    first row, and are those of the manifest from then on.
     """
 
     def __init__(self, out: str, table: Path | None, about: dict[str, Any], shard: int | None) -> None:
         self._out, self._table, self._about = out, table, about
         self.parts = Parts(absolute(out), "parquet") if table is None else Parts(f"{absolute(out)}.parts", "jsonl")
         self.done: dict[int, Counts] = {}
-        self.finished_before = 0
+        self.finished_before, self.task = 0, "tagging"
         self.begun = self.parts.begun(about, shard)
         self.shares: dict[str, float] = {} if self.begun is None else dict(self.begun.get("shares", {}))
 
@@ -197,6 +201,8 @@ class Output:
         shards = source.shards(int(self.begun["shard"]))
         self.done = self.parts.finished(shards)
         self.finished_before = len(self.done)
+        if before := sum(counts.tagged + counts.failed for counts in self.done.values()):
+            self.task = f"tagging ({before} done before)"
         return [shard for shard in shards if shard.number not in self.done]
 
     def finish(self, labels: Labels) -> None:
@@ -211,9 +217,9 @@ class Output:
         def note(part: Path) -> None:
             # before it takes its place, and with the one that is there: a kill in between makes neither a stranger's
             ours = [_sum(path) for path in (part, out) if path.exists()]
-            write_atomically(
-                record_of(out), json.dumps({**self._about, "shares": self.shares, "tables": ours}, indent=2).encode()
-            )
+            # names of several sources' pictures are relative to where the command was run
+            facts = {**self._about, "cwd": str(Path.cwd()), "shares": self.shares, "tables": ours}
+            write_atomically(record_of(out), json.dumps(facts, indent=2).encode())
 
         write_table(out, (row for row in self.parts.rows(numbers) if not row.failure), labels, note)
         self.parts.remove()
@@ -231,11 +237,24 @@ def open_output(
     elif out.lower().endswith((".csv", ".jsonl")):
         raise InputError(f"--out {out} is a table behind a URL; name a folder there, for Parquet parts")
     else:
+        _check_folder(out, here)
         import_pyarrow(f"--out {out}, a folder of Parquet parts,")
     with nullcontext() if here is None else locked(here, seconds=0.5):
         if table is not None and not force:
-            _refuse_other_table(table)
+            _refuse_other_table(table, about)
         yield Output(out if table is None else str(table), table, about, shard)
+
+
+def _check_folder(out: str, here: Path | None) -> None:
+    """Refuses what was hardly meant as a folder of parts: tags.json, tags.csv.gz, or standard output."""
+    if out == "-":
+        raise InputError("--out - is no file; leave --out out to have the rows in the terminal, with --json as JSON")
+    ending = (PurePosixPath(out) if here is None else here).suffix.lower()
+    if ending not in {"", ".parquet"} and not out.endswith(("/", os.sep)) and not (here is not None and here.is_dir()):
+        raise InputError(
+            f"--out {out} ends in {ending}; name a table in .csv, .jsonl or .parquet, "
+            "or with a last / a folder of Parquet parts"
+        )
 
 
 def failures_of(out: str) -> str:
@@ -248,16 +267,19 @@ def record_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.run.json")
 
 
-def _refuse_other_table(out: Path) -> None:
-    """A table that somebody mended, or that no run of ours wrote, is not replaced without a word."""
+def _refuse_other_table(out: Path, about: Mapping[str, Any]) -> None:
+    """A table of other pictures, that somebody mended, or that no run of ours wrote, is not replaced without a word."""
     if not out.exists():
         return
     try:
-        ours = json.loads(record_of(out).read_text(encoding="utf-8"))["tables"]
+        record = json.loads(record_of(out).read_text(encoding="utf-8"))
+        ours, source = record["tables"], record["source"]
     except (OSError, ValueError, LookupError, TypeError):
-        ours = []
+        ours, source = [], None
     if not isinstance(ours, list) or _sum(out) not in ours:
         raise InputError(f"--out {out} exists and is not what fewtag wrote there; name another, or give --force")
+    if source != about["source"]:
+        raise InputError(f"--out {out} is the table of another run, of {_shown(source)}; name another, or give --force")
 
 
 def _write_failures(where: str, failed: Sequence[Tagged]) -> None:
@@ -353,7 +375,10 @@ class Folder:
 
     def remove(self, name: str) -> None:
         if self.path is not None:
-            (self.path / name).unlink(missing_ok=True)
+            try:
+                (self.path / name).unlink(missing_ok=True)
+            except OSError as error:  # a folder of that name
+                raise InputError(f"cannot remove {self.path / name}: {error.strerror}; move it away") from error
         else:
             system, path = file_system(join(self.location, name))
             system.rm_file(path)
@@ -373,12 +398,13 @@ def check_table(out: Path, labels: Sequence[str], *, scores: bool) -> None:
         import_pyarrow(str(out))
     if out.suffix.lower() != ".csv":
         return
+    taken = {ABSENT, *(name for names in COLUMNS.values() for name in names)}
     for label in labels:
         if SEPARATOR in label:
             raise InputError(f'label {label!r} contains ";", which joins tags in {out}; write .jsonl instead')
         if label.startswith(NOT):
             raise InputError(f'label {label!r} begins with "{NOT}", which means "not" in {out}; write .jsonl instead')
-        if scores and label in ("image", "tags", ABSENT):
+        if scores and label.casefold() in taken:
             raise InputError(
                 f"label {label!r} would be taken for the column of that name in {out}; write .jsonl instead"
             )

@@ -142,6 +142,7 @@ def plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_module, "Adam", lambda parameters, lr, **_: torch.optim.SGD(parameters, lr))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_steps")
 def test_every_method_that_learns_takes_the_mean_step_of_both_processes() -> None:
     phase = phase_of(random(16, CHANNELS, 3, 3, seed=1))
@@ -241,6 +242,7 @@ def bench(shapes: Path, fabric: Fabric, run: str, *changes: str, out: str, runs:
     return [row.model_dump(exclude={"seconds"}) for row in read_rows(shapes / out / f"{run}.test.parquet")]
 
 
+@pytest.mark.slow
 def test_the_rows_of_two_processes_are_those_of_one(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEWTAG_COMMIT", "abc123")
     short = ("training.episodes=4", "training.validate_every=4", "evaluation.episodes=7")
@@ -260,6 +262,7 @@ def test_the_rows_of_two_processes_are_those_of_one(shapes: Path, monkeypatch: p
     assert (mine, theirs) == ([4], [3])
 
 
+@pytest.mark.slow
 def test_training_in_two_processes_then_measuring_gives_the_rows_of_one_with_twice_the_episodes_a_step(
     shapes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +283,7 @@ def test_training_in_two_processes_then_measuring_gives_the_rows_of_one_with_twi
         assert {**row, "recipe_digest": ""} == {**other, "recipe_digest": ""}
 
 
+@pytest.mark.slow
 def test_end_to_end_two_processes_measure_the_backbone_that_they_tuned_and_keep_none_of_its_features(
     shapes: Path,
 ) -> None:
@@ -307,6 +311,7 @@ def test_each_process_extracts_its_part_of_the_features(shapes: Path, monkeypatc
     assert found == [12, 12]
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes_goes_on_to_the_same_weights(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = ("training.episodes=16", "training.validate_every=4", "training.checkpoint_every=8", "method.dropout=0.4")
     ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=["attention"], changes=short)
@@ -327,6 +332,7 @@ def test_a_run_of_two_processes_goes_on_to_the_same_weights(shapes: Path, monkey
     torch.testing.assert_close(weights, wanted, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_torchrun_starts_two_processes_that_write_the_rows_of_one_and_refuse_in_one_sentence(shapes: Path) -> None:
     wanted = bench(shapes, ONE, "protonet", out="one", runs="one")
     broken = '[[runs]]\nname = "broken"\nmethod.name = "protonet"\nevaluation.draws.test = "gone.json"\n'

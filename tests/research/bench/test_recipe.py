@@ -391,6 +391,7 @@ def former(recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
 
+@pytest.mark.slow
 def test_the_digest_of_before_stands_for_a_published_run_until_a_default_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

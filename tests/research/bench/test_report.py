@@ -378,9 +378,7 @@ def test_a_folder_without_rows_is_refused(write_run: WriteRun, tmp_path: Path, e
 def test_rows_of_before_parquet_are_refused_not_left_out(write_run: WriteRun, tmp_path: Path) -> None:
     write_run("coco/a", [0.4, 0.5])
     (tmp_path / "coco" / "b.test.jsonl").write_text("{}")
-    with pytest.raises(
-        InputError, match=r"b\.test\.jsonl is of before .*; convert it with scripts/convert_results\.py"
-    ):
+    with pytest.raises(InputError, match=r"b\.test\.jsonl is of before .*; delete it, and measure its run"):
         write_report(tmp_path, tmp_path / "RESULTS.md")
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import runpy
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -131,26 +130,6 @@ def test_a_table_of_something_else_is_refused_by_its_column(tmp_path: Path, colu
     pq.write_table(pa.table(columns), path)
     with pytest.raises(InputError, match=rf"tags\.parquet holds no result rows \(column {wrong}.*; move it elsewhere"):
         read_rows(path)
-
-
-def test_rows_of_before_parquet_are_converted_whole_and_only_once(tmp_path: Path) -> None:
-    convert = runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "convert_results.py"))["convert"]
-    untold = {"device", "torch", "timm"}
-    old = [row.model_dump(exclude=untold, exclude_none=True) for row in make_rows(facts={"seconds": 0.07})]
-    for row in old:
-        row["recipe"] = row.pop("recipe_digest")
-    lines = "".join(json.dumps(row) + "\n" for row in old)
-    path = tmp_path / "mine.test.jsonl"
-    path.write_text(lines)
-    converted = convert(path)
-    assert [file.name for file in tmp_path.iterdir()] == ["mine.test.parquet"]
-    assert read_rows(converted) == [
-        row.model_copy(update=dict.fromkeys(untold)) for row in make_rows(facts={"seconds": 0.07})
-    ]
-    path.write_text(lines)
-    with pytest.raises(InputError, match=r"mine\.test\.parquet is there already; delete it or mine\.test\.jsonl"):
-        convert(path)
-    assert path.exists()
 
 
 def test_the_commit_can_be_named_and_is_found_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,7 @@ def recipe(shapes: Path) -> Path:
     return shapes / "sessions.toml"
 
 
+@pytest.mark.slow
 def test_bench_writes_a_row_for_each_label_seed_and_number_of_answers(cli: Cli, recipe: Path) -> None:
     systems = [part for name in ("posterior", "closed-form", "logistic-regression") for part in ("--only", name)]
     said = cli("bench", recipe, *systems, "--json")

@@ -1,10 +1,9 @@
 """Training learns, stops early, and survives a kill bit for bit."""
 
 import json
+import multiprocessing
+import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -52,6 +51,7 @@ def same_tensors(one: Path, other: Path) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_the_loss_falls_and_new_labels_are_told_apart_better(shapes: Path) -> None:
     changes = (*LITE, "training.episodes=80", "training.validation_episodes=30")
     untrained, first, *_, last = log_of(go(shapes, *changes)[1])
@@ -60,6 +60,7 @@ def test_the_loss_falls_and_new_labels_are_told_apart_better(shapes: Path) -> No
     assert last["macro_ap"] > untrained["macro_ap"] + 0.05
 
 
+@pytest.mark.slow
 def test_end_to_end_the_loss_falls_and_base_labels_are_told_apart_better(shapes: Path) -> None:
     """Of base labels only: no gain on new ones shows in so few episodes (in 3 of 8 trials, by 0.02 at most)."""
     changes = ("backbone.frozen=false", "training.episodes=40", "training.learning_rate=3e-3")
@@ -248,31 +249,39 @@ def test_same_seed_same_weights_and_another_seed_others(shapes: Path) -> None:
     assert not same_tensors(runs[0].best, runs[2].best)
 
 
+def _die_at_the_second_checkpoint(shapes: Path, *changes: str) -> None:
+    save = RunFolder.save_checkpoint
+
+    def save_and_die(run: RunFolder, checkpoint: Checkpoint) -> None:
+        save(run, checkpoint)
+        if checkpoint.state.episode == 40:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    RunFolder.save_checkpoint = save_and_die  # type: ignore[method-assign]
+    go(shapes, *changes, name="killed")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork and kill -9")
 def test_a_killed_run_goes_on_to_the_very_same_weights(shapes: Path) -> None:
-    changes = ("training.episodes=300", "training.patience=100", "training.validate_every=10", "method.dropout=0.4")
+    changes = ("training.patience=100", "training.validate_every=10", "method.dropout=0.4")
     assert open_run(shapes, *changes)[0].recipe.backbone.frozen
     whole, uninterrupted = go(shapes, *changes, name="whole")
-
-    settings = [text for change in changes for text in ("--set", change)]
-    place = ["--runs", shapes / "runs", "--cache", shapes / "cache", "--accelerator", "cpu"]
-    command = [sys.executable, "-m", "fewtag", "train", shapes / "recipe.toml", "--only", "attention", *place]
-    process = subprocess.Popen([*map(str, command), *settings], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    experiment, _ = open_run(shapes, *changes)
-    killed = RunFolder.of(experiment, shapes / "runs").folder
-    while process.poll() is None and not (killed / "last.pt").exists():
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=_die_at_the_second_checkpoint, args=(shapes, *changes))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    killed = shapes / "killed"
     assert not (killed / "summary.json").exists()
-
-    stood_at = torch.load(killed / "last.pt")["state"]["episode"]
-    assert 0 < stood_at < 300
-    resumed, run = go(shapes, *changes, name=f"runs/{killed.name}")
+    assert torch.load(killed / "last.pt")["state"]["episode"] == 40
+    resumed, run = go(shapes, *changes, name="killed")
     assert same_tensors(run.best, uninterrupted.best)
     assert log_of(run) == log_of(uninterrupted)
     assert replace(resumed, seconds=0.0) == replace(whole, seconds=0.0)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_ends_in_the_very_same_state(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last weights and the optimiser's moments, not only the best weights."""
     saved: list[Checkpoint] = []

@@ -21,11 +21,11 @@ def test_a_coco_pack_serves_its_phase_whole(packs, phase, images):
     assert served.pictures[0].pixels(224).shape == (3, 224, 224)
     sampler = EpisodeSampler(served.targets, served.labels)
     sampler.draw(0)
-    begun = time.perf_counter()
+    begun = time.process_time()
     for index in range(20):
         sampler.draw(index)
-    # under 3 ms alone; ten times that, for machines with other work
-    assert (time.perf_counter() - begun) / 20 < 0.03
+    # under 3 ms here; ten times that, for slower machines
+    assert (time.process_time() - begun) / 20 < 0.03
 
 
 @pytest.mark.parametrize(("pack", "phase", "images"), [("vocbase", "train", 1470), ("vocval", "val", 403)])

@@ -36,6 +36,7 @@ def small(**overrides: object) -> Backbone:
     return create_backbone(**{"name": "resnet10t", "weights": "random", "size": 64} | overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning:timm")
 @pytest.mark.parametrize(("name", "size", "side"), KINDS)
 def test_every_kind_of_network_gives_finite_maps(name: str, size: int, side: int) -> None:

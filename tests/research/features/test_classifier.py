@@ -7,7 +7,7 @@ from PIL import Image
 
 from fewtag.pictures.files import Picture
 from fewtag.research.data.images import from_shown
-from fewtag.research.features.classifier import create_classifier
+from fewtag.research.features.backbone import create_classifier
 from fewtag.research.features.rows import feature_rows
 
 

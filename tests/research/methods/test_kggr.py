@@ -209,6 +209,7 @@ def test_a_graph_without_steps_is_refused() -> None:
         build(steps=0)
 
 
+@pytest.mark.slow
 def test_it_learns_base_labels_and_that_helps_with_new_ones() -> None:
     world = make_world()
     torch.manual_seed(0)

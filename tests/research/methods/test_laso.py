@@ -133,6 +133,7 @@ def toy(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return shown.float()[:, :, None, None], shown
 
 
+@pytest.mark.slow
 def test_networks_learn_the_set_operations_of_a_toy_world() -> None:
     torch.manual_seed(0)
     names, words = tuple("abcdef"), torch.zeros(6, 3)

@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.processes,
 ]
 COUNT = 36
-expect.set_options(timeout=15_000)
+expect.set_options(timeout=60_000)
 TOKEN = "a-token-of-the-tests-with-43-characters-abc"
 
 
@@ -81,7 +81,7 @@ def browser() -> Iterator[Browser]:
 def opened(browser: Browser, pictures: Path, model: Path, tmp_path: Path) -> Iterator[Opened]:
     """A new project over the album, indexed, and its page as the command opens it."""
     with Studio.open(tmp_path / "project", [pictures], model=str(model), cache=tmp_path / "cache") as studio:
-        assert studio.wait(30.0)
+        assert studio.wait(300.0)
         with serving(lambda _decoders: studio) as running, open_page(browser) as page:
             page.goto(f"{running.settings.url}/#token={running.settings.token}")
             yield Opened(page, running.settings.url, running.client, studio)
@@ -92,7 +92,7 @@ def open_page(browser: Browser, **options: Any) -> Iterator[Page]:
     """A page that must neither throw nor break its own policy."""
     wrong: list[str] = []
     context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce", **options)
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(60_000)
     page = context.new_page()
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda said: wrong.append(said.text) if "Security Policy" in said.text else None)
@@ -117,7 +117,7 @@ def answer_page(opened: Opened, act: Callable[[], None]) -> None:
     """Until the next page is there."""
     had, size = answers(opened), opened.page.locator("[data-place]").count()
     act()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 120
     while answers(opened) != had + size:
         assert time.monotonic() < deadline, (had, size, answers(opened))
         opened.page.wait_for_timeout(50)

@@ -23,8 +23,13 @@ from fewtag.research.data.sampling import (
     load_draws,
 )
 from fewtag.research.data.splits import Split
-from fewtag.research.features.backbone import Backbone, JoinedBackbone, open_backbone
-from fewtag.research.features.classifier import ImageClassifier, create_classifier
+from fewtag.research.features.backbone import (
+    Backbone,
+    ImageClassifier,
+    JoinedBackbone,
+    create_classifier,
+    open_backbone,
+)
 from fewtag.research.features.words import load_words
 from fewtag.research.methods import Base, Method, create_method
 from fewtag.research.methods.whitened import Whitened

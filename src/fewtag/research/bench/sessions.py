@@ -6,7 +6,7 @@ the next question. All problems of an order go on together, so that a pass over 
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -107,32 +107,41 @@ def problems(targets: NDArray[np.bool_], labels: Sequence[str], settings: Sessio
     return found
 
 
+Measured = Callable[[NDArray[np.float32], Problem, Sequence[int]], float]
+"""Of a problem's logits, given the pictures that were answered."""
+
+
+def held_precision(logits: NDArray[np.float32], problem: Problem, _asked: Sequence[int]) -> float:
+    """Average precision on the pictures that cannot be asked about."""
+    held = ~problem.askable
+    return average_precision(logits[held], problem.shown[held])
+
+
 def run_sessions(
-    method: Corrigible, gallery: Gallery, guides: Vectors, started: Sequence[Problem], order: str, most: int
+    method: Corrigible,
+    gallery: Gallery,
+    guides: Vectors,
+    started: Sequence[Problem],
+    order: str,
+    most: int,
+    measured: Measured = held_precision,
 ) -> Iterator[NDArray[np.float64]]:
     """The average precision of each problem before any answer, after the first, and so on to the last."""
     asked = [list(problem.first) for problem in started]
     askable = np.stack([problem.askable for problem in started])
-    shown = np.stack([problem.shown for problem in started])
     for answer in range(most + 1):
         fitted = [
             method.fit_answers(gallery.select(rows), problem.shown[rows], guides[problem.label])
             for problem, rows in zip(started, asked, strict=True)
         ]
         logits = gallery.logits(Classifiers.of(fitted), method.strengths.query_focus)
-        yield np.array([held_precision(*one) for one in zip(logits, shown, askable, strict=True)])
+        yield np.array([measured(*one) for one in zip(logits, started, asked, strict=True)])
         likeliest = order == "likeliest" or (order == "mixed" and answer % 2 == 0)
         wish = np.where(askable, logits if likeliest else -np.abs(logits), -np.inf)
         for rows, wishes in zip(asked, wish, strict=True):
             wishes[rows] = -np.inf
             if np.isfinite(best := wishes.max()):
                 rows.append(int(np.flatnonzero(wishes == best)[0]))
-
-
-def held_precision(logits: NDArray[np.float32], shown: NDArray[np.bool_], askable: NDArray[np.bool_]) -> float:
-    """Average precision on the pictures that cannot be asked about."""
-    held = ~askable
-    return average_precision(logits[held], shown[held])
 
 
 def measure_sessions(

@@ -4,12 +4,11 @@ import csv
 import gzip
 import io
 import re
-import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from fewtag.errors import InputError, nearest
-from fewtag.pictures.files import Picture, is_image_name
+from fewtag.pictures.files import Picture, archived, is_image_name
 from fewtag.research.data.images import LabelledImages, from_shown
 
 # TSV takes both separators; in CSV a comma would end the cell, so only the semicolon is one
@@ -56,22 +55,10 @@ def index_images(folder_or_tar: Path) -> ImageIndex:
     else:
         raise InputError(f"the images' folder {folder_or_tar} does not exist; give a folder, or a .tar archive")
     for archive in archives:
-        for member, picture in _members(archive):
-            index.add(member, picture)
+        for member, offset, size in archived(archive):
+            if is_image_name(member):
+                index.add(member, Picture(archive, offset, size, f"{archive.name}:{member}"))
     return index
-
-
-def _members(archive: Path) -> Iterator[tuple[str, Picture]]:
-    """The archive's images as stretches of its file, to be read later by a plain seek."""
-    try:
-        # "r:" refuses compressed archives, in which a seek would land nowhere
-        with tarfile.open(archive, "r:") as file:
-            for member in file:
-                if member.isreg() and not member.issparse() and is_image_name(member.name):
-                    name = f"{archive.name}:{member.name}"
-                    yield member.name.removeprefix("./"), Picture(archive, member.offset_data, member.size, name)
-    except (tarfile.TarError, OSError) as error:
-        raise InputError(f"cannot read {archive} as an uncompressed tar archive ({error}); pack it again") from error
 
 
 def read_table(

@@ -244,3 +244,30 @@ def size_error(name: str, size: int | None, error: Exception) -> InputError:
 def first_line(error: Exception) -> str:
     """An error in a few words."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+
+
+class ImageClassifier(Backbone):
+    """A backbone that goes on to its head: its classes' probabilities, which serve as soft labels of pictures."""
+
+    def forward(self, pixels: UInt8[Tensor, "images 3 height width"]) -> Float[Tensor, "images classes"]:
+        return self.network(self.normalise(pixels)).softmax(dim=-1)
+
+
+def create_classifier(
+    name: str = "tf_efficientnet_lite2", *, weights: str | None = None, size: int = 224
+) -> ImageClassifier:
+    """A timm network by name with its head, in evaluation mode; weights as for a backbone, the head's among them."""
+    check_name(name)
+    kind, argument = split_source(name, weights)
+    network = build_network(name, size, pretrained=kind == "timm", head=True)
+    preprocessing = load_weights(network, name, kind, argument)
+    classifier = ImageClassifier(
+        f"{name}, class probabilities",
+        network,
+        size=size,
+        channels=network.num_classes,
+        layout="NCHW",
+        preprocessing=preprocessing,
+        variant="keras" if kind == "keras" else "timm",
+    )
+    return classifier.eval()

@@ -3,10 +3,10 @@
 /** @typedef {"yes" | "no" | "unknown"} Word */
 /** @typedef {{label: string, p: number, state: "yes" | "no" | "model"}} Tag */
 /** @typedef {{digest: string, name: string, width: number, height: number, p: number | null, tags: Tag[], stack: number, marked?: boolean}} Cell */
-/** @typedef {{total: number, offset: number, query_means: {text: string, as: string, detail: string}[], pictures: Cell[]}} Page */
+/** @typedef {{total: number, members: number, offset: number, query_means: {text: string, as: string, detail: string}[], pictures: Cell[]}} Page */
 /** @typedef {{name: string, means: string | null, examples: number, absent: number, threshold: number | null, tags?: number, waiting?: number, expected_precision?: number | null}} Label */
-/** @typedef {{name: string, pictures: number, indexed: number, failures: number, folders: string[], labels: number, answers: number, can_undo: boolean, can_redo: boolean, version: number, indexing: boolean, notice: string}} Project */
-/** @typedef {{id: string, picture: string, label: string, answer: Word, source: string}} Answer */
+/** @typedef {{id: string, name: string, pictures: number, indexed: number, failures: number, folders: string[], labels: number, answers: number, can_undo: boolean, can_redo: boolean, version: number, indexing: boolean, notice: string}} Project */
+/** @typedef {{id: string, picture: string, label: string, answer: Word, source: string, stack?: boolean}} Answer `stack`: it holds for all pictures of the stack */
 /** @typedef {{threshold: number, tags: number, expected_precision: number | null, recall: number | null}} Point */
 /** @typedef {{edges: number[], model: number[], yes: number[], no: number[]}} Histogram */
 /** @typedef {{label: string, order: string, question: string, pictures: Cell[], left: number, answered: {yes: number, no: number, unknown: number}, threshold: number, curve: Point[], histogram: Histogram, audited: {precision: number, low: number, high: number, count: number} | null, enough: string, examples: {digest: string, influence: number | null}[], mistaken_for: {label: string, count: number}[]}} ReviewPage */
@@ -68,8 +68,8 @@ export const getProject = () => call("GET", "/v1/project");
 export const getLabels = async () => (await call("GET", "/v1/labels")).labels;
 /** @param {string} name @param {boolean} words @returns {Promise<Label>} */
 export const define = (name, words) => post("/v1/labels", { name, words });
-/** @param {string} name @param {string[]} pictures @returns {Promise<Label>} */
-export const teach = (name, pictures) => post(`/v1/labels/${of(name)}/examples`, { pictures });
+/** @param {string} name @param {string[]} pictures @param {boolean} stacks each for its whole stack @returns {Promise<Label>} */
+export const teach = (name, pictures, stacks) => post(`/v1/labels/${of(name)}/examples`, { pictures, stacks });
 /** @param {string} name @param {{name?: string, merge?: boolean, threshold?: number | null}} change @returns {Promise<Label>} */
 export const change = (name, change) => call("PATCH", `/v1/labels/${of(name)}`, change);
 /** @param {string} name */

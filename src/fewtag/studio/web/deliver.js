@@ -84,8 +84,9 @@ function Name({ title, says, word }) {
 async function learn(name, digests) {
   const made = await store.attempt(async () => {
     if (!digests.length) return api.define(name, true);
-    let row = await api.teach(name, digests.slice(0, store.MOST));
-    for (let first = store.MOST; first < digests.length; first += store.MOST) row = await api.teach(name, digests.slice(first, first + store.MOST));
+    const stacks = store.route.value.screen === "library";
+    let row = null;
+    for (let first = 0; first < digests.length; first += store.MOST) row = await api.teach(name, digests.slice(first, first + store.MOST), stacks);
     return row;
   });
   if (!made) return;
@@ -148,6 +149,11 @@ const FORMATS = [
   ["jsonl", "JSON lines", "one object a picture, for programs"],
   ["parquet", "Parquet", "a column a label, for data frames"],
   ["xmp", "XMP sidecars", "beside the pictures, for photo programs"],
+  ["label-studio", "Label Studio", "tasks with the tags as predictions"],
+  ["fiftyone", "FiftyOne", "a data set; the pictures stay where they are"],
+  ["coco", "COCO", "annotations of whole pictures"],
+  ["imagefolder", "Image folder", "copies of the pictures and their labels, for Hugging Face"],
+  ["onnx", "ONNX", "the labels themselves, to tag without fewtag"],
 ];
 
 function Deliver() {
@@ -180,27 +186,32 @@ function Deliver() {
   };
   const done = job.value?.state === "done" ? job.value : null;
   const file = done?.result?.file;
-  const sidecars = wanted.value.format === "xmp";
+  const { format: form } = wanted.value;
+  const [sidecars, graph] = [form === "xmp", form === "onnx"];
+  const table = ["csv", "jsonl", "parquet"].includes(form);
+  const unit = sidecars ? "picture" : graph ? "label" : "row";
+  const says = sidecars ? "sidecars to write; the pictures themselves are never touched" : graph ? "of them in the graph" : "of them new or changed";
   return html`<${Dialog} title="Deliver the tags" wide>
-    <fieldset><legend>As</legend>${FORMATS.map(([format, text, says]) => html`<label class="choice" key=${format}>
+    <fieldset class="formats"><legend>As</legend>${FORMATS.map(([format, text, says]) => html`<label class="choice" key=${format}>
       <input type="radio" name="format" checked=${wanted.value.format === format} onChange=${() => {
         job.value = null;
         back.value = false;
         wanted.value = { ...wanted.value, format };
       }} /><span>${text} <span class="dim">${says}</span></span></label>`)}</fieldset>
-    <label class="choice"><input type="checkbox" checked=${wanted.value.confirmed_only} onChange=${() => (wanted.value = { ...wanted.value, confirmed_only: !wanted.value.confirmed_only })} />
+    ${!graph && html`<label class="choice"><input type="checkbox" checked=${wanted.value.confirmed_only} onChange=${() => (wanted.value = { ...wanted.value, confirmed_only: !wanted.value.confirmed_only })} />
       <span>Only what a person confirmed</span></label>
     <label class="choice"><input type="checkbox" checked=${wanted.value.scores} onChange=${() => (wanted.value = { ...wanted.value, scores: !wanted.value.scores })} />
-      <span>With probabilities</span></label>
+      <span>With probabilities</span></label>`}
     <div class="plan" aria-live="polite">
       ${refusal.value && html`<p class="bad">${refusal.value}</p>`}
-      ${plan.value && html`<p><strong>${plural(plan.value.rows, sidecars ? "picture" : "row")}</strong>, ${plan.value.changes.toLocaleString("en")} ${sidecars ? "sidecars to write; the pictures themselves are never touched" : "of them new or changed"}.</p><${Sample} rows=${plan.value.sample} />`}
+      ${plan.value && html`<p><strong>${plural(plan.value.rows, unit)}</strong>, ${plan.value.changes.toLocaleString("en")} ${says}.</p><${Sample} rows=${plan.value.sample} />`}
       ${!plan.value && !refusal.value && html`<p class="dim">Looking at what would be written…</p>`}
     </div>
     <footer>
       ${job.value?.state === "running" && html`<progress max=${job.value.total || 1} value=${job.value.done} aria-label="Delivery"></progress>`}
       <span class="space"></span>
-      ${file && html`<span class="dim">${file}</span><a class="button primary" href=${`/v1/deliveries/${encodeURIComponent(file)}`} download=${file}>Download</a>`}
+      ${file && !table && html`<span>Written: <code>deliveries/${file}</code> in the project's folder.</span>`}
+      ${file && table && html`<span class="dim">${file}</span><a class="button primary" href=${`/v1/deliveries/${encodeURIComponent(file)}`} download=${file}>Download</a>`}
       ${done && !file && html`<span>${plural(done.result.changes, "sidecar")} ${back.value ? "taken back" : "written"}.</span>`}
       ${sidecars && !back.value && html`<button disabled=${job.value?.state === "running"} onClick=${() => start(true)}>Take all back</button>`}
       ${!done && html`<button class="primary" disabled=${!plan.value || job.value?.state === "running"} onClick=${() => start(false)}>Deliver</button>`}

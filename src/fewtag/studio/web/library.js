@@ -20,8 +20,8 @@ export function labelOfList() {
   return named.length === 1 && store.labelNames.value.includes(named[0].detail) ? named[0].detail : "";
 }
 
-/** A word that was never taught ranks pictures, but promises no probability. */
-const byWord = () => (listing.value?.means.value ?? []).some((mean) => mean.as === "word") && !labelOfList();
+/** A word that was never taught, or a likeness, ranks pictures but promises no probability. */
+const promised = () => !(listing.value?.means.value ?? []).some((mean) => mean.as === "word" || mean.as === "like");
 
 /** Says yes or no of all that is selected, or of the picture under the cursor. @param {string} label @param {import("./api.js").Word} word @param {string[]} digests */
 export function answerFor(label, word, digests) {
@@ -29,7 +29,8 @@ export function answerFor(label, word, digests) {
   listing.value?.mark(digests, label, word);
   const what = { yes: `“${label}”`, no: `not “${label}”`, unknown: `“${label}” open` }[word];
   store.say(`${plural(digests.length)}: ${what}.`, { action: { text: "Undo", run: store.undo } });
-  store.answer(digests.map((picture) => ({ picture, label, answer: word })));
+  // one cell stands for its stack; the open picture speaks for itself alone
+  store.answer(digests.map((picture) => ({ picture, label, answer: word, stack: store.route.value.screen === "library" })));
 }
 
 const columns = (/** @type {number} */ width) => columnsOf(width, width < 600 ? 104 : 168);
@@ -43,9 +44,9 @@ function look(cell) {
     pressed,
     word: pressed ? "chosen" : "",
     mark: pressed ? "✓" : "",
-    name: `${cell.name}${names ? `: ${names}` : ", no tags"}${cell.p === null ? "" : `, ${percent(cell.p)}`}`,
+    name: `${cell.name}${names ? `: ${names}` : ", no tags"}${cell.p !== null && promised() ? `, ${percent(cell.p)}` : ""}`,
     caption: html`<span class="tags">${shown.map((tag) => html`<span class=${tag.state}>${tag.label.split("/").at(-1)}</span>`)}</span>
-      ${cell.p !== null && !byWord() && html`<span class="p">${percent(cell.p)}</span>`}`,
+      ${cell.p !== null && promised() && html`<span class="p">${percent(cell.p)}</span>`}`,
   };
 }
 
@@ -165,7 +166,7 @@ function Heading({ list, query, total }) {
     ${like && html`<img class="small" src=${thumbnail(like)} alt="The picture that others are compared with" />`}
     <h1>${like ? (box ? "Like this part" : "Like this picture") : only ? label : query.get("q") || "All pictures"}</h1>
     <p aria-live="polite">
-      ${total === null ? "Searching…" : plural(total)}
+      ${total === null ? "Searching…" : plural(list.members)}${total !== null && list.members > total && ` · ${(list.members - total).toLocaleString("en")} in stacks`}
       ${only && row?.expected_precision != null && html` · expected precision ${percent(row.expected_precision)}`}
       ${words.length > 0 && html`, best first: no label yet, found by the word${words.length > 1 ? "s" : ""} ${words.join(", ")}`}
     </p>

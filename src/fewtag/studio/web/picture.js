@@ -102,8 +102,8 @@ export function Picture() {
         ${here && here.because.length > 0 && html`<h2>“${here.label}” because of</h2>
           <ul class="strip">${here.because.map((each) => html`<li key=${each.digest}><a href=${store.address("picture", each.digest, { label: here.label })}>
             <img src=${api.thumbnail(each.digest)} alt=${`Example that speaks for ${here.label}`} /></a><span class="weight">${percent(each.weight)}</span></li>`)}</ul>`}
-        ${shown.stack.length > 1 && html`<h2>${plural(shown.stack.length)} of one moment</h2>
-          <ul class="strip">${shown.stack.map((each) => html`<li key=${each}><a href=${store.address("picture", each)} aria-current=${each === digest ? "true" : "false"}>
+        ${shown.stack.length > 0 && html`<h2>${plural(shown.stack.length + 1)} of one moment</h2>
+          <ul class="strip">${[digest, ...shown.stack].map((each) => html`<li key=${each}><a href=${store.address("picture", each)} aria-current=${each === digest ? "true" : "false"}>
             <img src=${api.thumbnail(each)} alt=${each === digest ? "This picture" : "Another picture of the moment"} /></a></li>`)}</ul>`}
         <h2>Would be written</h2>
         <p class="written">${shown.would_write.length ? shown.would_write.map((each) => html`<span class="chip" key=${each}>${each}</span>`) : html`<span class="dim">nothing</span>`}</p>
@@ -118,7 +118,7 @@ function Belief({ row, place, here, answer, point }) {
   return html`<div class=${`belief ${here ? "here" : ""} ${row.p >= row.threshold ? "over" : ""}`} onPointerEnter=${(/** @type {PointerEvent} */ event) => event.pointerType === "mouse" && point(true)}
     onPointerLeave=${(/** @type {PointerEvent} */ event) => event.pointerType === "mouse" && point(false)} onFocusIn=${() => point(false)}>
     <span class="key" aria-hidden="true">${place < 9 ? place + 1 : ""}</span>
-    <span class="what"><span class="name">${row.label}</span>
+    <span class="what"><span class="name" title=${row.label}>${row.label.split("/").at(-1)}</span>
       <span class="p">${percent(row.p)}</span>
       <span class="meter" role="meter" aria-label=${`Probability of ${row.label}`} aria-valuemin="0" aria-valuemax="100" aria-valuenow=${Math.round(100 * row.p)}>
         <span class="full" style=${{ width: percent(row.p).replace(" ", "") }}></span><span class="tick" style=${{ left: percent(row.threshold).replace(" ", "") }}></span></span></span>

@@ -62,6 +62,18 @@ export function Review() {
     }
   }, [store.answered.value, busy.value]);
 
+  // what each example does is worked out behind the page
+  const waits = page.value?.examples.some((each) => each.influence === null) ?? false;
+  useEffect(() => {
+    if (!waits) return;
+    const turn = asked.current;
+    const later = setTimeout(async () => {
+      const got = await api.getReview(label, order, 1).catch(() => null);
+      if (got && page.value && turn === asked.current) page.value = { ...page.value, examples: got.examples };
+    }, 2500);
+    return () => clearTimeout(later);
+  }, [page.value?.examples]);
+
   /** @param {string} digest @param {Word} [word] */
   const give = (digest, word) => {
     const given = word ?? (words.value[digest] === "yes" ? "no" : "yes");
@@ -72,7 +84,7 @@ export function Review() {
     const shown = page.value;
     if (!shown?.pictures.length || busy.value || store.unsent.value.length) return;
     busy.value = true;
-    const given = shown.pictures.map((cell) => ({ picture: cell.digest, label, answer: words.value[cell.digest] }));
+    const given = shown.pictures.map((cell) => ({ picture: cell.digest, label, answer: words.value[cell.digest], stack: cell.stack > 1 && shown.order !== "audit" }));
     changes.delete(label);
     const safe = await store.answer(given, shown.order === "audit" ? "audit" : "page");
     if (safe) {
@@ -237,16 +249,16 @@ function Rail({ page, change }) {
       <ul class="plainlist">${page.mistaken_for.map((each) => html`<li key=${each.label}>
         <a href=${store.address("library", "", { q: `${store.quoted(page.label)} ${store.quoted(each.label)}` })}>${each.label}</a>
         <span class="dim">${plural(each.count, "time")}</span></li>`)}</ul>`}
-    <p class="dim">Answered so far: ${page.answered.yes} yes, ${page.answered.no} no, ${page.answered.unknown} unknown.</p>`;
+    <p class="dim path">Answered so far: ${page.answered.yes} yes, ${page.answered.no} no, ${page.answered.unknown} unknown.</p>`;
 }
 
 /** @param {{label: string, digest: string, influence: number | null}} props */
 function Example({ label, digest, influence }) {
   const points = influence === null ? 0 : Math.round(100 * influence);
-  // influence is what precision would lose without it
-  const says = points === 0 ? "" : points > 0 ? `helps +${points}` : `hurts −${-points}`;
+  // influence is what precision would lose without it; a single point is noise
+  const says = Math.abs(points) < 2 ? "" : points > 0 ? `helps +${points}` : `hurts −${-points}`;
   const remove = () => {
-    store.answer([{ picture: digest, label, answer: "unknown" }]);
+    store.answer([{ picture: digest, label, answer: "unknown", stack: true }]);
     store.say("No longer an example.", { action: { text: "Undo", run: store.undo } });
   };
   return html`<a href=${store.address("picture", digest, { label })}><img src=${api.thumbnail(digest)} alt=${`Example${says && `, ${says} points of precision`}`} loading="lazy" /></a>

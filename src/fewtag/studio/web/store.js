@@ -5,7 +5,7 @@ import { batch, computed, signal } from "./view.js";
 /** @typedef {import("./api.js").Answer} Answer */
 /** @typedef {import("./api.js").Cell} Cell */
 /** @typedef {{screen: "library" | "review" | "picture", name: string, query: URLSearchParams}} Route */
-/** @typedef {{id: string, at: string, answers: Answer[], recovered?: boolean}} Group answers that were given by one gesture */
+/** @typedef {{id: string, at: string, answers: Answer[]}} Group answers that were given by one gesture */
 /** @typedef {{id: number, text: string, bad: boolean, action?: {text: string, run: () => void}}} Toast */
 
 /** @type {import("./view.js").Signal<import("./api.js").Project | null>} */
@@ -96,7 +96,7 @@ export const MOST = 1000;
 let sending = /** @type {Promise<boolean> | null} */ (null);
 
 /** Where a project's answers are kept: the next project on this port must not get them. */
-const kept = () => `${KEPT}${project.value?.name}/`;
+const kept = () => `${KEPT}${project.value?.id}/`;
 
 /** @param {Group} group */
 const keyOf = (group) => `${kept()}${group.at}-${group.id}`;
@@ -104,11 +104,11 @@ const keyOf = (group) => `${kept()}${group.at}-${group.id}`;
 /** Answers that an earlier page of this project did not see acknowledged. */
 export function recoverAnswers() {
   const keys = Object.keys(localStorage).filter((key) => key.startsWith(kept())).sort();
-  unsent.value = keys.map((key) => ({ ...JSON.parse(localStorage[key]), recovered: true }));
+  unsent.value = keys.map((key) => JSON.parse(localStorage[key]));
   if (keys.length) flush();
 }
 
-/** @param {{picture: string, label: string, answer: import("./api.js").Word}[]} given @param {string} source */
+/** @param {{picture: string, label: string, answer: import("./api.js").Word, stack?: boolean}[]} given @param {string} source */
 export async function answer(given, source = "click") {
   if (!given.length) return true;
   for (let first = 0; first < given.length; first += MOST) {
@@ -146,11 +146,6 @@ async function sendAll() {
         return false;
       }
       say(/** @type {Error} */ (problem).message, { bad: true });
-      // what is unknown here may be of another project of this name: it stays for that one
-      if (status === 404 && group.recovered) {
-        unsent.value = unsent.value.slice(1);
-        continue;
-      }
     }
     localStorage.removeItem(keyOf(group));
     batch(() => {
@@ -202,6 +197,8 @@ export class Listing {
   constructor(wanted) {
     this.wanted = wanted;
     this.total = signal(/** @type {number | null} */ (null));
+    /** Pictures, where `total` counts cells: one cell stands for a stack. */
+    this.members = 0;
     this.means = signal(/** @type {{text: string, as: string, detail: string}[]} */ ([]));
     /** Rises with every page that came. */
     this.version = signal(0);
@@ -234,6 +231,7 @@ export class Listing {
     this.pages.set(page, found.pictures);
     if (page === 0 && found.pictures.length) ratio.value = shapeOfMost(found.pictures);
     batch(() => {
+      this.members = found.members;
       this.total.value = found.total;
       if (page === 0) this.means.value = found.query_means;
       this.version.value += 1;

@@ -193,7 +193,7 @@ class Results:
 def read_results(folder: Path, paper: Published) -> Results:
     """All rows and reasons under the folder; a reason for a run that has rows by now is out of date."""
     for path in folder.glob("**/*.jsonl"):
-        raise InputError(f"{path} is of before rows were Parquet; convert it with scripts/convert_results.py {folder}")
+        raise InputError(f"{path} is of before rows were Parquet; delete it, and measure its run with fewtag bench")
     phases: dict[tuple[Path, str, str], dict[str, list[ResultRow]]] = {}
     for path in sorted(folder.glob("**/*.parquet")):
         if not path.name.endswith(SESSIONS) and (rows := read_rows(path)):

@@ -1,0 +1,89 @@
+"""Keywords: tags as paths of names, how their spellings compare, and what a person's own ones say of a picture."""
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fewtag.errors import InputError
+
+SLASH = "∕"
+"""Stands for a slash within a name: "/" itself parts the names of a path."""
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+Path = tuple[str, ...]
+"""A tag by the names above it and its own: ("birds", "heron")."""
+
+
+def path_of(label: str) -> Path:
+    """A label's path; its names are parted by "/".
+
+    >>> path_of("birds/heron"), path_of("dog")
+    (('birds', 'heron'), ('dog',))
+    """
+    return tuple(part.strip() for part in re.split(r"[/|]", label) if part.strip())
+
+
+def label_of(path: Path) -> str:
+    """The label that a path is learnt as."""
+    return "/".join(part.replace("/", SLASH) for part in path)
+
+
+def check_label(label: str) -> Path:
+    """A label's path; refuses one that XML cannot hold."""
+    if found := _NO_XML.search(label):
+        raise InputError(f"label {label!r} holds the character {found[0]!r}, which XMP cannot; rename it")
+    path = path_of(label)
+    if not path:
+        raise InputError(f"label {label!r} has no name between its slashes; rename it")
+    return path
+
+
+def fold(path: Path) -> Path:
+    """By which two spellings of a path are the same: neither case nor the form of accents tells them apart."""
+    return tuple(unicodedata.normalize("NFC", part).casefold() for part in path)
+
+
+def unlike(items: Iterable[str], but: Iterable[str] = ()) -> list[str]:
+    """Each once, whatever its case, and none of those."""
+    first: dict[Path, str] = {}
+    for item in items:
+        first.setdefault(fold((item.strip(),)), item)
+    known = {fold((item.strip(),)) for item in but}
+    return [item for key, item in first.items() if key not in known]
+
+
+class Tags(NamedTuple):
+    """What a person's own keywords say of a picture: paths, and names that are in none of these."""
+
+    paths: tuple[Path, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def joined(self, other: "Tags") -> "Tags":
+        """What both say."""
+        return join_tags([*self.paths, *other.paths], [*self.names, *other.names])
+
+    @property
+    def every(self) -> tuple[Path, ...]:
+        """Names count as paths of one."""
+        return (*self.paths, *((name,) for name in self.names))
+
+    def has(self, path: Path) -> bool:
+        """Whether a person gave this tag, as a path, as a mere name, or, of a mere name, under any path."""
+        wanted, given = fold(path), {fold(each) for each in self.every}
+        under = len(wanted) == 1 and wanted[0] in {each[-1] for each in given}
+        return under or wanted in given or wanted[-1:] in given
+
+
+NO_TAGS = Tags()
+
+
+def join_tags(paths: Iterable[Path], names: Iterable[str]) -> Tags:
+    """Each once, in its first spelling; a name that is part of a path says nothing more."""
+    hierarchy: dict[Path, Path] = {}
+    for path in paths:
+        if path:
+            hierarchy.setdefault(fold(path), path)
+    within = {part for path in hierarchy for part in path}
+    flat = unlike(name.strip() for name in names if name.strip())
+    return Tags(tuple(hierarchy.values()), tuple(name for name in flat if fold((name,))[0] not in within))

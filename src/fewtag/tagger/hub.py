@@ -1,0 +1,79 @@
+"""Banks on the Hugging Face Hub: shared without their examples, unless a person wants otherwise, and found by name."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fewtag import __version__
+from fewtag.errors import InputError
+from fewtag.files import make_folder, write_atomically
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+    from fewtag.tagger.tagger import Tagger
+
+BANK, CARD = "bank.fewtag", "README.md"
+
+
+def save(tagger: "Tagger", folder: Path, *, examples: bool, license: str) -> None:  # noqa: A002
+    """The bank and a model card."""
+    make_folder(folder)
+    tagger.save(folder / BANK, examples=examples)
+    write_atomically(folder / CARD, _card(tagger, license).encode())
+
+
+def upload(folder: Path, repository: str, *, private: bool, token: str | None, api: "HfApi | None") -> str:
+    """A folder's files; answers with the repository's address."""
+    hub = api or _hub().HfApi(token=token)
+    with _refused(f"cannot upload to {repository}", "check its name and your token"):
+        address = hub.create_repo(repository, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="A bank of fewtag")
+    return str(address)
+
+
+def find(source: str, *, revision: str | None, token: str | None, local_files_only: bool) -> Path:
+    """The bank in a folder, or in a repository on the hub."""
+    if Path(source).is_dir():
+        return Path(source, BANK)
+    download = _hub().hf_hub_download
+    with _refused(f"there is no folder {source}, and the hub has no such bank", "check the name"):
+        return Path(download(source, BANK, revision=revision, token=token, local_files_only=local_files_only))
+
+
+@contextmanager
+def _refused(what: str, then: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the hub's and the network's errors have no common base
+        raise InputError(f"{what} ({' '.join(str(error).split())[:200]}); {then}") from error
+
+
+def _hub() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise InputError('the hub needs huggingface_hub; run: pip install "fewtag[hub]"') from error
+    return huggingface_hub
+
+
+def _card(tagger: "Tagger", license: str) -> str:  # noqa: A002
+    """What the hub shows: facts for machines first."""
+    facts = ["library_name: fewtag", "pipeline_tag: image-classification", "tags: [fewtag, multi-label, few-shot]"]
+    facts += [f"license: {license}"] if license else []
+    rows = [
+        f"| {label.replace('|', '/')} | {tagger.counts_[label]} | {tagger.thresholds_[label]:.2f} | "
+        f"{tagger.definitions_[label]} |"
+        for label in tagger.classes_
+    ]
+    return "\n".join(
+        [
+            "---", *facts, "---", "",
+            f"# A bank of {len(rows)} labels", "",
+            f"Made by fewtag {__version__} on its model `{tagger.model.name}`. Probabilities are calibrated.", "",
+            "```python", "from fewtag import Tagger", "",
+            'tagger = Tagger.from_pretrained("OWNER/NAME")', 'tagger.predict("garden.jpg")', "```", "",
+            "| label | examples | given from | word |", "|---|---|---|---|", *rows, "",
+        ]
+    )  # fmt: skip

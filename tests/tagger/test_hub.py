@@ -1,0 +1,144 @@
+"""Banks on the Hugging Face Hub: nothing of a picture unless it is wanted, through the hub's own client."""
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from unittest.mock import create_autospec
+
+import numpy as np
+import pytest
+from tiny import draw
+
+from fewtag import InputError, Tagger
+from fewtag.tagger import hub
+
+
+def test_a_shared_bank_gives_the_same_probabilities_and_holds_no_picture(bank: Path, tmp_path: Path) -> None:
+    tagger = Tagger.load(bank)
+    tagger.partial_fit([draw(80, "ball")], [["ball"]], absent=[["dog"]]).define("zebra")
+    tagger.set_thresholds({"cat": 0.25})
+    tagger.save_pretrained(tmp_path / "shared", license="cc-by-4.0")
+    shared = Tagger.from_pretrained(tmp_path / "shared")
+    pictures = [draw(number, label) for number, label in enumerate(["dog", "cat", "sofa"], 200)]
+    assert np.array_equal(shared.predict_proba(pictures), tagger.predict_proba(pictures))
+    assert (shared.classes_, shared.counts_, shared.thresholds_) == (
+        tagger.classes_, tagger.counts_, tagger.thresholds_,
+    )  # fmt: skip
+    own, theirs = tagger.bank_.examples, shared.bank_.examples
+    assert not set(own) & set(theirs)
+    assert {(each.name, each.picture) for each in theirs.values()} == {("", b"")}
+    codes = [each.codes.tobytes() for each in own.values()]
+    assert not [each for each in theirs.values() if each.codes.tobytes() in codes]
+    content = (tmp_path / "shared" / hub.BANK).read_bytes()
+    assert not [each.name for each in own.values() if each.name and each.name.encode() in content]
+    assert shared.partial_fit([draw(300, "ball")], [["ball"]]).counts_["ball"] == 2
+    card = (tmp_path / "shared" / hub.CARD).read_text()
+    assert card.startswith("---\nlibrary_name: fewtag\npipeline_tag: image-classification\n")
+    assert "license: cc-by-4.0\n" in card
+    assert "| cat | 2 | 0.25 | its name |" in card
+    tagger.save_pretrained(tmp_path / "whole", examples=True)
+    assert set(Tagger.from_pretrained(tmp_path / "whole").bank_.examples) == set(own)
+
+
+def test_saving_a_copy_to_share_is_not_saving(bank: Path, tmp_path: Path) -> None:
+    tagger = Tagger.load(bank).define("zebra")
+    tagger.save(tmp_path / "copy.fewtag", examples=False)
+    tagger.save(bank)
+    assert "zebra" in Tagger.load(bank).classes_
+    assert Tagger.load(bank).examples_("dog") == tagger.examples_("dog")
+
+
+def test_pushing_uploads_what_was_saved_and_is_private_by_default(bank: Path, tmp_path: Path) -> None:
+    """Against a folder that stands for the hub."""
+
+    class Folder:
+        def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> str:
+            assert (private, exist_ok) == (True, True)
+            return f"hub/{name}"
+
+        def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> None:
+            assert commit_message
+            (tmp_path / repo_id).mkdir(parents=True)
+            for path in Path(folder_path).iterdir():
+                if not path.name.startswith("."):
+                    (tmp_path / repo_id / path.name).write_bytes(path.read_bytes())
+
+    tagger = Tagger.load(bank)
+    assert tagger.push_to_hub("me/pets", api=Folder()) == "hub/me/pets"  # type: ignore[arg-type]
+    assert {path.name for path in (tmp_path / "me/pets").iterdir()} == {hub.BANK, hub.CARD}
+    assert np.array_equal(
+        Tagger.from_pretrained(tmp_path / "me/pets").predict_proba(draw(1, "dog")), tagger.predict_proba(draw(1, "dog"))
+    )
+
+    class Closed(Folder):
+        def create_repo(self, *_: Any, **__: Any) -> str:
+            raise ConnectionError("no network")
+
+    with pytest.raises(InputError, match=r"cannot upload to me/pets \(no network\); check its name and your token"):
+        tagger.push_to_hub("me/pets", api=Closed())  # type: ignore[arg-type]
+
+
+def test_the_hub_without_its_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(InputError, match=r'pip install "fewtag\[hub\]"'):
+        Tagger.from_pretrained("me/nowhere")
+
+
+def test_what_is_asked_is_what_the_client_takes(bank: Path) -> None:
+    client = pytest.importorskip("huggingface_hub")
+    api = create_autospec(client.HfApi, instance=True)
+    api.create_repo.return_value = "hub/me/pets"
+    assert Tagger.load(bank).push_to_hub("me/pets", private=False, api=api) == "hub/me/pets"
+    assert api.create_repo.call_args.kwargs["private"] is False
+    assert api.upload_folder.call_args.kwargs["repo_id"] == "me/pets"
+
+
+@pytest.fixture
+def served(bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A hub on this machine with one repository, me/pets; the requests that it had."""
+    client = pytest.importorskip("huggingface_hub")
+    Tagger.load(bank).save_pretrained(tmp_path / "hub")
+    content, asked = (tmp_path / "hub" / hub.BANK).read_bytes(), list[str]()
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.path == f"/me/pets/resolve/main/{hub.BANK}"
+            asked.append(f"{self.command} {self.path}")
+            self.send_response(200 if known else 404)
+            self.send_header("X-Repo-Commit", "0" * 40)
+            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+            self.send_header("Content-Length", str(len(content) if known else 0))
+            self.end_headers()
+            if known and self.command == "GET":
+                self.wfile.write(content)
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing to the terminal."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    Thread(target=server.serve_forever, daemon=True).start()
+    ours = {"endpoint": f"http://127.0.0.1:{server.server_port}", "cache_dir": tmp_path / "hub-cache"}
+    monkeypatch.setattr(client, "hf_hub_download", partial(client.hf_hub_download, **ours))
+    yield asked
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_bank_comes_by_its_name_through_the_real_client(served: list[str], bank: Path) -> None:
+    own, picture = Tagger.load(bank), draw(1, "dog")
+    for more in ({}, {"local_files_only": True}):  # the second time from the client's cache
+        found = Tagger.from_pretrained("me/pets", **more)  # type: ignore[arg-type]
+        assert np.array_equal(found.predict_proba(picture), own.predict_proba(picture))
+    assert served == [f"{word} /me/pets/resolve/main/{hub.BANK}" for word in ("HEAD", "GET")]
+    with pytest.raises(
+        InputError, match=r"^there is no folder me/nothing, and the hub has no such bank \(.*check the name$"
+    ):
+        Tagger.from_pretrained("me/nothing")
