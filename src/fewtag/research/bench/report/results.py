@@ -77,7 +77,7 @@ class Published(BaseModel):
 
     source: str
     originals: dict[str, str]
-    """Recipes on the original downloads, each with the one whose place in the tables its runs take."""
+    """Recipes on the original downloads, or on fewer pictures, with the one whose place in tables their runs take."""
     tables: list[PublishedTable]
 
     def comparison(self, split: str) -> PublishedTable | None:
