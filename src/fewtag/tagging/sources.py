@@ -92,7 +92,7 @@ class Crop(NamedTuple):
         begin = [min(start, side - 1) for start, side in zip(first, whole.size, strict=True)]
         end = [min(max(start + 1, stop), side) for start, stop, side in zip(begin, last, whole.size, strict=True)]
         buffer = io.BytesIO()
-        whole.crop((*begin, *end)).save(buffer, "BMP")
+        whole.crop((begin[0], begin[1], end[0], end[1])).save(buffer, "BMP")
         return buffer.getvalue()
 
 
