@@ -317,7 +317,8 @@ def examples(
     from fewtag.tagger.bank_file import read_bank
     from fewtag.tagging.page import Card, embed_bytes, write_page
 
-    check_page(page)
+    if page is not None:
+        check_page(page)
     contents = read_bank(bank)[1]
     name = contents.find(label)
     members = [contents.examples[key] for key in contents.members[name]]

@@ -96,7 +96,8 @@ def tag(
         given := [name for name, value in (("--address", address), ("--workers", workers)) if value]
     ):
         raise InputError(f"{given[0]} is for --engine ray; add that, or leave it out")
-    check_page(page, out)
+    if page is not None:
+        check_page(page, out)
     kept = None if no_cache else str((cache or user_cache_folder()).resolve())
     options = Options(scores, threshold, read_prior(prior), batch, device, kept, shard)
     if out is None:
@@ -143,12 +144,13 @@ def _to_table(
     cards: list[Card] = []
 
     def look(rows: Rows) -> None:
-        if page is not None:
-            cards.extend(tagged_card(item, row) for item, row in itertools.islice(rows, MOST))
+        cards.extend(tagged_card(item, row) for item, row in itertools.islice(rows, MOST))
 
+    shown = None if page is None else look
     with Bars() as bars:
-        done = tag_all(bank, sources, out, options, ray=ray, force=force, begin=bars.begin, look=look)
-    _to_page(bank, page, cards)
+        done = tag_all(bank, sources, out, options, ray=ray, force=force, begin=bars.begin, look=shown)
+    if page is not None:
+        _to_page(bank, page, cards)
     if as_json:
         print(json.dumps(asdict(done)))
     else:
@@ -180,15 +182,14 @@ def _to_terminal(bank: Path, sources: list[str], page: Path | None, options: "Op
             ranked = sorted(shown, key=lambda name: -row.scores[name])
             tags = ", ".join(f"{name} {row.scores[name]:.2f}" for name in ranked) or "–"
             typer.echo(f"{printable(row.image)}: {printable(tags)}")
-    _to_page(bank, page, cards)
+    if page is not None:
+        _to_page(bank, page, cards)
     return failed
 
 
-def _to_page(bank: Path, page: Path | None, cards: "list[Card]") -> None:
+def _to_page(bank: Path, page: Path, cards: "list[Card]") -> None:
     from fewtag.tagging.page import MOST, write_page
 
-    if page is None:
-        return
     facts = f"{plural(len(cards), 'picture')}, tagged by {bank.name}"
     write_page(page, bank.stem, facts + (f"; only the first {MOST} are shown" if len(cards) == MOST else ""), cards)
     print(f"the page: {page}", file=sys.stderr)

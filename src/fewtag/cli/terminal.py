@@ -61,10 +61,8 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
-def check_page(page: Path | None, out: str | None = None) -> None:
+def check_page(page: Path, out: str | None = None) -> None:
     """Refuses a --page that would take the place of what is no page: a picture, a bank, the table itself."""
-    if page is None:
-        return
     if page.suffix.lower() not in {".html", ".htm"}:
         raise InputError(f"--page {page} ends in neither .html nor .htm; name it page.html, for example")
     if out is not None and Path(out).absolute() == page.absolute():

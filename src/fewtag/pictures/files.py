@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -175,12 +175,11 @@ def encoded_bytes(image: object, name: str) -> bytes | None:
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if isinstance(image, io.IOBase) or hasattr(image, "read"):
+        file: Any = image
         try:
-            if (
-                hasattr(image, "seek") and hasattr(image, "seekable") and image.seekable()
-            ):  # from its beginning, however far it was read or written
-                image.seek(0)
-            data = image.read()
+            if getattr(file, "seekable", bool)():  # from its beginning, however far it was read or written
+                file.seek(0)
+            data = file.read()
         except (OSError, ValueError) as error:  # closed, or opened for writing
             raise InputError(f"cannot read image {name}: {error}; open it again") from error
         if isinstance(data, bytes):

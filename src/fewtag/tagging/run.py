@@ -95,7 +95,7 @@ def tag(
     ray: Cluster | None = None,
     force: bool = False,
     begin: Begin = lambda _task, _total: lambda _count: None,
-    look: Callable[[Rows], None] = lambda _rows: None,
+    look: Callable[[Rows], None] | None = None,
 ) -> Summary:
     """Tags every picture into a table, or into a folder of Parquet parts where `out` ends like no table.
 
@@ -130,7 +130,8 @@ def tag(
                     output.done |= finish_shards(tagger.model, scorer, missing, work, space, advance)
         ended = time.time()
         output.finish(scored)
-    look(_rows(tagger, source, options, output.shares))
+    if look is not None:
+        look(_rows(tagger, source, options, output.shares))
     counts = list(output.done.values())
     tagged, failed = sum(each.tagged for each in counts), sum(each.failed for each in counts)
     return Summary(
@@ -205,7 +206,7 @@ def shares_in(
     is the same each time, whatever tags it and however often; what it takes is in the cache afterwards. A label with a
     threshold of its own keeps the probabilities that it was chosen by.
     """
-    if options.prior == "bank":
+    if options.prior == "bank" or (options.prior == "estimate" and len(source) < SMALLEST_SAMPLE):
         return {}
     known = tagger.definitions_
     asked = [label for label in tagger.classes_ if known[label].prior is None and known[label].threshold is None]
