@@ -64,7 +64,7 @@ def test_pictures_that_moved_are_known_and_a_new_one_is_not(
     moved = Path(shutil.move(photos, "elsewhere"))
     (moved / "z.webp").rename(moved / "renamed.png")
     draw(200, "sofa").save(moved / "new.png")
-    _, cached = tagged(cli, bank, moved)
+    _, cached = tagged(cli, bank, moved, "--force")
     assert (cached, encoded) == (4, [4, 1])
 
 
