@@ -61,11 +61,6 @@ class Network:
         spread = map if self.threads == 1 else self._pool.map
         return np.concatenate(list(spread(lambda chunk: self._run(chunk, space), chunks)))
 
-    def fine(self, pixels: Pixels, space: Space) -> Places:
-        """The finest map there is, for heat-maps: images × places × space."""
-        finest = [each.name for each in self._session.get_outputs()][-1]
-        return self._run(pixels, space, finest)
-
     @cached_property
     def threads(self) -> int:
         """As many as there are cores to use, unless a limit was set."""
@@ -76,12 +71,12 @@ class Network:
         """Where it works: cpu or cuda."""
         return "cuda" if self._session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
 
-    def _run(self, pixels: Pixels | Sequence[Square], space: Space, output: str = OUTPUTS[0]) -> Places:
+    def _run(self, pixels: Pixels | Sequence[Square], space: Space) -> Places:
         inputs: dict[str, NDArray[np.generic]] = dict(
             zip(INPUTS, (np.ascontiguousarray(np.stack(list(pixels))), space.mean, space.basis), strict=True)
         )
         inputs |= self.constants
-        places: NDArray[np.float32] = self._session.run([output], inputs)[0]
+        places: NDArray[np.float32] = self._session.run(OUTPUTS[:1], inputs)[0]
         return places.astype(np.float16).astype(np.float32)
 
     @cached_property

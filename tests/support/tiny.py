@@ -69,7 +69,6 @@ def write_tiny_model(folder: Path, name: str = "tiny", seed: int = 0) -> Path:
             "size": SIZE,
             "channels": CHANNELS,
             "places": (SIZE // CELL) ** 2,
-            "zoom": 2,
         },
         constants={},
         space=space,

@@ -4,67 +4,58 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fewtag.core.posterior import Fitted
-from fewtag.tagger.explain import grid, heat_map, layer, overlay
+from fewtag.tagger.explain import CELLS, grid, heat_map, hide_parts, layer, overlay
 
-SLOPE, OFFSET = 12.0, -4.0
-
-
-def places(side: int, row: int, column: int, strength: float = 1.0) -> np.ndarray:
-    """Nearly empty but for one place, which looks as strongly like the label as is said."""
-    generator = np.random.default_rng(0)
-    made = generator.normal(0, 0.05, (side, side, 4)).astype(np.float32)
-    made[..., 1] += 1
-    made[row, column] = [strength, np.sqrt(max(0.0, 1 - strength**2)), 0, 0]
-    return made.reshape(side * side, 4)
+SIDE = 40
+GENERATOR = np.random.default_rng(0)
+SQUARE = GENERATOR.integers(0, 256, (3, SIDE, SIDE), dtype=np.uint8)
 
 
-TOWARDS = np.array([1, 0, 0, 0], np.float32)
-LABEL = Fitted(TOWARDS, 0.4 * TOWARDS, 0.6 * TOWARDS, 0.0)
+def log_odds_by(row: int, column: int, strength: float = 2.0) -> np.ndarray:
+    """Of a label that leans on one cell alone: by as much as is said, wherever a pixel of that cell is hidden."""
+    cell = SIDE // CELLS
+    place = ..., slice(row * cell, (row + 1) * cell), slice(column * cell, (column + 1) * cell)
+    return np.array([3 - strength * (copy[place] != SQUARE[place]).any() for copy in hide_parts(SQUARE)])
 
 
-def heat_of(made: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    return heat_map(made, LABEL, (SLOPE, OFFSET), size)
+def test_every_pixel_is_hidden_four_times_but_for_those_at_the_edges_and_never_all_at_once() -> None:
+    whole, *copies = hide_parts(SQUARE)
+    assert np.array_equal(whole, SQUARE)
+    assert len(copies) == (CELLS + 1) ** 2
+    hidden = np.array([(copy != SQUARE).any(axis=0) for copy in copies])
+    assert hidden.mean(axis=(1, 2)).max() <= (2 / CELLS) ** 2
+    times = hidden.sum(axis=0).reshape(CELLS, SIDE // CELLS, CELLS, SIDE // CELLS).max(axis=(1, 3))
+    assert (times == 4).all()
 
 
 def test_heat_has_the_size_of_the_picture_width_first_and_is_from_zero_to_one() -> None:
     picture = Image.new("RGB", (60, 20))
-    heat = heat_of(places(7, 0, 0), picture.size)
+    heat = heat_map(log_odds_by(0, 0), 0.9, picture.size)
     assert heat.shape == (20, 60) == np.asarray(picture).shape[:2]
     assert heat.min() >= 0
     assert heat.max() <= 1
 
 
-@pytest.mark.parametrize(("row", "column"), [(0, 0), (0, 6), (4, 1), (2, 5), (6, 6)])
-def test_the_hottest_place_is_where_the_label_is(row: int, column: int) -> None:
-    heat = heat_of(places(7, row, column), (140, 70))
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (0, 4), (3, 1), (2, 3), (4, 4)])
+def test_the_hottest_place_is_what_the_label_cannot_do_without(row: int, column: int) -> None:
+    heat = heat_map(log_odds_by(row, column), 0.9, (100, 50))
     hottest = np.unravel_index(heat.argmax(), heat.shape)
     assert (hottest[0] // 10, hottest[1] // 20) == (row, column)
 
 
-def test_what_is_not_there_stays_dark_and_what_is_there_is_bright() -> None:
+def test_the_brightest_is_as_bright_as_the_label_is_likely_and_what_is_not_there_stays_dark() -> None:
     """A scale of its own for each label would show both alike."""
-    assert heat_of(places(7, 3, 3, strength=0.9), (70, 70)).max() > 0.9
-    assert heat_of(places(7, 3, 3, strength=0.1), (70, 70)).max() < 0.2
+    assert heat_map(log_odds_by(2, 2), 0.9, (5, 5)).max() == pytest.approx(0.9, abs=1e-5)
+    assert heat_map(log_odds_by(2, 2), 0.05, (5, 5)).max() == pytest.approx(0.05, abs=1e-5)
 
 
-def test_a_place_shows_the_probability_that_it_speaks_for() -> None:
-    """Had the whole picture looked so: here it does."""
-    made = np.tile(np.array([[0.6, 0.8, 0, 0]], np.float32), (9, 1))
-    expected = 1 / (1 + np.exp(-(SLOPE * 0.6 + OFFSET)))
-    np.testing.assert_allclose(heat_of(made, (30, 30)), expected, atol=1e-5)
-    np.testing.assert_allclose(heat_of(7 * made, (30, 30)), expected, atol=1e-5)
+def test_where_no_part_counts_for_much_none_is_bright() -> None:
+    assert heat_map(log_odds_by(2, 2, strength=0.1), 0.9, (5, 5)).max() == pytest.approx(0.9 * 0.1 / 0.5, abs=1e-5)
+    assert heat_map(np.full(37, 3.0), 0.9, (5, 5)).max() == 0
 
 
-def test_a_labels_own_bias_counts_and_both_its_weights() -> None:
-    made = np.tile(np.array([[0.6, 0.8, 0, 0]], np.float32), (9, 1))
-    biased = Fitted(TOWARDS, TOWARDS, np.array([0, 0.5, 0, 0], np.float32), -0.2)
-    expected = 1 / (1 + np.exp(-(SLOPE * (0.6 + 0.5 * 0.8 - 0.2) + OFFSET)))
-    np.testing.assert_allclose(heat_map(made, biased, (SLOPE, OFFSET), (30, 30)), expected, atol=1e-5)
-
-
-def test_an_empty_picture_says_what_an_empty_score_says() -> None:
-    np.testing.assert_allclose(heat_of(np.zeros((9, 4), np.float32), (9, 6)), 1 / (1 + np.exp(4)), atol=1e-6)
+def test_a_part_that_speaks_against_the_label_is_dark() -> None:
+    assert heat_map(log_odds_by(2, 2, strength=-2.0), 0.9, (5, 5)).max() == 0
 
 
 def test_an_overlay_keeps_the_size_and_colours_the_hot_places() -> None:

@@ -26,7 +26,6 @@ from fewtag.core.posterior import Classifiers, Fitted, Pictures, fit_label
 from fewtag.pictures.decode import squash, stack
 from fewtag.pictures.files import Picture
 from fewtag.runtime import Network
-from fewtag.tagger.explain import heat_map
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import encode_stream, items_of
 
@@ -531,32 +530,17 @@ def test_a_heat_map_has_the_pictures_size(tagger: Tagger, draw: Draw) -> None:
     assert 0 <= heat.min() < heat.max() <= 1
 
 
-def test_a_heat_map_is_of_the_finest_places_and_a_probability_of_the_usual_ones(
-    tagger: Tagger, draw: Draw, monkeypatch: pytest.MonkeyPatch
+def test_a_heat_map_shows_what_the_probability_loses_and_the_probability_is_the_usual_one(
+    tagger: Tagger, draw: Draw
 ) -> None:
-    picture = draw(1, "dog")
-    tagger.fit([picture, draw(2, "cat")], ["dog", "cat"])
-    fine = np.random.default_rng(0).normal(size=(1, 144, tagger.model.space.size)).astype(np.float32)
-    seen = []
-
-    def finest(_network: Network, pixels: np.ndarray, _space: object) -> np.ndarray:
-        seen.append(pixels.shape)
-        return fine
-
-    monkeypatch.setattr(Network, "fine", finest)
-    heats, chances = tagger.explain_all(picture, ["dog"])
-    side = tagger.model.zoom * tagger.model.size
-    assert seen == [(1, 3, side, side)]
-    curve = tagger.scorer().curve(tagger.classes_.index("dog"))
-    expected = heat_map(fine[0], classifier(tagger, "dog"), curve, picture.size)
-    assert np.array_equal(heats["dog"], expected)
-    assert chances["dog"] == pytest.approx(tagger.predict_proba(picture)[0, 1], abs=1e-6)
-
-
-def test_the_finest_map_of_a_graph_with_one_is_that_one(model: Model, draw: Draw) -> None:
-    pixels = stack([squash(draw(1, "dog"), model.size)])
-    assert np.array_equal(model.network.fine(pixels, model.space), model.network(pixels, model.space))
-    assert model.fine_places(draw(1, "dog")).shape == (4 * model.places, model.space.size), "of a larger square"
+    tagger.fit([draw(1, "dog"), draw(2, "cat")], ["dog", "cat"])
+    picture = Image.new("RGB", (100, 100), (40, 40, 40))
+    picture.paste("red", (60, 60, 100, 100))
+    heats, chances = tagger.explain_all(picture, ["dog", "cat"])
+    assert chances["dog"] == pytest.approx(tagger.predict_proba(picture)[0, tagger.classes_.index("dog")], abs=1e-6)
+    assert heats["dog"][60:, 60:].mean() > 3 * heats["dog"][:60, :60].mean()
+    assert heats["dog"].max() == pytest.approx(chances["dog"], abs=0.1)
+    assert heats["cat"].max() <= chances["cat"] + 0.1
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from fewtag.server.security import Settings
 from fewtag.server.uploads import Decoded, Decoders
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Acknowledged, Answer, Explanation, LabelRow, as_json
-from fewtag.tagger.explain import heat_map
-from fewtag.tagger.stream import DIGITS, ReadExample, Scorer, Tagged
+from fewtag.tagger.explain import hide_parts
+from fewtag.tagger.stream import ReadExample, Scorer, Tagged
 from fewtag.tagger.tagger import Tagger
 
 RECENT_BYTES = 128_000_000
@@ -176,22 +176,15 @@ class BankService:
         return Acknowledged(tuple(answer.id for answer in answers), "")
 
     def explain(self, upload: Upload, label: str) -> Explanation:
-        """The probability, and how much each part of the picture speaks for the label, on the network's own grid."""
+        """The probability, and how much the label leans on each of 5 × 5 parts of the picture."""
         tagger, scorer = self.tagger, self.scorer()
         bank, model = tagger.bank_, tagger.model
         name = bank.find(label)
         if name not in scorer.labels:
             raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
-        column = scorer.labels.index(name)
-        sides = model.size, model.zoom * model.size
-        plain, large = self._decoders.submit(upload.data, upload.name, sides).result().squares
-        chance = scorer.probabilities(model.encode([plain]))[0, column]
-        places = model.network.fine(np.ascontiguousarray(large)[None], model.space)[0]
-        grid = int(np.sqrt(len(places)))
-        heat = heat_map(places, bank.classifier(model, name), scorer.curve(column), (grid, grid))
-        return Explanation(
-            round(float(chance), DIGITS), tuple(tuple(round(each, 4) for each in row) for row in heat.tolist())
-        )
+        (plain,) = self._decoders.submit(upload.data, upload.name, (model.size,)).result().squares
+        places, column = model.encode(hide_parts(plain)), scorer.labels.index(name)
+        return Explanation.of(scorer.logits(places)[:, column], float(scorer.probabilities(places[:1])[0, column]))
 
     def _examples(self, uploads: Sequence[Upload]) -> list[ReadExample]:
         """Decoded by workers; one that cannot be read is refused."""

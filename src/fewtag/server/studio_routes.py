@@ -75,10 +75,10 @@ def thumbnail(digest: models.Digest, server: Server, size: Literal["256", "1024"
 
 
 @router.get("/pictures/{digest}/heat", response_class=Response, responses=_WEBP)
-def heat(digest: models.Digest, label: LabelName, server: Server, fine: bool = False) -> Response:
+def heat(digest: models.Digest, label: LabelName, server: Server) -> Response:
     """Where the label is seen, to be laid over the picture."""
     headers = {"Content-Disposition": "inline"}
-    return Response(server.studio.heat(digest, label, fine=fine), 200, headers, "image/webp")
+    return Response(server.studio.heat(digest, label), 200, headers, "image/webp")
 
 
 @router.get("/review", response_model=values.ReviewPage)

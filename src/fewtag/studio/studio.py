@@ -112,6 +112,7 @@ class Studio(Background):
         self._wake.set()
         if self._worker.is_alive():
             self._worker.join()
+        self._heater.shutdown(cancel_futures=True)
         self.library.features.close()
         self.project.close()
 

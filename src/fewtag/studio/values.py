@@ -4,6 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtag.tagger.explain import CELLS, heat_map
+from fewtag.tagger.stream import DIGITS
+
 Word = Literal["yes", "no", "unknown"]
 WORDS: tuple[Word, ...] = ("yes", "no", "unknown")
 Order = Literal["sure", "unsure", "missed", "audit"]
@@ -195,10 +201,16 @@ class PictureDetail:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Where a label is seen: rows of probabilities, from the top left."""
+    """Where a label is seen: rows of heat, from the top left, each from 0 to the label's probability."""
 
     probability: float
     heat: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def of(cls, logits: NDArray[np.floating], chance: float) -> "Explanation":
+        """Of a picture and its copies with a part hidden."""
+        heat = heat_map(logits, chance, (CELLS, CELLS)).tolist()
+        return cls(round(chance, DIGITS), tuple(tuple(round(each, 4) for each in row) for row in heat))
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,17 @@
 """Looking at a project: labels, grids of pictures, one picture, a label's review."""
 
 import io
-import math
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.posterior import Pictures, prior
+from fewtag.core.posterior import Classifiers, Pictures, prior
 from fewtag.errors import InputError
 from fewtag.pictures.decode import DRAFT, decode, squash
 from fewtag.studio import review as reviewing
@@ -39,7 +39,7 @@ from fewtag.studio.values import (
     ReviewPage,
 )
 from fewtag.tagger.bank import Bank, Definition
-from fewtag.tagger.explain import heat_map, layer
+from fewtag.tagger.explain import heat_map, hide_parts, layer
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import DIGITS, Tagged
 
@@ -51,6 +51,8 @@ _AT_ONCE = 20_000
 """Pictures times labels that are scored while somebody waits for the list of labels."""
 _WORDS_KEPT = 16
 _REASONS, _REASONED = 3, 8
+_HIDDEN_KEPT = 8
+"""Pictures that were looked at last, whose heat-maps come at once."""
 
 
 class View(State):
@@ -71,6 +73,8 @@ class View(State):
         self._wake = threading.Event()  # for whoever works behind it
         self._influences: dict[str, tuple[object, dict[str, float]]] = {}
         self._looked_at: str | None = None
+        self._heater, self._hiding = ThreadPoolExecutor(1, "fewtag-heat"), threading.Lock()
+        self._hidden_places: OrderedDict[str, Future[NDArray[np.float32]]] = OrderedDict()
 
     def labels(self) -> list[LabelRow]:
         """Sorted by name; in a large library the numbers of labels that others' answers touch follow a second later."""
@@ -283,6 +287,8 @@ class View(State):
         facts = self.library.pictures[row]
         bank = self._current()
         self._score(bank.classes)
+        if all(each.done() for each in list(self._hidden_places.values())):
+            self._hidden(digest)  # before somebody asks where a label is seen, unless they leaf on
         places = self.library.features.places(row)
         told = []
         for name in bank.classes:
@@ -348,40 +354,45 @@ class View(State):
             self._indexer.thumbnails.put([(digest, size, content)])
         return content
 
-    def heat(self, digest: str, label: str, *, fine: bool = False) -> bytes:
-        """A WebP overlay with alpha, at most 512 pixels; `fine` by a pass of the network over its finest map."""
-        scored, places = self._explained(digest, label)
-        if fine:
-            picture = decode(self._read(digest), digest, at_least=DRAFT * self.model.zoom * self.model.size)
-            places = self.model.fine_places(picture)
+    def heat(self, digest: str, label: str) -> bytes:
+        """A WebP overlay with alpha, at most 512 pixels."""
+        logits, chance = self._explained(digest, label)
         facts = self.library.pictures[self.library.row(digest)]
         scale = min(1.0, 512 / max(facts.width, facts.height))
         size = max(1, round(facts.width * scale)), max(1, round(facts.height * scale))
-        heat = heat_map(places, scored.fitted, (scored.slope, scored.offset), size)
         content = io.BytesIO()
-        layer(heat).save(content, "WEBP", quality=80, method=1)
+        layer(heat_map(logits, chance, size)).save(content, "WEBP", quality=80, method=1)
         return content.getvalue()
 
     def explain(self, digest: str, label: str) -> Explanation:
-        """Where a label is seen, on the map that it is scored by."""
-        scored, places = self._explained(digest, label)
-        side = math.isqrt(len(places))
-        heat = heat_map(places, scored.fitted, (scored.slope, scored.offset), (side, side))
-        chance = round(float(scored.chances[self.library.row(digest)]), DIGITS)
-        return Explanation(chance, tuple(tuple(round(float(each), 4) for each in line) for line in heat))
+        """Which parts of a picture a label leans on."""
+        return Explanation.of(*self._explained(digest, label))
 
-    def _explained(self, digest: str, label: str) -> tuple[Scored, NDArray[np.float32]]:
+    def _explained(self, digest: str, label: str) -> tuple[NDArray[np.float32], float]:
+        """A label's log-odds for the picture and for its copies with a part hidden, and its probability."""
         row, name = self.library.row(digest), self._fold.find(label).name
         self._score([name])
         scored = self._scores.kept.get(name)
         if scored is None:
             raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
         self._scores.sharpen(name, np.array([row]))
-        places = self.library.features.places(row)
-        if places is None:
-            picture = decode(self._read(digest), digest, at_least=DRAFT * self.model.size)
-            places = self.model.encode(squash(picture, self.model.size)[None])[0]
-        return scored, places
+        logits = Classifiers.of([scored.fitted]).logits(self._hidden(digest).result(), self.model.strengths)[:, 0]
+        return scored.slope * logits + scored.offset, float(scored.chances[row])
+
+    def _hidden(self, digest: str) -> Future[NDArray[np.float32]]:
+        """The places of a picture and of its copies with a part hidden: once for all labels, and for a while."""
+        with self._hiding:
+            found = self._hidden_places.pop(digest, None)
+            if found is None or (found.done() and found.exception() is not None):
+                found = self._heater.submit(self._encode_hidden, digest)
+            self._hidden_places[digest] = found
+            while len(self._hidden_places) > _HIDDEN_KEPT:
+                self._hidden_places.popitem(last=False)
+        return found
+
+    def _encode_hidden(self, digest: str) -> NDArray[np.float32]:
+        picture = decode(self._read(digest), digest, at_least=DRAFT * self.model.size)
+        return self.model.encode(hide_parts(squash(picture, self.model.size)))
 
     def review(self, label: str, order: str = "auto", size: int = 48, offset: int = 0) -> ReviewPage:
         """A page of pictures with one question, ranked by what is known now."""

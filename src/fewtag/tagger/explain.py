@@ -1,7 +1,6 @@
 """Heat-maps: where in a picture a label is seen, on one scale for all labels."""
 
 import io
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,26 +8,50 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from fewtag.core.calibration import sigmoid
-from fewtag.core.posterior import Fitted
 from fewtag.files import write_atomically
+from fewtag.pictures.decode import Square
 
 Heat = NDArray[np.float32]
 """height × width, from 0 to 1"""
+CELLS = 5
+FAINT = 0.5
+"""Of log-odds: where no part counts for more, none is shown as bright as the label is likely."""
+_SPANS = [slice(max(0, first), min(CELLS, first + 2)) for first in range(-1, CELLS)]
+_PARTS = [(rows, columns) for rows in _SPANS for columns in _SPANS]
+"""Of the cells."""
 _GLOW = np.array([[8, 6, 40], [96, 16, 110], [205, 55, 80], [250, 145, 30], [255, 245, 170]], np.float32) / 255
 """From cold to hot; brightness rises evenly, so that it reads in grey too."""
 
 
-def heat_map(
-    places: NDArray[np.float32], classifier: Fitted, curve: tuple[float, float], size: tuple[int, int]
-) -> Heat:
-    """The probability that each place speaks for, had the whole picture looked so, stretched to (width, height)."""
-    # by inner products: in a cosine an empty wall would count like a thing
-    length = float(np.sqrt(np.mean(np.square(np.linalg.norm(places, axis=-1)))))
-    logits = places @ (classifier.whole + classifier.focused) / max(length, 1e-12) + classifier.bias
-    side = math.isqrt(len(places))
-    slope, offset = curve
-    return stretch(sigmoid(slope * logits + offset).reshape(side, side).astype(np.float32), size)
+def hide_parts(square: Square) -> list[Square]:
+    """The picture, and copies of it in which one part is blurred away: 2 × 2 of 5 × 5 cells, each half over the next.
+
+    Which places look like a label does not tell where it is: a transformer keeps what it knows of the whole picture in
+    places where nothing is, and the water around a duck lights up. Which parts the label cannot do without, does.
+    """
+    side = square.shape[-1]
+    image = Image.fromarray(np.ascontiguousarray(square.transpose(1, 2, 0)))
+    blurred = image.resize((4, 4), Image.Resampling.BOX).resize((side, side), Image.Resampling.BICUBIC)
+    hidden, edges = np.asarray(blurred).transpose(2, 0, 1), np.linspace(0, side, CELLS + 1).round().astype(int)
+    copies = [square]
+    for rows, columns in _PARTS:
+        part = ..., slice(edges[rows.start], edges[rows.stop]), slice(edges[columns.start], edges[columns.stop])
+        copies.append(square.copy())
+        copies[-1][part] = hidden[part]
+    return copies
+
+
+def heat_map(logits: NDArray[np.floating], chance: float, size: tuple[int, int]) -> Heat:
+    """What the label's log-odds lose where a part is hidden, as `hide_parts` has them, stretched to (width, height).
+
+    The part that counts most is as hot as the label is likely: what is not there stays dark.
+    """
+    lost, covered = np.zeros((CELLS, CELLS), np.float32), np.zeros((CELLS, CELLS), np.float32)
+    for part, without in zip(_PARTS, logits[1:], strict=True):
+        lost[part] += logits[0] - without
+        covered[part] += 1
+    lost = np.maximum(lost / covered, 0)
+    return stretch(np.float32(chance) * lost / max(float(lost.max()), FAINT), size)
 
 
 def stretch(values: NDArray[np.float32], size: tuple[int, int]) -> Heat:

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL.Image import Image
 
 from fewtag.core.calibration import Calibration
 from fewtag.core.closed_form import Places, Space, Strengths, Vectors, WordMap, fit_words
 from fewtag.core.posterior import NameEvidence
 from fewtag.errors import InputError, nearest
 from fewtag.files import digest, read_arrays, write_arrays
-from fewtag.pictures.decode import Pixels, Square, squash
+from fewtag.pictures.decode import Pixels, Square
 from fewtag.runtime import Network
 from fewtag.words.vectors import SHIPPED as SHIPPED_WORDS
 from fewtag.words.vectors import WordTable, class_vectors, load_words
@@ -40,8 +39,6 @@ class Model:
     """Side of the squares that the network takes."""
     places: int
     """Of a feature map."""
-    zoom: int
-    """How many times larger a picture the network may see, for a finer heat-map."""
     header: dict[str, Any]
     """What the file says of itself: network, words, strengths, base words, calibration, how it was fitted."""
     network: Network
@@ -116,10 +113,6 @@ class Model:
         """One pass of the network."""
         return self.network(pixels, self.space)
 
-    def fine_places(self, picture: Image) -> NDArray[np.float32]:
-        """The picture's places in a map fine enough to point with: of a larger square, where the network takes one."""
-        return self.network.fine(squash(picture, self.zoom * self.size)[None], self.space)[0]
-
     def word_prototypes(self, words: Vectors) -> Vectors:
         return self.word_map.prototypes(words)
 
@@ -155,7 +148,6 @@ def load_model(
             source,
             int(network["size"]),
             int(network["places"]),
-            int(network.get("zoom", 1)),
             header,
             Network(
                 _graph(path.parent, network["file"]),
@@ -212,7 +204,7 @@ def save_model(
     class_names: Sequence[str],
     **facts: Any,
 ) -> None:
-    """Arrays in half precision under a JSON header; `network` has file, sha256, size, places, channels and zoom."""
+    """Arrays in half precision under a JSON header; `network` has file, sha256, size, places and channels."""
     arrays: dict[str, NDArray[np.generic]] = {
         "mean": space.mean,
         "basis": space.basis,

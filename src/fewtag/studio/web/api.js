@@ -96,5 +96,5 @@ export const getJob = (id) => call("GET", `/v1/jobs/${of(id)}`);
 
 /** @param {string} digest @param {256 | 1024} size */
 export const thumbnail = (digest, size = 256) => `/v1/pictures/${digest}/thumbnail?size=${size}`;
-/** @param {string} digest @param {string} label @param {boolean} fine sharper, and slower */
-export const heat = (digest, label, fine) => `/v1/pictures/${digest}/heat?label=${of(label)}&fine=${fine}`;
+/** @param {string} digest @param {string} label */
+export const heat = (digest, label) => `/v1/pictures/${digest}/heat?label=${of(label)}`;

@@ -154,24 +154,12 @@ function Stage({ digest, detail, heat, box }) {
     element.addEventListener("pointermove", drag);
     element.addEventListener("pointerup", stop);
   };
-  // the coarse map at once, the sharp one behind it once somebody stays to look
-  const [sharp, setSharp] = useState("");
-  const wanted = heat && api.heat(digest, heat, true);
-  useEffect(() => {
-    const image = new Image();
-    image.onload = () => setSharp(wanted);
-    const wait = setTimeout(() => wanted && (image.src = wanted), 250);
-    return () => {
-      clearTimeout(wait);
-      image.onload = null;
-    };
-  }, [wanted]);
   const part = box.value;
   const at = (/** @type {number} */ share) => `${(100 * share).toFixed(2)}%`;
   return html`<div class="stand">
     <div class="canvas" ref=${frame} onPointerDown=${draw} style=${{ aspectRatio: detail ? `${detail.width} / ${detail.height}` : "4 / 3", "--ratio": detail ? `${detail.width / detail.height}` : "1.333" }}>
       <img src=${api.thumbnail(digest, 1024)} alt=${detail ? `${detail.name}: ${detail.would_write.join(", ") || "no tags"}` : "Loading"} draggable=${false} />
-      ${heat && html`<img class="heat" src=${sharp === wanted ? wanted : api.heat(digest, heat, false)} alt=${`Where ${heat} is seen`} draggable=${false} />`}
+      ${heat && html`<img class="heat" src=${api.heat(digest, heat)} alt=${`Where ${heat} is seen`} draggable=${false} />`}
       ${part && html`<span class="part" style=${{ left: at(part[0]), top: at(part[1]), width: at(part[2] - part[0]), height: at(part[3] - part[1]) }}></span>`}
     </div>
     <p class="dim hint">${heat ? `Where “${heat}” is seen` : part ? "Press g to find pictures like this part" : "Drag over a part of the picture to find more like it"}</p>
