@@ -15,6 +15,7 @@ from string import Template
 
 from PIL import Image
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from fewtag import Tagged, Tagger
@@ -96,7 +97,7 @@ def main(folder: Path) -> None:
     rows = list(tagger.tag([entry.path for entry in tests]))
     rate = len(rows) / (time.perf_counter() - start)
     table, cards, score = Table("picture", "tags", "truth"), [], Score()
-    for entry, row in zip(tests, rows, strict=True):
+    for entry, row in track(list(zip(tests, rows, strict=True)), "heat-maps", transient=True):
         heats, _ = tagger.explain_all(entry.path, sorted({*row.tags, *entry.labels}))
         score.count(entry, row.tags)
         colours = {label: "green" if label in entry.labels else "red" for label in row.tags}
