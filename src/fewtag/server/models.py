@@ -137,7 +137,7 @@ class Taken(BaseModel):
 
 
 class Heat(BaseModel):
-    """The label's probability, and how much each part of the picture speaks for it, from the top left."""
+    """The label's probability, and how much it leans on each of 5 × 5 parts of the picture, from the top left."""
 
     probability: float
     heat: list[list[float]]
