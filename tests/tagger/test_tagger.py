@@ -550,7 +550,7 @@ def test_what_is_not_there_stays_dark_and_what_is_glows(shipped: Tagger) -> None
     for picture, shown, absent in (duck, hummingbird):
         heats, chances = shipped.explain_all(ALBUM / picture, ["duck", "hummingbird", "pizza"])
         assert heats[shown].max() > 0.7
-        assert heats[absent].max() < 0.3
+        assert heats[absent].max() < 0.4
         assert heats["pizza"].max() < 0.3
         (row,) = shipped.predict_proba(ALBUM / picture)
         assert list(chances.values()) == pytest.approx(row.tolist(), abs=1e-6)

@@ -14,7 +14,7 @@ from fewtag.pictures.decode import Square
 Heat = NDArray[np.float32]
 """height × width, from 0 to 1"""
 CELLS = 5
-FAINT = 0.5
+FAINT = 0.1
 """Of log-odds: where no part counts for more, none is shown as bright as the label is likely."""
 _SPANS = [slice(max(0, first), min(CELLS, first + 2)) for first in range(-1, CELLS)]
 _PARTS = [(rows, columns) for rows in _SPANS for columns in _SPANS]
@@ -24,20 +24,19 @@ _GLOW = np.array([[8, 6, 40], [96, 16, 110], [205, 55, 80], [250, 145, 30], [255
 
 
 def hide_parts(square: Square) -> list[Square]:
-    """The picture, and copies of it in which one part is blurred away: 2 × 2 of 5 × 5 cells, each half over the next.
+    """The picture, and copies of it in which one part has the mean colour of the rest: 2 × 2 of 5 × 5 cells, each half
+    over the next.
 
     Which places look like a label does not tell where it is: a transformer keeps what it knows of the whole picture in
     places where nothing is, and the water around a duck lights up. Which parts the label cannot do without, does.
     """
-    side = square.shape[-1]
-    image = Image.fromarray(np.ascontiguousarray(square.transpose(1, 2, 0)))
-    blurred = image.resize((4, 4), Image.Resampling.BOX).resize((side, side), Image.Resampling.BICUBIC)
-    hidden, edges = np.asarray(blurred).transpose(2, 0, 1), np.linspace(0, side, CELLS + 1).round().astype(int)
-    copies = [square]
+    edges = np.linspace(0, square.shape[-1], CELLS + 1).round().astype(int)
+    copies, whole = [square], square.sum(axis=(1, 2), dtype=np.int64)
     for rows, columns in _PARTS:
         part = ..., slice(edges[rows.start], edges[rows.stop]), slice(edges[columns.start], edges[columns.stop])
+        around = whole - square[part].sum(axis=(1, 2), dtype=np.int64)
         copies.append(square.copy())
-        copies[-1][part] = hidden[part]
+        copies[-1][part] = (around // (square[0].size - square[part][0].size))[:, None, None]
     return copies
 
 

@@ -308,7 +308,7 @@ def test_each_process_extracts_its_part_of_the_features(shapes: Path, monkeypatc
         "fewtag.research.features.rows.fuse_batch_norms", lambda backbone: backbone
     )  # its trial is no picture either
     found = in_two(lambda fabric: (bench(shapes, fabric, "protonet", out="two", runs="two"), sum(seen))[1])
-    assert found == [12, 12]
+    assert found == [10, 9], "of the pictures that are drawn in the episodes, 19 of 24"
 
 
 @pytest.mark.slow
