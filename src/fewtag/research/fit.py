@@ -192,6 +192,12 @@ def fit_model(
             "give more pictures, or a table that names what they show"
         )
     names = [labels[number] for number in kept]
+    counts = targets[rows][:, kept].sum(axis=0)
+    if counts.max() < HELD:
+        raise InputError(
+            f"{names[counts.argmax()]!r}, the commonest label, is shown by {counts.max()} base pictures, at least {HELD} are "
+            "needed to learn how far a probability can be trusted; give more pictures"
+        )
     base = Base(names, names, targets[:, kept], pooled, chances)
     evidence, calibration = calibrated(list(_folds(base, places, rows, table)))
     solved = solve(base)
