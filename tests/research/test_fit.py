@@ -98,7 +98,9 @@ def test_too_few_pictures_of_every_label_are_refused(
 ) -> None:
     pictures, shown = album
     monkeypatch.setattr(fit_module, "HELD", len(pictures))
-    with pytest.raises(InputError, match=rf"the commonest label, is shown by \d+ base pictures, at least {len(pictures)}"):
+    with pytest.raises(
+        InputError, match=rf"the commonest label, is shown by \d+ base pictures, at least {len(pictures)}"
+    ):
         fit_model(tmp_path / "model", pictures, shown, network="resnet10t", weights="random", size=64)
 
 

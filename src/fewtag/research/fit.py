@@ -195,8 +195,8 @@ def fit_model(
     counts = targets[rows][:, kept].sum(axis=0)
     if counts.max() < HELD:
         raise InputError(
-            f"{names[counts.argmax()]!r}, the commonest label, is shown by {counts.max()} base pictures, at least {HELD} are "
-            "needed to learn how far a probability can be trusted; give more pictures"
+            f"{names[counts.argmax()]!r}, the commonest label, is shown by {counts.max()} base pictures, at least "
+            f"{HELD} are needed to learn how far a probability can be trusted; give more pictures"
         )
     base = Base(names, names, targets[:, kept], pooled, chances)
     evidence, calibration = calibrated(list(_folds(base, places, rows, table)))
