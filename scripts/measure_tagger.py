@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from packs import Packs, add_arguments
 
 from fewtag.core.calibration import best_threshold, estimate_shares, log_odds, match_shares, sigmoid
-from fewtag.core.closed_form import Vectors
+from fewtag.core.posterior import Vectors
 from fewtag.core.metrics import average_precision, precision_recall_f1
 from fewtag.files import write_atomically
 from fewtag.research.bench.metrics import episode_metrics, mean_and_interval

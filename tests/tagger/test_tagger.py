@@ -21,8 +21,7 @@ from tiny import same_classifiers as same
 
 from fewtag import InputError, Tagged, Tagger
 from fewtag.core.calibration import EASE
-from fewtag.core.closed_form import attend, mix, score, unit
-from fewtag.core.posterior import Classifiers, Fitted, Pictures, fit_label
+from fewtag.core.posterior import Classifiers, Fitted, Pictures, attend, fit_label, mix, score, unit
 from fewtag.pictures.decode import squash, stack
 from fewtag.pictures.files import Picture
 from fewtag.runtime import Network

@@ -13,8 +13,20 @@ import torch
 from numpy.typing import NDArray
 
 from fewtag.core.calibration import Calibration, Pairs, calibrate
-from fewtag.core.closed_form import Features, Space, Strengths, Vectors, base_prototypes, class_prototypes, fit_space
-from fewtag.core.posterior import Classifiers, NameEvidence, Pictures, fit_label, prior
+from fewtag.core.posterior import (
+    Classifiers,
+    Features,
+    NameEvidence,
+    Pictures,
+    Space,
+    Strengths,
+    Vectors,
+    base_prototypes,
+    class_prototypes,
+    fit_label,
+    fit_space,
+    prior,
+)
 from fewtag.errors import InputError
 from fewtag.pictures.decode import Square, squash
 from fewtag.pictures.files import Picture, open_image

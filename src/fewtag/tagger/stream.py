@@ -15,8 +15,7 @@ from PIL import __version__ as pillow_version
 
 from fewtag.cache import Cache, Space, content_digest
 from fewtag.core.calibration import estimate_shares, log_odds, match_shares, sigmoid
-from fewtag.core.closed_form import Places, unit
-from fewtag.core.posterior import Classifiers
+from fewtag.core.posterior import Classifiers, Places, unit
 from fewtag.errors import InputError
 from fewtag.files import digest
 from fewtag.pictures.decode import DRAFT, Square, decode, pixel_digest, squash, thumbnail

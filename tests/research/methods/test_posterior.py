@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fewtag.core import closed_form as core
+from fewtag.core import posterior as core
 from fewtag.core.posterior import Classifiers, NameEvidence, Pictures, fit_label
 from fewtag.errors import InputError
 from fewtag.research.methods import METHODS, Base, ClassNames, Support, create_method

@@ -15,9 +15,8 @@ import numpy as np
 from lightning_fabric import Fabric
 from numpy.typing import NDArray
 
-from fewtag.core.closed_form import Places, Strengths, Vectors, softmax
+from fewtag.core.posterior import Classifiers, Fitted, Pictures, Places, Strengths, Vectors, softmax
 from fewtag.core.metrics import average_precision
-from fewtag.core.posterior import Classifiers, Fitted, Pictures
 from fewtag.errors import InputError
 from fewtag.research.bench.distributed import (
     Reporter,

@@ -1,4 +1,4 @@
-"""Word-guided prototypes in closed form: a wrapper around `fewtag.core.closed_form`, which the tagger uses as well.
+"""Word-guided prototypes in closed form: a wrapper around `fewtag.core.posterior`, which the tagger uses as well.
 
 Words are a prior on the prototype, rather than the query of a learnt attention.
 """
@@ -8,8 +8,20 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.closed_form import Features, Places, Scores, Strengths, Vectors, attend, base_prototypes, mix, score
-from fewtag.core.posterior import Fitted, Pictures, prior
+from fewtag.core.posterior import (
+    Features,
+    Fitted,
+    Pictures,
+    Places,
+    Scores,
+    Strengths,
+    Vectors,
+    attend,
+    base_prototypes,
+    mix,
+    prior,
+    score,
+)
 from fewtag.research.methods.base import Classifier, Precoded, Support, places
 from fewtag.research.methods.word_map import WordMapped, to_array, to_tensor
 from fewtag.research.types import Encoded, Maps, Words

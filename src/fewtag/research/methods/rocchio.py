@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.closed_form import Places, Vectors, attend, unit
+from fewtag.core.posterior import Places, Vectors, attend, unit
 from fewtag.research.methods.closed_form import ClosedForm
 
 ENOUGH = 8

@@ -4,8 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fewtag.core.closed_form import Places, Space, Strengths, Vectors, fit_space
-from fewtag.core.posterior import Fitted, Pictures
+from fewtag.core.posterior import Fitted, Pictures, Places, Space, Strengths, Vectors, fit_space
 from fewtag.errors import InputError
 from fewtag.research.methods.base import Base, Classifier, Method, Precoded, Support, places
 from fewtag.research.methods.logistic_regression import LogisticRegression, fit_logistic

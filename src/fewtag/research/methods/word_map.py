@@ -13,7 +13,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fewtag.core.closed_form import (
+from fewtag.core.posterior import (
     Features,
     Space,
     Vectors,
