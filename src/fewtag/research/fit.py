@@ -31,7 +31,7 @@ from fewtag.errors import InputError
 from fewtag.pictures.decode import Square, squash
 from fewtag.pictures.files import Picture, open_image
 from fewtag.pictures.prefetch import batches, prefetch
-from fewtag.research.data.class_names import class_names
+from fewtag.research.data.splits import class_names
 from fewtag.research.features.backbone import create_backbone, create_classifier
 from fewtag.research.features.graph import Constants, wrap_graph, write_graph
 from fewtag.runtime import Network

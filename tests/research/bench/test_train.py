@@ -19,9 +19,9 @@ from fewtag.research.bench import train as module
 from fewtag.research.bench.distributed import Silent
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import load_trained
-from fewtag.research.bench.metrics import METRICS
 from fewtag.research.bench.recipe import Training
 from fewtag.research.bench.recipe_files import load_recipes
+from fewtag.research.bench.results import METRICS
 from fewtag.research.bench.run_folder import Checkpoint, RunFolder, TrainingSummary, read_facts
 from fewtag.research.bench.train import learning_rate, prepare, train, validate
 from fewtag.research.data.sampling import EpisodeSampler
