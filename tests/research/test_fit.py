@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from fewtag import InputError, Tagger
-from fewtag.core.closed_form import Space
+from fewtag.core.posterior import Space
 from fewtag.pictures.files import Picture
 from fewtag.research import fit as fit_module
 from fewtag.research.features.graph import IMAGENET_MEAN, IMAGENET_STD, wrap_graph
