@@ -1,8 +1,12 @@
 """The routes of a bank and of a project alike: tag, labels, answers, explain, jobs; and those that need no token."""
 
 import asyncio
+import html
+import json
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
@@ -13,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException as StarletteError
 
-from fewtag.server import models, pages
+from fewtag.server import models
 from fewtag.server.jobs import Progress
 from fewtag.server.queue import Upload
 from fewtag.server.security import authorised
@@ -24,6 +28,16 @@ from fewtag.tagger.stream import Tagged
 
 LONGEST_NAME = 1_000
 _IN_PROJECTS = ("tags", "waiting", "expected_precision")
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".txt": "text/plain; charset=utf-8",
+    ".webp": "image/webp",
+    ".png": "image/png",
+}
+"""Of the studio's files."""
 
 
 def served_by(request: Request) -> Served:
@@ -73,7 +87,7 @@ def openapi(request: Request) -> Response:
 
 @open_routes.get("/docs", include_in_schema=False)
 def documentation(request: Request) -> Response:
-    return Response(pages.documentation(request.app.openapi()), media_type="text/html; charset=utf-8")
+    return Response(documented(request.app.openapi()), media_type="text/html; charset=utf-8")
 
 
 @open_routes.get("/", include_in_schema=False)
@@ -84,7 +98,7 @@ def start_page(request: Request, server: Server) -> Response:
 @open_routes.get("/static/{name:path}", include_in_schema=False)
 def page_file(name: str) -> Response:
     """A file of the studio's page, by a name from the list of them: no path is made of what a client sends."""
-    found = pages.page_files().get(name)
+    found = page_files().get(name)
     if found is None:
         raise HTTPException(404)
     return Response(found[0].read_bytes(), media_type=found[1], headers={"Cache-Control": "no-cache"})
@@ -323,3 +337,52 @@ async def job_events(job: str, server: Server) -> Response:
 
 def event_stream(lines: Any) -> Response:
     return StreamingResponse(lines, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+@cache
+def page_files() -> dict[str, tuple[Path, str]]:
+    """The studio's files by their names, with slashes, and what they are."""
+    folder = Path(str(files("fewtag"))) / "studio" / "web"
+    return {
+        path.relative_to(folder).as_posix(): (path, _TYPES[path.suffix])
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in _TYPES and path.is_file()
+    }
+
+
+def documented(schema: dict[str, Any]) -> str:
+    """The API as one page of plain HTML: no script, no style, nothing to load."""
+    parts = [_text("p", paragraph) for paragraph in schema["info"]["description"].split("\n\n")]
+    groups: dict[str, list[str]] = {}
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            said = _operation(method.upper(), path, operation)
+            groups.setdefault(operation.get("tags", ["Others"])[0], []).append(said)
+    for group, operations in groups.items():
+        parts += [_text("h2", group), *operations]
+    parts.append(_text("h2", "Schemas"))
+    for name, each in schema["components"]["schemas"].items():
+        parts.append(f"<details id={json.dumps(html.escape(name))}>{_text('summary', name)}{_code(each)}</details>")
+    title = f"{schema['info']['title']} {schema['info']['version']}: HTTP API"
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8">{_text("title", title)}'
+    return head + _text("h1", title) + "\n".join(parts) + "</html>"
+
+
+def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
+    parts = [_text("summary", f"{method} {path}")]
+    parts += [_text("p", paragraph) for paragraph in operation.get("description", "").split("\n\n")]
+    if parameters := operation.get("parameters"):
+        parts += [_text("h4", "Parameters"), _code({each["name"]: each["schema"] for each in parameters})]
+    if body := operation.get("requestBody"):
+        parts += [_text("h4", "Request"), _code(body["content"])]
+    replies = {code: reply.get("content", {}) for code, reply in operation["responses"].items() if code != "4XX"}
+    parts += [_text("h4", "Replies"), _code(replies)]
+    return f"<details>{''.join(parts)}</details>"
+
+
+def _text(tag: str, text: str) -> str:
+    return f"<{tag}>{html.escape(text)}</{tag}>"
+
+
+def _code(value: Any) -> str:
+    return _text("pre", json.dumps(value, indent=2, ensure_ascii=False))
