@@ -3,9 +3,10 @@
 import asyncio
 import html
 import json
+from concurrent.futures import Future
 from dataclasses import asdict
 from functools import cache, partial
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +41,7 @@ _TYPES = {
 """Of the studio's files."""
 
 
-def served_by(request: Request) -> Served:
+async def served_by(request: Request) -> Served:
     """The dependency that hands a route the server's parts."""
     return request.app.state.served
 
@@ -48,7 +49,7 @@ def served_by(request: Request) -> Served:
 Server = Annotated[Served, Depends(served_by)]
 
 
-def writable(server: Server) -> None:
+async def writable(server: Server) -> None:
     """The dependency of each route that changes something."""
     if server.settings.read_only:
         raise HTTPException(403, "this server only reads; start it without --read-only to change anything")
@@ -73,10 +74,10 @@ async def ready(server: Server) -> Response:
 
 
 @open_routes.get("/metrics", response_class=Response)
-def metrics(request: Request, server: Server) -> Response:
+async def metrics(request: Request, server: Server) -> Response:
     """Numbers for Prometheus. Needs the token, unless the server is bound to the loopback."""
     if not server.settings.loopback:
-        authorised(request)
+        await authorised(request)
     return Response(server.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -135,7 +136,11 @@ def _takes(model: type[BaseModel], **fields: Any) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-async def _read(request: Request, model: type[BaseModel]) -> tuple[list[Upload], dict[str, str], Any]:
+Files = list[tuple[str, bytes]]
+"""Names and contents."""
+
+
+async def _read(request: Request, model: type[BaseModel]) -> tuple[Files, dict[str, str], Any]:
     """Files and fields of a form; or, of a JSON body, what the model makes of it."""
     server: Served = request.app.state.served
     if not request.headers.get("content-type", "").lower().startswith("multipart/"):
@@ -143,7 +148,7 @@ async def _read(request: Request, model: type[BaseModel]) -> tuple[list[Upload],
             return [], {}, model.model_validate_json(await request.body())
         except ValidationError as error:
             raise RequestValidationError(error.errors(include_url=False, include_input=False)) from error
-    files, fields = list[tuple[str, bytes]](), dict[str, str]()
+    files, fields = Files(), dict[str, str]()
     try:
         limits = server.settings.most_files, server.settings.most_fields
         async with request.form(max_files=limits[0], max_fields=limits[1], max_part_size=10_000) as form:
@@ -166,7 +171,14 @@ async def _read(request: Request, model: type[BaseModel]) -> tuple[list[Upload],
         raise HTTPException(422, "the form has no pictures; send them as `files`")
     if (longest := max(len(name) for name, _ in files)) > LONGEST_NAME:
         raise HTTPException(422, f"a picture's name has {longest} characters, at most {LONGEST_NAME} are taken")
-    return await run_in_threadpool(lambda: [Upload.of(*each) for each in files]), fields, None
+    return files, fields, None
+
+
+def _uploads(server: Served, files: Files, asked: Any) -> list[Upload]:
+    """Of a form's files, whose digests take a while, or those that a bank was sent before."""
+    if asked is None:
+        return [Upload.of(*each) for each in files]
+    return [server.bank.recent.get(digest) for digest in asked.pictures]
 
 
 @router.post(
@@ -182,17 +194,20 @@ async def tag(request: Request, server: Server) -> Response:
     With the header `Prefer: respond-async` the reply is a job, whose result has the rows.
     """
     server.queue.check_room()
-    uploads, _, asked = await _read(request, models.Pictures)
+    files, _, asked = await _read(request, models.Pictures)
     if asked is not None and server.is_project:
         found = await run_in_threadpool(server.studio.tag, asked.pictures)
         rows = [_row(row, digest) for row, digest in zip(found, asked.pictures, strict=True)]
         return JSONResponse({"rows": rows})
-    if asked is not None:
-        uploads = [server.bank.recent.get(digest) for digest in asked.pictures]
     is_job = "respond-async" in request.headers.get("prefer", "")
     if is_job:
         server.jobs.check_room()  # before its pictures are in the queue
-    futures = await run_in_threadpool(server.tag, uploads)
+
+    def begin() -> tuple[list[Upload], list[Future[Tagged]]]:
+        uploads = _uploads(server, files, asked)
+        return uploads, server.tag(uploads)
+
+    uploads, futures = await run_in_threadpool(begin)  # in one go: each change of threads costs time
 
     def finish(progress: Progress) -> dict[str, Any]:
         rows = []
@@ -234,15 +249,14 @@ def define(asked: models.NewLabel, server: Server) -> Response:
 )
 async def teach(name: str, request: Request, server: Server) -> Response:
     """Teaches a known or a new label by pictures that show it: files, or digests; a project takes digests alone."""
-    uploads, _, asked = await _read(request, models.Pictures)
+    files, _, asked = await _read(request, models.Pictures)
     if server.is_project:
         if asked is None:
             raise HTTPException(415, "a project learns from its own pictures; send their digests, as JSON")
         teach = partial(server.studio.teach, name, asked.pictures, stacks=asked.stacks)
         return JSONResponse(_label(server, await run_in_threadpool(teach)))
-    if asked is not None:
-        uploads = [server.bank.recent.get(digest) for digest in asked.pictures]
-    return JSONResponse(_label(server, await run_in_threadpool(server.bank.teach, name, uploads)))
+    learn = partial(server.bank.teach, name)
+    return JSONResponse(_label(server, await run_in_threadpool(lambda: learn(_uploads(server, files, asked)))))
 
 
 @router.patch("/labels/{name:path}", response_model=models.Label, dependencies=CHANGES, tags=["Labels"])
@@ -288,13 +302,13 @@ def answer(asked: models.OneAnswer | models.SeveralAnswers, server: Server) -> R
 )
 async def explain(request: Request, server: Server) -> Response:
     """Where in a picture a label is seen: one file of a form and its `label`, or a digest and a label."""
-    uploads, fields, asked = await _read(request, models.Explained)
+    files, fields, asked = await _read(request, models.Explained)
     if asked is not None and server.is_project:
         return JSONResponse(as_json(await run_in_threadpool(server.studio.explain, asked.picture, asked.label)))
     if server.is_project:
         raise HTTPException(415, "a project explains its own pictures; send a digest, as JSON")
     label = asked.label if asked is not None else fields.get("label", "")
-    upload = server.bank.recent.get(asked.picture) if asked is not None else uploads[0]
+    upload = server.bank.recent.get(asked.picture) if asked is not None else Upload.of(*files[0])
     return JSONResponse(as_json(await run_in_threadpool(server.bank.explain, upload, label)))
 
 
@@ -342,7 +356,7 @@ def event_stream(lines: Any) -> Response:
 @cache
 def page_files() -> dict[str, tuple[Path, str]]:
     """The studio's files by their names, with slashes, and what they are."""
-    folder = Path(str(files("fewtag"))) / "studio" / "web"
+    folder = Path(str(resources.files("fewtag"))) / "studio" / "web"
     return {
         path.relative_to(folder).as_posix(): (path, _TYPES[path.suffix])
         for path in sorted(folder.rglob("*"))
