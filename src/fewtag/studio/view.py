@@ -3,7 +3,7 @@
 import io
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -17,7 +17,7 @@ from fewtag.pictures.decode import DRAFT, decode, squash
 from fewtag.studio import review as reviewing
 from fewtag.studio.derive import Scored, Scores, by_word, word_of
 from fewtag.studio.index import SIZES, small_copy
-from fewtag.studio.library import box_guide
+from fewtag.studio.library import RESIDENT, box_guide
 from fewtag.studio.log import Label
 from fewtag.studio.project import Project
 from fewtag.studio.search import Part, parse
@@ -58,21 +58,10 @@ _HIDDEN_KEPT = 8
 class View(State):
     """The studio without what changes something."""
 
-    def __init__(
-        self,
-        project: Project,
-        model: Model,
-        cache: Path,
-        resident: int,
-        tell: Callable[[], None],
-        edited: Callable[[str, str], None],
-    ) -> None:
-        super().__init__(project, model, cache, resident, tell, edited)
+    def __init__(self, project: Project, model: Model, cache: Path, resident: int = RESIDENT) -> None:
+        super().__init__(project, model, cache, resident)
         self._word_scores = Scores(self.library, model)
         self._words: OrderedDict[str, Definition] = OrderedDict()
-        self._wake = threading.Event()  # for whoever works behind it
-        self._influences: dict[str, tuple[object, dict[str, float]]] = {}
-        self._looked_at: str | None = None
         self._heater, self._hiding = ThreadPoolExecutor(1, "fewtag-heat"), threading.Lock()
         self._hidden_places: OrderedDict[str, Future[NDArray[np.float32]]] = OrderedDict()
 
