@@ -108,7 +108,7 @@ def _rows(
     given = Given(source, photos, threshold, device)
     if source.is_dir():
         labels, rows, total = _of_project(given, confirmed=confirmed)
-    elif source.name.lower().endswith((*TABLES, ".jsonl", ".parquet")):
+    elif source.name.lower().endswith(TABLES):
         if confirmed:
             raise InputError("--confirmed needs a bank or a project: a table does not say who confirmed what")
         labels, rows, total = _of_table(given)
