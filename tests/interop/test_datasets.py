@@ -214,12 +214,14 @@ def test_boxes_of_a_detector_are_tagged_as_pictures_and_go_back(cli: Cli, bank: 
         (("learn", "new.fewtag", "odd.json"), "odd.json is no data set of COCO, FiftyOne or Label Studio"),
         (("learn", "new.fewtag", "torn.json"), "the data set torn.json is no JSON"),
         (("learn", "new.fewtag", "half.json"), "the data set half.json is not whole"),
+        (("learn", "new.fewtag", "min.json"), "of Label Studio's exports take JSON, not JSON-MIN"),
         (("tag", "pets.fewtag", "odd.json"), "odd.json is no file in MegaDetector's format"),
     ],
 )
 def test_bad_input_is_one_sentence(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
     Path("odd.json").write_text("{}")
     Path("torn.json").write_text("{")
+    Path("min.json").write_text('[{"image": "/data/upload/1/0a-dog.jpg", "id": 1, "shown": {"choices": ["Dog"]}}]')
     Path("half.json").write_text('{"annotations": [{"image_id": 1}], "categories": [], "images": []}')
     outcome = cli(*arguments)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1), outcome.err

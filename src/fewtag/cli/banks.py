@@ -187,19 +187,23 @@ def from_carried(
     from fewtag.cli.terminal import Bars
     from fewtag.interop.from_tags import at_most, only, read_carried
 
+    def skip(failures: Sequence[InputError]) -> None:
+        if failures and not skip_bad:
+            others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+            raise InputError(f"{failures[0]}{others} (--skip-bad leaves out what cannot be read)")
+        for reason in failures:
+            print(f"skipped: {printable(str(reason))}", file=sys.stderr)
+
     carried = read_carried(sources)
-    failures = carried.failures
+    skip(carried.failures)
+    for reason in carried.unusable.values():
+        print(f"skipped: {printable(reason)}", file=sys.stderr)
     shown = only(carried.shown, names) if names else carried.shown
-    if shown and most is not None:
+    if shown and most is not None and most < max(carried.counts.values()):
         with Bars() as bars:
             bars.start("looking for typical and varied ones", len(shown))
             shown, failed = at_most(shown, most, tagger.model, bars.advance)
-        failures = failures + failed
-    if failures and not skip_bad:
-        others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
-        raise InputError(f"{failures[0]}{others} (--skip-bad leaves out what cannot be read)")
-    for reason in [*map(str, failures), *carried.unusable.values()]:
-        print(f"skipped: {printable(reason)}", file=sys.stderr)
+        skip(failed)
     if not shown:
         raise InputError(f"none of {plural(carried.pictures, 'picture')} carries a tag; tag some in your photo program")
     counts = Counter(name for each in shown for name in each.labels)

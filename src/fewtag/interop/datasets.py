@@ -168,6 +168,8 @@ def read_set(path: Path, root: Path | None = None, *, complete: bool = False) ->
     found: Mapping[str, Iterable[str]]
     try:
         if isinstance(content, list):
+            if content and "data" not in content[0]:
+                raise InputError(f"{path} has no tasks with `data`; of Label Studio's exports take JSON, not JSON-MIN")
             found = _of_tasks(content)
         elif "annotations" in content and "categories" in content:
             found = _of_coco(content)
