@@ -187,6 +187,17 @@ class Folders:
             return [picture.parent / name for name in own], [picture.parent / name for name in shared]
         return [picture.parent / name for name in (*own, *shared)], []
 
+    def raws(self, picture: Path) -> list[Path]:
+        """Sidecars of a RAW file of the same picture: photo.cr2.xmp of photo.jpg."""
+        names, stem = self.names(picture.parent), picture.stem.casefold()
+        found = (names.get(f"{stem}{ending}{ENDING}", ()) for ending in sorted(UNREADABLE_ENDINGS))
+        return [picture.parent / name for some in found for name in some]
+
+    def has_pair(self, raw: Path) -> bool:
+        """Whether a picture is there that is read in a RAW file's place: photo.jpg of photo.cr2."""
+        names = self.names(raw.parent) if raw.suffix.lower() in UNREADABLE_ENDINGS else {}
+        return any(f"{raw.stem.casefold()}{ending}" in names for ending in IMAGE_ENDINGS)
+
     def pictures(self, sidecar: Path) -> list[Path]:
         """Whose sidecar it may be: photo.jpg of photo.jpg.xmp, photo.jpg and photo.png of photo.xmp."""
         names, stem = self.names(sidecar.parent), sidecar.stem.casefold()
