@@ -72,15 +72,15 @@ class Scorer:
         if not bank.classes:
             raise InputError("no label is known yet; learn one from a picture, or define one by its name")
         self.labels = bank.classes
-        counts, fitted = bank.counts, [bank.classifier(model, label) for label in bank.classes]
+        self.counts, fitted = bank.counts, [bank.classifier(model, label) for label in bank.classes]
         self.classifiers, self._strengths = Classifiers.of(fitted), model.strengths
         calibration, own = model.calibration, [bank.definitions[label] for label in bank.classes]
         usual = [(shares or {}).get(label, calibration.share) for label in bank.classes]
         given = [each.prior if each.prior is not None else other for each, other in zip(own, usual, strict=True)]
         self.shares = np.array(given, np.float32)
         noes = np.array([each.noes for each in fitted], np.float32)
-        self.slopes, self.offsets = calibration.curves(counts, noes, self.shares)
-        self.thresholds = calibration.threshold(counts, self.shares)
+        self.slopes, self.offsets = calibration.curves(self.counts, noes, self.shares)
+        self.thresholds = calibration.threshold(self.counts, self.shares)
         for column, each in enumerate(own):
             if threshold is not None or each.threshold is not None:
                 self.thresholds[column] = threshold if threshold is not None else each.threshold
@@ -215,7 +215,7 @@ def estimate_priors(
     if said is None:
         found = estimate_shares(every, scorer.shares)
     else:
-        found = match_shares(every, np.full(len(scorer.labels), said, np.float32))
+        found = match_shares(every, scorer.counts, np.full(len(scorer.labels), said, np.float32))
     return dict(zip(scorer.labels, found.tolist(), strict=True)), sum(map(len, evidence))
 
 
