@@ -1,6 +1,7 @@
 """Registry of methods: `METHODS` by name. A new one is a file here and a line below; the contract test finds it."""
 
 import inspect
+from functools import cache
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -52,6 +53,8 @@ METHODS: dict[str, type[Method]] = {
     "local-query": LocalQuery,
 }
 
+_validator = cache(TypeAdapter)  # which takes pydantic a millisecond, and recipes have hundreds of runs
+
 __all__ = [
     "METHODS",
     "Base",
@@ -77,7 +80,7 @@ def check_method(name: str, options: dict[str, object]) -> None:
         if option not in known:
             raise InputError(f"method {name!r} has no option {option!r}; {nearest(option, known)}")
         try:
-            TypeAdapter(known[option].annotation).validate_python(value, strict=True)
+            _validator(known[option].annotation).validate_python(value, strict=True)
         except ValidationError as error:
             wanted = known[option].default
             raise InputError(f"option {option!r} of method {name!r} is {value!r}; write one like {wanted!r}") from error
