@@ -35,8 +35,8 @@ from tiny import draw, write_tiny_model
 from fewtag.cache import FILE, Cache, content_digest
 from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError
+from fewtag.interop.carried import read_embedded
 from fewtag.interop.datasets import read_set
-from fewtag.interop.embedded import read_embedded
 from fewtag.interop.keywords import Tags
 from fewtag.interop.xmp import Packet, Wanted, rewrite
 from fewtag.pictures.files import Picture, encoded_bytes

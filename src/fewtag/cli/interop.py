@@ -202,7 +202,7 @@ def _of_project(given: Given, *, confirmed: bool) -> Rows:
 
 def _of_bank(given: Given) -> Rows:
     from fewtag.files import user_cache_folder
-    from fewtag.interop.write import Folders
+    from fewtag.interop.carried import Folders
     from fewtag.tagger.bank_file import read_header
     from fewtag.tagging.run import Options, tag_rows
     from fewtag.tagging.sources import open_source

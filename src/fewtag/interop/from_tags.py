@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from fewtag.core.posterior import unit
 from fewtag.errors import InputError, nearest
-from fewtag.interop.embedded import read_embedded
+from fewtag.interop.carried import Folders, read_embedded, tags_in
 from fewtag.interop.keywords import Tags, fold, label_of, path_of
-from fewtag.interop.write import Folders, read_sidecar
-from fewtag.interop.xmp import Packet
 from fewtag.pictures.files import Found, Picture, walk
 from fewtag.pictures.prefetch import batches, prefetch
 from fewtag.tagger.model import Model
@@ -71,11 +69,9 @@ def tags_of(found: Found, folders: Folders) -> Tags:
     """Those in the picture and those beside it; a RAW file's are those of the picture that was made of it."""
     if found.problem:
         raise InputError(found.problem)
-    tags = read_embedded(found.path).tags(found.name)
     own, shared = folders.sidecars(found.path)
-    for sidecar in (*own, *shared, *folders.raws(found.path)):
-        tags = tags.joined(Packet(read_sidecar(sidecar), f"the sidecar {sidecar}").tags())
-    return tags
+    beside = tags_in([*own, *shared, *folders.raws(found.path)])
+    return read_embedded(found.path).tags(found.name).joined(beside)
 
 
 def _labels(tags: Tags, unusable: dict[str, str]) -> Iterator[str]:
