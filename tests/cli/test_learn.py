@@ -167,7 +167,8 @@ def test_of_a_table_that_tag_wrote_the_rows_are_learnt_that_a_person_changed(
     table.parent.mkdir()
     assert cli("tag", bank, album, "--out", table, "--scores").code == 0
     assert refused(cli("learn", bank, table), "nothing but 6 rows as `fewtag tag` wrote them")
-    assert refused(cli("check", bank, table), "is as `fewtag tag` wrote it, and no truth")
+    assert refused(cli("check", bank, table), "is as `fewtag tag` wrote it, no truth")
+    assert cli("check", bank, table, "--all-rows").code == 0
     _mend(table)
     said = cli("learn", bank, table)
     assert said.out == f"{bank}: 1 picture learnt; 4 labels, 1 of them new\n"
@@ -175,6 +176,29 @@ def test_of_a_table_that_tag_wrote_the_rows_are_learnt_that_a_person_changed(
     assert known(bank)["tiger"] == 1
     assert cli("learn", bank, table, "--all-rows").out == f"{bank}: 6 pictures learnt; 4 labels, 0 of them new\n"
     assert cli("tag", bank, album, "--out", table).code == 2, "and is not overwritten"
+
+
+def test_a_tag_that_a_person_took_out_of_a_table_of_tags_is_a_no(cli: Cli, bank: Path, album: Path) -> None:
+    """Unless the bank does not know the label: nobody has written that it is absent."""
+    assert cli("tag", bank, album, "--out", "tags.csv").code == 0
+    written = Path("tags.csv").read_text()
+    assert "cat1.png,cat\n" in written
+    Path("tags.csv").write_text(written.replace("cat1.png,cat\n", "cat1.png,\n"))
+    said = cli("learn", bank, "tags.csv")
+    assert said.out == f"{bank}: 1 picture learnt; 3 labels, 0 of them new\n"
+    assert "1 tag of `tag` that you took out: learnt as a 'no'" in said.err
+    assert Tagger.load(bank).predict(album / "cat1.png") == [()]
+    assert cli("check", bank, "tags.csv", "--root", album).code == 0
+
+
+def test_a_tag_that_was_taken_out_says_nothing_to_a_bank_without_that_label(
+    cli: Cli, bank: Path, album: Path, tiny_model: str
+) -> None:
+    assert cli("tag", bank, album, "--out", "tags.csv").code == 0
+    Path("tags.csv").write_text(Path("tags.csv").read_text().replace("cat1.png,cat\n", "cat1.png,tiger\n"))
+    said = cli("learn", "other.fewtag", "tags.csv", "--model", tiny_model)
+    assert said.out == "other.fewtag: 1 picture learnt; 1 label, 1 of them new\n"
+    assert "took out" not in said.err
 
 
 def _mend(table: Path) -> None:

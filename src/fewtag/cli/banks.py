@@ -115,7 +115,7 @@ def learn(
             shown = [example for each in examples for example in read_set(each, root, complete=complete)]
         else:
             shown = read_examples(examples, label or (), root, absent=absent or (), complete=complete)
-        if not all_rows:
+        if not (all_rows or complete):  # who says complete has looked at every row
             shown = without_guesses(shown)
     tagger = Tagger.open(bank, model=model, words=words, keep_pictures=not no_pictures)
     if from_tags:
@@ -129,6 +129,11 @@ def learn(
     check_writable(bank)
     known = set(tagger.definitions_)
     names = {name for each in shown for name in each.labels}
+    refused = [each.absent | (each.taken_out & (names | known)) for each in shown]
+    if taken_out := sum(len(mine - each.absent) for mine, each in zip(refused, shown, strict=True)):
+        print(
+            f"fewtag: {plural(taken_out, 'tag')} of `tag` that you took out: learnt as a 'no'", file=sys.stderr
+        )
     warn_of_case(names | known)
     if no_words:
         for name in sorted(names - known):
@@ -145,7 +150,7 @@ def learn(
         tagger.partial_fit(
             [each.picture for each in shown],
             [each.labels for each in shown],
-            absent=[each.absent for each in shown],
+            absent=refused,
             complete=complete,
             on_error=skipped.append if skip_bad else refuse,
             progress=bars.advance,

@@ -16,7 +16,7 @@ from fewtag.tagger.bank import label_name
 from fewtag.tagger.stream import Tagged
 from fewtag.tagging.parquet import read_records
 from fewtag.tagging.sources import is_url
-from fewtag.tagging.tables import ABSENT, COLUMNS, NOT, SEPARATOR, picture_name, read_record, row_mark
+from fewtag.tagging.tables import ABSENT, COLUMNS, NOT, SEPARATOR, picture_mark, picture_name, read_guesses, read_record
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".jsonl", ".parquet")
 _MOST_BYTES = 1_000_000_000
@@ -30,6 +30,8 @@ class Shown(NamedTuple):
     absent: frozenset[str] = frozenset()
     guessed: bool = False
     """By `tag`, in a table that nobody has changed in this row."""
+    taken_out: frozenset[str] = frozenset()
+    """Tags that `tag` had written there, and that are gone."""
 
 
 def read_examples(
@@ -103,10 +105,11 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
     """A table with the columns image, labels and, if need be, absent; one that `tag` wrote, too, with its tags.
 
     Paths are relative to `root`, or else to the folder that was tagged (several: where `tag` was run), or else to the
-    table. Of a picture without labels nothing is known, and it is left out, unless the table is `complete`.
+    table. Of a picture without labels nothing is known, and it is left out, unless the table is `complete` or `tag` had
+    written some there.
     """
     place = root or tagged_folder(path) or path.parent
-    guesses = frozenset(str(read_record(path).get("rows", "")).split())
+    guesses = read_guesses(path)
     shown = []
     for row in read_rows(path):
         if is_url(row.image):
@@ -120,9 +123,11 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
             raise InputError(
                 f"{path} line {row.line} says both that {name!r} shows {both[0]!r} and that it does not; choose"
             )
-        if labels or absent or complete:
-            guessed = not absent and row_mark(name, labels) in guesses
-            shown.append(Shown(Picture(place / name, name=str(place / name)), labels, absent, guessed))
+        guess = guesses.get(picture_mark(name))
+        taken_out = frozenset() if guess is None else guess - labels - absent
+        if labels or absent or taken_out or complete:
+            guessed = not absent and guess == labels
+            shown.append(Shown(Picture(place / name, name=str(place / name)), labels, absent, guessed, taken_out))
     if not shown:
         raise InputError(f"no row of {path} has a label; fill in the column `labels`")
     return shown

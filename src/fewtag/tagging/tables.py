@@ -7,6 +7,7 @@ import json
 import os
 import re
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -209,10 +210,12 @@ class Output:
     def rows(self, source: Source) -> Iterator[tuple[Item, Tagged]]:
         """Pictures and what the parts say of them, before these are joined; a part at a time in memory."""
         for shard in source.shards(int(self.begun["shard"]) if self.begun else 1):
-            parts = (self.parts.rows([shard.number]), self.parts.failures([shard.number]))
-            known = {row.image: row for rows in parts for row in rows}
+            rows = deque(self.parts.rows([shard.number]))
+            # Parquet's are apart; names may repeat, so what is first in line counts
+            failed = deque(() if self.parts.ending == "jsonl" else self.parts.failures([shard.number]))
             for item in shard.items(_AT_ONCE):
-                yield item, known[_as_text(item.name)]
+                here = not failed or (rows and rows[0].image == _as_text(item.name))
+                yield item, (rows if here else failed).popleft()
 
     def finish(self, labels: Labels) -> None:
         """The failures' list, then the table with a record by which it is known as ours; then the parts go."""
@@ -221,12 +224,12 @@ class Output:
         _write_failures(failures_of(self._out), list(self.parts.failures(failing)))
         if self._table is None:
             return
-        out, marks = self._table, list[str]()
+        out, guesses = self._table, _Guesses()
 
         def rows() -> Iterator[Tagged]:
             for row in self.parts.rows(numbers):
                 if not row.failure:
-                    marks.append(row_mark(row.image, row.tags))
+                    guesses.add(row.image, row.tags)
                     yield row
 
         def note(part: Path) -> None:
@@ -234,7 +237,7 @@ class Output:
             ours = [_sum(path) for path in (part, out) if path.exists()]
             # names of several sources' pictures are relative to where the command was run
             facts = {**self._about, "cwd": str(Path.cwd()), "shares": self.shares, "tables": ours}
-            facts["rows"] = " ".join(marks)
+            facts |= guesses.facts()
             write_atomically(record_of(out), json.dumps(facts, indent=2).encode())
 
         write_table(out, rows(), labels, note)
@@ -297,9 +300,34 @@ def picture_name(image: str) -> str:
     return PurePosixPath(image.replace("\\", "/")).as_posix()
 
 
-def row_mark(image: str, tags: Iterable[str]) -> str:
-    """By which a row is known that nobody has changed, whatever program saved its table meanwhile."""
-    return digest(picture_name(image), *sorted(tags))[:12]
+class _Guesses:
+    """What `tag` wrote of each picture, in a few bytes a row."""
+
+    def __init__(self) -> None:
+        self._labels: dict[str, int] = {}
+        self._rows = io.StringIO()
+
+    def add(self, image: str, tags: Iterable[str]) -> None:
+        numbers = (str(self._labels.setdefault(tag, len(self._labels))) for tag in tags)
+        self._rows.write(f"{picture_mark(image)}:{'.'.join(numbers)} ")
+
+    def facts(self) -> dict[str, Any]:
+        return {"labels": list(self._labels), "rows": self._rows.getvalue()}
+
+
+def read_guesses(table: Path) -> dict[str, frozenset[str]]:
+    """The tags that `tag` wrote into this table, by `picture_mark`: whatever program saved it since, they are known."""
+    record = read_record(table)
+    try:
+        labels, rows = list(map(str, record["labels"])), str(record["rows"]).split()
+        found = (row.partition(":")[::2] for row in rows)
+        return {mark: frozenset(labels[int(each)] for each in tags.split(".") if each) for mark, tags in found}
+    except (LookupError, TypeError, ValueError):
+        return {}
+
+
+def picture_mark(image: str) -> str:
+    return digest(picture_name(image))[:12]
 
 
 def _refuse_other_table(out: Path, about: Mapping[str, Any]) -> None:
