@@ -74,6 +74,19 @@ def run(prelude: str, commands: list[list[str]], folder: Path, out: Path) -> str
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", ["train", "bench", "report"])
+def test_a_command_of_research_says_what_to_install(tmp_path: Path, command: str) -> None:
+    program = f"import sys; sys.modules.update(dict.fromkeys({HEAVY!r})); from fewtag.cli.main import main; main()"
+    given = {"report": [str(tmp_path)]}.get(command, ["recipe.toml"])
+    (tmp_path / "recipe.toml").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", program, command, *given], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert 'pip install "fewtag[research]"' in done.stderr
+
+
+@pytest.mark.slow
 def test_every_command_of_the_product_runs_without_the_research_wings_packages(album: Path, tmp_path: Path) -> None:
     bank, tags = str(tmp_path / "pets.fewtag"), tmp_path / "tags.csv"
     commands = [

@@ -141,6 +141,24 @@ def test_what_cannot_be_read_is_refused_or_counted(cli: Cli, archive: Path, tiny
     assert said.err.count("skipped: ") == 2
 
 
+def test_a_raw_file_is_the_picture_beside_it_however_the_two_are_named(
+    cli: Cli, archive: Path, tiny_model: Path
+) -> None:
+    """A drawing's own file is no RAW file: that it is not read is said."""
+    (archive / "0.NEF").write_bytes(b"raw")
+    (archive / "1.psd").write_bytes(b"layers")
+    both = (archive / "0.NEF", archive / "0.jpg")
+    for given, code in (((archive,), 2), (both, 0), (both[:1], 2), ((archive, "--skip-bad"), 0)):
+        said = cli("learn", "tags.fewtag", *given, "--from-tags", "--model", tiny_model)
+        assert said.code == code, said.err
+        assert ("0.NEF" in said.err) == (given == both[:1])
+        assert ("1.psd" in said.err) == (archive in given)
+    bank = "tags.fewtag"
+    assert json.loads(cli("write", bank, archive / "0.NEF", "--dry-run", "--json").out)["failures"], "by itself"
+    found = json.loads(cli("write", bank, archive, "--dry-run", "--json").out)["failures"]
+    assert [Path(name).name for name in found] == ["1.psd"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

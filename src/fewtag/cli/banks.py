@@ -131,9 +131,7 @@ def learn(
     names = {name for each in shown for name in each.labels}
     refused = [each.absent | (each.taken_out & (names | known)) for each in shown]
     if taken_out := sum(len(mine - each.absent) for mine, each in zip(refused, shown, strict=True)):
-        print(
-            f"fewtag: {plural(taken_out, 'tag')} of `tag` that you took out: learnt as a 'no'", file=sys.stderr
-        )
+        print(f"fewtag: {plural(taken_out, 'tag')} of `tag` that you took out: learnt as a 'no'", file=sys.stderr)
     warn_of_case(names | known)
     if no_words:
         for name in sorted(names - known):

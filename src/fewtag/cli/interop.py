@@ -202,7 +202,7 @@ def _of_project(given: Given, *, confirmed: bool) -> Rows:
 
 def _of_bank(given: Given) -> Rows:
     from fewtag.files import user_cache_folder
-    from fewtag.interop.carried import Folders
+    from fewtag.interop.carried import paired_raws
     from fewtag.tagger.bank_file import read_header
     from fewtag.tagging.run import Options, tag_rows
     from fewtag.tagging.sources import open_source
@@ -210,17 +210,17 @@ def _of_bank(given: Given) -> Rows:
     labels = [label["name"] for label in read_header(given.source)["labels"]]
     options = Options(threshold=given.threshold, device=given.device, cache=str(user_cache_folder()))
     folder = given.photos if given.photos.is_dir() else given.photos.parent
-    folders = Folders()
-    pictures = [each.name for each in open_source([str(given.photos)]).entries]
+    source = open_source([str(given.photos)])
+    paired = paired_raws([Path(each.name) for each in source.entries])
 
     def rows() -> Iterator[tuple[str, Path, Sequence[str] | InputError]]:
         for item, row in tag_rows(given.source, [str(given.photos)], options):
             if not row.failure:
                 yield row.image, folder / item.name, row.tags
-            elif not folders.has_pair(folder / item.name):  # else the tags are beside what was made of the RAW file
+            elif Path(item.name) not in paired:  # else the tags are beside what was made of the RAW file
                 yield row.image, folder / item.name, InputError(row.failure)
 
-    return labels, rows(), sum(not folders.has_pair(folder / name) for name in pictures)
+    return labels, rows(), len(source) - len(paired)
 
 
 def _of_examples(given: Given) -> Rows:

@@ -25,6 +25,8 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Upkeep": (cache.cache,),
 }
 INTERRUPTED = 130
+_RESEARCH = {"torch", "timm", "lightning_fabric", "jaxtyping", "pydantic", "scipy", "pyarrow", "matplotlib"}
+"""What the research extra brings; a command of the product that needs one of them says so itself."""
 _TEACH = {command.__name__ for command in COMMANDS["Teach"]}
 """They save a bank at their very end, whole or not at all."""
 
@@ -75,6 +77,11 @@ def main() -> None:
         make_app(*named)()
     except InputError as error:
         _say(f"fewtag: {printable(str(error))}")
+        raise SystemExit(2) from None
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _RESEARCH:
+            raise
+        _say(f'fewtag: this needs {error.name}, which is not installed; run: pip install "fewtag[research]"')
         raise SystemExit(2) from None
     except SystemExit as ended:
         if ended.code == INTERRUPTED:  # by typer, which takes Ctrl-C for itself

@@ -246,9 +246,7 @@ def check(
     asked = read_prior(prior or ("bank" if setting else "estimate"))
     shown = read_examples([truth], root=root, complete=True)
     if all(each.guessed for each in shown) and not all_rows:
-        raise InputError(
-            f"{truth} is as `fewtag tag` wrote it, no truth; mend it, or give --all-rows if it is right"
-        )
+        raise InputError(f"{truth} is as `fewtag tag` wrote it, no truth; mend it, or give --all-rows if it is right")
     tagger = open_bank(bank)
     with Bars() as bars:
         kept = None if no_cache else cache or user_cache_folder()

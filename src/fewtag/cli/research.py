@@ -292,6 +292,8 @@ def _tell_skipped(experiment: "Experiment") -> None:
 
 def explain_run(folder: Path, image: Path, labels: Sequence[str], out: Path, data: Path | None) -> None:
     """Heat-maps of a trained run's attention, for `fewtag explain RUN`: its scores, summed over the heads."""
+    if not (folder / "best.safetensors").exists():
+        raise InputError(f"{folder} is no trained run: it holds no best.safetensors; make one with fewtag train")
     import torch
 
     from fewtag.pictures.files import Picture
@@ -303,8 +305,6 @@ def explain_run(folder: Path, image: Path, labels: Sequence[str], out: Path, dat
     from fewtag.research.methods.word_attention import WordAttention
     from fewtag.tagger.explain import save_heat, stretch
 
-    if not (folder / "best.safetensors").exists():
-        raise InputError(f"{folder} is no trained run: it holds no best.safetensors; make one with fewtag train")
     recipe = Recipe.model_validate(read_facts(folder / "best.safetensors")["recipe"])
     if not issubclass(METHODS[recipe.method.name], WordAttention):
         raise InputError(f"the method {recipe.method.name!r} of {folder} has no attention to show; word-attention has")

@@ -2,7 +2,7 @@
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -11,7 +11,7 @@ from fewtag.errors import InputError
 from fewtag.interop.keywords import NO_TAGS, Tags, join_tags
 from fewtag.interop.xmp import MOST_BYTES, Packet
 from fewtag.pictures.decode import open_encoded
-from fewtag.pictures.files import IMAGE_ENDINGS, UNREADABLE_ENDINGS, Picture
+from fewtag.pictures.files import IMAGE_ENDINGS, RAW_ENDINGS, UNREADABLE_ENDINGS, Picture
 
 ENDING = ".xmp"
 _XMP = b"http://ns.adobe.com/xap/1.0/\0"
@@ -138,6 +138,13 @@ def _text(value: bytes, *, utf8: bool) -> str:
         return value.decode("utf-8" if utf8 else "latin-1", "replace")
 
 
+def paired_raws(paths: Sequence[Path]) -> frozenset[Path]:
+    """RAW files whose picture is among these as well, and is read in their place: photo.cr2 beside photo.jpg."""
+    read = {(path.parent, path.stem.casefold()) for path in paths if path.suffix.lower() in IMAGE_ENDINGS}
+    raws = (path for path in paths if path.suffix.lower() in RAW_ENDINGS)
+    return frozenset(path for path in raws if (path.parent, path.stem.casefold()) in read)
+
+
 class Folders:
     """Listings of folders, each read once: which names are there, by their case-folded spelling."""
 
@@ -169,13 +176,8 @@ class Folders:
     def raws(self, picture: Path) -> list[Path]:
         """Sidecars of a RAW file of the same picture: photo.cr2.xmp of photo.jpg."""
         names, stem = self.names(picture.parent), picture.stem.casefold()
-        found = (names.get(f"{stem}{ending}{ENDING}", ()) for ending in sorted(UNREADABLE_ENDINGS))
+        found = (names.get(f"{stem}{ending}{ENDING}", ()) for ending in sorted(RAW_ENDINGS))
         return [picture.parent / name for some in found for name in some]
-
-    def has_pair(self, raw: Path) -> bool:
-        """Whether a picture is there that is read in a RAW file's place: photo.jpg of photo.cr2."""
-        names = self.names(raw.parent) if raw.suffix.lower() in UNREADABLE_ENDINGS else {}
-        return any(f"{raw.stem.casefold()}{ending}" in names for ending in IMAGE_ENDINGS)
 
     def pictures(self, sidecar: Path) -> list[Path]:
         """Whose sidecar it may be: photo.jpg of photo.jpg.xmp, photo.jpg and photo.png of photo.xmp."""

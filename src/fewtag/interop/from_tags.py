@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fewtag.core.posterior import unit
 from fewtag.errors import InputError, nearest
-from fewtag.interop.carried import Folders, read_embedded, tags_in
+from fewtag.interop.carried import Folders, paired_raws, read_embedded, tags_in
 from fewtag.interop.keywords import Tags, fold, label_of, path_of
 from fewtag.pictures.files import Found, Picture, walk
 from fewtag.pictures.prefetch import batches, prefetch
@@ -45,10 +45,9 @@ def read_carried(sources: Sequence[Path]) -> Carried:
     for source in sources:
         if not source.exists():
             raise InputError(f"there is no folder or picture {source}; check the path")
-        if source.is_dir():
-            found += (each for each in walk(source) if not folders.has_pair(each.path))
-        else:
-            found.append(Found(source.name, source))
+        found += walk(source) if source.is_dir() else [Found(source.name, source)]
+    paired = paired_raws([each.path for each in found])
+    found = [each for each in found if each.path not in paired]
     shown, unusable, failures = list[Shown](), dict[str, str](), list[InputError]()
 
     def read(each: Found) -> Tags | InputError:
