@@ -141,9 +141,9 @@ def test_learning_tagging_and_the_cache_need_nothing_of_posix(album: Path, tmp_p
 def test_the_server_loads_nothing_of_the_research_wing_and_needs_nothing_of_posix() -> None:
     program = "import fewtag.server.app; from fewtag.server.uploads import _allow_seconds, _restrict; "
     program += "_restrict(1); _allow_seconds(1.0)"  # a byte of memory, were there limits
-    for prelude in (WITHOUT_RESEARCH + WITHOUT_POSIX, WITHOUT_POSIX):
-        done = subprocess.run([sys.executable, "-c", f"{prelude}\n{program}"], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    code = f"{WITHOUT_RESEARCH}{WITHOUT_POSIX}\n{program}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_client_runs_as_a_file_by_itself() -> None:

@@ -26,7 +26,7 @@ from fewtag.pictures.decode import squash, stack
 from fewtag.pictures.files import Picture
 from fewtag.runtime import Network
 from fewtag.tagger.model import Model
-from fewtag.tagger.stream import encode_stream, items_of, widen
+from fewtag.tagger.stream import cached_places, encode_stream, items_of, widen
 
 Draw = Callable[..., Image.Image]
 Examples = tuple[list[Any], list[list[str]]]
@@ -474,6 +474,19 @@ def test_what_the_cache_keeps_in_half_precision_is_widened_as_numpy_does() -> No
     every = np.arange(2**16, dtype=np.uint16).view(np.float16)
     finite = every[np.isfinite(every)]
     assert widen(finite).view(np.int32).tolist() == finite.astype(np.float32).view(np.int32).tolist()
+
+
+def test_what_another_device_made_is_not_taken_from_the_cache(
+    tagger: Tagger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def key() -> str:
+        with cached_places(tagger.model, tmp_path) as space:
+            assert space is not None
+            return space.key
+
+    before = key()
+    monkeypatch.setattr(tagger.model.network, "wanted", "cuda")
+    assert key() != before
 
 
 def test_a_cache_gives_the_same_rows(tagger: Tagger, pets: Examples, tmp_path: Path, draw: Draw) -> None:
