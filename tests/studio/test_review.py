@@ -172,6 +172,15 @@ def test_review_begins_with_the_unsure_and_never_asks_twice(studio: Studio) -> N
     assert all(cell.marked == (cell.p is not None and cell.p >= 0.5) for cell in after.pictures)
 
 
+def test_a_label_is_no_rarer_than_what_was_confirmed(studio: Studio) -> None:
+    """Estimated shares of hard labels would else fall to nothing, and all that is tagged with them."""
+    found = list(digests(studio).values())
+    for count in (30, len(found)):
+        share = studio.teach("SKU-4711", found[:count]).prior
+        assert share is not None
+        assert min(0.99, count / len(found)) - 1e-6 <= share < 1
+
+
 def test_audits_measure_and_teach_nothing(studio: Studio) -> None:
     studio.define("dog")
     answer_page(studio, "dog", size=20)
