@@ -20,7 +20,7 @@ from measure_tagger import thresholds
 from numpy.typing import NDArray
 from packs import Packs, add_arguments
 
-from fewtag.core.calibration import estimate_shares, log_odds, sigmoid
+from fewtag.core.calibration import estimate_shares, log_odds, sigmoid, steepness
 from fewtag.files import write_atomically
 from fewtag.research.bench.results import commit
 from fewtag.tagger.bank import Bank, Definition, Example, Told
@@ -88,7 +88,8 @@ def main() -> None:
         shares = estimate_shares(logits[sample] - log_odds(plain.shares), plain.shares)
         estimated = Scorer(bank, model, shares=dict(zip(plain.labels, shares.tolist(), strict=True)))
         for how, scorer in {"default": plain, "estimated": estimated}.items():
-            moved = logits - log_odds(plain.shares) + log_odds(scorer.shares)
+            evidence = logits - log_odds(plain.shares)
+            moved = steepness(plain.counts, scorer.shares) * evidence + log_odds(scorer.shares)
             chances = sigmoid(moved.astype(np.float64))
             for which, mine in {"80 labels": np.ones(len(labels), np.bool_), "28 never seen": new}.items():
                 some, given = mine[columns], chances >= scorer.thresholds

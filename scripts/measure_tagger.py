@@ -20,13 +20,12 @@ from make_models import Encoded
 from numpy.typing import NDArray
 from packs import Packs, add_arguments
 
-from fewtag.core.calibration import best_threshold, estimate_shares, log_odds, match_shares, sigmoid
-from fewtag.core.closed_form import Vectors
+from fewtag.core.calibration import best_threshold, estimate_shares, log_odds, match_shares, sigmoid, steepness
 from fewtag.core.metrics import average_precision, precision_recall_f1
+from fewtag.core.posterior import Vectors
 from fewtag.files import write_atomically
-from fewtag.research.bench.metrics import episode_metrics, mean_and_interval
-from fewtag.research.bench.results import commit
-from fewtag.research.data.class_names import overlaps
+from fewtag.research.bench.results import commit, episode_metrics, mean_and_interval
+from fewtag.research.data.splits import overlaps
 from fewtag.tagger.bank import Bank, Definition, Example, Told
 from fewtag.tagger.model import Model, load_model, solve_words
 from fewtag.tagger.stream import Scorer
@@ -158,18 +157,19 @@ def rare(bench: Bench, guides: Vectors, shots: int, pools: dict[str, Any], *, es
         scorer, logits, shown = bench.scored(bank, rows)
         mine = scorer.labels.index(pool["label"])
         sample = np.random.default_rng(0).permutation(len(rows))[:256]
-        evidence = logits[sample] - log_odds(scorer.shares)
+        evidence = logits - log_odds(scorer.shares)
         rare_share = np.full(len(scorer.labels), RARE, np.float32)
-        share = float(
-            (estimate_shares(evidence, scorer.shares) if estimate else match_shares(evidence, rare_share))[mine]
+        shares = (
+            estimate_shares(evidence[sample], scorer.shares)
+            if estimate
+            else match_shares(evidence[sample], scorer.counts, rare_share)
         )
-        shift = log_odds(np.array([share])) - log_odds(scorer.shares[mine : mine + 1])
-        chances = sigmoid((logits[:, mine] + shift).astype(np.float64))
-        count = bank.counts[scorer.labels.index(pool["label"])]
-        own = bench.model.calibration.threshold(np.array([count]), np.array([share], np.float32))
+        moved = steepness(scorer.counts, shares) * evidence + log_odds(shares)
+        chances = sigmoid(moved[:, mine].astype(np.float64))
+        own = bench.model.calibration.threshold(scorer.counts, shares)[mine]
         said.append(chances)
         true.append(shown[:, mine])
-        given.append(chances >= own[0])
+        given.append(chances >= own)
     chances, shown = np.concatenate(said), np.concatenate(true)
     return reliability(chances, shown) | thresholds(chances, shown, np.concatenate(given))
 

@@ -1,14 +1,19 @@
-"""Writes the tables of docs/models.md from results/*-coco52.json and rivals/, between its marks.
+"""Writes the tables of docs/models.md from results/*-coco52.json, between its marks.
 
-python scripts/models_page.py
+    python scripts/models_page.py [--rows FOLDER]
+
+With `--rows`, what `fewtag bench` wrote there for the recipes posterior, rivals, single and curve is first summed up in
+results/shots-coco52.json: each run's means, and the posterior's lead on it over the same episodes.
 """
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
 
-from fewtag.research.bench.metrics import mean_and_interval
-from fewtag.research.bench.results import read_rows
+from fewtag.files import write_atomically
+from fewtag.research.bench.report.comparison import difference
+from fewtag.research.bench.results import mean_and_interval, read_rows
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "models.md"
@@ -32,7 +37,10 @@ RARE = {
     for how in ("given", "estimated")
 }
 
+SHOTS = ROOT / "results" / "shots-coco52.json"
 RIVALS = {
+    "posterior": "the posterior",
+    "closed-form": "closed form, with all names",
     "tip-adapter": "Tip-Adapter, with all names",
     "tip-adapter-whitened": "Tip-Adapter, whitened, with all names",
     "logistic-regression": "logistic regression",
@@ -79,27 +87,43 @@ def honesty(found: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
-def rivals(found: dict[str, Any]) -> list[str]:
-    """Of the network of `default`: its own classifier beside the methods of recipes/rivals.toml."""
-    columns = [(shots, phase) for shots in (1, 5) for phase in ("test", "mixed")]
-    titles = [f"{shots} example{'s' * (shots > 1)}, {phase}" for shots, phase in columns]
-    lines = [f"| | {' | '.join(titles)} |", "|---" * (len(columns) + 1) + "|"]
-    own = [precision(found[f"{phase}, {shots} examples"]) for shots, phase in columns]
-    lines.append(f"| the tagger's posterior | {' | '.join(own)} |")
-    for name, title in RIVALS.items():
-        files = [ROOT / "results" / "rivals" / f"{name}-{shots}-shots.{phase}.parquet" for shots, phase in columns]
-        if any(file.exists() for file in files):
-            lines.append(f"| {title} | {' | '.join(measured(file) for file in files)} |")
+def summarise(folder: Path) -> dict[str, Any]:
+    """Every run of the recipes, with the posterior's lead on it where both were measured on the same episodes."""
+    found: dict[str, Any] = {}
+    for recipe in ("posterior", "rivals", "single", "curve"):
+        for file in sorted((folder / recipe).glob("*.parquet")):
+            run, phase, _ = file.name.split(".")
+            rows, (name, shots, _) = read_rows(file), run.rsplit("-", 2)
+            own = {"single": f"posterior-single-{shots}", "curve": f"posterior-{shots}"}.get(
+                recipe, f"posterior-all-{shots}"
+            )
+            beside = folder / ("posterior" if recipe == "rivals" else recipe) / f"{own}-shots.{phase}.parquet"
+            each: dict[str, Any] = {"command": rows[0].command, "commit": rows[0].commit, "options": rows[0].options}
+            for metric in ("macro_ap", "micro_ap"):
+                mean, interval = mean_and_interval([100 * getattr(row, metric) for row in rows])
+                each |= {metric: round(mean, 2), f"{metric}_interval": round(interval, 2)}
+                if beside.exists() and (lead := difference(read_rows(beside), rows, metric)):
+                    each[f"{metric}_lead"] = [round(100 * lead.mean, 2), round(100 * lead.interval, 2)]
+            found[f"{recipe}, {name.removesuffix('-all')}, {shots}, {phase}"] = each
+    return found
+
+
+def rivals(found: dict[str, Any], recipe: str, phase: str, title: str) -> list[str]:
+    """Of the network of `default`: macro- and micro-AP after so many examples; starred where it is not behind."""
+    mine = [key.split(", ") for key in found if key.startswith((f"{recipe}, ", "posterior, posterior, "))]
+    columns = sorted({int(shots) for kind, _, shots, where in mine if where == phase and kind == recipe})
+    lines = [f"| {title} | {' | '.join(map(str, columns))} |", "|---" * (len(columns) + 1) + "|"]
+    for name, shown in RIVALS.items():
+        cells = []
+        for shots in columns:
+            kind = "posterior" if recipe == "rivals" and name == "posterior" else recipe
+            row = found.get(f"{kind}, {name}{'-single' * (recipe == 'single')}, {shots}, {phase}")
+            leads = [] if row is None else [row.get(f"{metric}_ap_lead", [0, 0]) for metric in ("macro", "micro")]
+            star = " \\*" if name != "posterior" and any(lead <= interval for lead, interval in leads) else ""
+            cells.append("–" if row is None else f"{row['macro_ap']:.1f} / {row['micro_ap']:.1f}{star}")
+        if set(cells) != {"–"}:
+            lines.append(f"| {shown} | {' | '.join(cells)} |")
     return lines
-
-
-def measured(file: Path) -> str:
-    if not file.exists():
-        return precision(None)
-    rows = read_rows(file)
-    macro, interval = mean_and_interval([100 * row.macro_ap for row in rows])
-    micro, _ = mean_and_interval([100 * row.micro_ap for row in rows])
-    return precision({"macro_ap": macro, "micro_ap": micro, "macro_ap_interval": interval})
 
 
 def sessions(found: dict[str, Any], title: str) -> list[str]:
@@ -137,14 +161,28 @@ def bank_of_80(found: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    found = {model: json.loads((ROOT / "results" / name).read_text()) for model, name in FILES.items()}
-    held, archive, many = (
-        json.loads((ROOT / "results" / f"{name}-coco52.json").read_text()) for name in ("sessions", "archive", "many")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=Path, help="the folder that `bench --out` wrote")
+    if (rows := parser.parse_args().rows) is not None:
+        write_atomically(SHOTS, json.dumps(summarise(rows), indent=1).encode())
+    results = ROOT / "results"
+    found = {model: json.loads((results / name).read_text()) for model, name in FILES.items()}
+    held, better, archive, many = (
+        json.loads((results / f"{name}-coco52.json").read_text())
+        for name in ("sessions", "sessions-accurate", "archive", "many")
     )
+    shots = json.loads(SHOTS.read_text())
     before, rest = PAGE.read_text().split(BEGIN)
     after = rest.split(END)[1]
-    tables = [accuracy(found), rivals(found["default"]), honesty(found), bank_of_80(many)]
-    tables += [sessions(held, "held out:"), sessions(archive, "the archive:")]
+    tables = [accuracy(found)]
+    tables += [rivals(shots, "rivals", phase, f"`{phase}`, examples:") for phase in ("test", "mixed")]
+    tables += [rivals(shots, "single", phase, f"one label a picture, `{phase}`:") for phase in ("test", "mixed")]
+    tables += [rivals(shots, "curve", "mixed", "at `mixed`'s own frequencies:"), honesty(found), bank_of_80(many)]
+    tables += [
+        sessions(held, "held out:"),
+        sessions(better, "`accurate`, held out:"),
+        sessions(archive, "the archive:"),
+    ]
     lines = "\n\n".join("\n".join(table) for table in tables)
     PAGE.write_text(f"{before}{BEGIN}\n\n{lines}\n\n{END}{after}")
 

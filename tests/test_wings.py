@@ -22,7 +22,7 @@ for number, arguments in enumerate(json.load(open(sys.argv[1]))):
         assert not ended.code, (arguments, ended.code)
 """
 HEAVY = ("torch", "timm", "scipy", "pandas", "matplotlib", "pyarrow", "transformers", "jaxtyping", "sklearn")
-"""Not pydantic, which typer itself needs; the contracts in pyproject.toml forbid it to our own modules."""
+"""Not pydantic, which the server needs; the contracts in pyproject.toml forbid it to the other modules."""
 WITHOUT_RESEARCH = f"""
 import sys
 class Forbidden:
@@ -151,25 +151,17 @@ POSIX_NAMES = {
 POSIX_NAMES |= {("os", "setpriority"), ("os", "getpriority"), ("signal", "SIGKILL"), ("signal", "SIGHUP")}
 
 
-def test_no_file_imports_a_module_that_only_posix_has() -> None:
-    for name, tree, _ in trees(SOURCE):
+@pytest.mark.slow
+def test_what_only_posix_has_is_not_imported_and_asked_for_before_it_is_used() -> None:
+    """By `hasattr` or `getattr` in the same file; and never when a module is imported."""
+    for name, tree, text in trees(SOURCE):
+        used = set()
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 assert not {alias.name for alias in node.names} & POSIX_MODULES, name
             elif isinstance(node, ast.ImportFrom):
                 assert node.module not in POSIX_MODULES, name
-
-
-@pytest.mark.slow
-def test_what_only_posix_has_is_asked_for_before_it_is_used() -> None:
-    """By `hasattr` or `getattr` in the same file; and never when a module is imported."""
-    for name, tree, text in trees(SOURCE):
-        used = {
-            node.attr
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and (node.value.id, node.attr) in POSIX_NAMES
-        }
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                used |= {node.attr} if (node.value.id, node.attr) in POSIX_NAMES else set()
         for attribute in used - {"getpriority"}:  # which comes with setpriority
             assert f'hasattr(os, "{attribute}")' in text, f"{name} uses {attribute}"

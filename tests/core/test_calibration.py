@@ -9,6 +9,7 @@ from sklearn.metrics import f1_score
 
 from fewtag.core.calibration import (
     EASE,
+    FIRM,
     SLACK,
     Calibration,
     Pairs,
@@ -183,7 +184,7 @@ def test_between_two_numbers_of_examples_the_curve_lies_between() -> None:
 def test_another_share_of_the_pictures_moves_the_odds_by_bayes_rule() -> None:
     """Probability p where a share s shows the label: the likelihood ratio is odds(p) / odds(s), whatever the share."""
     calibration = Calibration((0,), (2.0,), (-0.5,), 0.3)
-    counts, scores = np.zeros(3, np.int64), np.float32(0.7)
+    counts, scores = np.full(3, 5), np.float32(0.7)
     shares = np.array([0.3, 0.01, 0.9], np.float32)
     slopes, offsets = calibration.curves(counts, np.zeros(3, np.float32), shares)
     found = sigmoid(slopes * scores + offsets).astype(np.float64)
@@ -192,6 +193,17 @@ def test_another_share_of_the_pictures_moves_the_odds_by_bayes_rule() -> None:
     for share, chance in zip((0.3, 0.01, 0.9), found, strict=True):
         odds = ratio * share / (1 - share)
         assert chance == pytest.approx(odds / (1 + odds), rel=1e-5)
+
+
+def test_the_curve_of_a_rare_label_with_few_examples_is_steeper() -> None:
+    """About the picture that says nothing for or against it, whose probability is the share."""
+    calibration = Calibration((0,), (2.0,), (-0.5,), 0.3)
+    even = np.float32((log_odds(np.array(0.3)) + 0.5) / 2)
+    shares = np.array([0.5, 0.03, 0.01, 0.001], np.float32)
+    for count, steeper in ((1, 1.2), (2, 1.2 - 0.2 * np.log(3 / 2) / np.log(3)), (5, 1.0), (50, 1.0)):
+        slopes, offsets = calibration.curves(np.full(4, count), np.zeros(4, np.float32), shares)
+        assert slopes.tolist() == pytest.approx([2, 2, 2 * steeper, 2 * steeper], abs=1e-5)
+        assert sigmoid(slopes * even + offsets).tolist() == pytest.approx(shares.tolist(), rel=1e-4)
 
 
 def test_the_weight_of_the_noes_lifts_the_odds_by_its_logarithm() -> None:
@@ -205,7 +217,7 @@ def test_thresholds_follow_the_share_in_a_line_over_its_log_odds() -> None:
     shares = np.array([0.001, 0.01, 0.05, 0.3, 0.9], np.float32)
     found = calibration.threshold(np.zeros(5, np.int64), shares).tolist()
     part = (np.log(0.05 / 0.95) - np.log(0.01 / 0.99)) / (np.log(0.3 / 0.7) - np.log(0.01 / 0.99))
-    eased = np.array([1, 1, EASE, EASE, EASE])
+    eased = np.array([FIRM, FIRM, EASE, EASE, EASE])
     assert found == pytest.approx((eased * [0.1, 0.1, 0.1 + 0.2 * part, 0.3, 0.3]).tolist(), abs=1e-6)
     assert calibration.threshold(np.full(5, 9), shares).tolist() == pytest.approx(
         (eased * [0.2, 0.2, 0.2 + 0.2 * part, 0.4, 0.4]).tolist(), abs=1e-6
@@ -242,11 +254,12 @@ def test_a_share_that_is_known_mends_a_curve_that_is_off() -> None:
     said = np.full(4, 0.05, np.float32)
     off = np.array([-2, 0, 0, 2], np.float32)
     evidence = sampled(said, 20_000, 3.0, 1) + off
-    moved = log_odds(match_shares(evidence, said)) - log_odds(said)
+    counts = np.array([5, 5, 9, 9])
+    moved = log_odds(match_shares(evidence, counts, said)) - log_odds(said)
     assert moved.tolist() == pytest.approx((-off).tolist(), abs=0.2)
     sums = sigmoid(evidence + log_odds(said) + moved).sum(axis=0)
     assert sums.tolist() == pytest.approx([1000] * 4, rel=0.01)
-    few = log_odds(match_shares(evidence[:20], said)) - log_odds(said)
+    few = log_odds(match_shares(evidence[:20], counts, said)) - log_odds(said)
     assert np.abs(few).max() < 2
     assert (np.abs(few) <= np.abs(20 * said - sigmoid(evidence[:20] + log_odds(said)).sum(axis=0)) + 1e-4).all()
 

@@ -50,6 +50,26 @@ def test_the_bank_is_the_one_that_a_table_makes(cli: Cli, archive: Path, tiny_mo
     assert same_classifiers(by_tags, by_table)
 
 
+def test_a_raw_file_and_the_picture_made_of_it_are_one(cli: Cli, tiny_model: Path) -> None:
+    for name in ("IMG_1", "IMG_2"):
+        draw(1 if name == "IMG_1" else 2, "dog").save(f"{name}.JPG")
+        Path(f"{name}.CR2").write_bytes(b"raw")
+    Path("IMG_1.CR2.xmp").write_bytes(digikam([("pets", "dog")], 0))
+    arguments = ("learn", "tags.fewtag", ".", "--from-tags", "--model", tiny_model)
+    said = cli(*arguments)
+    assert (said.code, "1 picture learnt; 1 label" in said.out) == (0, True), said.err
+    said = cli("write", "tags.fewtag", ".", "--threshold", 0)
+    assert (said.code, said.err.count("fewtag: ")) == (0, 0), said.err
+    assert sorted(path.name for path in Path().glob("*.JPG.xmp")) == ["IMG_1.JPG.xmp", "IMG_2.JPG.xmp"]
+    Path("lone.NEF").write_bytes(b"raw")
+    for command in (arguments, ("write", "tags.fewtag", ".")):
+        said = cli(*command)
+        assert (said.code, "lone.NEF is of a kind that is not read" in said.err) == (
+            2 if "learn" in command else 1,
+            True,
+        )
+
+
 def test_the_word_of_a_path_is_its_last_name(tiny_model: Path) -> None:
     tagger = Tagger(str(tiny_model)).define("pets/dog").define("dog").define("dog/cat")
     known = tagger.definitions_

@@ -18,11 +18,15 @@ Shares = NDArray[np.float32]
 SLACK = 0.01
 """Of F1, given away by a model's thresholds for precision: the curve is flat there, and a wrong tag costs a person."""
 
-EASE, RARE, COMMON = 0.8, 0.01, 0.03
-"""Part of a model's threshold that is asked for where labels are common, all of it where they are rare.
+RARE, COMMON = 0.01, 0.03
+"""Shares between which what is fitted for common labels gives way to what rare ones need."""
+EASE, FIRM = 0.8, 1.2
+"""Parts of a model's threshold that are asked for where labels are common, and where they are rare.
 
 Probabilities of new labels are spread less than those of the labels that thresholds were fitted on, so that the slack
 costs more there; of rare labels the precision is worth it. Chosen on the validation labels."""
+STEEPER = (1, 5), (1.2, 1.0)
+"""Examples, and how much steeper than the model's the curve of a rare label is that has so many."""
 
 
 @dataclass(frozen=True)
@@ -54,23 +58,37 @@ class Calibration:
         self, counts: Counts, noes: NDArray[np.float32], shares: Shares
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Slope and offset of each label's curve: of so many examples, 'no's of such a weight, such a share."""
-        seen = np.log1p(noes)
-        shift = log_odds(shares) - log_odds(np.array(self.share)) + seen * np.float32(self.noes)
-        offsets = _at(self.examples, self.offsets, counts) + shift
+        seen, steeper = np.log1p(noes), steepness(counts, shares)
+        offsets = _at(self.examples, self.offsets, counts) + seen * np.float32(self.noes)
         slopes = _at(self.examples, self.slopes, counts) + seen * np.float32(self.noes_slope)
-        return slopes.astype(np.float32), offsets.astype(np.float32)
+        offsets = steeper * (offsets - log_odds(np.array(self.share))) + log_odds(shares)
+        return (steeper * slopes).astype(np.float32), offsets.astype(np.float32)
 
     def threshold(self, counts: Counts, shares: Shares) -> NDArray[np.float32]:
         rows = np.stack([_at(self.examples, column, counts) for column in zip(*self.thresholds, strict=True)])
         known, wanted = log_odds(np.array(self.shares)), log_odds(shares)
         found = [np.interp(each, known, row) for each, row in zip(wanted, rows.T, strict=True)]
-        eased = np.interp(wanted, log_odds(np.array([RARE, COMMON])), [1.0, EASE])
-        return (np.array(found) * eased).astype(np.float32)
+        return (np.array(found) * _by_share(shares, FIRM, EASE)).astype(np.float32)
 
 
 def _at(examples: Sequence[int], values: Sequence[float], counts: Counts) -> NDArray[np.float32]:
     """In a line over log(1 + number of examples): the fifth example changes less than the first."""
     return np.interp(np.log1p(counts), np.log1p(examples), values).astype(np.float32)
+
+
+def _by_share(shares: NDArray[np.floating], rare: NDArray[np.float32] | float, common: float) -> NDArray[np.float32]:
+    """From what holds for rare labels to what holds for common ones, in a line over the log-odds of the shares."""
+    least, most = log_odds(np.array([RARE, COMMON]))
+    part = np.clip((log_odds(shares) - least) / (most - least), 0, 1)
+    return (rare + part * (common - rare)).astype(np.float32)
+
+
+def steepness(counts: Counts, shares: NDArray[np.floating]) -> NDArray[np.float32]:
+    """How much steeper a label's curve is than the model's, which is fitted where labels are common.
+
+    That one is flattened by how much labels differ, most of all with one example; among rare ones it is seen.
+    """
+    return _by_share(shares, _at(*STEEPER, counts), 1.0)
 
 
 def log_odds(shares: NDArray[np.floating]) -> NDArray[np.float32]:
@@ -101,7 +119,7 @@ OFFSET_SPREAD = 1.0
 """Standard deviation, between labels, of what a curve's offset is off by; chosen by log-loss on validation labels."""
 
 
-def match_shares(evidence: NDArray[np.float32], said: Shares, *, steps: int = 50) -> Shares:
+def match_shares(evidence: NDArray[np.float32], counts: Counts, said: Shares, *, steps: int = 50) -> Shares:
     """Shares by which a sample's probabilities agree with the part of the pictures that is said to show each label.
 
     One curve cannot know how hard a label is, nor how crowded an archive. Where the share is known, the sum of the
@@ -112,7 +130,9 @@ def match_shares(evidence: NDArray[np.float32], said: Shares, *, steps: int = 50
     low, high = usual - 10, usual + 10
     for _ in range(steps):  # the gradient rises with the log-odds, so that halving an interval finds where it is zero
         middle = (low + high) / 2
-        over = sigmoid(evidence + middle).sum(axis=0) - len(evidence) * said + (middle - usual) / OFFSET_SPREAD**2
+        steep = steepness(counts, sigmoid(middle))
+        over = sigmoid(steep * evidence + middle).sum(axis=0) - len(evidence) * said
+        over += (middle - usual) / OFFSET_SPREAD**2
         low, high = np.where(over < 0, middle, low), np.where(over < 0, high, middle)
     return sigmoid((low + high) / 2).astype(np.float32)
 

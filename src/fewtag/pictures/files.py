@@ -57,6 +57,8 @@ class Picture:
         try:
             # before it is opened: to open a pipe would wait for its writer
             status = self.path.stat()
+            if stat.S_ISDIR(status.st_mode):
+                raise InputError(f"cannot read image {self}: it is a folder; give its pictures, one by one")
             if not stat.S_ISREG(status.st_mode):
                 raise InputError(f"cannot read image {self}: it is no regular file; leave it out")
             wanted = status.st_size if self.size is None else self.size

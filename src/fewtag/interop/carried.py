@@ -1,25 +1,19 @@
-"""Keywords inside pictures: XMP packets and IPTC's keywords, read from the bytes, and packets written by exiftool."""
+"""Keywords that pictures carry: XMP packets and IPTC's keywords inside, read from the bytes, and sidecars beside."""
 
 import os
-import shutil
-import stat
-import subprocess
-import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from fewtag.errors import InputError
 from fewtag.interop.keywords import NO_TAGS, Tags, join_tags
-from fewtag.interop.xmp import Packet
-from fewtag.pictures.decode import decode, open_encoded, pixel_digest
-from fewtag.pictures.files import Picture
+from fewtag.interop.xmp import MOST_BYTES, Packet
+from fewtag.pictures.decode import open_encoded
+from fewtag.pictures.files import IMAGE_ENDINGS, UNREADABLE_ENDINGS, Picture
 
-PART = ".fewtag-part"
-"""In the names of files that are being written, before they take the place of others."""
-
+ENDING = ".xmp"
 _XMP = b"http://ns.adobe.com/xap/1.0/\0"
 _PHOTOSHOP = b"Photoshop 3.0\0"
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -144,85 +138,66 @@ def _text(value: bytes, *, utf8: bool) -> str:
         return value.decode("utf-8" if utf8 else "latin-1", "replace")
 
 
-class Replaced(NamedTuple):
-    """A picture whose packet another one takes the place of; None is no packet."""
+class Folders:
+    """Listings of folders, each read once: which names are there, by their case-folded spelling."""
 
-    name: str
-    path: Path
-    before: bytes | None
-    after: bytes | None
+    def __init__(self) -> None:
+        self._listed: dict[Path, dict[str, list[str]]] = {}
 
+    def names(self, folder: Path) -> dict[str, list[str]]:
+        if folder not in self._listed:
+            found: dict[str, list[str]] = {}
+            try:
+                for name in sorted(entry.name for entry in os.scandir(folder)):
+                    found.setdefault(name.casefold(), []).append(name)
+            except OSError as error:
+                raise InputError(f"cannot read the folder {folder}: {error.strerror}; check it") from error
+            self._listed[folder] = found
+        return self._listed[folder]
 
-def check_exiftool() -> None:
-    """Before anything is done."""
-    if shutil.which("exiftool") is None:
-        raise InputError(
-            "--embed writes into the pictures by exiftool, which is not installed; install it "
-            "(apt install libimage-exiftool-perl, brew install exiftool), or write sidecars without --embed"
-        )
+    def sidecars(self, picture: Path) -> tuple[list[Path], list[Path]]:
+        """Those of the picture, and those that another one of the same name may own: photo.cr2 beside photo.jpg."""
+        names, stem = self.names(picture.parent), picture.stem.casefold()
+        own = names.get(f"{picture.name}{ENDING}".casefold(), [])
+        shared = names.get(f"{stem}{ENDING}", [])
+        endings = IMAGE_ENDINGS | UNREADABLE_ENDINGS
+        twins = any(f"{stem}{ending}" in names for ending in endings if ending != picture.suffix.lower())
+        if twins:
+            return [picture.parent / name for name in own], [picture.parent / name for name in shared]
+        return [picture.parent / name for name in (*own, *shared)], []
 
+    def raws(self, picture: Path) -> list[Path]:
+        """Sidecars of a RAW file of the same picture: photo.cr2.xmp of photo.jpg."""
+        names, stem = self.names(picture.parent), picture.stem.casefold()
+        found = (names.get(f"{stem}{ending}{ENDING}", ()) for ending in sorted(UNREADABLE_ENDINGS))
+        return [picture.parent / name for some in found for name in some]
 
-def embed(pictures: Sequence[Replaced], *, back: bool) -> list[str]:
-    """Why each could not be written, or nothing; one exiftool for all, since to start it takes longer than a picture.
+    def has_pair(self, raw: Path) -> bool:
+        """Whether a picture is there that is read in a RAW file's place: photo.jpg of photo.cr2."""
+        names = self.names(raw.parent) if raw.suffix.lower() in UNREADABLE_ENDINGS else {}
+        return any(f"{raw.stem.casefold()}{ending}" in names for ending in IMAGE_ENDINGS)
 
-    It writes copies, which take the pictures' places once they are whole and, unless this is the way `back`, what was
-    written can be taken back to the byte.
-    """
-    if not pictures:
-        return []
-    with tempfile.TemporaryDirectory() as folder:
-        lines, parts = list[str](), list[Path]()
-        for number, each in enumerate(pictures):
-            there = each.path.resolve()
-            part, again = there.with_name(f".{number}{PART}{there.suffix}"), Path(folder, f"back{number}{there.suffix}")
-            parts.append(part)
-            if "\n" not in str(there):
-                lines += _arguments(there, part, each.after, folder)
-                lines += [] if back else _arguments(part, again, each.before, folder)
-        arguments = Path(folder, "arguments.txt")
-        arguments.write_text("\n".join(lines), encoding="utf-8")
-        said = subprocess.run(["exiftool", "-@", str(arguments)], capture_output=True, text=True, check=False).stderr
-        failures = list[str]()
-        for number, (each, part) in enumerate(zip(pictures, parts, strict=True)):
-            undone = None if back else Path(folder, f"back{number}{part.suffix}")
-            failures.append(_take_place(each, part, undone, said))
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
-        return failures
-
-
-def _arguments(source: Path, target: Path, packet: bytes | None, folder: str) -> list[str]:
-    """What exiftool is told, a line each."""
-    block = Path(folder, f"{target.name}.xmp")
-    if packet is not None:
-        block.write_bytes(packet)
-    erase_or_set = "-XMP:all=" if packet is None else f"-XMP<={block}"
-    return ["-charset", "filename=utf8", "-q", "-q", "-o", str(target), erase_or_set, str(source), "-execute"]
+    def pictures(self, sidecar: Path) -> list[Path]:
+        """Whose sidecar it may be: photo.jpg of photo.jpg.xmp, photo.jpg and photo.png of photo.xmp."""
+        names, stem = self.names(sidecar.parent), sidecar.stem.casefold()
+        found = names.get(stem, []) if Path(stem).suffix in IMAGE_ENDINGS else []
+        found = found or [name for ending in sorted(IMAGE_ENDINGS) for name in names.get(f"{stem}{ending}", ())]
+        return [sidecar.parent / name for name in found]
 
 
-def _take_place(each: Replaced, part: Path, undone: Path | None, said: str) -> str:
-    picture, instead = each.path.resolve(), "write a sidecar without --embed"
-    if "\n" in str(picture):
-        return f"{each.name!r} has a line break in its name; rename it"
+def tags_in(paths: Iterable[Path]) -> Tags:
+    """A person's tags."""
+    found = NO_TAGS
+    for path in paths:
+        found = found.joined(Packet(read_sidecar(path), f"the sidecar {path}").tags())
+    return found
+
+
+def read_sidecar(path: Path) -> bytes:
+    """Refuses one that is too large to be one."""
     try:
-        if not part.exists():
-            why = next((line for line in said.splitlines() if str(picture) in line or part.name in line), said)
-            reason = " ".join(why.split())[:200] or "it wrote nothing"
-            return f"exiftool cannot write into {each.name} ({reason}); {instead}"
-        original = picture.read_bytes()
-        if undone is not None and (not undone.exists() or undone.read_bytes() != original):
-            most = "as in most HEIC files"
-            return f"what exiftool writes into {each.name} could not be taken back to the byte, {most}; {instead}"
-        if pixel_digest(decode(part.read_bytes(), each.name)) != pixel_digest(decode(original, each.name)):
-            return f"exiftool would change the pixels of {each.name}; {instead}"
-        status = picture.stat()
-        with part.open("r+b") as file:
-            os.fsync(file.fileno())
-        part.chmod(stat.S_IMODE(status.st_mode))
-        os.utime(part, ns=(status.st_atime_ns, status.st_mtime_ns))
-        part.replace(picture)
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"the sidecar {path} is larger than {MOST_BYTES // 10**6} MB; that is no XMP")
+        return path.read_bytes()
     except OSError as error:
-        return f"cannot write {picture}: {error.strerror}; check the folder's permissions and its room"
-    except InputError as error:
-        return str(error)
-    return ""
+        raise InputError(f"cannot read the sidecar {path}: {error.strerror}; check its permissions") from error
