@@ -39,7 +39,7 @@ from fewtag.studio.values import (
     ReviewPage,
 )
 from fewtag.tagger.bank import Bank, Definition
-from fewtag.tagger.explain import heat_map, hide_parts, layer
+from fewtag.tagger.explain import glance, heat_map, hide_parts, layer
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import DIGITS, Tagged
 
@@ -343,14 +343,20 @@ class View(State):
             self._indexer.thumbnails.put([(digest, size, content)])
         return content
 
-    def heat(self, digest: str, label: str) -> bytes:
-        """A WebP overlay with alpha, at most 512 pixels."""
-        logits, chance = self._explained(digest, label)
-        facts = self.library.pictures[self.library.row(digest)]
+    def heat(self, digest: str, label: str, *, at_once: bool = False) -> bytes:
+        """A WebP overlay with alpha, at most 512 pixels; `at_once` a first glance where the map is not ready yet."""
+        row = self.library.row(digest)
+        facts = self.library.pictures[row]
         scale = min(1.0, 512 / max(facts.width, facts.height))
         size = max(1, round(facts.width * scale)), max(1, round(facts.height * scale))
+        places = self.library.features.places(row) if at_once and not self._hidden(digest).done() else None
+        if places is None:
+            heat = heat_map(*self._explained(digest, label), size)
+        else:
+            scored = self._scored(row, label)
+            heat = glance(places, scored.fitted.guide, float(scored.chances[row]), size)
         content = io.BytesIO()
-        layer(heat_map(logits, chance, size)).save(content, "WEBP", quality=80, method=1)
+        layer(heat).save(content, "WEBP", quality=80, method=1)
         return content.getvalue()
 
     def explain(self, digest: str, label: str) -> Explanation:
@@ -359,14 +365,20 @@ class View(State):
 
     def _explained(self, digest: str, label: str) -> tuple[NDArray[np.float32], float]:
         """A label's log-odds for the picture and for its copies with a part hidden, and its probability."""
-        row, name = self.library.row(digest), self._fold.find(label).name
+        row = self.library.row(digest)
+        scored = self._scored(row, label)
+        logits = Classifiers.of([scored.fitted]).logits(self._hidden(digest).result(), self.model.strengths)[:, 0]
+        return scored.slope * logits + scored.offset, float(scored.chances[row])
+
+    def _scored(self, row: int, label: str) -> Scored:
+        """A label's scores, a picture's looked at closely."""
+        name = self._fold.find(label).name
         self._score([name])
         scored = self._scores.kept.get(name)
         if scored is None:
             raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
         self._scores.sharpen(name, np.array([row]))
-        logits = Classifiers.of([scored.fitted]).logits(self._hidden(digest).result(), self.model.strengths)[:, 0]
-        return scored.slope * logits + scored.offset, float(scored.chances[row])
+        return scored
 
     def _hidden(self, digest: str) -> Future[NDArray[np.float32]]:
         """The places of a picture and of its copies with a part hidden: once for all labels, and for a while."""
@@ -401,6 +413,8 @@ class View(State):
             # one of a stack stands for all, and one answer will do
             rows = rows[~np.isin(stacks[rows], stacks[ground.words > 0])]
             rows = rows[np.sort(np.unique(stacks[rows], return_index=True)[1])]
+            if chosen == "unsure":
+                rows = reviewing.spread(rows, whole, size)
         left = min(left, len(rows))
         rows = rows[offset : offset + size]
         if not scored.exact[rows].all():
