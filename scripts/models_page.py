@@ -69,6 +69,20 @@ def accuracy(found: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
+def sizes(found: dict[str, Any]) -> list[str]:
+    """`accurate` at its own size, and at a larger one with nothing fitted anew."""
+    columns = [
+        ("val", "1 examples"),
+        *((phase, row) for row in ("1 examples", "5 examples") for phase in ("test", "mixed")),
+    ]
+    titles = [f"{row.replace('1 examples', '1 example')}, {phase}" for phase, row in columns]
+    lines = [f"| `accurate` at | processor time | {' | '.join(titles)} |", "|---" * (len(columns) + 2) + "|"]
+    for size in (224, 336):
+        cells = [precision(found[f"{size}, {phase}, {row}"]) for phase, row in columns]
+        lines.append(f"| {size} px | {found['processor_time_to_224'][str(size)]:.1f} | {' | '.join(cells)} |")
+    return lines
+
+
 def reliability(row: dict[str, Any]) -> str:
     return ", ".join(f"{said:.2f} → {true:.2f} ({count:,})" for said, true, count in row["reliability"])
 
@@ -102,28 +116,39 @@ def summarise(folder: Path) -> dict[str, Any]:
             for metric in ("macro_ap", "micro_ap"):
                 mean, interval = mean_and_interval([100 * getattr(row, metric) for row in rows])
                 each |= {metric: round(mean, 2), f"{metric}_interval": round(interval, 2)}
-                if beside.exists() and (lead := difference(read_rows(beside), rows, metric)):
+                if beside != file and beside.exists() and (lead := difference(read_rows(beside), rows, metric)):
                     each[f"{metric}_lead"] = [round(100 * lead.mean, 2), round(100 * lead.interval, 2)]
             found[f"{recipe}, {name.removesuffix('-all')}, {shots}, {phase}"] = each
     return found
 
 
-def rivals(found: dict[str, Any], recipe: str, phase: str, title: str) -> list[str]:
-    """Of the network of `default`: macro- and micro-AP after so many examples; starred where it is not behind."""
-    mine = [key.split(", ") for key in found if key.startswith((f"{recipe}, ", "posterior, posterior, "))]
-    columns = sorted({int(shots) for kind, _, shots, where in mine if where == phase and kind == recipe})
+def rivals(found: dict[str, Any], recipe: str, phase: str, title: str, tagger: dict[str, Any]) -> list[str]:
+    """On the network of `default`: macro- and micro-AP after so many examples; starred where one is not behind."""
+    columns = sorted(
+        {int(key.split(", ")[2]) for key in found if key.startswith(f"{recipe}, ") and key.endswith(phase)}
+    )
     lines = [f"| {title} | {' | '.join(map(str, columns))} |", "|---" * (len(columns) + 1) + "|"]
+    single = recipe == "single"
+    named = {0: "name alone"} | {
+        shots: f"{shots} examples{', one label a picture' * single}" for shots in columns if shots
+    }
+    calibrated = [tagger.get(f"{phase}, {named[shots]}") for shots in columns] if recipe != "curve" else []
+    if calibrated:
+        lines.append(f"| the tagger: the posterior, calibrated | {' | '.join(map(short, calibrated))} |")
     for name, shown in RIVALS.items():
-        cells = []
-        for shots in columns:
-            kind = "posterior" if recipe == "rivals" and name == "posterior" else recipe
-            row = found.get(f"{kind}, {name}{'-single' * (recipe == 'single')}, {shots}, {phase}")
-            leads = [] if row is None else [row.get(f"{metric}_ap_lead", [0, 0]) for metric in ("macro", "micro")]
-            star = " \\*" if name != "posterior" and any(lead <= interval for lead, interval in leads) else ""
-            cells.append("–" if row is None else f"{row['macro_ap']:.1f} / {row['micro_ap']:.1f}{star}")
-        if set(cells) != {"–"}:
-            lines.append(f"| {shown} | {' | '.join(cells)} |")
+        kind = "posterior" if (recipe, name) == ("rivals", "posterior") else recipe
+        rows = [found.get(f"{kind}, {name}{'-single' * single}, {shots}, {phase}") for shots in columns]
+        if any(rows):
+            lines.append(f"| {shown} | {' | '.join(map(short, rows))} |")
     return lines
+
+
+def short(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    leads = [row[f"{metric}_ap_lead"] for metric in ("macro", "micro") if f"{metric}_ap_lead" in row]
+    star = " \\*" if any(lead <= interval for lead, interval in leads) else ""
+    return f"{row['macro_ap']:.1f} / {row['micro_ap']:.1f}{star}"
 
 
 def sessions(found: dict[str, Any], title: str) -> list[str]:
@@ -174,10 +199,13 @@ def main() -> None:
     shots = json.loads(SHOTS.read_text())
     before, rest = PAGE.read_text().split(BEGIN)
     after = rest.split(END)[1]
-    tables = [accuracy(found)]
-    tables += [rivals(shots, "rivals", phase, f"`{phase}`, examples:") for phase in ("test", "mixed")]
-    tables += [rivals(shots, "single", phase, f"one label a picture, `{phase}`:") for phase in ("test", "mixed")]
-    tables += [rivals(shots, "curve", "mixed", "at `mixed`'s own frequencies:"), honesty(found), bank_of_80(many)]
+    tables = [accuracy(found), sizes(json.loads((results / "sizes-coco52.json").read_text()))]
+    tables += [rivals(shots, "rivals", phase, f"`{phase}`, examples:", found["default"]) for phase in ("test", "mixed")]
+    tables += [
+        rivals(shots, "single", phase, f"one label a picture, `{phase}`:", found["default"])
+        for phase in ("test", "mixed")
+    ]
+    tables += [rivals(shots, "curve", "mixed", "at `mixed`'s own frequencies:", {}), honesty(found), bank_of_80(many)]
     tables += [
         sessions(held, "held out:"),
         sessions(better, "`accurate`, held out:"),

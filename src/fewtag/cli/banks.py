@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fewtag.tagging.examples import Shown
 
 
-DOUBTFUL = 0.08
+DOUBTFUL = 0.2
 """The probability of a name being right below which a person is told."""
 
 

@@ -290,7 +290,7 @@ class NameEvidence:
         middle = (self.right + self.wrong) / 2
         evidence = (self.right - self.wrong) * (float(scores.mean()) - middle) / variance
         odds = evidence + math.log(self.prior / (1 - self.prior))
-        return 0.5 + 0.5 * math.tanh(odds / 2)
+        return float(np.float32(0.5 + 0.5 * math.tanh(odds / 2)))  # as a bank keeps it
 
 
 def fit_label(

@@ -22,7 +22,7 @@ Kind = Literal["name", "like", "vector", "none"]
 KINDS: tuple[Kind, ...] = ("name", "like", "vector", "none")
 ANSWERS = 400
 """Of one kind, yes or no, that a label's fit looks at: it stays in milliseconds, and more change nothing much."""
-THING, OTHER = 0.7, 0.05
+THING, OTHER = 0.9, 0.05
 """The probability, before any picture, that a name means what its pictures show: a word for a thing, another one."""
 COMPLETE, UNNAMED = 256, 64
 """Pictures beside these that its fit looks at: complete ones that do not name the label, and others, as weak 'no's."""

@@ -116,7 +116,8 @@ class Posterior(ClosedForm):
     """MAP logistic regression whose prior is the word-and-picture prototype; the strengths are those of the core.
 
     With `complete` supports what a picture does not name is absent; otherwise it weighs as a 'no' by `unnamed` only.
-    The options that begin with `name` are those of `NameEvidence`.
+    The options that begin with `name` are those of `NameEvidence`; labels of a data set are believed as a bank believes
+    words for things.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Posterior(ClosedForm):
         name_wrong: float = NameEvidence.wrong,
         name_between: float = NameEvidence.between,
         name_within: float = NameEvidence.within,
-        name_prior: float = NameEvidence.prior,
+        name_prior: float = 0.9,
         parts: list[int] | None = None,
     ) -> None:
         super().__init__(
