@@ -1,6 +1,8 @@
 # Every command sets up what it needs: Python 3.11 or newer and make are enough.
 PYTHON ?= python3
 BIN := .venv/bin
+# else each process that a test starts compiles all its modules anew
+unexport PYTHONDONTWRITEBYTECODE
 
 # the units and their order are those of tests/conftest.py
 IN_PARALLEL := --numprocesses 2 --dist loadgroup --no-loadscope-reorder
@@ -33,12 +35,12 @@ studio-pictures: .venv/installed
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/mypy scripts benchmarks
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 
-test: lint
-	$(BIN)/pytest $(IN_PARALLEL)
+# mypy beside the tests, which leave a core idle now and then
+test: .venv/installed
+	$(MAKE) lint & lint=$$!; $(BIN)/pytest $(IN_PARALLEL); tests=$$?; wait $$lint && exit $$tests
 
 # the product alone, without what starts processes or takes seconds
 test-fast: .venv/installed

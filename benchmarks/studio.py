@@ -25,7 +25,7 @@ from measuring import Figure, answer, run
 from numpy.typing import NDArray
 from PIL import Image
 
-from fewtag.core.closed_form import unit
+from fewtag.core.posterior import unit
 from fewtag.files import write_atomically
 from fewtag.studio.project import FileRow, PictureRow
 from fewtag.studio.studio import Studio

@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fewtag.research.bench.metrics import mean_and_interval
-from fewtag.research.bench.results import read_rows
+from fewtag.research.bench.results import mean_and_interval, read_rows
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "models.md"

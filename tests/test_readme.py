@@ -16,7 +16,7 @@ from sidecars import digikam
 from tiny import draw
 
 from fewtag import Tagger
-from fewtag.cli.main import app
+from fewtag.cli.main import make_app
 
 pytestmark = pytest.mark.slow
 
@@ -193,7 +193,7 @@ def test_the_python_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_of_a_page_is_one_that_fewtag_takes(page: Path) -> None:
-    command_line = typer.main.get_command(app)
+    command_line = typer.main.get_command(make_app())
     for arguments in commands(page):
         if arguments[0].startswith("--"):
             assert arguments[0] in ("--help", "--version")

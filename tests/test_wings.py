@@ -22,7 +22,7 @@ for number, arguments in enumerate(json.load(open(sys.argv[1]))):
         assert not ended.code, (arguments, ended.code)
 """
 HEAVY = ("torch", "timm", "scipy", "pandas", "matplotlib", "pyarrow", "transformers", "jaxtyping", "sklearn")
-"""Not pydantic, which typer itself needs; the contracts in pyproject.toml forbid it to our own modules."""
+"""Not pydantic, which the server needs; the contracts in pyproject.toml forbid it to the other modules."""
 WITHOUT_RESEARCH = f"""
 import sys
 class Forbidden:

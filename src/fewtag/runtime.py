@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.closed_form import Places, Space
+from fewtag.core.posterior import Places, Space
 from fewtag.errors import InputError, nearest
 from fewtag.pictures.decode import Pixels, Square
 from fewtag.pictures.prefetch import usable_cores

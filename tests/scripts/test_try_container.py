@@ -10,7 +10,7 @@ import pytest
 import typer
 from try_container import DOCKERFILE, REPOSITORY, Image, Step, steps
 
-from fewtag.cli.main import app
+from fewtag.cli.main import make_app
 
 STEPS = steps(DOCKERFILE.read_text(encoding="utf-8"))
 
@@ -64,7 +64,7 @@ def test_what_a_compose_file_names_is_there(name: str) -> None:
     for service in facts["services"].values():
         command = service.get("entrypoint", ["fewtag"])[1:] + service.get("command", [])
         if command:
-            command_line = typer.main.get_command(app)
+            command_line = typer.main.get_command(make_app())
             command_line.commands[command[0]].make_context(command[0], command[1:])  # type: ignore[attr-defined]
         for volume in service["volumes"]:
             source, folder = re.fullmatch(r"(\$\{[^}]+\}|\w+):(/\w+)(?::ro)?", volume).groups()  # type: ignore[union-attr]

@@ -18,8 +18,7 @@ from PIL import Image
 from tiny import draw
 
 from fewtag.cache import FILE as CACHE_FILE
-from fewtag.core.closed_form import Strengths, unit
-from fewtag.core.posterior import Classifiers, prior
+from fewtag.core.posterior import Classifiers, Strengths, prior, unit
 from fewtag.errors import InputError
 from fewtag.studio import library as module
 from fewtag.studio.index import Thumbnails

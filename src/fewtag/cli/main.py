@@ -28,15 +28,21 @@ INTERRUPTED = 130
 _TEACH = {command.__name__ for command in COMMANDS["Teach"]}
 """They save a bank at their very end, whole or not at all."""
 
-app = typer.Typer(
-    help="Teach an image tagger new labels from one example each, without training.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-for panel, commands in COMMANDS.items():
-    for command in commands:
-        app.command(rich_help_panel=panel)(command)
+
+def make_app(only: str | None = None) -> typer.Typer:
+    """The commands, or one alone: for typer to make them all takes longer than some of them."""
+    app = typer.Typer(
+        help="Teach an image tagger new labels from one example each, without training.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_common)
+    for panel, commands in COMMANDS.items():
+        for command in commands:
+            if only in (None, command.__name__):
+                app.command(rich_help_panel=panel)(command)
+    return app
 
 
 def _version(wanted: bool) -> bool:
@@ -49,7 +55,6 @@ def _version(wanted: bool) -> bool:
 Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")]
 
 
-@app.callback()
 def _common(version: Version = False) -> None: ...
 
 
@@ -65,8 +70,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # else what a name has and cp1252, say, has not would end the command
             stream.reconfigure(errors="backslashreplace")
+    named = {command.__name__ for commands in COMMANDS.values() for command in commands} & set(sys.argv[1:2])
     try:
-        app()
+        make_app(*named)()
     except InputError as error:
         _say(f"fewtag: {printable(str(error))}")
         raise SystemExit(2) from None

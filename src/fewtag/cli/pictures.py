@@ -287,7 +287,7 @@ def explain(
     if not model.exists():
         raise InputError(f"there is no bank or trained run {model}; make one with fewtag learn, or with fewtag train")
     if model.is_dir():
-        from fewtag.cli.heat import explain_run
+        from fewtag.cli.research import explain_run
 
         explain_run(model, image, labels, out, data)
         typer.echo(json.dumps({"out": str(out), "probabilities": {}}) if as_json else out)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.closed_form import unit
+from fewtag.core.posterior import unit
 from fewtag.errors import InputError, nearest
 from fewtag.interop.embedded import read_embedded
 from fewtag.interop.keywords import Tags, fold, label_of, path_of

@@ -13,7 +13,7 @@ import numpy as np
 
 from fewtag import __version__
 from fewtag.cache import Space as CacheSpace
-from fewtag.core.closed_form import Places
+from fewtag.core.posterior import Places
 from fewtag.errors import InputError
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import (

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from sklearn.metrics import average_precision_score, f1_score, precision_score, recall_score
 from torchmetrics.functional.classification import multilabel_average_precision
 
-from fewtag.research.bench.metrics import (
+from fewtag.research.bench.results import (
     METRICS,
     episode_metrics,
     mean_and_interval,

@@ -11,9 +11,18 @@ from torch import Tensor
 
 from fewtag.errors import InputError
 from fewtag.research.methods.base import Base, Episode, Support
-from fewtag.research.methods.heads import Head
-from fewtag.research.methods.pla import PLA, Decoder, View, WordPLA, sort_by_length
-from fewtag.research.methods.pla_alignment import NONE, align, alignment_loss, best_logits
+from fewtag.research.methods.linear import Head
+from fewtag.research.methods.pla import (
+    NONE,
+    PLA,
+    Decoder,
+    View,
+    WordPLA,
+    align,
+    alignment_loss,
+    best_logits,
+    sort_by_length,
+)
 
 both = pytest.mark.parametrize("kind", [PLA, WordPLA])
 

@@ -13,20 +13,15 @@ from fewtag.research.methods.ablations import (
     SimpleAttention,
     SimpleLocalAttention,
 )
-from fewtag.research.methods.am3 import AM3
 from fewtag.research.methods.base import Base, Classifier, ClassNames, EndToEnd, Episode, Method, Precoded, Support
-from fewtag.research.methods.classifier import LinearClassifier
-from fewtag.research.methods.closed_form import ClosedForm
+from fewtag.research.methods.closed_form import ClosedForm, Posterior, Rocchio
 from fewtag.research.methods.kggr import KGGR
-from fewtag.research.methods.knn import NearestNeighbours
 from fewtag.research.methods.laso import LaSO
-from fewtag.research.methods.logistic_regression import LogisticRegression
+from fewtag.research.methods.linear import LinearClassifier, LogisticRegression
 from fewtag.research.methods.maml import MAML
+from fewtag.research.methods.neighbours import NearestNeighbours, TipAdapter
 from fewtag.research.methods.pla import PLA, WordPLA
-from fewtag.research.methods.posterior import Posterior
-from fewtag.research.methods.protonet import CentredProtoNet, ProtoNet
-from fewtag.research.methods.rocchio import Rocchio
-from fewtag.research.methods.tip_adapter import TipAdapter
+from fewtag.research.methods.protonet import AM3, CentredProtoNet, ProtoNet
 from fewtag.research.methods.word_attention import ReferenceWordAttention, WordAttention
 from fewtag.research.methods.word_map import WordOnly
 

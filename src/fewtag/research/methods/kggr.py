@@ -27,7 +27,7 @@ from fewtag.research.methods.base import (
     places,
     refuse_labels_without_image,
 )
-from fewtag.research.methods.heads import descend
+from fewtag.research.methods.linear import descend
 from fewtag.research.types import Logits, Maps, Targets, Words
 
 Edges = Float[Tensor, "labels labels"]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from PIL import Image
 
 from fewtag.files import replacing
-from fewtag.research.bench.metrics import mean_and_interval
 from fewtag.research.bench.report.results import (
     DataSet,
     MeasuredRun,
@@ -22,6 +21,7 @@ from fewtag.research.bench.report.results import (
     systems,
     tested,
 )
+from fewtag.research.bench.results import mean_and_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
