@@ -183,6 +183,26 @@ def test_the_loss_is_a_finite_number_and_teaches_every_parameter(name: str) -> N
         assert parameter.ndim < 2 or parameter.grad.abs().max() > 0, f"{key} learns nothing"
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # torch's, on switching oneDNN off
+@every_method
+@pytest.mark.parametrize("frozen", [True, False])
+def test_half_precision_around_training_leaves_the_loss_nearly_the_same(name: str, frozen: bool) -> None:
+    if not list((method := build(name)).parameters()):
+        pytest.skip("this method trains nothing")
+    targets, support = torch.arange(7)[:, None] % 4 == torch.arange(4), make_support()
+    expected = method.loss(Episode(support, query(), targets))
+    # a network that is trained along gives its maps in half precision
+    kind = torch.float32 if frozen else torch.bfloat16
+    halves = Episode(support._replace(maps=support.maps.to(kind)), query().to(kind), targets)
+    # without oneDNN, whose half precision asks for instructions that not every machine has
+    with torch.backends.mkldnn.flags(enabled=False), torch.autocast("cpu", torch.bfloat16):
+        found = method.loss(halves)
+    found.backward()
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(expected.item(), rel=0.05)
+    assert all(parameter.grad.isfinite().all() for parameter in method.parameters() if parameter.grad is not None)
+
+
 @every_method
 def test_the_loss_depends_on_the_query_targets(name: str) -> None:
     method, targets = build(name), torch.arange(7)[:, None] % 4 == torch.arange(4)
