@@ -135,6 +135,14 @@ class State:
             places = self.model.encode(squash(picture, self.model.size)[None])[0]
         return places
 
+    def _spoken(self) -> dict[str, dict[str, Word]]:
+        """Of each label what is said of which picture now."""
+        with self._lock:
+            return {
+                label.name: {picture: said.answer for picture, said in self._fold.said[label.id].items()}
+                for label in self._fold.labels.values()
+            }
+
     def _rows(
         self,
         digests: Sequence[str],

@@ -355,11 +355,7 @@ class Studio(View):
     def _delivered(self, files: Sequence[Any], confirmed_only: bool) -> Iterator[Tagged]:
         """Each file's row; all by one state of the labels, whatever is taught meanwhile."""
         scorer = self.scorer() if self._current().classes else None
-        with self._lock:
-            words = {
-                label.name: {picture: said.answer for picture, said in self._fold.said[label.id].items()}
-                for label in self._fold.labels.values()
-            }
+        words = self._spoken()
         for first in range(0, len(files), 64):
             some = files[first : first + 64]
             rows = self._rows([file.digest for file in some], scorer, words, confirmed_only)

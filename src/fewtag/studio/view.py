@@ -469,9 +469,4 @@ class View(State):
         """Rows for pictures of the project; a person's word comes first."""
         for digest in digests:
             self.library.row(digest)
-        scorer = self.scorer()
-        words = {
-            label.name: {picture: said.answer for picture, said in self._fold.said[label.id].items()}
-            for label in list(self._fold.labels.values())
-        }
-        return self._rows(digests, scorer, words) if digests else []
+        return self._rows(digests, self.scorer(), self._spoken()) if digests else []
