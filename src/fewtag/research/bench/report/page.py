@@ -124,7 +124,7 @@ def _beyond_section(results: Results, paper: Published, figures: Mapping[str, Pa
         if on_test := tested(runs):
             yield from _folded("Precision, recall and F1", markdown.precision_and_recall_table(on_test))
     for data_set, methods in curves.items():
-        yield f"### {data_set.data}: more examples a label\n"
+        yield f"### {data_set.name}: more examples a label\n"
         for phase in phases_of(run for curve in methods.values() for run in curve.values()):
             yield from markdown.shots_table(methods, phase)
         yield from _figure(figures, shots_figure(data_set), "Macro-AP by the number of examples a label")

@@ -105,6 +105,12 @@ class DataSet(NamedTuple):
     data: str
     split: str
 
+    @property
+    def name(self) -> str:
+        """The data's, or that of a variant of its split, so that `laso-novel-free` stands beside `laso`."""
+        split = Path(self.split).stem
+        return split if split.startswith(self.data) else self.data
+
 
 @dataclass(frozen=True)
 class MeasuredRun:
