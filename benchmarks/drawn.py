@@ -14,9 +14,9 @@ LABELS = (
 )
 
 
-def make_bank(path: Path) -> Tagger:
+def make_bank(path: Path, model: str | Path = "default") -> Tagger:
     """A bank of 16 labels by their names alone, which are scored like any other."""
-    tagger = Tagger()
+    tagger = Tagger(model=model)
     for label in LABELS:
         tagger.define(label)
     tagger.save(path)

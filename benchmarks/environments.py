@@ -6,13 +6,15 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from drawn import LABELS, write_jpegs
 from measuring import Figure, run
 
 ROOT = Path(__file__).parents[1]
 FORMER = "31a3b81"
+FORMER_NETWORK = "tf_efficientnet_lite2"
 UNWANTED = ("torch", "timm", "scipy", "pandas", "matplotlib", "pyarrow", "transformers")
 
 
@@ -22,6 +24,15 @@ def former_environment(folder: Path) -> dict[str, str]:
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(folder, filter="data")
     return {**os.environ, "PYTHONPATH": str(folder / "src")}
+
+
+def fit_former_network(folder: Path, environment: Mapping[str, str]) -> Path:
+    """A model of today around the former commit's network; drawn base pictures do for speed."""
+    for label in LABELS[:8]:
+        write_jpegs(folder / "base" / label, 32, (256, 192), different=32)
+    arguments = ("fit", folder / "former-network", folder / "base", "--network", FORMER_NETWORK)
+    run([sys.executable, "-m", "fewtag", *map(str, arguments)], environment)
+    return folder / "former-network.safetensors"
 
 
 def install_wheel(folder: Path) -> Path:

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -174,11 +175,13 @@ def main() -> None:
             write_jpegs(pictures, count, (500, 375))
         else:
             gather(options.pictures, pictures, count)
-        figures = [*throughput(bank, pictures, 1 if options.quick else 5)]
-        figures += overload(bank, pictures, 0.1 if options.quick else options.minutes)
-        found = [figure.as_dict() for figure in figures]
-        for each in found:
-            print(json.dumps(each, ensure_ascii=False))
+        found = []
+        for figure in chain(
+            throughput(bank, pictures, 1 if options.quick else 5),
+            overload(bank, pictures, 0.1 if options.quick else options.minutes),
+        ):
+            found.append(figure.as_dict())
+            print(json.dumps(found[-1], ensure_ascii=False), flush=True)
         if options.out is not None:
             write_atomically(options.out, json.dumps(found, indent=1, ensure_ascii=False).encode())
 

@@ -9,6 +9,8 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -33,7 +35,15 @@ class Figure:
         return self.value >= float(limit) if sign == "≥" else self.value <= float(limit)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"kept": self.kept}
+        """With the commit and the machine's load average of now: to be asked for as soon as it is measured."""
+        return asdict(self) | {"kept": self.kept, "commit": commit(), "load": os.getloadavg()[0]}
+
+
+@cache
+def commit() -> str:
+    """Of the working tree, `-dirty` where it holds more."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    return subprocess.run(command, cwd=Path(__file__).parent, check=True, capture_output=True, text=True).stdout.strip()
 
 
 class Usage(NamedTuple):

@@ -15,7 +15,7 @@ from measuring import Figure, answer, in_turns, run, seconds_of
 from torch import Tensor
 
 from fewtag.research.bench.evaluate import Pool, evaluate, score_draws
-from fewtag.research.bench.metrics import episode_metrics
+from fewtag.research.bench.results import episode_metrics
 from fewtag.research.data.sampling import Draw, EpisodeSampler
 from fewtag.research.features.rows import MemoryRows
 from fewtag.research.methods import Method, create_method

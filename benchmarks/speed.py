@@ -13,14 +13,13 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from environments import FORMER, ROOT, former_environment, install_wheel, installed
+from environments import FORMER, former_environment, install_wheel, installed
 from growth import growth
 from http_load import throughput
 from measuring import Figure
@@ -76,17 +75,6 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
-def commit() -> str:
-    """Of the working tree, `-dirty` where it holds more."""
-    return subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
@@ -104,13 +92,12 @@ def main() -> None:
     table = arguments.out.with_suffix(".json")
     before = json.loads(table.read_bytes())["figures"] if table.exists() else []
     rows = [row for row in before if row["section"] not in arguments.only]
-    since, state = time.perf_counter(), commit()
+    since = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         setting = Setting(folder, former_environment(folder / "former"), arguments.pictures, quick=arguments.quick)
         for section, figure in figures(setting, arguments.only):
-            found = {"section": section, "commit": state, "load": os.getloadavg()[0]}
-            rows.append(figure.as_dict() | found)
+            rows.append(figure.as_dict() | {"section": section})
             print(
                 f"{time.perf_counter() - since:6.0f} s  {figure.what}: {_number(figure.value)} {figure.unit}",
                 flush=True,

@@ -29,9 +29,8 @@ from fewtag.files import write_atomically
 from fewtag.pictures.decode import squash
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import load_trained
-from fewtag.research.bench.metrics import mean_and_interval
 from fewtag.research.bench.recipe_files import load_recipes
-from fewtag.research.bench.results import commit
+from fewtag.research.bench.results import commit, mean_and_interval
 from fewtag.research.bench.run_folder import RunFolder
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.features.backbone import Backbone, open_backbone

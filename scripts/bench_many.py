@@ -6,6 +6,9 @@ PLAN has a line `recipe run` for each run, the most important first; `recipe run
 rows are those of `fewtag bench recipes/RECIPE.toml --data DIR --only RUN`, which would decode and encode pictures for
 every run anew. Runs end to end have workers of their own. After so many seconds no run begins any more; a run cut short
 goes on from its checkpoint when the same command is given again.
+
+CUDA's MPS lets the workers compute at the same time. Do not set CUDA_MPS_ACTIVE_THREAD_PERCENTAGE: on an H200 with
+torch 2.11, workers with 45 % computed wrong features (of mean 2.68 in place of 0.38), and losses that are no numbers.
 """
 
 import argparse
@@ -263,8 +266,7 @@ def main() -> None:
             given = (tasks, shared, arguments, begun + arguments.seconds, name)
             workers.append(context.Process(target=work, args=given, daemon=True))
             tasks.put(None)  # there are no more
-    for worker in workers:
-        worker.start()
+            workers[-1].start()
     for worker in workers:
         worker.join(max(0.0, begun + arguments.stop - time.time()))
     for worker in workers:

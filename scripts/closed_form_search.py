@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fewtag.core.calibration import sigmoid
-from fewtag.core.closed_form import Space, fit_words
-from fewtag.research.bench.metrics import episode_metrics
+from fewtag.core.posterior import Space, fit_words
+from fewtag.research.bench.results import episode_metrics
 from fewtag.research.data.sampling import Draw, EpisodeSampler
 from fewtag.research.features.rows import Rows
 from fewtag.research.methods.base import Base, places

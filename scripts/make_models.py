@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from packs import CALIBRATION, PHASES, Packs, add_arguments
 
 from fewtag.core.calibration import Calibration
-from fewtag.core.closed_form import Places, Space
-from fewtag.core.posterior import NameEvidence, Pictures
+from fewtag.core.posterior import NameEvidence, Pictures, Places, Space
 from fewtag.files import read_arrays, write_arrays
 from fewtag.research.bench.results import commit
 from fewtag.research.features.backbone import create_backbone

@@ -44,9 +44,8 @@ import numpy as np
 from safetensors.numpy import save
 
 from fewtag.files import write_atomically
-from fewtag.research.data.class_names import class_names
-from fewtag.research.features.minilm import SentenceVectors, load_minilm
-from fewtag.research.features.words import load_glove_50
+from fewtag.research.data.splits import class_names
+from fewtag.research.features.words import SentenceVectors, load_glove_50, load_minilm
 from fewtag.words.pieces import FORMAT, HEADER, LEVELS, LONGEST_PHRASE, checksum, pack, split_words
 
 TABLE = Path(__file__).parents[1] / "src" / "fewtag" / "models" / "words.safetensors"

@@ -26,8 +26,7 @@ from fewtag import Tagger
 from fewtag.files import write_atomically
 from fewtag.graphs import pack_weights, quantise_products, silent, to_int8, unpack_weights
 from fewtag.pictures.decode import stack
-from fewtag.research.bench.metrics import episode_metrics, mean_and_interval
-from fewtag.research.bench.results import commit
+from fewtag.research.bench.results import commit, episode_metrics, mean_and_interval
 from fewtag.research.data.sampling import Draw
 from fewtag.tagger.export import Table, label_table, make_graph, session
 from fewtag.tagger.model import Model

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from packs import Packs, add_arguments
 
 from fewtag.cache import content_digest
-from fewtag.core.closed_form import Places, unit
 from fewtag.core.metrics import average_precision
-from fewtag.core.posterior import Classifiers
+from fewtag.core.posterior import Classifiers, Places, unit
 from fewtag.files import write_atomically
 from fewtag.research.bench.recipe import SessionSettings
 from fewtag.research.bench.results import commit

@@ -29,9 +29,8 @@ from packs import Packs, add_arguments
 from fewtag.core.metrics import average_precision
 from fewtag.core.posterior import Classifiers, Pictures
 from fewtag.files import write_atomically
-from fewtag.research.bench.metrics import mean_and_interval
 from fewtag.research.bench.recipe import SessionSettings
-from fewtag.research.bench.results import commit
+from fewtag.research.bench.results import commit, mean_and_interval
 from fewtag.research.bench.sessions import Gallery, Problem, held_precision, problems, run_sessions
 from fewtag.research.methods import METHODS
 from fewtag.tagger.bank import THING

@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from fewtag.core.closed_form import Space
+from fewtag.core.posterior import Space
 from fewtag.files import write_atomically
 from fewtag.runtime import Network
 

@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 from packs import Packs, add_arguments
 
 from fewtag.core.calibration import best_threshold, estimate_shares, log_odds, match_shares, sigmoid, steepness
-from fewtag.core.closed_form import Vectors
 from fewtag.core.metrics import average_precision, precision_recall_f1
+from fewtag.core.posterior import Vectors
 from fewtag.files import write_atomically
-from fewtag.research.bench.metrics import episode_metrics, mean_and_interval
-from fewtag.research.bench.results import commit
-from fewtag.research.data.class_names import overlaps
+from fewtag.research.bench.results import commit, episode_metrics, mean_and_interval
+from fewtag.research.data.splits import overlaps
 from fewtag.tagger.bank import Bank, Definition, Example, Told
 from fewtag.tagger.model import Model, load_model, solve_words
 from fewtag.tagger.stream import Scorer

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fewtag.files import write_atomically
-from fewtag.research.bench.metrics import mean_and_interval
 from fewtag.research.bench.report.comparison import difference
-from fewtag.research.bench.results import read_rows
+from fewtag.research.bench.results import mean_and_interval, read_rows
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "models.md"

@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from fewtag.files import replacing
 from fewtag.graphs import SMALLEST, quantise
 from fewtag.pictures.decode import decode
-from fewtag.research.data.class_names import class_names, overlaps
 from fewtag.research.data.sampling import EpisodeSampler
-from fewtag.research.data.splits import Split
+from fewtag.research.data.splits import Split, class_names, overlaps
 from fewtag.words.vectors import SHIPPED, class_vectors, load_words
 
 MOST_PLACES = 8

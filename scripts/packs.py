@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fewtag.core.closed_form import Places, Space, Vectors
+from fewtag.core.posterior import Places, Space, Vectors
 from fewtag.files import user_cache_folder
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.recipe import Recipe

@@ -199,7 +199,7 @@ def learnt(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "examples" / label).mkdir(parents=True, exist_ok=True)
         draw(number, label).save(folder / "examples" / label / f"{number}.png")
     command = ["learn", folder / "pets.fewtag", folder / "examples", "--model", tiny_model]
-    command_line.app([*map(str, command)], standalone_mode=False)
+    command_line.make_app("learn")([*map(str, command)], standalone_mode=False)
     return folder
 
 

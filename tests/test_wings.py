@@ -22,7 +22,7 @@ for number, arguments in enumerate(json.load(open(sys.argv[1]))):
         assert not ended.code, (arguments, ended.code)
 """
 HEAVY = ("torch", "timm", "scipy", "pandas", "matplotlib", "pyarrow", "transformers", "jaxtyping", "sklearn")
-"""Not pydantic, which typer itself needs; the contracts in pyproject.toml forbid it to our own modules."""
+"""Not pydantic, which the server needs; the contracts in pyproject.toml forbid it to the other modules."""
 WITHOUT_RESEARCH = f"""
 import sys
 class Forbidden:
@@ -71,6 +71,19 @@ def run(prelude: str, commands: list[list[str]], folder: Path, out: Path) -> str
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["train", "bench", "report"])
+def test_a_command_of_research_says_what_to_install(tmp_path: Path, command: str) -> None:
+    program = f"import sys; sys.modules.update(dict.fromkeys({HEAVY!r})); from fewtag.cli.main import main; main()"
+    given = {"report": [str(tmp_path)]}.get(command, ["recipe.toml"])
+    (tmp_path / "recipe.toml").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", program, command, *given], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert 'pip install "fewtag[research]"' in done.stderr
 
 
 @pytest.mark.slow
@@ -126,11 +139,11 @@ def test_learning_tagging_and_the_cache_need_nothing_of_posix(album: Path, tmp_p
 
 @pytest.mark.slow
 def test_the_server_loads_nothing_of_the_research_wing_and_needs_nothing_of_posix() -> None:
-    program = "import fewtag.server.run; from fewtag.server.uploads import _allow_seconds, _restrict; "
+    program = "import fewtag.server.app; from fewtag.server.uploads import _allow_seconds, _restrict; "
     program += "_restrict(1); _allow_seconds(1.0)"  # a byte of memory, were there limits
-    for prelude in (WITHOUT_RESEARCH + WITHOUT_POSIX, WITHOUT_POSIX):
-        done = subprocess.run([sys.executable, "-c", f"{prelude}\n{program}"], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    code = f"{WITHOUT_RESEARCH}{WITHOUT_POSIX}\n{program}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_client_runs_as_a_file_by_itself() -> None:
@@ -151,25 +164,17 @@ POSIX_NAMES = {
 POSIX_NAMES |= {("os", "setpriority"), ("os", "getpriority"), ("signal", "SIGKILL"), ("signal", "SIGHUP")}
 
 
-def test_no_file_imports_a_module_that_only_posix_has() -> None:
-    for name, tree, _ in trees(SOURCE):
+@pytest.mark.slow
+def test_what_only_posix_has_is_not_imported_and_asked_for_before_it_is_used() -> None:
+    """By `hasattr` or `getattr` in the same file; and never when a module is imported."""
+    for name, tree, text in trees(SOURCE):
+        used = set()
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 assert not {alias.name for alias in node.names} & POSIX_MODULES, name
             elif isinstance(node, ast.ImportFrom):
                 assert node.module not in POSIX_MODULES, name
-
-
-@pytest.mark.slow
-def test_what_only_posix_has_is_asked_for_before_it_is_used() -> None:
-    """By `hasattr` or `getattr` in the same file; and never when a module is imported."""
-    for name, tree, text in trees(SOURCE):
-        used = {
-            node.attr
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and (node.value.id, node.attr) in POSIX_NAMES
-        }
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                used |= {node.attr} if (node.value.id, node.attr) in POSIX_NAMES else set()
         for attribute in used - {"getpriority"}:  # which comes with setpriority
             assert f'hasattr(os, "{attribute}")' in text, f"{name} uses {attribute}"

@@ -25,11 +25,12 @@ _SUM = "sha256"
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
     """Atomic replacement: a path to write to, which takes the place of `path` once all of it is on disk.
 
-    File and folder are synced, so that neither a kill nor a power cut leaves less than the old file or the new one. A
-    link stays one, and what it points to is replaced; permissions stay those of the old file.
+    File and folder are synced, so that neither a kill nor a power cut leaves less than the old file or the new one;
+    without `sync` a power cut may, which is for files whose damage would be noticed and cost little. A link stays one,
+    and what it points to is replaced; permissions stay those of the old file.
     """
     target = _behind(path)
     make_folder(target.parent)
@@ -39,10 +40,12 @@ def replacing(path: Path) -> Iterator[Path]:
         mode = (target if target.is_file() else part).stat().st_mode
         part.chmod(mode | stat.S_IWUSR)  # before there is anything in it to be read by others
         yield part
-        _sync(part)
+        if sync:
+            _sync(part)
         part.chmod(mode)  # some libraries write files that only their owner can read
         part.replace(target)
-        _sync(target.parent)
+        if sync:
+            _sync(target.parent)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; name another folder or free some room") from error
     finally:
@@ -72,9 +75,9 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, *, sync: bool = True) -> None:
     """All of it or nothing."""
-    with replacing(path) as part:
+    with replacing(path, sync=sync) as part:
         part.write_bytes(content)
 
 

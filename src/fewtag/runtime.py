@@ -1,9 +1,11 @@
 """Inference by ONNX Runtime: pixels to places in a model's space."""
 
+import ctypes
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.closed_form import Places, Space
+from fewtag.core.posterior import Places, Space
 from fewtag.errors import InputError, nearest
 from fewtag.pictures.decode import Pixels, Square
 from fewtag.pictures.prefetch import usable_cores
@@ -100,7 +102,10 @@ class Network:
             content = self.graph.read_bytes()
             if self.sha256 and hashlib.sha256(content).hexdigest() != self.sha256:
                 raise ValueError("it is not the one that the model was fitted with, or damaged")
-            return onnxruntime.InferenceSession(content, options, providers=providers)
+            session = onnxruntime.InferenceSession(content, options, providers=providers)
+            with suppress(OSError, TypeError, AttributeError):  # glibc alone keeps what loading took and let go: 130 MB
+                ctypes.CDLL(None).malloc_trim(0)
+            return session
         except Exception as error:  # onnxruntime has many kinds, without a base of their own
             said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise InputError(

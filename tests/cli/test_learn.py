@@ -3,12 +3,14 @@
 import gzip
 import io
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 from PIL import Image
 from tiny import draw
@@ -156,16 +158,68 @@ def test_a_root_of_the_tables_paths(learn: Cli, album: Path) -> None:
     assert known() == {"cat": 1, "dog": 2, "sofa": 1}
 
 
-def test_a_table_that_tag_wrote_and_a_person_mended_is_learnt_as_it_is(cli: Cli, bank: Path, album: Path) -> None:
-    Path("elsewhere").mkdir()
-    assert cli("tag", bank, album, "--out", "elsewhere/tags.csv", "--scores").code == 0
-    table = Path("elsewhere/tags.csv")
-    lines = table.read_text().splitlines()
-    assert lines[1].startswith("cat1.png,cat,")
-    table.write_text("\n".join([lines[0], lines[1].replace(",cat,", ",tiger;cat,", 1), *lines[2:]]) + "\n")
-    assert cli("learn", bank, table).code == 0
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_of_a_table_that_tag_wrote_the_rows_are_learnt_that_a_person_changed(
+    cli: Cli, bank: Path, album: Path, ending: str
+) -> None:
+    """Others are the tagger's own guesses, until somebody says that they were looked at."""
+    table = Path("elsewhere", f"tags.{ending}")
+    table.parent.mkdir()
+    assert cli("tag", bank, album, "--out", table, "--scores").code == 0
+    assert refused(cli("learn", bank, table), "nothing but 6 rows as `fewtag tag` wrote them")
+    assert refused(cli("check", bank, table), "is as `fewtag tag` wrote it, no truth")
+    assert cli("check", bank, table, "--all-rows").code == 0
+    _mend(table)
+    said = cli("learn", bank, table)
+    assert said.out == f"{bank}: 1 picture learnt; 4 labels, 1 of them new\n"
+    assert said.err.startswith("fewtag: left out 5 rows as `fewtag tag` wrote them; --all-rows")
     assert known(bank)["tiger"] == 1
+    assert cli("learn", bank, table, "--all-rows").out == f"{bank}: 6 pictures learnt; 4 labels, 0 of them new\n"
     assert cli("tag", bank, album, "--out", table).code == 2, "and is not overwritten"
+
+
+def test_a_tag_that_a_person_took_out_of_a_table_of_tags_is_a_no(cli: Cli, bank: Path, album: Path) -> None:
+    """Unless the bank does not know the label: nobody has written that it is absent."""
+    assert cli("tag", bank, album, "--out", "tags.csv").code == 0
+    written = Path("tags.csv").read_text()
+    assert "cat1.png,cat\n" in written
+    Path("tags.csv").write_text(written.replace("cat1.png,cat\n", "cat1.png,\n"))
+    said = cli("learn", bank, "tags.csv")
+    assert said.out == f"{bank}: 1 picture learnt; 3 labels, 0 of them new\n"
+    assert "1 tag of `tag` that you took out: learnt as a 'no'" in said.err
+    assert Tagger.load(bank).predict(album / "cat1.png") == [()]
+    assert cli("check", bank, "tags.csv", "--root", album).code == 0
+
+
+def test_a_tag_that_was_taken_out_says_nothing_to_a_bank_without_that_label(
+    cli: Cli, bank: Path, album: Path, tiny_model: str
+) -> None:
+    assert cli("tag", bank, album, "--out", "tags.csv").code == 0
+    Path("tags.csv").write_text(Path("tags.csv").read_text().replace("cat1.png,cat\n", "cat1.png,tiger\n"))
+    said = cli("learn", "other.fewtag", "tags.csv", "--model", tiny_model)
+    assert said.out == "other.fewtag: 1 picture learnt; 1 label, 1 of them new\n"
+    assert "took out" not in said.err
+
+
+def _mend(table: Path) -> None:
+    """One row says more, as a spreadsheet would save it: in another order, numbers otherwise."""
+    if table.suffix == ".csv":
+        header, first, *others = table.read_text().splitlines()
+        assert first.startswith("cat1.png,cat,")
+        rows = [first.replace(",cat,", ",tiger;cat,", 1), *others]
+        lines = [header, *(re.sub(r"0+(?=,|$)", "", row) for row in reversed(rows))]
+        table.write_text("\ufeff" + "\r\n".join(lines).replace(",", "\t"), newline="")
+        return
+    if table.suffix == ".jsonl":
+        records = [json.loads(line) for line in table.read_text().splitlines()]
+    else:
+        records = pyarrow.parquet.read_table(table).to_pylist()
+    assert records[0]["tags"] == ["cat"]
+    records[0]["tags"] = ["tiger", "cat"]
+    if table.suffix == ".jsonl":
+        table.write_text("\n".join(map(json.dumps, records)))
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), table)
 
 
 def test_a_table_is_never_learnt_against_other_pictures_once_the_folder_has_moved(
@@ -175,13 +229,13 @@ def test_a_table_is_never_learnt_against_other_pictures_once_the_folder_has_move
     assert cli("tag", bank, album, "--out", "out/tags.csv").code == 0
     draw(99, "sofa").save("dog0.png")  # beside the folder, of the same name
     album.rename("moved")
-    said = cli("learn", bank, "out/tags.csv")
+    said = cli("learn", bank, "out/tags.csv", "--all-rows")
     assert refused(said, "there is no such file")
     assert "--root names the folder of a table's pictures" in said.err
-    assert cli("learn", bank, "out/tags.csv", "--root", "moved").code == 0
+    assert cli("learn", bank, "out/tags.csv", "--all-rows", "--root", "moved").code == 0
     shutil.copy("out/tags.csv", "moved")
     shutil.copy("out/tags.csv.run.json", "moved")
-    assert cli("learn", bank, "moved/tags.csv").code == 0, "it went along"
+    assert cli("learn", bank, "moved/tags.csv", "--all-rows").code == 0, "it went along"
 
 
 def test_a_table_of_several_folders_is_learnt_from_where_it_was_tagged(
@@ -199,12 +253,14 @@ def test_a_table_of_several_folders_is_learnt_from_where_it_was_tagged(
 
 
 def test_options_that_would_say_nothing_are_refused(cli: Cli, bank: Path, album: Path) -> None:
-    Path("set.json").write_text("[]")
-    for option in ("--label", "--absent"):
-        assert refused(cli("learn", bank, "set.json", option, "dog"), "leave out --label and --absent")
+    for name in ("set.json", "set.csv"):
+        Path(name).write_text("[]")
+        for option in ("--label", "--absent"):
+            assert refused(cli("learn", bank, name, option, "dog"), "leave out --label and --absent")
     pictures = ((album / "dog0.png", "--label", "dog"), (album, "--label", "dog"), ("examples",))
     for given in pictures:
         assert refused(cli("learn", bank, *given, "--root", album), "--root is for a table's paths")
+        assert refused(cli("learn", bank, *given, "--all-rows"), "--all-rows is for a table")
 
 
 def absents(bank: Path | str = "new.fewtag") -> dict[str, int]:
@@ -213,6 +269,8 @@ def absents(bank: Path | str = "new.fewtag") -> dict[str, int]:
 
 
 NOES = {
+    "JSON lines": '{"file_name": "dog0.png", "labels": "dog;!cat"}\n{"image": "cat1.png", "tags": ["cat"]}\n\n'
+    '{"image": "sofa2.png", "labels": ["!dog"], "absent": ["cat"]}\n',
     "a mark in the cell": "image,labels\ndog0.png,dog;!cat\ncat1.png,cat\nsofa2.png,!dog; ! cat\n",
     "a column": "image,labels,absent\ndog0.png,dog,cat\ncat1.png,cat,\nsofa2.png,,dog;cat\n",
     "a column of another case": "image,labels, Absent\ndog0.png,dog,cat\ncat1.png,cat,\nsofa2.png,,dog;cat\n",
@@ -224,8 +282,9 @@ NOES = {
 
 @pytest.mark.parametrize("kind", NOES)
 def test_a_table_says_what_a_picture_does_not_show(learn: Cli, album: Path, kind: str) -> None:
-    (album / "labels.csv").write_text(NOES[kind])
-    said = learn(album / "labels.csv")
+    table = album / f"labels.{'jsonl' if kind == 'JSON lines' else 'csv'}"
+    table.write_text(NOES[kind])
+    said = learn(table)
     assert (said.code, said.out) == (0, "new.fewtag: 3 pictures learnt; 2 labels, 2 of them new\n"), said.err
     assert (known(), absents()) == ({"cat": 1, "dog": 1}, {"cat": 2, "dog": 1})
 

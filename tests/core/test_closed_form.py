@@ -7,8 +7,8 @@ import pytest
 from sklearn.decomposition import PCA
 from sklearn.linear_model import Ridge
 
-from fewtag.core import closed_form
-from fewtag.core.closed_form import Strengths, WordMap, attend, base_prototypes, fit_space, fit_words, mix, score, unit
+from fewtag.core import posterior
+from fewtag.core.posterior import Strengths, WordMap, attend, base_prototypes, fit_space, fit_words, mix, score, unit
 
 STRENGTHS = Strengths(shrinkage=2.0, separation=5.0, ridge=1.5, support_focus=4.0, query_focus=9.0, query_local=0.3)
 
@@ -111,7 +111,7 @@ def test_thousands_of_labels_are_scored_in_parts_and_alike(
 ) -> None:
     places, prototypes = normal(generator, 2, 4, 8), unit(normal(generator, 25, 8))
     whole = score(places, prototypes, STRENGTHS)
-    monkeypatch.setattr(closed_form, "LABELS_AT_ONCE", 10)
+    monkeypatch.setattr(posterior, "LABELS_AT_ONCE", 10)
     np.testing.assert_allclose(score(places, prototypes, STRENGTHS), whole, atol=1e-6)
     assert score(places, prototypes[:0], STRENGTHS).shape == (2, 0)
 

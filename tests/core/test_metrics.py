@@ -13,7 +13,7 @@ from fewtag.core.metrics import average_precision, precision_recall_f1
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=40)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(pairs=PAIRS)
 def test_average_precision_is_scikit_learns_with_ties(pairs: list[tuple[int, bool]]) -> None:
     scores = np.array([score for score, _ in pairs], np.float32) / 5
@@ -31,7 +31,7 @@ def test_average_precision_is_scikit_learns_without_ties() -> None:
     assert average_precision(scores, shown) == pytest.approx(average_precision_score(shown, scores))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(pairs=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=20))
 def test_precision_recall_and_f1_are_scikit_learns(pairs: list[tuple[bool, bool]]) -> None:
     tagged, shown = np.array(pairs).T

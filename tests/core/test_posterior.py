@@ -10,8 +10,17 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.stats import norm
 
-from fewtag.core.closed_form import Strengths, score, unit
-from fewtag.core.posterior import Classifiers, NameEvidence, Pictures, fit_label, map_logistic, prototype
+from fewtag.core.posterior import (
+    Classifiers,
+    NameEvidence,
+    Pictures,
+    Strengths,
+    fit_label,
+    map_logistic,
+    prototype,
+    score,
+    unit,
+)
 
 STRENGTHS = Strengths(kappa=5.0, offset=0.2, penalty=0.3, bias=0.4, query_local=0.7, word_weight=2.0, word_decay=0.5)
 NEUTRAL = NameEvidence()

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ pytestmark = [
     ),
 ]
 OWN = {"a.jpg": ["animals|birds|heron"], "b.jpg": ["Oma", "Places|Köln & Bonn"], "c.jpg": []}
+SECONDS = 120
 SCRIPT = """
 local dt = require "darktable"
 local out = io.open("{out}", "w")
@@ -49,8 +51,19 @@ def darktable(place: Path, album: Path, tags: dict[str, list[str]]) -> dict[str,
     command += ["--library", place / "library.db", "--disable-opencl", "--conf", "write_sidecar_files=TRUE"]
     command += ["--luacmd", f"dofile('{script}')"]
     environment = {**os.environ, "HOME": str(place), "DBUS_SESSION_BUS_ADDRESS": "disabled:", "NO_AT_BRIDGE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)  # type: ignore[arg-type]
-    assert out.exists(), done.stderr
+    said = place / "said.txt"
+    with (
+        said.open("w") as file,
+        subprocess.Popen(
+            [*map(str, command)], env=environment, stdout=file, stderr=file, start_new_session=True
+        ) as run,
+    ):
+        try:
+            run.wait(SECONDS)
+        except subprocess.TimeoutExpired:  # on a busy machine it may stand still for ever, and is tried again
+            os.killpg(run.pid, signal.SIGKILL)
+            raise
+    assert out.exists(), said.read_text()
     found: dict[str, set[str]] = {name: set() for name in tags}
     for line in out.read_text().splitlines():
         name, tag = line.split("\t")

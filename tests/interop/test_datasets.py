@@ -102,7 +102,7 @@ def test_what_is_written_is_learnt_again(cli: Cli, tiny_model: Path, form: str) 
         Path("out/tasks.json").write_text(json.dumps(content))
     said = cli("learn", "again.fewtag", Path("out") / source, "--root", "photos", "--model", tiny_model)
     assert said.code == 0, said.err
-    assert cli("learn", "table.fewtag", "tags.jsonl", "--model", tiny_model).code == 0
+    assert cli("learn", "table.fewtag", "tags.jsonl", "--all-rows", "--model", tiny_model).code == 0
     assert same_classifiers(Tagger.load("again.fewtag"), Tagger.load("table.fewtag"))
 
 
@@ -116,6 +116,33 @@ def test_what_fiftyone_exports_itself_is_learnt(cli: Cli, tiny_model: Path) -> N
     said = cli("learn", "new.fewtag", "set/labels.json", "--model", tiny_model)
     assert said.code == 0, said.err
     assert dict(Tagger.load("new.fewtag").counts_) == {"cat": 1, "dog": 1, "sofa": 1}
+
+
+SETS: dict[str, Any] = {
+    "coco": {
+        "images": [{"id": 1, "file_name": "a.png"}, {"id": 2, "file_name": "b.png"}],
+        "categories": [{"id": 3, "name": "dog"}],
+        "annotations": [{"image_id": 1, "category_id": 3}],
+    },
+    "fiftyone": {"classes": ["dog"], "labels": {"a.png": ["dog"], "b.png": None}},
+    "label-studio": [
+        {"data": {"image": "a.png"}, "annotations": [{"result": [{"type": "choices", "value": {"choices": ["dog"]}}]}]},
+        {"data": {"image": "b.png"}, "annotations": [{"result": []}]},
+        {"data": {"image": "nobody-looked-at.png"}, "annotations": [{"result": [], "was_cancelled": True}]},
+    ],
+}
+
+
+@pytest.mark.parametrize("form", SETS)
+def test_in_a_complete_set_a_picture_without_labels_shows_none(cli: Cli, tiny_model: Path, form: str) -> None:
+    draw(1, "dog").save("a.png")
+    draw(2, "cat").save("b.png")
+    Path("set.json").write_text(json.dumps(SETS[form]))
+    assert cli("learn", "new.fewtag", "set.json", "--model", tiny_model).code == 0
+    assert len(Tagger.load("new.fewtag").bank_.examples) == 1
+    assert cli("learn", "new.fewtag", "set.json", "--complete").code == 0
+    said = [each.said for each in Tagger.load("new.fewtag").bank_.examples.values()]
+    assert sorted((sorted(each.labels), each.complete) for each in said) == [([], True), (["dog"], True)]
 
 
 @pytest.mark.usefixtures("tagged")
@@ -187,12 +214,14 @@ def test_boxes_of_a_detector_are_tagged_as_pictures_and_go_back(cli: Cli, bank: 
         (("learn", "new.fewtag", "odd.json"), "odd.json is no data set of COCO, FiftyOne or Label Studio"),
         (("learn", "new.fewtag", "torn.json"), "the data set torn.json is no JSON"),
         (("learn", "new.fewtag", "half.json"), "the data set half.json is not whole"),
+        (("learn", "new.fewtag", "min.json"), "of Label Studio's exports take JSON, not JSON-MIN"),
         (("tag", "pets.fewtag", "odd.json"), "odd.json is no file in MegaDetector's format"),
     ],
 )
 def test_bad_input_is_one_sentence(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
     Path("odd.json").write_text("{}")
     Path("torn.json").write_text("{")
+    Path("min.json").write_text('[{"image": "/data/upload/1/0a-dog.jpg", "id": 1, "shown": {"choices": ["Dog"]}}]')
     Path("half.json").write_text('{"annotations": [{"image_id": 1}], "categories": [], "images": []}')
     outcome = cli(*arguments)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1), outcome.err

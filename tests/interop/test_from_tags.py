@@ -50,6 +50,26 @@ def test_the_bank_is_the_one_that_a_table_makes(cli: Cli, archive: Path, tiny_mo
     assert same_classifiers(by_tags, by_table)
 
 
+def test_a_raw_file_and_the_picture_made_of_it_are_one(cli: Cli, tiny_model: Path) -> None:
+    for name in ("IMG_1", "IMG_2"):
+        draw(1 if name == "IMG_1" else 2, "dog").save(f"{name}.JPG")
+        Path(f"{name}.CR2").write_bytes(b"raw")
+    Path("IMG_1.CR2.xmp").write_bytes(digikam([("pets", "dog")], 0))
+    arguments = ("learn", "tags.fewtag", ".", "--from-tags", "--model", tiny_model)
+    said = cli(*arguments)
+    assert (said.code, "1 picture learnt; 1 label" in said.out) == (0, True), said.err
+    said = cli("write", "tags.fewtag", ".", "--threshold", 0)
+    assert (said.code, said.err.count("fewtag: ")) == (0, 0), said.err
+    assert sorted(path.name for path in Path().glob("*.JPG.xmp")) == ["IMG_1.JPG.xmp", "IMG_2.JPG.xmp"]
+    Path("lone.NEF").write_bytes(b"raw")
+    for command in (arguments, ("write", "tags.fewtag", ".")):
+        said = cli(*command)
+        assert (said.code, "lone.NEF is of a kind that is not read" in said.err) == (
+            2 if "learn" in command else 1,
+            True,
+        )
+
+
 def test_the_word_of_a_path_is_its_last_name(tiny_model: Path) -> None:
     tagger = Tagger(str(tiny_model)).define("pets/dog").define("dog").define("dog/cat")
     known = tagger.definitions_
@@ -119,6 +139,24 @@ def test_what_cannot_be_read_is_refused_or_counted(cli: Cli, archive: Path, tiny
     said = cli(*arguments, "--skip-bad", "--json")
     assert (said.code, json.loads(said.out)["pictures"]) == (0, 7)
     assert said.err.count("skipped: ") == 2
+
+
+def test_a_raw_file_is_the_picture_beside_it_however_the_two_are_named(
+    cli: Cli, archive: Path, tiny_model: Path
+) -> None:
+    """A drawing's own file is no RAW file: that it is not read is said."""
+    (archive / "0.NEF").write_bytes(b"raw")
+    (archive / "1.psd").write_bytes(b"layers")
+    both = (archive / "0.NEF", archive / "0.jpg")
+    for given, code in (((archive,), 2), (both, 0), (both[:1], 2), ((archive, "--skip-bad"), 0)):
+        said = cli("learn", "tags.fewtag", *given, "--from-tags", "--model", tiny_model)
+        assert said.code == code, said.err
+        assert ("0.NEF" in said.err) == (given == both[:1])
+        assert ("1.psd" in said.err) == (archive in given)
+    bank = "tags.fewtag"
+    assert json.loads(cli("write", bank, archive / "0.NEF", "--dry-run", "--json").out)["failures"], "by itself"
+    found = json.loads(cli("write", bank, archive, "--dry-run", "--json").out)["failures"]
+    assert [Path(name).name for name in found] == ["1.psd"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from sidecars import digikam, lightroom, sidecars
 from tiny import draw
 
 from fewtag.interop import write as writing
-from fewtag.interop.embedded import keywords, read_embedded
+from fewtag.interop.carried import keywords, read_embedded
 from fewtag.interop.xmp import Packet
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Answer

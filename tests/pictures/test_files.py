@@ -95,6 +95,11 @@ def test_endless_devices_are_not_read(tmp_path: Path) -> None:
         Picture(tmp_path / "zero.jpg").read()
 
 
+def test_a_folder_in_a_pictures_place_is_called_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="it is a folder; give its pictures"):
+        Picture(tmp_path).read()
+
+
 def test_a_huge_file_is_refused_before_it_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MOST_BYTES", 2_000_000)
     with (tmp_path / "huge.jpg").open("wb") as file:

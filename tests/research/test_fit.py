@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from fewtag import InputError, Tagger
-from fewtag.core.closed_form import Space
+from fewtag.core.posterior import Space
 from fewtag.pictures.files import Picture
 from fewtag.research import fit as fit_module
 from fewtag.research.features.graph import IMAGENET_MEAN, IMAGENET_STD, wrap_graph
@@ -60,7 +60,7 @@ def test_a_model_of_any_timm_network_learns_and_tags(
     pictures, shown = album
     made = fit_model(tmp_path / "mine" / "model", pictures, shown, network="resnet10t", weights="random", size=64)
     assert made["labels"] == sorted(LABELS)
-    tagger = Tagger(model=str(tmp_path / "mine" / "model.safetensors"))
+    tagger = Tagger(model=tmp_path / "mine" / "model.safetensors")
     tagger.fit([pictures[0].path, pictures[1].path], [["dog"], ["cat"]])
     assert tagger.predict_proba([each.path for each in pictures[:3]]).shape == (3, 2)
     assert tagger.model.calibration.examples == (0, 1, 5)
@@ -90,6 +90,18 @@ def test_too_few_labels_are_refused(album: tuple[list[Picture], list[frozenset[s
             weights="random",
             size=64,
         )
+
+
+@pytest.mark.usefixtures("quick")
+def test_too_few_pictures_of_every_label_are_refused(
+    album: tuple[list[Picture], list[frozenset[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures, shown = album
+    monkeypatch.setattr(fit_module, "HELD", len(pictures))
+    with pytest.raises(
+        InputError, match=rf"the commonest label, is shown by \d+ base pictures, at least {len(pictures)}"
+    ):
+        fit_model(tmp_path / "model", pictures, shown, network="resnet10t", weights="random", size=64)
 
 
 def test_a_fold_knows_nothing_of_the_labels_it_is_judged_on() -> None:

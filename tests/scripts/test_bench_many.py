@@ -40,7 +40,14 @@ def _measure_side_by_side(folder: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
 def test_runs_side_by_side_have_the_rows_of_runs_one_by_one(cli, shapes: Path) -> None:
-    recipe = (shapes / "recipe.toml").read_text().replace("episodes = 60", "episodes = 20")
+    recipe = (shapes / "recipe.toml").read_text()
+    for long, short in (
+        ("\nepisodes = 60", "\nepisodes = 4"),
+        ("_every = 20", "_every = 4"),
+        ("_episodes = 10", "_episodes = 2"),
+    ):
+        assert long in recipe
+        recipe = recipe.replace(long, short)
     (shapes / "recipe.toml").write_text(recipe + MORE)
     head, *lines = (shapes / "labels.csv").read_text().splitlines()
     (shapes / "reversed.csv").write_text("\n".join([head, *reversed(lines)]) + "\n")

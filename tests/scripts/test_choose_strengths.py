@@ -6,8 +6,7 @@ from pathlib import Path
 import choose_strengths
 import pytest
 
-from fewtag.research.bench.metrics import METRICS
-from fewtag.research.bench.results import ResultRow, write_rows
+from fewtag.research.bench.results import METRICS, ResultRow, write_rows
 
 ABOUT = {
     "data": "coco",

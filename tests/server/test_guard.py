@@ -63,7 +63,7 @@ def reach(method: str, headers: dict[str, str]) -> tuple[str | None, int, dict[s
 
 
 @given(METHODS, HEADERS_SENT)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_whatever_the_headers_the_rules_hold(method: str, headers: dict[str, str]) -> None:
     who, status, reply = reach(method, headers)
     assert HEADERS.items() <= reply.items()

@@ -18,8 +18,7 @@ from serving import TOKEN, Running, picture, serving, serving_bank
 from tiny import draw
 
 from fewtag import InputError, Tagger
-from fewtag.server.label_studio import Item, controls
-from fewtag.server.one_host import KEY_VARIABLE, OneHost
+from fewtag.server.label_studio import KEY_VARIABLE, Item, OneHost, controls
 from fewtag.server.security import Settings
 from fewtag.server.uploads import TOKEN_VARIABLE, Decoders
 from fewtag.studio.studio import Studio

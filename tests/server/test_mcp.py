@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +139,23 @@ def test_writing_is_a_dry_run_unless_a_person_allowed_it(studio: Studio) -> None
     talk(create_server(studio, allow_write=True), allowed)
 
 
+def test_a_search_says_that_pictures_are_still_being_looked_at(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty page of a new project would be taken for an empty library."""
+    now = replace(studio.overview(), indexing=True, indexed=3)
+
+    async def steps(_: Client, call: Step) -> None:
+        assert "note" not in await call("search")
+        monkeypatch.setattr(studio, "overview", lambda: now)
+        assert (await call("search"))["note"].startswith("3 of 12 pictures are looked at so far")
+
+    talk(create_server(studio), steps)
+
+
 def test_what_is_refused_is_one_sentence_for_the_assistant(studio: Studio) -> None:
     async def steps(_client: Client, call: Step) -> None:
         assert "there is no label 'unicorn'" in await call("suggest", label="unicorn")
         nothing = [{"picture": 32 * "0", "answer": "yes"}]
+        assert "give new_label to make it" in await call("answer", label="dog", answers=nothing)
         assert "000" in await call("answer", label="dog", answers=nothing, new_label=True)
         assert "pattern" in await call("tag", pictures=["../etc/passwd"])
         assert "there is no format" in await call("write", format="exe")

@@ -19,7 +19,7 @@ import pytest
 from recording import Recorder
 from serving import TOKEN, picture, serving_bank
 
-from fewtag.server.one_host import KEY_VARIABLE, OneHost
+from fewtag.server.label_studio import KEY_VARIABLE, OneHost
 from fewtag.server.security import Settings
 
 EXECUTABLE = os.environ.get("FEWTAG_LABEL_STUDIO", "")

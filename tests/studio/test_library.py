@@ -18,8 +18,7 @@ from PIL import Image
 from tiny import draw
 
 from fewtag.cache import FILE as CACHE_FILE
-from fewtag.core.closed_form import Strengths, unit
-from fewtag.core.posterior import Classifiers, prior
+from fewtag.core.posterior import Classifiers, Strengths, prior, unit
 from fewtag.errors import InputError
 from fewtag.studio import library as module
 from fewtag.studio.index import Thumbnails
@@ -191,6 +190,8 @@ def test_thumbnails_are_ours_and_small(studio: Studio) -> None:
     assert (image.format, image.size) == ("WEBP", (48, 40))
     heat = Image.open(io.BytesIO(studio.heat(picture, studio.define("dog").name)))
     assert (heat.format, heat.mode, heat.size) == ("WEBP", "RGBA", (48, 40))
+    glance = Image.open(io.BytesIO(studio.heat(picture, "dog", at_once=True)))
+    assert (glance.format, glance.mode, glance.size) == ("WEBP", "RGBA", (48, 40))
     with pytest.raises(UnknownError):
         studio.thumbnail("../../etc/passwd")
     with pytest.raises(InputError, match="256 or 1024"):

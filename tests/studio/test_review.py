@@ -163,13 +163,22 @@ def test_the_default_order_asks_the_unsure_then_the_sure_then_the_missed() -> No
 
 def test_review_begins_with_the_unsure_and_never_asks_twice(studio: Studio) -> None:
     studio.define("dog")
-    first = studio.review("dog", size=10)
+    first = studio.review("dog", size=12)
     assert (first.order, first.question) == ("unsure", "Is there a dog?")
     answer_page(studio, "dog", size=12)
     after = studio.review("dog", "sure")
     assert after.answered.yes + after.answered.no == 12
     assert {cell.digest for cell in after.pictures}.isdisjoint({cell.digest for cell in first.pictures})
     assert all(cell.marked == (cell.p is not None and cell.p >= 0.5) for cell in after.pictures)
+
+
+def test_a_label_is_no_rarer_than_what_was_confirmed(studio: Studio) -> None:
+    """Estimated shares of hard labels would else fall to nothing, and all that is tagged with them."""
+    found = list(digests(studio).values())
+    for count in (30, len(found)):
+        share = studio.teach("SKU-4711", found[:count]).prior
+        assert share is not None
+        assert min(0.99, count / len(found)) - 1e-6 <= share < 1
 
 
 def test_audits_measure_and_teach_nothing(studio: Studio) -> None:
@@ -282,5 +291,30 @@ def test_a_page_is_what_brute_force_would_ask(
     for row in ranked:
         if int(stacks[row]) not in [int(stacks[other]) for other in wanted]:
             wanted.append(row)
+    if order == "unsure":
+        wanted = unlike(wanted, studio.library.features.whole, 12)
     for asked, expected in zip(of_page, wanted[:12], strict=True):
         assert asked == expected or keys[asked] == pytest.approx(keys[expected], abs=1e-4)
+
+
+def unlike(rows: list[int], whole: np.ndarray, size: int) -> list[int]:
+    """The first one, and on and on the one that is least like its likest among those; in their order."""
+    first = rows[: max(size, min(3 * size, len(rows) // 8))]
+    found = first[:1]
+    while len(found) < min(size, len(first)):
+        rest = [row for row in first if row not in found]
+        found.append(min(rest, key=lambda row: max(float(whole[row] @ whole[other]) for other in found)))
+    return sorted(found, key=rows.index)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 150), st.integers(1, 12), st.integers(0, 5))
+def test_a_page_of_unsure_ones_is_spread_and_loses_none(count: int, size: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    whole = generator.normal(size=(150, 8)).astype(np.float32)
+    whole /= np.linalg.norm(whole, axis=1, keepdims=True)
+    rows = generator.permutation(150)[:count]
+    found = review.spread(rows, whole, size)
+    size = min(size, count)
+    assert found[:size].tolist() == unlike(rows.tolist(), whole, size)
+    assert found[size:].tolist() == [row for row in rows.tolist() if row not in found[:size]]

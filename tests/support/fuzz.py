@@ -35,8 +35,8 @@ from tiny import draw, write_tiny_model
 from fewtag.cache import FILE, Cache, content_digest
 from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError
+from fewtag.interop.carried import read_embedded
 from fewtag.interop.datasets import read_set
-from fewtag.interop.embedded import read_embedded
 from fewtag.interop.keywords import Tags
 from fewtag.interop.xmp import Packet, Wanted, rewrite
 from fewtag.pictures.files import Picture, encoded_bytes
@@ -135,7 +135,8 @@ def make_seeds(folder: Path, also: Path | None = None) -> list[Seed]:
     seeds += _parts(folder)
     with Cache(folder / "cache") as cache:
         cache.space("places", "tiny", "key", (32,), "float32").put_many(DIGESTS, CONTENT)
-    seeds += [Seed("data set", f"set.{ending}", content.encode()) for ending, content in DATA_SETS]
+    for ending, content in DATA_SETS:
+        seeds.append(Seed("data set" if ending == "json" else "table", f"set.{ending}", content.encode()))
     written = [rewrite(each.content, each.program, WANTED, Tags()) for each in list(sidecars())[::7]]
     seeds += [Seed("sidecar", "a.jpg.xmp", content) for content in written if content]
     # the last connection has moved the write-ahead log into the file

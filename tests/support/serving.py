@@ -15,7 +15,7 @@ from tiny import draw
 
 from fewtag import Tagger
 from fewtag.client import Client
-from fewtag.server.run import Server, listen
+from fewtag.server.app import Server, listen
 from fewtag.server.security import Guard, Settings
 from fewtag.server.service import BankService, Served
 from fewtag.server.uploads import Decoders

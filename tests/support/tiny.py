@@ -11,8 +11,7 @@ from PIL import Image, ImageDraw
 
 from fewtag import Tagger
 from fewtag.core.calibration import Calibration
-from fewtag.core.closed_form import Strengths, base_prototypes, fit_space, fit_words
-from fewtag.core.posterior import Classifiers, NameEvidence
+from fewtag.core.posterior import Classifiers, NameEvidence, Strengths, base_prototypes, fit_space, fit_words
 from fewtag.runtime import INPUTS
 from fewtag.tagger.bank import Bank
 from fewtag.tagger.model import Model, save_model

@@ -21,13 +21,12 @@ from tiny import same_classifiers as same
 
 from fewtag import InputError, Tagged, Tagger
 from fewtag.core.calibration import EASE
-from fewtag.core.closed_form import attend, mix, score, unit
-from fewtag.core.posterior import Classifiers, Fitted, Pictures, fit_label
+from fewtag.core.posterior import Classifiers, Fitted, Pictures, attend, fit_label, mix, score, unit
 from fewtag.pictures.decode import squash, stack
 from fewtag.pictures.files import Picture
 from fewtag.runtime import Network
 from fewtag.tagger.model import Model
-from fewtag.tagger.stream import encode_stream, items_of
+from fewtag.tagger.stream import cached_places, encode_stream, items_of, widen
 
 Draw = Callable[..., Image.Image]
 Examples = tuple[list[Any], list[list[str]]]
@@ -469,6 +468,25 @@ def test_no_more_than_a_few_batches_are_in_memory(tagger: Tagger, draw: Draw) ->
         assert next(rows).image == f"number {number}"
         assert taken <= number + 4 * 8
     rows.close()  # type: ignore[attr-defined]
+
+
+def test_what_the_cache_keeps_in_half_precision_is_widened_as_numpy_does() -> None:
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    finite = every[np.isfinite(every)]
+    assert widen(finite).view(np.int32).tolist() == finite.astype(np.float32).view(np.int32).tolist()
+
+
+def test_what_another_device_made_is_not_taken_from_the_cache(
+    tagger: Tagger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def key() -> str:
+        with cached_places(tagger.model, tmp_path) as space:
+            assert space is not None
+            return space.key
+
+    before = key()
+    monkeypatch.setattr(tagger.model.network, "wanted", "cuda")
+    assert key() != before
 
 
 def test_a_cache_gives_the_same_rows(tagger: Tagger, pets: Examples, tmp_path: Path, draw: Draw) -> None:

@@ -1,11 +1,13 @@
 """`fewtag tag --page`: one HTML file with every picture and tag, which loads nothing from elsewhere."""
 
+import io
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 from tiny import draw
 
@@ -85,6 +87,20 @@ def test_each_picture_stands_beside_its_own_tags_over_many_batches(cli: Cli, ban
     assert len(page.articles) == len({article["img"][0] for article in page.articles}) == 70
     for article in page.articles:
         assert article["li"][0].split(" ")[0] == article["h2"][0].removesuffix(".png").split("-")[1]
+
+
+def test_pictures_of_one_name_stand_beside_their_own_tags(cli: Cli, bank: Path) -> None:
+    """Rows of a data set may repeat it."""
+    contents = [b"no picture"]
+    for number, label in enumerate(["dog", "cat"]):
+        draw(number, label).save(content := io.BytesIO(), "png")
+        contents.append(content.getvalue())
+    rows = [{"image": {"bytes": content, "path": "img.png"}} for content in contents]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), "set.parquet")
+    assert cli("tag", bank, "set.parquet", "--out", "tags.csv", "--page", "page.html").code == 1
+    broken, dog, cat = (article["li"][0] for article in Page("page.html").articles)
+    assert "cannot be decoded" in broken
+    assert [dog.split(" ")[0], cat.split(" ")[0]] == ["dog", "cat"]
 
 
 def test_a_page_of_too_many_says_so(cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,16 @@ def test_what_is_out_of_date_or_damaged_is_removed(ending: Ending, tmp_path: Pat
     assert [path.name for path in folder.iterdir()] == [MANIFEST]
 
 
+@pytest.mark.parametrize(("ending", "syncs"), [("jsonl", 0), ("parquet", 2)])
+def test_only_parts_without_a_sum_of_their_rows_wait_for_the_disk(
+    ending: Ending, syncs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, synced = begun(tmp_path, ending), list[int]()
+    monkeypatch.setattr("os.fsync", synced.append)
+    parts.write(SHARDS[0], [GOOD, FAILED], LABELS)
+    assert len(synced) == syncs
+
+
 def test_no_flipped_byte_of_a_line_goes_unseen(tmp_path: Path) -> None:
     parts = begun(tmp_path, "jsonl")
     parts.write(SHARDS[0], [GOOD, FAILED], LABELS)

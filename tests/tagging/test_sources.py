@@ -268,7 +268,7 @@ def test_a_box_on_the_very_edge_is_at_least_a_pixel(box: tuple[float, ...], tmp_
 
 def test_windows_paths_are_read_as_windows_does(monkeypatch: pytest.MonkeyPatch) -> None:
     nturl2path = pytest.importorskip("nturl2path")
-    monkeypatch.setattr(sources, "url2pathname", nturl2path.url2pathname)
+    monkeypatch.setattr("urllib.request.url2pathname", nturl2path.url2pathname)
     assert str(sources.local_path("file:///C:/my%20photos/x.jpg")) == r"C:\my photos\x.jpg"
     monkeypatch.setattr(parquet, "PurePath", PureWindowsPath)
     near, far = parquet._rows(r"C:\lists\t.parquet", {"path": ["a.jpg", r"D:\b.jpg"]}, 0)

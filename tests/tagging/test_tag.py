@@ -176,7 +176,8 @@ def test_no_cell_is_a_formula_to_a_spreadsheet_and_learning_reads_the_same_names
     assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
     assert sorted(row["image"] for row in read_csv("tags.csv")) == sorted(f"./{name}" for name in names)
     before = Tagger.load(bank).classes_
-    said = cli("learn", bank, "tags.csv")
+    assert "nothing but 5 rows" in cli("learn", bank, "tags.csv").err
+    said = cli("learn", bank, "tags.csv", "--all-rows")
     assert (said.code, Tagger.load(bank).classes_) == (0, before), said.err
 
 

@@ -116,6 +116,17 @@ def test_the_commands_that_print_and_check_use_it_too(
     assert encoded == [6]
 
 
+def test_a_page_beside_a_table_costs_no_second_look(cli: Cli, bank: Path, photos: Path, encoded: list[int]) -> None:
+    (photos / "broken.jpg").write_bytes(b"no picture")
+    for out in ("tags.csv", "parts/"):
+        encoded.clear()
+        given = ("--out", out, "--page", "page.html", "--no-cache", "--shard", 3)
+        assert cli("tag", bank, photos, *given).code == 1
+        assert sum(encoded) == 4
+        assert Path("page.html").read_text().count("<img") == 4
+    assert Path("tags.csv").read_text().splitlines()[0] == "image,tags", "the page's scores are not the table's"
+
+
 def test_a_cache_of_ones_own(cli: Cli, bank: Path, photos: Path) -> None:
     tagged(cli, bank, photos, "--cache", "here")
     assert not Path("cache").exists()

@@ -77,7 +77,7 @@ def test_any_table_comes_back(tmp_path: Path, table: tuple[list[str], np.ndarray
     np.testing.assert_array_equal(read_vectors, vectors)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
 @given(
     content=st.binary(max_size=80) | st.text("ab1. -e\n", max_size=60).map(str.encode),
     name=st.sampled_from(["a.txt", "a.bin", "a.npz"]),
@@ -167,7 +167,7 @@ def test_an_array_too_large_is_refused_before_it_is_read(tmp_path: Path, monkeyp
         load_words(str(tmp_path / "a.npz"))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
 @given(place=st.integers(0, 2_000), byte=st.integers(0, 255), cut=st.booleans())
 def test_damaged_npz_files_are_refused_or_read(tmp_path: Path, place: int, byte: int, cut: bool) -> None:
     np.savez(tmp_path / "a.npz", vectors=VECTORS, words=WORDS)

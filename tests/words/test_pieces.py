@@ -80,7 +80,7 @@ def vocabulary(shipped: PieceVectors) -> dict[str, int]:
 def test_any_text_is_split_as_the_tokenizers_library_splits_it(vocabulary: dict[str, int]) -> None:
     tokenizer = oracle(vocabulary)
 
-    @settings(max_examples=1_500, deadline=None)
+    @settings(max_examples=400, deadline=None)
     @given(text=st.text(LETTERS, max_size=30) | st.text(string.ascii_letters + " -'", max_size=40))
     def agree(text: str) -> None:
         assert split(text, vocabulary) == tokenizer.encode(text).tokens
@@ -297,7 +297,7 @@ def test_a_table_that_is_not_one_is_refused(tmp_path: Path, changes: dict[str, o
         read_pieces(path, "a")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(0, 10_000), byte=st.integers(0, 255), cut=st.booleans())
 def test_a_damaged_table_is_refused_or_unharmed(tmp_path: Path, place: int, byte: int, cut: bool) -> None:
     path = write(tmp_path / "a.safetensors")

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 DOUBTFUL = 0.2
 """The probability of a name being right below which a person is told."""
-SETS = (".json", ".jsonl")
-"""Endings of data sets that say themselves what their pictures show."""
 
 
 def learn(
@@ -33,7 +31,7 @@ def learn(
     examples: Annotated[
         list[Path],
         typer.Argument(
-            metavar="EXAMPLES", help="A CSV with columns image,labels; a folder per label; pictures; or JSON."
+            metavar="EXAMPLES", help="A table with columns image,labels; a folder per label; pictures; or JSON."
         ),
     ],
     label: Annotated[
@@ -48,6 +46,9 @@ def learn(
     root: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")
     ] = None,
+    all_rows: Annotated[
+        bool, typer.Option("--all-rows", help="Of a table that `tag` wrote, rows too that nobody changed.")
+    ] = False,
     from_tags: Annotated[
         bool, typer.Option("--from-tags", help="Learn the tags that the pictures carry, inside or in XMP sidecars.")
     ] = False,
@@ -78,9 +79,9 @@ def learn(
 
     In a table several labels of a picture are joined by ";", and paths are relative to the table. "!cat" among them,
     or a column `absent`, says what a picture does not show; what is neither named nor absent is unknown. Labels that
-    are given in several runs add up, with --complete too, which says so. A table that `fewtag tag` wrote and a person
-    mended is learnt as it is. The bank keeps a small copy of each example, so that it
-    can show them and move to a newer model: share it like the pictures.
+    are given in several runs add up, with --complete too, which says so. Of a table that `fewtag tag` wrote, the rows
+    are learnt that you changed; --all-rows says that you looked at the others too. The bank keeps a small copy of each
+    example, so that it can show them and move to a newer model: share it like the pictures.
 
     Example: fewtag learn pets.fewtag examples.csv
 
@@ -97,20 +98,25 @@ def learn(
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.examples import TABLES, read_examples
 
-    has_table = any(each.name.lower().endswith((*TABLES, *SETS)) for each in examples)
+    has_table = any(each.name.lower().endswith((*TABLES, ".json")) for each in examples)
     chosen = {"--only": only, "--at-most": at_most, "--dry-run": dry_run, "--yes": yes}
     if not from_tags and (given := [name for name, value in chosen.items() if value]):
         raise InputError(f"{given[0]} goes with --from-tags; add that, or leave it out")
-    if examples and all(each.suffix.lower() in SETS for each in examples) and not from_tags:
-        if label or absent:
-            raise InputError("a data set in JSON says itself what its pictures show; leave out --label and --absent")
-        from fewtag.interop.datasets import read_set
-
-        shown = [example for each in examples for example in read_set(each, root)]
-    elif not from_tags:
-        if root is not None and (label or absent or not has_table):
+    if all_rows and (from_tags or not has_table):
+        raise InputError("--all-rows is for a table, and none is learnt now; leave it out")
+    if not from_tags:
+        if root is not None and not has_table:
             raise InputError("--root is for a table's paths, and none is learnt now; leave it out")
-        shown = read_examples(examples, label or (), root, absent=absent or (), complete=complete)
+        if has_table and (label or absent):
+            raise InputError("a table says itself what its pictures show; leave out --label and --absent")
+        if all(each.suffix.lower() == ".json" for each in examples):
+            from fewtag.interop.datasets import read_set
+
+            shown = [example for each in examples for example in read_set(each, root, complete=complete)]
+        else:
+            shown = read_examples(examples, label or (), root, absent=absent or (), complete=complete)
+        if not (all_rows or complete):  # who says complete has looked at every row
+            shown = without_guesses(shown)
     tagger = Tagger.open(bank, model=model, words=words, keep_pictures=not no_pictures)
     if from_tags:
         if label or absent or root:
@@ -123,6 +129,9 @@ def learn(
     check_writable(bank)
     known = set(tagger.definitions_)
     names = {name for each in shown for name in each.labels}
+    refused = [each.absent | (each.taken_out & (names | known)) for each in shown]
+    if taken_out := sum(len(mine - each.absent) for mine, each in zip(refused, shown, strict=True)):
+        print(f"fewtag: {plural(taken_out, 'tag')} of `tag` that you took out: learnt as a 'no'", file=sys.stderr)
     warn_of_case(names | known)
     if no_words:
         for name in sorted(names - known):
@@ -139,7 +148,7 @@ def learn(
         tagger.partial_fit(
             [each.picture for each in shown],
             [each.labels for each in shown],
-            absent=[each.absent for each in shown],
+            absent=refused,
             complete=complete,
             on_error=skipped.append if skip_bad else refuse,
             progress=bars.advance,
@@ -158,6 +167,17 @@ def learn(
         typer.echo(f"{bank}: {plural(learnt, 'picture')} learnt{left_out}; {total}, {len(new)} of them new")
 
 
+def without_guesses(shown: "list[Shown]") -> "list[Shown]":
+    """Rows that are as `tag` wrote them say what the tagger thinks, not what a person saw: its mistakes would stay."""
+    own = [each for each in shown if not each.guessed]
+    if left_out := len(shown) - len(own):
+        told = f"{plural(left_out, 'row')} as `fewtag tag` wrote {'it' if left_out == 1 else 'them'}"
+        if not own:
+            raise InputError(f"the table has nothing but {told}; mend it, or say --all-rows if you looked at all")
+        print(f"fewtag: left out {told}; --all-rows learns these too, if you looked at them", file=sys.stderr)
+    return own
+
+
 def from_carried(
     tagger: "Tagger",
     sources: list[Path],
@@ -170,19 +190,23 @@ def from_carried(
     from fewtag.cli.terminal import Bars
     from fewtag.interop.from_tags import at_most, only, read_carried
 
+    def skip(failures: Sequence[InputError]) -> None:
+        if failures and not skip_bad:
+            others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+            raise InputError(f"{failures[0]}{others} (--skip-bad leaves out what cannot be read)")
+        for reason in failures:
+            print(f"skipped: {printable(str(reason))}", file=sys.stderr)
+
     carried = read_carried(sources)
-    failures = carried.failures
+    skip(carried.failures)
+    for reason in carried.unusable.values():
+        print(f"skipped: {printable(reason)}", file=sys.stderr)
     shown = only(carried.shown, names) if names else carried.shown
-    if shown and most is not None:
+    if shown and most is not None and most < max(carried.counts.values()):
         with Bars() as bars:
             bars.start("looking for typical and varied ones", len(shown))
             shown, failed = at_most(shown, most, tagger.model, bars.advance)
-        failures = failures + failed
-    if failures and not skip_bad:
-        others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
-        raise InputError(f"{failures[0]}{others} (--skip-bad leaves out what cannot be read)")
-    for reason in [*map(str, failures), *carried.unusable.values()]:
-        print(f"skipped: {printable(reason)}", file=sys.stderr)
+        skip(failed)
     if not shown:
         raise InputError(f"none of {plural(carried.pictures, 'picture')} carries a tag; tag some in your photo program")
     counts = Counter(name for each in shown for name in each.labels)

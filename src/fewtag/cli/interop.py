@@ -85,6 +85,8 @@ def write(
         options = Options(embed, adobe_names, dry_run, tell, bars.begin)
         if undo:
             report = take_back(photos, options)
+            if not report.pictures and not embed:
+                print(f"fewtag: no sidecar of {photos} is fewtag's; --embed looks into the pictures", file=sys.stderr)
         else:
             report = write_tags(photos, *_rows(source, photos, threshold, prefix, device, confirmed=confirmed), options)
     _say(report, photos, as_json=as_json)
@@ -108,7 +110,7 @@ def _rows(
     given = Given(source, photos, threshold, device)
     if source.is_dir():
         labels, rows, total = _of_project(given, confirmed=confirmed)
-    elif source.name.lower().endswith((*TABLES, ".jsonl", ".parquet")):
+    elif source.name.lower().endswith(TABLES):
         if confirmed:
             raise InputError("--confirmed needs a bank or a project: a table does not say who confirmed what")
         labels, rows, total = _of_table(given)
@@ -200,20 +202,25 @@ def _of_project(given: Given, *, confirmed: bool) -> Rows:
 
 def _of_bank(given: Given) -> Rows:
     from fewtag.files import user_cache_folder
+    from fewtag.interop.carried import paired_raws
     from fewtag.tagger.bank_file import read_header
     from fewtag.tagging.run import Options, tag_rows
     from fewtag.tagging.sources import open_source
 
     labels = [label["name"] for label in read_header(given.source)["labels"]]
-    total = len(open_source([str(given.photos)]))
     options = Options(threshold=given.threshold, device=given.device, cache=str(user_cache_folder()))
     folder = given.photos if given.photos.is_dir() else given.photos.parent
+    source = open_source([str(given.photos)])
+    paired = paired_raws([Path(each.name) for each in source.entries])
 
     def rows() -> Iterator[tuple[str, Path, Sequence[str] | InputError]]:
         for item, row in tag_rows(given.source, [str(given.photos)], options):
-            yield row.image, folder / item.name, InputError(row.failure) if row.failure else row.tags
+            if not row.failure:
+                yield row.image, folder / item.name, row.tags
+            elif Path(item.name) not in paired:  # else the tags are beside what was made of the RAW file
+                yield row.image, folder / item.name, InputError(row.failure)
 
-    return labels, rows(), total
+    return labels, rows(), len(source) - len(paired)
 
 
 def _of_examples(given: Given) -> Rows:

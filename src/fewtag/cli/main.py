@@ -25,18 +25,26 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Upkeep": (cache.cache,),
 }
 INTERRUPTED = 130
+_RESEARCH = {"torch", "timm", "lightning_fabric", "jaxtyping", "pydantic", "scipy", "pyarrow", "matplotlib"}
+"""What the research extra brings; a command of the product that needs one of them says so itself."""
 _TEACH = {command.__name__ for command in COMMANDS["Teach"]}
 """They save a bank at their very end, whole or not at all."""
 
-app = typer.Typer(
-    help="Teach an image tagger new labels from one example each, without training.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-for panel, commands in COMMANDS.items():
-    for command in commands:
-        app.command(rich_help_panel=panel)(command)
+
+def make_app(only: str | None = None) -> typer.Typer:
+    """The commands, or one alone: for typer to make them all takes longer than some of them."""
+    app = typer.Typer(
+        help="Teach an image tagger new labels from one example each, without training.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_common)
+    for panel, commands in COMMANDS.items():
+        for command in commands:
+            if only in (None, command.__name__):
+                app.command(rich_help_panel=panel)(command)
+    return app
 
 
 def _version(wanted: bool) -> bool:
@@ -49,7 +57,6 @@ def _version(wanted: bool) -> bool:
 Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")]
 
 
-@app.callback()
 def _common(version: Version = False) -> None: ...
 
 
@@ -65,10 +72,16 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # else what a name has and cp1252, say, has not would end the command
             stream.reconfigure(errors="backslashreplace")
+    named = {command.__name__ for commands in COMMANDS.values() for command in commands} & set(sys.argv[1:2])
     try:
-        app()
+        make_app(*named)()
     except InputError as error:
         _say(f"fewtag: {printable(str(error))}")
+        raise SystemExit(2) from None
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _RESEARCH:
+            raise
+        _say(f'fewtag: this needs {error.name}, which is not installed; run: pip install "fewtag[research]"')
         raise SystemExit(2) from None
     except SystemExit as ended:
         if ended.code == INTERRUPTED:  # by typer, which takes Ctrl-C for itself

@@ -203,6 +203,9 @@ def check(
     root: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")
     ] = None,
+    all_rows: Annotated[
+        bool, typer.Option("--all-rows", help="A table that `tag` wrote is right, though nobody changed it.")
+    ] = False,
     prior: Annotated[
         str | None,
         typer.Option(
@@ -242,6 +245,8 @@ def check(
         raise InputError(f"--prior {prior} is for measuring; what is kept is for the bank's own: leave it out")
     asked = read_prior(prior or ("bank" if setting else "estimate"))
     shown = read_examples([truth], root=root, complete=True)
+    if all(each.guessed for each in shown) and not all_rows:
+        raise InputError(f"{truth} is as `fewtag tag` wrote it, no truth; mend it, or give --all-rows if it is right")
     tagger = open_bank(bank)
     with Bars() as bars:
         kept = None if no_cache else cache or user_cache_folder()
@@ -287,7 +292,7 @@ def explain(
     if not model.exists():
         raise InputError(f"there is no bank or trained run {model}; make one with fewtag learn, or with fewtag train")
     if model.is_dir():
-        from fewtag.cli.heat import explain_run
+        from fewtag.cli.research import explain_run
 
         explain_run(model, image, labels, out, data)
         typer.echo(json.dumps({"out": str(out), "probabilities": {}}) if as_json else out)

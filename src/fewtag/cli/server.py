@@ -296,7 +296,7 @@ class _Exposure:
         browser: bool = False,
     ) -> None:
         """Until it is interrupted."""
-        from fewtag.server.run import listen, run
+        from fewtag.server.app import listen, run
         from fewtag.server.security import Settings
         from fewtag.server.services import MOST_JSON
 

@@ -17,6 +17,7 @@ from fewtag.pictures.files import Picture, is_image_name
 from fewtag.tagger.stream import Tagged
 from fewtag.tagging.examples import Shown, clean_label, read_tagged, tagged_folder
 from fewtag.tagging.sources import read_detections
+from fewtag.tagging.tables import read_record
 
 LOCAL_FILES = "/data/local-files/?d="
 """Label Studio's address of a file under its LOCAL_FILES_DOCUMENT_ROOT."""
@@ -141,8 +142,7 @@ def _megadetector(given: Set, table: Path) -> dict[str, Any]:
 
 
 def _tagged_source(table: Path) -> Path:
-    record = read_json(table.with_name(f"{table.name}.run.json"), "record of the run")
-    sources = record.get("source") if isinstance(record, dict) else None
+    sources = read_record(table).get("source")
     if not isinstance(sources, list) or len(sources) != 1 or not str(sources[0]).endswith(".json"):
         raise InputError(
             f"{table} is not of a MegaDetector file; tag one: fewtag tag BANK detections.json --out {table}"
@@ -159,31 +159,32 @@ FORMS: dict[str, Callable[[Set, Path], dict[str, Any]]] = {
 EVERY_FORM = (*FORMS, "megadetector")
 
 
-def read_set(path: Path, root: Path | None = None) -> list[Shown]:
-    """Examples from JSON: a table of `tag` or metadata.jsonl, or what COCO, FiftyOne and Label Studio call theirs."""
-    place = root or tagged_folder(path) or path.parent
-    if path.suffix.lower() == ".jsonl":
-        return _examples({row.image: row.tags for row in read_tagged(path)}, place, path)
-    content = read_json(path, "data set")
+def read_set(path: Path, root: Path | None = None, *, complete: bool = False) -> list[Shown]:
+    """Examples from what COCO, FiftyOne and Label Studio call theirs in JSON.
+
+    Pictures without any label are left out, unless what is said is `complete`; those that nobody annotated always.
+    """
+    place, content = root or path.parent, read_json(path, "data set")
+    found: Mapping[str, Iterable[str]]
     try:
         if isinstance(content, list):
-            return _examples(_of_tasks(content), place, path)
-        if "annotations" in content and "categories" in content:
-            return _examples(_of_coco(content), place, path)
-        if "labels" in content:
-            return _examples(_of_fiftyone(content, place), place, path)
+            if content and "data" not in content[0]:
+                raise InputError(f"{path} has no tasks with `data`; of Label Studio's exports take JSON, not JSON-MIN")
+            found = _of_tasks(content)
+        elif "annotations" in content and "categories" in content:
+            found = _of_coco(content)
+        elif "labels" in content:
+            found = _of_fiftyone(content, place)
+        else:
+            raise InputError(f"{path} is no data set of COCO, FiftyOne or Label Studio; give one of these, or a CSV")
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"the data set {path} is not whole ({error!r}); export it again") from error
-    raise InputError(f"{path} is no data set of COCO, FiftyOne or Label Studio; give one of these, or a CSV")
-
-
-def _examples(found: Mapping[str, Iterable[str]], root: Path, path: Path) -> list[Shown]:
     shown = [
-        Shown(Picture(root / name, name=str(root / name)), frozenset(map(clean_label, labels)))
+        Shown(Picture(place / name, name=str(place / name)), frozenset(map(clean_label, labels)))
         for name, labels in found.items()
-        if labels
+        if labels or complete
     ]
     if not shown:
         raise InputError(f"no picture of {path} has a label; label some, or give another data set")
@@ -194,9 +195,9 @@ def _of_coco(content: Mapping[str, Any]) -> dict[str, set[str]]:
     """Categories by picture; a picture shows what is in any of its boxes."""
     names = {each["id"]: str(each["name"]) for each in content["categories"]}
     files = {each["id"]: str(each["file_name"]) for each in content["images"]}
-    found: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = {file: set() for file in files.values()}
     for each in content["annotations"]:
-        found.setdefault(files[each["image_id"]], set()).add(names[each["category_id"]])
+        found[files[each["image_id"]]].add(names[each["category_id"]])
     return found
 
 
@@ -207,9 +208,10 @@ def _of_tasks(tasks: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
         address = next(value for value in task["data"].values() if isinstance(value, str))
         for annotation in task.get("annotations", ()):
             if not annotation.get("was_cancelled"):
+                chosen = found.setdefault(_local(address), set())
                 for result in annotation["result"]:
                     if result["type"] == "choices":
-                        found.setdefault(_local(address), set()).update(map(str, result["value"]["choices"]))
+                        chosen.update(map(str, result["value"]["choices"]))
     return found
 
 
@@ -233,7 +235,6 @@ def _of_fiftyone(content: Mapping[str, Any], root: Path) -> dict[str, list[str]]
         return str(classes[plain] if isinstance(plain, int) else plain)
 
     return {
-        found.get(key, key): [name(each) for each in (label if isinstance(label, list) else [label])]
-        for key, label in content["labels"].items()
-        if label is not None
+        found.get(key, key): [name(each) for each in (some if isinstance(some, list) else [some]) if each is not None]
+        for key, some in content["labels"].items()
     }

@@ -9,12 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.closed_form import unit
+from fewtag.core.posterior import unit
 from fewtag.errors import InputError, nearest
-from fewtag.interop.embedded import read_embedded
+from fewtag.interop.carried import Folders, paired_raws, read_embedded, tags_in
 from fewtag.interop.keywords import Tags, fold, label_of, path_of
-from fewtag.interop.write import Folders, read_sidecar
-from fewtag.interop.xmp import Packet
 from fewtag.pictures.files import Found, Picture, walk
 from fewtag.pictures.prefetch import batches, prefetch
 from fewtag.tagger.model import Model
@@ -43,13 +41,14 @@ class Carried(NamedTuple):
 
 def read_carried(sources: Sequence[Path]) -> Carried:
     """A person's own tags of all pictures of these folders; what fewtag wrote is none of them."""
-    found: list[Found] = []
+    found, folders = list[Found](), Folders()
     for source in sources:
         if not source.exists():
             raise InputError(f"there is no folder or picture {source}; check the path")
         found += walk(source) if source.is_dir() else [Found(source.name, source)]
+    paired = paired_raws([each.path for each in found])
+    found = [each for each in found if each.path not in paired]
     shown, unusable, failures = list[Shown](), dict[str, str](), list[InputError]()
-    folders = Folders()
 
     def read(each: Found) -> Tags | InputError:
         try:
@@ -66,13 +65,12 @@ def read_carried(sources: Sequence[Path]) -> Carried:
 
 
 def tags_of(found: Found, folders: Folders) -> Tags:
-    """Those in the picture and those beside it."""
+    """Those in the picture and those beside it; a RAW file's are those of the picture that was made of it."""
     if found.problem:
         raise InputError(found.problem)
-    tags = read_embedded(found.path).tags(found.name)
-    for sidecar in (path for some in folders.sidecars(found.path) for path in some):
-        tags = tags.joined(Packet(read_sidecar(sidecar), f"the sidecar {sidecar}").tags())
-    return tags
+    own, shared = folders.sidecars(found.path)
+    beside = tags_in([*own, *shared, *folders.raws(found.path)])
+    return read_embedded(found.path).tags(found.name).joined(beside)
 
 
 def _labels(tags: Tags, unusable: dict[str, str]) -> Iterator[str]:

@@ -2,7 +2,10 @@
 
 import difflib
 import os
+import shutil
 import stat
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -12,13 +15,15 @@ from pathlib import Path
 
 from fewtag.errors import InputError
 from fewtag.files import digest, locked, user_cache_folder
-from fewtag.interop.embedded import PART, Replaced, check_exiftool, embed, read_embedded
-from fewtag.interop.keywords import NO_TAGS, Tags
+from fewtag.interop.carried import ENDING, Folders, read_embedded, read_sidecar, tags_in
+from fewtag.interop.keywords import NO_TAGS
 from fewtag.interop.xmp import EMPTY, MOST_BYTES, Packet, Wanted, rewrite
-from fewtag.pictures.files import IMAGE_ENDINGS, UNREADABLE_ENDINGS, Found, walk
+from fewtag.pictures.decode import decode, pixel_digest
+from fewtag.pictures.files import Found, walk
 from fewtag.pictures.prefetch import batches
 
-ENDING = ".xmp"
+PART = ".fewtag-part"
+"""In the names of files that are being written, before they take the place of others."""
 _THREADS = 8
 _AT_ONCE = 50
 
@@ -126,14 +131,14 @@ def _carry_out(
     root: Path, plans: Iterable[tuple[str, Plan]], options: Options, task: str, total: int, *, back: bool = False
 ) -> Report:
     if options.embed and not options.dry_run:
-        check_exiftool()
+        _check_exiftool()
     report, advance = Report(dry_run=options.dry_run), options.begin(task, total)
     with _alone(root), ThreadPoolExecutor(_THREADS) as pool:
         if not options.dry_run:
             _clear_parts(root)
 
         def put(some: Sequence[Change]) -> list[Change]:
-            return _embedded(some, back=back) if options.embed else list(pool.map(_put, some))
+            return _put_embedded(some, back=back) if options.embed else list(pool.map(_put, some))
 
         changed = set[Path]()
         for group in batches(iter(plans), _AT_ONCE):
@@ -159,42 +164,6 @@ def _planned(plan: tuple[str, Plan]) -> Change:
         return Change(name, Path(name), None, None, str(error))
 
 
-class Folders:
-    """Listings of folders, each read once: which names are there, by their case-folded spelling."""
-
-    def __init__(self) -> None:
-        self._listed: dict[Path, dict[str, list[str]]] = {}
-
-    def names(self, folder: Path) -> dict[str, list[str]]:
-        if folder not in self._listed:
-            found: dict[str, list[str]] = {}
-            try:
-                for name in sorted(entry.name for entry in os.scandir(folder)):
-                    found.setdefault(name.casefold(), []).append(name)
-            except OSError as error:
-                raise InputError(f"cannot read the folder {folder}: {error.strerror}; check it") from error
-            self._listed[folder] = found
-        return self._listed[folder]
-
-    def sidecars(self, picture: Path) -> tuple[list[Path], list[Path]]:
-        """Those of the picture, and those that another one of the same name may own: photo.cr2 beside photo.jpg."""
-        names, stem = self.names(picture.parent), picture.stem.casefold()
-        own = names.get(f"{picture.name}{ENDING}".casefold(), [])
-        shared = names.get(f"{stem}{ENDING}", [])
-        endings = IMAGE_ENDINGS | UNREADABLE_ENDINGS
-        twins = any(f"{stem}{ending}" in names for ending in endings if ending != picture.suffix.lower())
-        if twins:
-            return [picture.parent / name for name in own], [picture.parent / name for name in shared]
-        return [picture.parent / name for name in (*own, *shared)], []
-
-    def pictures(self, sidecar: Path) -> list[Path]:
-        """Whose sidecar it may be: photo.jpg of photo.jpg.xmp, photo.jpg and photo.png of photo.xmp."""
-        names, stem = self.names(sidecar.parent), sidecar.stem.casefold()
-        found = names.get(stem, []) if Path(stem).suffix in IMAGE_ENDINGS else []
-        found = found or [name for ending in sorted(IMAGE_ENDINGS) for name in names.get(f"{stem}{ending}", ())]
-        return [sidecar.parent / name for name in found]
-
-
 def _plan_sidecar(folders: Folders, name: str, picture: Path, wanted: Wanted, *, adobe_names: bool) -> Change:
     own, shared = folders.sidecars(picture)
     if len(own) > 1:
@@ -206,21 +175,13 @@ def _plan_sidecar(folders: Folders, name: str, picture: Path, wanted: Wanted, *,
     before = read_sidecar(path) if own else None
     if before is None and not wanted.labels:
         return Change(name, path, None, None)
-    elsewhere = read_embedded(picture).tags(name).joined(_in_sidecars(shared))
+    elsewhere = read_embedded(picture).tags(name).joined(tags_in(shared))
     return Change(name, path, before, rewrite(before, f"the sidecar {path}", wanted, elsewhere))
-
-
-def _in_sidecars(paths: Iterable[Path]) -> Tags:
-    """A person's tags."""
-    found = NO_TAGS
-    for path in paths:
-        found = found.joined(Packet(read_sidecar(path), f"the sidecar {path}").tags())
-    return found
 
 
 def _plan_embedded(folders: Folders, name: str, picture: Path, wanted: Wanted) -> Change:
     found = read_embedded(picture)
-    elsewhere = _in_sidecars(path for some in folders.sidecars(picture) for path in some).joined(
+    elsewhere = tags_in(path for some in folders.sidecars(picture) for path in some).joined(
         found._replace(packet=None).tags(name)
     )
     # exiftool makes packets in a PNG read-only
@@ -235,7 +196,7 @@ def _plan_undo(folders: Folders, path: Path) -> Change:
         for picture in folders.pictures(path):
             others = [each for some in folders.sidecars(picture) for each in some if each != path]
             with suppress(InputError):  # then nothing is known to be elsewhere, and copies of tags stay
-                elsewhere = elsewhere.joined(read_embedded(picture).tags(picture.name)).joined(_in_sidecars(others))
+                elsewhere = elsewhere.joined(read_embedded(picture).tags(picture.name)).joined(tags_in(others))
     return Change(str(path), path, packet.data, packet.without_ours(elsewhere))
 
 
@@ -246,22 +207,12 @@ def _plan_undo_embedded(folders: Folders, name: str, picture: Path) -> Change:
     packet, elsewhere = Packet(found.packet, f"the XMP in {name}"), found._replace(packet=None).tags(name)
     if packet.ledger is not None and packet.ledger.seeded:
         with suppress(InputError):
-            elsewhere = elsewhere.joined(_in_sidecars(path for some in folders.sidecars(picture) for path in some))
+            elsewhere = elsewhere.joined(tags_in(path for some in folders.sidecars(picture) for path in some))
     return Change(name, picture, found.packet, packet.without_ours(elsewhere))
 
 
 def _sidecar(picture: Path) -> Path:
     return picture.with_name(f"{picture.name}{ENDING}")
-
-
-def read_sidecar(path: Path) -> bytes:
-    """Refuses one that is too large to be one."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise InputError(f"the sidecar {path} is larger than {MOST_BYTES // 10**6} MB; that is no XMP")
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read the sidecar {path}: {error.strerror}; check its permissions") from error
 
 
 def _sidecars(root: Path) -> list[Path]:
@@ -331,12 +282,6 @@ def _put(change: Change) -> Change:
     return change
 
 
-def _embedded(changes: Sequence[Change], *, back: bool) -> list[Change]:
-    wanted = [Replaced(each.image, each.path, each.before, each.after) for each in changes if each.changes]
-    failures = iter(embed(wanted, back=back))
-    return [replace(change, failure=next(failures)) if change.changes else change for change in changes]
-
-
 def _sync(folder: Path) -> None:
     with suppress(OSError):  # Windows opens no folders, and some network file systems sync none
         descriptor = os.open(folder, os.O_RDONLY)
@@ -344,3 +289,79 @@ def _sync(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _check_exiftool() -> None:
+    """Before anything is done."""
+    if shutil.which("exiftool") is None:
+        raise InputError(
+            "--embed writes into the pictures by exiftool, which is not installed; install it "
+            "(apt install libimage-exiftool-perl, brew install exiftool), or write sidecars without --embed"
+        )
+
+
+def _put_embedded(changes: Sequence[Change], *, back: bool) -> list[Change]:
+    """Into the pictures, by one exiftool for all, since to start it takes longer than a picture.
+
+    It writes copies, which take the pictures' places once they are whole and, unless this is the way `back`, what was
+    written can be taken back to the byte.
+    """
+    pictures = [change for change in changes if change.changes]
+    if not pictures:
+        return list(changes)
+    with tempfile.TemporaryDirectory() as folder:
+        lines, parts = list[str](), list[Path]()
+        for number, each in enumerate(pictures):
+            there = each.path.resolve()
+            part, again = there.with_name(f".{number}{PART}{there.suffix}"), Path(folder, f"back{number}{there.suffix}")
+            parts.append(part)
+            if "\n" not in str(there):
+                lines += _arguments(there, part, each.after, folder)
+                lines += [] if back else _arguments(part, again, each.before, folder)
+        arguments = Path(folder, "arguments.txt")
+        arguments.write_text("\n".join(lines), encoding="utf-8")
+        said = subprocess.run(["exiftool", "-@", str(arguments)], capture_output=True, text=True, check=False).stderr
+        failures = dict[str, str]()
+        for number, (each, part) in enumerate(zip(pictures, parts, strict=True)):
+            undone = None if back else Path(folder, f"back{number}{part.suffix}")
+            failures[each.image] = _take_place(each, part, undone, said)
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+        return [replace(change, failure=failures.get(change.image, change.failure)) for change in changes]
+
+
+def _arguments(source: Path, target: Path, packet: bytes | None, folder: str) -> list[str]:
+    """What exiftool is told, a line each."""
+    block = Path(folder, f"{target.name}.xmp")
+    if packet is not None:
+        block.write_bytes(packet)
+    erase_or_set = "-XMP:all=" if packet is None else f"-XMP<={block}"
+    return ["-charset", "filename=utf8", "-q", "-q", "-o", str(target), erase_or_set, str(source), "-execute"]
+
+
+def _take_place(each: Change, part: Path, undone: Path | None, said: str) -> str:
+    picture, instead = each.path.resolve(), "write a sidecar without --embed"
+    if "\n" in str(picture):
+        return f"{each.image!r} has a line break in its name; rename it"
+    try:
+        if not part.exists():
+            why = next((line for line in said.splitlines() if str(picture) in line or part.name in line), said)
+            reason = " ".join(why.split())[:200] or "it wrote nothing"
+            return f"exiftool cannot write into {each.image} ({reason}); {instead}"
+        original = picture.read_bytes()
+        if undone is not None and (not undone.exists() or undone.read_bytes() != original):
+            most = "as in most HEIC files"
+            return f"what exiftool writes into {each.image} could not be taken back to the byte, {most}; {instead}"
+        if pixel_digest(decode(part.read_bytes(), each.image)) != pixel_digest(decode(original, each.image)):
+            return f"exiftool would change the pixels of {each.image}; {instead}"
+        status = picture.stat()
+        with part.open("r+b") as file:
+            os.fsync(file.fileno())
+        part.chmod(stat.S_IMODE(status.st_mode))
+        os.utime(part, ns=(status.st_atime_ns, status.st_mtime_ns))
+        part.replace(picture)
+    except OSError as error:
+        return f"cannot write {picture}: {error.strerror}; check the folder's permissions and its room"
+    except InputError as error:
+        return str(error)
+    return ""

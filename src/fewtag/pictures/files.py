@@ -18,10 +18,12 @@ IMAGE_ENDINGS = frozenset(
     {".jpg", ".jpeg", ".jfif", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".heif"}
     | {".hif", ".mpo"}
 )
-UNREADABLE_ENDINGS = frozenset(
+RAW_ENDINGS = frozenset(
     {".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2", ".dng", ".orf", ".rw2", ".raf", ".pef", ".srw"}
-    | {".raw", ".rwl", ".3fr", ".iiq", ".x3f", ".jp2", ".j2k", ".jpx", ".jxl", ".psd", ".xcf", ".eps"}
+    | {".raw", ".rwl", ".3fr", ".iiq", ".x3f"}
 )
+"""Of cameras, which often write a JPEG beside."""
+UNREADABLE_ENDINGS = RAW_ENDINGS | {".jp2", ".j2k", ".jpx", ".jxl", ".psd", ".xcf", ".eps"}
 """Pictures by their name that are not read: they are listed as failures, never left out in silence."""
 OTHERS_FOLDERS = frozenset({"@eadir", "#recycle", "$recycle.bin", "__macosx"})
 """Thumbnails and bins that storage devices and archives put beside a person's own pictures; in lower case."""
@@ -57,6 +59,8 @@ class Picture:
         try:
             # before it is opened: to open a pipe would wait for its writer
             status = self.path.stat()
+            if stat.S_ISDIR(status.st_mode):
+                raise InputError(f"cannot read image {self}: it is a folder; give its pictures, one by one")
             if not stat.S_ISREG(status.st_mode):
                 raise InputError(f"cannot read image {self}: it is no regular file; leave it out")
             wanted = status.st_size if self.size is None else self.size

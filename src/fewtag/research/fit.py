@@ -13,13 +13,25 @@ import torch
 from numpy.typing import NDArray
 
 from fewtag.core.calibration import Calibration, Pairs, calibrate
-from fewtag.core.closed_form import Features, Space, Strengths, Vectors, base_prototypes, class_prototypes, fit_space
-from fewtag.core.posterior import Classifiers, NameEvidence, Pictures, fit_label, prior
+from fewtag.core.posterior import (
+    Classifiers,
+    Features,
+    NameEvidence,
+    Pictures,
+    Space,
+    Strengths,
+    Vectors,
+    base_prototypes,
+    class_prototypes,
+    fit_label,
+    fit_space,
+    prior,
+)
 from fewtag.errors import InputError
 from fewtag.pictures.decode import Square, squash
 from fewtag.pictures.files import Picture, open_image
 from fewtag.pictures.prefetch import batches, prefetch
-from fewtag.research.data.class_names import class_names
+from fewtag.research.data.splits import class_names
 from fewtag.research.features.backbone import create_backbone, create_classifier
 from fewtag.research.features.graph import Constants, wrap_graph, write_graph
 from fewtag.runtime import Network
@@ -192,6 +204,12 @@ def fit_model(
             "give more pictures, or a table that names what they show"
         )
     names = [labels[number] for number in kept]
+    counts = targets[rows][:, kept].sum(axis=0)
+    if counts.max() < HELD:
+        raise InputError(
+            f"{names[counts.argmax()]!r}, the commonest label, is shown by {counts.max()} base pictures, at least "
+            f"{HELD} are needed to learn how far a probability can be trusted; give more pictures"
+        )
     base = Base(names, names, targets[:, kept], pooled, chances)
     evidence, calibration = calibrated(list(_folds(base, places, rows, table)))
     solved = solve(base)

@@ -3,13 +3,22 @@
 The requests are those of its `ml/api_connector.py` and of its webhooks; a project's choices are the labels.
 """
 
+import http.client
+import json
+import os
 import re
+import socket
+import ssl
+import threading
+import time
 import uuid
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
+from urllib.parse import quote, urlsplit
 
 from fastapi import APIRouter, Depends, Response
 from fastapi.responses import JSONResponse
@@ -20,7 +29,7 @@ from fewtag.server.queue import Upload
 from fewtag.server.routes import CHANGES, Server
 from fewtag.server.security import authorised
 from fewtag.server.service import Served
-from fewtag.server.services import from_base64, version_of
+from fewtag.server.services import from_base64
 from fewtag.studio.values import Answer
 from fewtag.tagger.bank import label_name
 from fewtag.tagger.stream import Tagged
@@ -32,6 +41,16 @@ LEARNT = frozenset({"ANNOTATION_CREATED", "ANNOTATIONS_CREATED", "ANNOTATION_UPD
 _DECLARES = re.compile(r"<!(DOCTYPE|ENTITY)")
 _ANSWERS = uuid.UUID("9d6fd1d5-8f0e-4f4e-a6a5-3a1b6f0d3c55")
 """The name space of answers' ids: a webhook that comes again is taken once."""
+KEY_VARIABLE = "LABEL_STUDIO_API_KEY"
+PLACES = ("/data/", "/storage-data/")
+"""Where Label Studio keeps pictures; nothing else is asked of it, since what is asked carries its key."""
+SECONDS = 20.0
+"""For one picture."""
+_STEP_SECONDS = 5.0
+_KEY_SECONDS = 200.0
+"""An access token that a refresh token was exchanged for lives 5 minutes."""
+_SAFE = "/%~!$&'()*+,;=:@-._?"
+_REFRESH_TOKEN = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+")
 
 
 @dataclass(frozen=True)
@@ -170,13 +189,13 @@ async def health() -> Response:
 def setup(asked: Project, server: Server) -> Response:
     """Takes the project's choices for labels; those that are new are known by their names from now on."""
     _define(server, controls(asked.label_config))
-    return JSONResponse({"model_version": version_of(server)})
+    return JSONResponse({"model_version": server.version})
 
 
 @router.get("/versions")
 def versions(server: Server) -> Response:
     """The one version that there is: the labels as they are now."""
-    return JSONResponse({"versions": [version_of(server)]})
+    return JSONResponse({"versions": [server.version]})
 
 
 @router.post("/predict")
@@ -188,7 +207,7 @@ def predict(asked: Tasks, server: Server) -> Response:
     """
     tags = controls(asked.label_config)
     known = _define(server, tags)
-    version, results, failures = version_of(server), list[dict[str, Any]](), list[str]()
+    version, results, failures = server.version, list[dict[str, Any]](), list[str]()
     with ThreadPoolExecutor(8) as pool:
         for first in range(0, len(asked.tasks), AT_ONCE):
             some = asked.tasks[first : first + AT_ONCE]
@@ -223,7 +242,7 @@ def webhook(asked: Hook, server: Server) -> Response:
             failures.append(error)
     if len(failures) == len(annotations) > 0:
         raise failures[0]
-    facts = {"result": {"answers": taken, "model_version": version_of(server)}, "status": "ok"}
+    facts = {"result": {"answers": taken, "model_version": server.version}, "status": "ok"}
     return JSONResponse(facts, 201)
 
 
@@ -293,8 +312,8 @@ def _upload(server: Served, task: Task, field: str) -> Upload:
         raise InputError(f"task {task.id} has no picture in its data's {field!r}; check the labelling set-up")
     if link.startswith("data:"):
         return from_base64(link, f"the picture of task {task.id}")
-    assert server.one_host is not None  # the command line sees to it
-    return Upload.of(link.rsplit("/", 1)[-1][-100:], server.one_host.fetch(link))
+    assert server.fetch is not None  # the command line sees to it
+    return Upload.of(link.rsplit("/", 1)[-1][-100:], server.fetch(link))
 
 
 def _chosen(tag: Control, row: Tagged, known: Mapping[str, str]) -> list[str]:
@@ -306,3 +325,108 @@ def _chosen(tag: Control, row: Tagged, known: Mapping[str, str]) -> list[str]:
 def _sureness(tag: Control, row: Tagged, known: Mapping[str, str]) -> float:
     """From 0.5, a label that may as well be there as not, to 1."""
     return min((max(p, 1 - p) for label in tag.choices if (p := row.scores.get(known[label])) is not None), default=0.5)
+
+
+class OneHost:
+    """Label Studio at one address and no other, without redirects: against server-side request forgery.
+
+    What its name stood for at the start it stands for until the end.
+    """
+
+    def __init__(self, url: str, most_bytes: int) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
+            raise InputError(f"--label-studio {url!r} is no address; give one like http://localhost:8080")
+        self.scheme, self.host, self.base = parts.scheme, parts.hostname, parts.path.rstrip("/")
+        try:
+            self.port = parts.port or (443 if parts.scheme == "https" else 80)
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            self.addresses = [str(each[4][0]) for each in found]  # localhost is ::1 first, where few listen
+        except (OSError, ValueError) as error:
+            raise InputError(f"--label-studio {url!r} cannot be found ({error}); check its name") from error
+        self.most_bytes = most_bytes
+        self._key, self._access = os.environ.get(KEY_VARIABLE, ""), ("", 0.0)
+        self._lock = threading.Lock()
+
+    def fetch(self, link: str) -> bytes:
+        """A picture by its link in a task; refuses what is elsewhere."""
+        try:
+            parts = urlsplit(link)
+        except ValueError as error:
+            raise InputError(f"the picture {link[:100]!r} is no link ({error}); upload it to Label Studio") from error
+        if (parts.scheme or parts.netloc) and self._where(link) != (self.scheme, self.host, self.port):
+            raise InputError(
+                f"the picture {link[:100]!r} is not at {self.scheme}://{self.host}:{self.port}, and nothing else is "
+                "fetched; upload it to Label Studio, or serve it as one of its local files"
+            )
+        path = parts.path if self.base and parts.path.startswith(self.base + "/") else self.base + parts.path
+        inside = path.removeprefix(self.base)
+        if not inside.startswith(PLACES) or ".." in inside.replace("%2e", ".").replace("%2E", "."):
+            raise InputError(
+                f"the picture {link[:100]!r} is not under {' or '.join(PLACES)}; upload it to Label Studio"
+            )
+        asked = quote(path, safe=_SAFE) + (f"?{quote(parts.query, safe=_SAFE)}" if parts.query else "")
+        status, content = self._ask("GET", asked, self._headers())
+        if status != 200:
+            said = {401: f"set {KEY_VARIABLE}", 403: f"set {KEY_VARIABLE}", 404: "upload it again"}.get(status)
+            raise InputError(f"Label Studio answers {status} to {link[:100]!r}; {said or 'look at its log'}")
+        return content
+
+    @staticmethod
+    def _where(link: str) -> tuple[str, str | None, int] | None:
+        parts = urlsplit(link)
+        try:
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            return None
+        return None if parts.username is not None else (parts.scheme, parts.hostname, port)
+
+    def _headers(self) -> dict[str, str]:
+        """A legacy token goes as it is; a personal access token is exchanged for one that lives for minutes."""
+        if not self._key:
+            return {}
+        if not _REFRESH_TOKEN.fullmatch(self._key):
+            return {"Authorization": f"Token {self._key}"}
+        with self._lock:
+            access, since = self._access
+            if time.monotonic() - since > _KEY_SECONDS or not access:
+                body = json.dumps({"refresh": self._key}).encode()
+                kind = {"Content-Type": "application/json"}
+                status, content = self._ask("POST", f"{self.base}/api/token/refresh/", kind, body)
+                try:
+                    access = str(json.loads(content)["access"]) if status == 200 else ""
+                except (ValueError, KeyError, TypeError):
+                    access = ""
+                if not access.isascii() or not access.isprintable() or not access:
+                    raise InputError(f"Label Studio does not take the key in {KEY_VARIABLE} ({status}); make a new one")
+                self._access = access, time.monotonic()
+            return {"Authorization": f"Bearer {access}"}
+
+    def _open(self) -> socket.socket:
+        for address in self.addresses[:-1]:
+            with suppress(OSError):
+                return socket.create_connection((address, self.port), timeout=_STEP_SECONDS)
+        return socket.create_connection((self.addresses[-1], self.port), timeout=_STEP_SECONDS)
+
+    def _ask(self, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self.host, self.port)
+        until = time.monotonic() + SECONDS
+        try:
+            bound = self._open()
+            if self.scheme == "https":
+                bound = ssl.create_default_context().wrap_socket(bound, server_hostname=self.host)
+            connection.sock = bound
+            connection.request(method, path, body, headers)
+            response, content = connection.getresponse(), bytearray()
+            while part := response.read1(65536):
+                content += part
+                if len(content) > self.most_bytes:
+                    raise InputError(f"the picture {path[:100]!r} has more than {self.most_bytes:,} bytes; shrink it")
+                if time.monotonic() > until:
+                    raise InputError(f"the picture {path[:100]!r} came too slowly; try again")
+        except (OSError, http.client.HTTPException) as error:
+            where = f"{self.scheme}://{self.host}:{self.port}"
+            raise InputError(f"Label Studio at {where} cannot be asked ({error}); is it running?") from error
+        finally:
+            connection.close()
+        return response.status, bytes(content)

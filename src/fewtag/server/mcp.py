@@ -70,7 +70,12 @@ def create_server(studio: Studio, *, allow_write: bool = False) -> MCPServer:
     ) -> str:
         """Pictures by labels, other words, and "-label", "is:unsure", "is:confirmed", "is:untagged", "folder:2024",
         "after:2024-05-01" in one line, or those like a picture; likeliest first."""
-        return _text(studio.search(query, like=like, limit=limit, offset=offset))
+        found, now = as_json(studio.search(query, like=like, limit=limit, offset=offset)), studio.overview()
+        if now.indexing:
+            found["note"] = (
+                f"{now.indexed} of {now.pictures} pictures are looked at so far; search again for the others"
+            )
+        return _text(found)
 
     @tool(LOOKS)
     def suggest(
@@ -98,6 +103,8 @@ def create_server(studio: Studio, *, allow_write: bool = False) -> MCPServer:
         if new_label:
             studio.teach(label, [each.picture for each in answers if each.answer == "yes"])
             answers = [each for each in answers if each.answer != "yes"]
+        elif label not in {each.name for each in studio.labels()}:
+            raise InputError(f"there is no label {label!r}; give new_label to make it, or one that `labels` lists")
         said = [Answer(str(uuid.uuid4()), each.picture, label, each.answer, "mcp") for each in answers]
         return _text({"undo": studio.answer(said).undo if said else None, "label": studio.label(label)})
 

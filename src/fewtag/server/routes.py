@@ -1,8 +1,13 @@
 """The routes of a bank and of a project alike: tag, labels, answers, explain, jobs; and those that need no token."""
 
 import asyncio
+import html
+import json
+from concurrent.futures import Future
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
+from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
@@ -13,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException as StarletteError
 
-from fewtag.server import models, pages
+from fewtag.server import models
 from fewtag.server.jobs import Progress
 from fewtag.server.queue import Upload
 from fewtag.server.security import authorised
@@ -24,9 +29,19 @@ from fewtag.tagger.stream import Tagged
 
 LONGEST_NAME = 1_000
 _IN_PROJECTS = ("tags", "waiting", "expected_precision")
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".txt": "text/plain; charset=utf-8",
+    ".webp": "image/webp",
+    ".png": "image/png",
+}
+"""Of the studio's files."""
 
 
-def served_by(request: Request) -> Served:
+async def served_by(request: Request) -> Served:
     """The dependency that hands a route the server's parts."""
     return request.app.state.served
 
@@ -34,7 +49,7 @@ def served_by(request: Request) -> Served:
 Server = Annotated[Served, Depends(served_by)]
 
 
-def writable(server: Server) -> None:
+async def writable(server: Server) -> None:
     """The dependency of each route that changes something."""
     if server.settings.read_only:
         raise HTTPException(403, "this server only reads; start it without --read-only to change anything")
@@ -59,10 +74,10 @@ async def ready(server: Server) -> Response:
 
 
 @open_routes.get("/metrics", response_class=Response)
-def metrics(request: Request, server: Server) -> Response:
+async def metrics(request: Request, server: Server) -> Response:
     """Numbers for Prometheus. Needs the token, unless the server is bound to the loopback."""
     if not server.settings.loopback:
-        authorised(request)
+        await authorised(request)
     return Response(server.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -73,7 +88,7 @@ def openapi(request: Request) -> Response:
 
 @open_routes.get("/docs", include_in_schema=False)
 def documentation(request: Request) -> Response:
-    return Response(pages.documentation(request.app.openapi()), media_type="text/html; charset=utf-8")
+    return Response(documented(request.app.openapi()), media_type="text/html; charset=utf-8")
 
 
 @open_routes.get("/", include_in_schema=False)
@@ -84,7 +99,7 @@ def start_page(request: Request, server: Server) -> Response:
 @open_routes.get("/static/{name:path}", include_in_schema=False)
 def page_file(name: str) -> Response:
     """A file of the studio's page, by a name from the list of them: no path is made of what a client sends."""
-    found = pages.page_files().get(name)
+    found = page_files().get(name)
     if found is None:
         raise HTTPException(404)
     return Response(found[0].read_bytes(), media_type=found[1], headers={"Cache-Control": "no-cache"})
@@ -121,7 +136,11 @@ def _takes(model: type[BaseModel], **fields: Any) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-async def _read(request: Request, model: type[BaseModel]) -> tuple[list[Upload], dict[str, str], Any]:
+Files = list[tuple[str, bytes]]
+"""Names and contents."""
+
+
+async def _read(request: Request, model: type[BaseModel]) -> tuple[Files, dict[str, str], Any]:
     """Files and fields of a form; or, of a JSON body, what the model makes of it."""
     server: Served = request.app.state.served
     if not request.headers.get("content-type", "").lower().startswith("multipart/"):
@@ -129,7 +148,7 @@ async def _read(request: Request, model: type[BaseModel]) -> tuple[list[Upload],
             return [], {}, model.model_validate_json(await request.body())
         except ValidationError as error:
             raise RequestValidationError(error.errors(include_url=False, include_input=False)) from error
-    files, fields = list[tuple[str, bytes]](), dict[str, str]()
+    files, fields = Files(), dict[str, str]()
     try:
         limits = server.settings.most_files, server.settings.most_fields
         async with request.form(max_files=limits[0], max_fields=limits[1], max_part_size=10_000) as form:
@@ -152,7 +171,14 @@ async def _read(request: Request, model: type[BaseModel]) -> tuple[list[Upload],
         raise HTTPException(422, "the form has no pictures; send them as `files`")
     if (longest := max(len(name) for name, _ in files)) > LONGEST_NAME:
         raise HTTPException(422, f"a picture's name has {longest} characters, at most {LONGEST_NAME} are taken")
-    return await run_in_threadpool(lambda: [Upload.of(*each) for each in files]), fields, None
+    return files, fields, None
+
+
+def _uploads(server: Served, files: Files, asked: Any) -> list[Upload]:
+    """Of a form's files, whose digests take a while, or those that a bank was sent before."""
+    if asked is None:
+        return [Upload.of(*each) for each in files]
+    return [server.bank.recent.get(digest) for digest in asked.pictures]
 
 
 @router.post(
@@ -168,17 +194,20 @@ async def tag(request: Request, server: Server) -> Response:
     With the header `Prefer: respond-async` the reply is a job, whose result has the rows.
     """
     server.queue.check_room()
-    uploads, _, asked = await _read(request, models.Pictures)
+    files, _, asked = await _read(request, models.Pictures)
     if asked is not None and server.is_project:
         found = await run_in_threadpool(server.studio.tag, asked.pictures)
         rows = [_row(row, digest) for row, digest in zip(found, asked.pictures, strict=True)]
         return JSONResponse({"rows": rows})
-    if asked is not None:
-        uploads = [server.bank.recent.get(digest) for digest in asked.pictures]
     is_job = "respond-async" in request.headers.get("prefer", "")
     if is_job:
         server.jobs.check_room()  # before its pictures are in the queue
-    futures = await run_in_threadpool(server.tag, uploads)
+
+    def begin() -> tuple[list[Upload], list[Future[Tagged]]]:
+        uploads = _uploads(server, files, asked)
+        return uploads, server.tag(uploads)
+
+    uploads, futures = await run_in_threadpool(begin)  # in one go: each change of threads costs time
 
     def finish(progress: Progress) -> dict[str, Any]:
         rows = []
@@ -220,15 +249,14 @@ def define(asked: models.NewLabel, server: Server) -> Response:
 )
 async def teach(name: str, request: Request, server: Server) -> Response:
     """Teaches a known or a new label by pictures that show it: files, or digests; a project takes digests alone."""
-    uploads, _, asked = await _read(request, models.Pictures)
+    files, _, asked = await _read(request, models.Pictures)
     if server.is_project:
         if asked is None:
             raise HTTPException(415, "a project learns from its own pictures; send their digests, as JSON")
         teach = partial(server.studio.teach, name, asked.pictures, stacks=asked.stacks)
         return JSONResponse(_label(server, await run_in_threadpool(teach)))
-    if asked is not None:
-        uploads = [server.bank.recent.get(digest) for digest in asked.pictures]
-    return JSONResponse(_label(server, await run_in_threadpool(server.bank.teach, name, uploads)))
+    learn = partial(server.bank.teach, name)
+    return JSONResponse(_label(server, await run_in_threadpool(lambda: learn(_uploads(server, files, asked)))))
 
 
 @router.patch("/labels/{name:path}", response_model=models.Label, dependencies=CHANGES, tags=["Labels"])
@@ -274,13 +302,13 @@ def answer(asked: models.OneAnswer | models.SeveralAnswers, server: Server) -> R
 )
 async def explain(request: Request, server: Server) -> Response:
     """Where in a picture a label is seen: one file of a form and its `label`, or a digest and a label."""
-    uploads, fields, asked = await _read(request, models.Explained)
+    files, fields, asked = await _read(request, models.Explained)
     if asked is not None and server.is_project:
         return JSONResponse(as_json(await run_in_threadpool(server.studio.explain, asked.picture, asked.label)))
     if server.is_project:
         raise HTTPException(415, "a project explains its own pictures; send a digest, as JSON")
     label = asked.label if asked is not None else fields.get("label", "")
-    upload = server.bank.recent.get(asked.picture) if asked is not None else uploads[0]
+    upload = server.bank.recent.get(asked.picture) if asked is not None else Upload.of(*files[0])
     return JSONResponse(as_json(await run_in_threadpool(server.bank.explain, upload, label)))
 
 
@@ -323,3 +351,52 @@ async def job_events(job: str, server: Server) -> Response:
 
 def event_stream(lines: Any) -> Response:
     return StreamingResponse(lines, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+@cache
+def page_files() -> dict[str, tuple[Path, str]]:
+    """The studio's files by their names, with slashes, and what they are."""
+    folder = Path(str(resources.files("fewtag"))) / "studio" / "web"
+    return {
+        path.relative_to(folder).as_posix(): (path, _TYPES[path.suffix])
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in _TYPES and path.is_file()
+    }
+
+
+def documented(schema: dict[str, Any]) -> str:
+    """The API as one page of plain HTML: no script, no style, nothing to load."""
+    parts = [_text("p", paragraph) for paragraph in schema["info"]["description"].split("\n\n")]
+    groups: dict[str, list[str]] = {}
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            said = _operation(method.upper(), path, operation)
+            groups.setdefault(operation.get("tags", ["Others"])[0], []).append(said)
+    for group, operations in groups.items():
+        parts += [_text("h2", group), *operations]
+    parts.append(_text("h2", "Schemas"))
+    for name, each in schema["components"]["schemas"].items():
+        parts.append(f"<details id={json.dumps(html.escape(name))}>{_text('summary', name)}{_code(each)}</details>")
+    title = f"{schema['info']['title']} {schema['info']['version']}: HTTP API"
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8">{_text("title", title)}'
+    return head + _text("h1", title) + "\n".join(parts) + "</html>"
+
+
+def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
+    parts = [_text("summary", f"{method} {path}")]
+    parts += [_text("p", paragraph) for paragraph in operation.get("description", "").split("\n\n")]
+    if parameters := operation.get("parameters"):
+        parts += [_text("h4", "Parameters"), _code({each["name"]: each["schema"] for each in parameters})]
+    if body := operation.get("requestBody"):
+        parts += [_text("h4", "Request"), _code(body["content"])]
+    replies = {code: reply.get("content", {}) for code, reply in operation["responses"].items() if code != "4XX"}
+    parts += [_text("h4", "Replies"), _code(replies)]
+    return f"<details>{''.join(parts)}</details>"
+
+
+def _text(tag: str, text: str) -> str:
+    return f"<{tag}>{html.escape(text)}</{tag}>"
+
+
+def _code(value: Any) -> str:
+    return _text("pre", json.dumps(value, indent=2, ensure_ascii=False))

@@ -177,8 +177,8 @@ class RefusedError(Exception):
         super().__init__(detail)
 
 
-def authorised(request: Request) -> None:
-    """The dependency of each route that needs a token."""
+async def authorised(request: Request) -> None:
+    """The dependency of each route that needs a token; like all of them no plain function, which a thread would run."""
     if request.scope.get("fewtag") is None:
         raise HTTPException(401, TOKEN_NEEDED, {"WWW-Authenticate": "Bearer"})
 

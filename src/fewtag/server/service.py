@@ -1,5 +1,6 @@
 """What is served: a bank that several clients teach and ask, or a project; and the parts of a running server."""
 
+import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -8,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fastapi.concurrency import run_in_threadpool
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import Scope
 
 from fewtag.errors import InputError, MissingError, UnknownWordError
+from fewtag.files import digest
 from fewtag.server.jobs import Events, Jobs
-from fewtag.server.metrics import Metrics
-from fewtag.server.one_host import OneHost
 from fewtag.server.queue import TagQueue, Upload
 from fewtag.server.security import Settings
 from fewtag.server.uploads import Decoded, Decoders
@@ -25,6 +28,7 @@ from fewtag.tagger.tagger import Tagger
 RECENT_BYTES = 128_000_000
 """Of pictures that were tagged lately, so that an answer about one can teach."""
 _ANSWERS_KNOWN = 100_000
+_SECONDS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
 class Recent:
@@ -226,6 +230,41 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
 
 
+class Metrics:
+    """For Prometheus: requests, pictures, batches, the queue; in a registry of their own, as servers do not add up."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        here = self.registry
+        self._requests = Counter("fewtag_requests", "Requests answered.", ["method", "route", "status"], registry=here)
+        self._seconds = Histogram(
+            "fewtag_request_seconds",
+            "From head of request to end of reply.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=here,
+        )
+        self.pictures = Counter("fewtag_pictures", "Pictures tagged, or failed.", ["outcome"], registry=here)
+        self.batches = Histogram(
+            "fewtag_batch_pictures", "Pictures in the network at once.", buckets=(1, 2, 4, 8, 16, 32), registry=here
+        )
+
+    def watch(self, name: str, help_text: str, value: Callable[[], float]) -> None:
+        """A number that is looked up when it is asked for."""
+        Gauge(name, help_text, registry=self.registry).set_function(value)
+
+    def observe(self, scope: Scope, status: int, seconds: float) -> None:
+        """Routes by their pattern, methods by the five in use: strangers cannot make up new rows."""
+        route = getattr(scope.get("route"), "path", "other")
+        method = scope["method"] if scope["method"] in {"GET", "HEAD", "POST", "PATCH", "DELETE"} else "other"
+        self._requests.labels(method, route, str(status)).inc()
+        if not route.endswith("/events"):  # which last as long as their page is open
+            self._seconds.labels(route).observe(seconds)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
 class Served:
     """All parts of a running server: what is served, the queue before the network, jobs, events, metrics."""
 
@@ -240,7 +279,7 @@ class Served:
         )
         self.metrics.watch("fewtag_queue_pictures", "Pictures that wait to be tagged.", lambda: self.queue.waiting)
         self.metrics.watch("fewtag_decoder_deaths", "Uploads that their decoder died of.", lambda: decoders.deaths)
-        self.one_host = OneHost(settings.label_studio, settings.most_bytes) if settings.label_studio else None
+        self.fetch: Callable[[str], bytes] | None = None  # of pictures by links, where another program sends those
         self._warm: tuple[bool, str] = False, "the network is being loaded"
         self._unlisten = actions.listen(self._tell) if isinstance(actions, Studio) else None
 
@@ -282,6 +321,29 @@ class Served:
         if isinstance(self.actions, BankService):
             self.actions.recent.add(uploads)
         return rows
+
+    async def tag_all(self, uploads: Sequence[Upload]) -> list[Tagged]:
+        """Their rows, in this order; the first that cannot be read is refused."""
+        if len(uploads) > (most := self.settings.most_files):
+            raise InputError(f"the request has {len(uploads)} pictures; send at most {most} at once")
+        rows = await asyncio.gather(*map(asyncio.wrap_future, await run_in_threadpool(self.tag, uploads)))
+        for row in rows:
+            if row.failure:
+                raise InputError(row.failure)
+        return rows
+
+    @property
+    def name(self) -> str:
+        """What is served: the bank's file or the project's folder, without its ending."""
+        return (self.studio.folder if self.is_project else self.bank.path).stem
+
+    @property
+    def version(self) -> str:
+        """By which other programs know the state of the labels: another after each change."""
+        state = (
+            self.studio.overview().version if self.is_project else digest(*map(str, file_state(self.bank.path)))[:12]
+        )
+        return f"{self.name}-{state}"
 
     def _count(self, row: Future[Tagged]) -> None:
         failed = row.exception() is not None or row.result().failure

@@ -1,24 +1,31 @@
-"""What the services for other programs share: pictures in JSON, rows through the queue, errors as each has them."""
+"""Services for other programs, in their own words: PhotoPrism's vision API (the label service that `Service.Uri` in its
+vision.yml names), and the Open Inference Protocol 2 over REST, which clients of KServe, Triton and OpenVINO speak.
+"""
 
-import asyncio
 import base64
 import binascii
+import io
 import json
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
 
-from fastapi import Request, Response
+import numpy as np
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from PIL import Image
+from pydantic import BaseModel, Field
 
-from fewtag.errors import InputError
-from fewtag.files import digest
+from fewtag import __version__
+from fewtag.errors import InputError, MissingError, nearest
 from fewtag.server.queue import Upload
-from fewtag.server.service import Served, file_state
-from fewtag.tagger.stream import Tagged
+from fewtag.server.routes import Server
+from fewtag.server.security import authorised
+from fewtag.server.service import Served
 
 MOST_JSON = 16_000_000
 """Bytes of a JSON body where a service is asked for: its pictures come in it."""
@@ -65,25 +72,191 @@ def from_base64(text: str, name: str) -> Upload:
         raise InputError(f"{name} is no base64 ({error}); encode the picture's bytes by it") from error
 
 
-async def tag_all(server: Served, uploads: Sequence[Upload]) -> list[Tagged]:
-    """Their rows, in this order; the first that cannot be read is refused."""
-    if len(uploads) > server.settings.most_files:
-        most = server.settings.most_files
-        raise InputError(f"the request has {len(uploads)} pictures; send at most {most} at once")
-    rows = await asyncio.gather(*map(asyncio.wrap_future, await run_in_threadpool(server.tag, uploads)))
+_Kserve = errors_with(lambda _status, detail: {"error": detail})
+_PhotoPrism = errors_with(lambda status, detail: {"code": status, "error": detail})
+_GUARDED = [Depends(authorised)]
+photoprism = APIRouter(prefix="/photoprism", tags=["PhotoPrism"], dependencies=_GUARDED, route_class=_PhotoPrism)
+kserve_open = APIRouter(prefix="/v2", tags=["KServe"], route_class=_Kserve)
+kserve = APIRouter(prefix="/v2", tags=["KServe"], dependencies=_GUARDED, route_class=_Kserve)
+INPUTS: list[dict[str, Any]] = [
+    {"name": "images", "datatype": "BYTES", "shape": [-1]},
+    {"name": "pixels", "datatype": "UINT8", "shape": [-1, -1, -1, 3]},
+]
+OUTPUTS: list[dict[str, Any]] = [
+    {"name": "probabilities", "datatype": "FP32", "shape": [-1, -1]},
+    {"name": "labels", "datatype": "BYTES", "shape": [-1]},
+    {"name": "thresholds", "datatype": "FP32", "shape": [-1]},
+]
+MOST_PIXELS = 8_000_000
+"""Of one `pixels` tensor: numbers in JSON are for small pictures, large ones come encoded in `images`."""
+
+
+class Labelling(BaseModel):
+    """What PhotoPrism asks (`ApiRequest` in its package internal/ai/vision); prompts and options are not read."""
+
+    id: Annotated[str, Field(max_length=100)] = ""
+    images: Annotated[list[str], Field(max_length=64)] = []
+    url: str = ""
+
+
+@photoprism.post("/labels")
+async def labels(asked: Labelling, server: Server) -> Response:
+    """The labels of a picture, with confidences; of several pictures, which are views of one, each label's highest."""
+    if asked.url or not asked.images:
+        raise InputError("the request has no pictures in `images`; set FileScheme: data in PhotoPrism's vision.yml")
+    if linked := [image for image in asked.images if not image.startswith("data:")]:
+        raise InputError(
+            f"the picture {linked[0][:60]!r} is a link, and nothing is fetched here; "
+            "set FileScheme: data in PhotoPrism's vision.yml"
+        )
+    rows = await server.tag_all([from_base64(image, f"image {at}") for at, image in enumerate(asked.images, 1)])
+    found: dict[str, float] = {}
     for row in rows:
-        if row.failure:
-            raise InputError(row.failure)
-    return rows
+        for tag in row.tags:
+            found[tag] = max(found.get(tag, 0.0), row.scores[tag])
+    given = sorted(found.items(), key=lambda each: (-each[1], each[0]))
+    model = {"type": "labels", "name": "fewtag", "version": __version__}
+    result = {"labels": [_label(name, chance) for name, chance in given]}
+    return JSONResponse({"id": asked.id, "code": 200, "model": model, "result": result})
 
 
-def name_of(server: Served) -> str:
-    """What is served: the bank's file or the project's folder, without its ending."""
-    return (server.studio.folder if server.is_project else server.bank.path).stem
+def _label(path: str, chance: float) -> dict[str, Any]:
+    *parents, name = path.split("/")
+    return {"name": name, "source": "image", "confidence": chance, "categories": parents}
 
 
-def version_of(server: Served) -> str:
-    """By which other programs know the state of the labels: another after each change."""
-    if server.is_project:
-        return f"{name_of(server)}-{server.studio.overview().version}"
-    return f"{name_of(server)}-{digest(*map(str, file_state(server.bank.path)))[:12]}"
+class Tensor(BaseModel):
+    """A tensor of the request, nested or flat."""
+
+    name: str
+    shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=8)]
+    datatype: str
+    data: list[Any]
+
+
+class Wanted(BaseModel):
+    """An output by its name."""
+
+    name: str
+
+
+class Inference(BaseModel):
+    """A request of the protocol; its parameters are not read."""
+
+    id: str | None = None
+    inputs: Annotated[list[Tensor], Field(min_length=1, max_length=1)]
+    outputs: list[Wanted] | None = None
+
+
+@kserve_open.get("/health/live")
+async def live() -> Response:
+    """Whether the server answers. Needs no token."""
+    return JSONResponse({"live": True})
+
+
+@kserve_open.get("/health/ready")
+async def ready(server: Server) -> Response:
+    """Whether it can tag yet: 200, or 503. Needs no token."""
+    is_ready, _ = server.ready()
+    return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+
+
+@kserve.get("")
+async def about() -> Response:
+    """The server's name and version."""
+    return JSONResponse({"name": "fewtag", "version": __version__, "extensions": []})
+
+
+@kserve.get("/models/{model}/ready")
+async def model_ready(model: str, server: Server) -> Response:
+    """Whether the bank or the project can tag yet."""
+    is_ready, _ = server.ready()
+    return JSONResponse({"name": _known(model, server), "ready": is_ready}, 200 if is_ready else 503)
+
+
+@kserve.get("/models/{model}")
+async def about_model(model: str, server: Server) -> Response:
+    """Inputs, of which a request has one, and outputs."""
+    facts = {"name": _known(model, server), "platform": "onnx_onnxv1", "inputs": INPUTS, "outputs": OUTPUTS}
+    return JSONResponse(facts)
+
+
+@kserve.post("/models/{model}/infer")
+async def infer(model: str, asked: Inference, server: Server) -> Response:
+    """Probabilities of all labels for each picture: encoded files as `images`, or pixels as `pixels`."""
+    name = _known(model, server)
+    wanted = [each["name"] for each in OUTPUTS] if asked.outputs is None else [each.name for each in asked.outputs]
+    if unknown := [each for each in wanted if each not in {output["name"] for output in OUTPUTS}]:
+        raise InputError(f"there is no output {unknown[0]!r}; {nearest(unknown[0], _names(OUTPUTS))}")
+    rows = await server.tag_all(await run_in_threadpool(_uploads, asked.inputs[0], server.settings.most_files))
+    # a label may have come or gone between two batches: those that all rows have
+    labels = [label for label in rows[0].scores if all(label in row.scores for row in rows)]
+    scorer = server.actions.scorer()
+    thresholds = dict(zip(scorer.labels, scorer.thresholds.tolist(), strict=True))
+    values: dict[str, tuple[list[int], list[Any]]] = {
+        "probabilities": ([len(rows), len(labels)], [row.scores[label] for row in rows for label in labels]),
+        "labels": ([len(labels)], labels),
+        "thresholds": ([len(labels)], [round(thresholds.get(label, 1.0), 6) for label in labels]),
+    }
+    kinds = {each["name"]: each["datatype"] for each in OUTPUTS}
+    outputs = [
+        {"name": each, "datatype": kinds[each], "shape": values[each][0], "data": values[each][1]} for each in wanted
+    ]
+    reply: dict[str, Any] = {"model_name": name, "outputs": outputs}
+    return JSONResponse(reply if asked.id is None else reply | {"id": asked.id})
+
+
+def _names(tensors: list[dict[str, Any]]) -> list[str]:
+    return [each["name"] for each in tensors]
+
+
+def _known(model: str, server: Served) -> str:
+    if model != server.name:
+        raise MissingError(f"there is no model {model[:100]!r}; this server has {server.name!r}")
+    return model
+
+
+def _uploads(tensor: Tensor, most: int) -> list[Upload]:
+    """The pictures of a tensor; those of pixels as uncompressed files, so that they go the way of all others."""
+    kinds = {each["name"]: each for each in INPUTS}
+    if tensor.name not in kinds or tensor.datatype != kinds[tensor.name]["datatype"]:
+        raise InputError(
+            f"the input {tensor.name[:60]!r} of {tensor.datatype[:20]} is not taken; "
+            "send `images` of BYTES (base64 of files), or `pixels` of UINT8"
+        )
+    if math.prod(tensor.shape if tensor.name == "images" else tensor.shape[:1]) > most:  # before any of them is made
+        raise InputError(f"the request has more than {most} pictures; send at most {most} at once")
+    if tensor.name == "images":
+        texts = _flat(tensor.data)
+        if len(texts) != int(np.prod(tensor.shape)) or not texts or not all(isinstance(each, str) for each in texts):
+            raise InputError(
+                f"`images` has the shape {tensor.shape} and {len(texts)} elements; send as many texts of base64"
+            )
+        return [from_base64(text, f"image {number}") for number, text in enumerate(texts, 1)]
+    if len(tensor.shape) != 4 or tensor.shape[3] != 3 or not 0 < int(np.prod(tensor.shape)) <= 3 * MOST_PIXELS:
+        raise InputError(
+            f"`pixels` has the shape {tensor.shape}; send [pictures, height, width, 3], "
+            f"at most {MOST_PIXELS:,} pixels, and larger ones as `images`"
+        )
+    try:
+        pixels = np.array(_flat(tensor.data), np.int64).reshape(tensor.shape)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InputError(f"the data of `pixels` do not fill {tensor.shape} ({error}); send whole numbers") from error
+    if pixels.min() < 0 or pixels.max() > 255:
+        raise InputError(f"`pixels` go from {pixels.min()} to {pixels.max()}; send 0 to 255")
+    return [_file(each, f"image {number}") for number, each in enumerate(pixels.astype(np.uint8), 1)]
+
+
+def _flat(data: list[Any]) -> list[Any]:
+    """Row by row: a tensor may come nested or flat."""
+    while data and isinstance(data[0], list):
+        if not all(isinstance(each, list) for each in data):
+            raise InputError("the data of the tensor are nested unevenly; send them flat, or as the shape says")
+        data = [value for each in data for value in each]
+    return data
+
+
+def _file(pixels: Any, name: str) -> Upload:
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "BMP")
+    return Upload.of(name, content.getvalue())

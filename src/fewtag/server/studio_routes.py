@@ -75,10 +75,10 @@ def thumbnail(digest: models.Digest, server: Server, size: Literal["256", "1024"
 
 
 @router.get("/pictures/{digest}/heat", response_class=Response, responses=_WEBP)
-def heat(digest: models.Digest, label: LabelName, server: Server) -> Response:
-    """Where the label is seen, to be laid over the picture."""
+def heat(digest: models.Digest, label: LabelName, server: Server, at_once: bool = False) -> Response:
+    """Where the label is seen, to be laid over the picture; `at_once` a first glance while that is worked out."""
     headers = {"Content-Disposition": "inline"}
-    return Response(server.studio.heat(digest, label), 200, headers, "image/webp")
+    return Response(server.studio.heat(digest, label, at_once=at_once), 200, headers, "image/webp")
 
 
 @router.get("/review", response_model=values.ReviewPage)

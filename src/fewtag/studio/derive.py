@@ -331,7 +331,9 @@ class Scores:
                 start = np.array([share], np.float32)
                 slope, offset = calibration.curves(counts, noes, start)
                 evidence = (slope * scored.logits[sample] + offset - log_odds(start))[:, None]
-                share = round(float(estimate_shares(evidence, start)[0]), 6)
+                # what a person has found is there, if its files are
+                confirmed = min(0.99, int(counts[0]) / int(self.library.alive.sum()))
+                share = round(max(float(estimate_shares(evidence, start)[0]), confirmed), 6)
         shares = np.array([share], np.float32)
         slopes, offsets = calibration.curves(counts, noes, shares)
         scored.slope, scored.offset, scored.share = float(slopes[0]), float(offsets[0]), share

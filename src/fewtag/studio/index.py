@@ -18,7 +18,7 @@ from PIL import Image
 
 from fewtag.cache import THUMBNAILS, Cache, content_digest
 from fewtag.cache import Space as CacheSpace
-from fewtag.core.closed_form import unit
+from fewtag.core.posterior import unit
 from fewtag.errors import InputError
 from fewtag.files import make_folder
 from fewtag.pictures.decode import DRAFT, Square, decode, read_header, squash

@@ -16,8 +16,7 @@ from pathlib import PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.closed_form import unit
-from fewtag.core.posterior import Fitted
+from fewtag.core.posterior import Fitted, unit
 from fewtag.errors import InputError
 from fewtag.pictures.prefetch import usable_cores
 from fewtag.studio.log import UnknownError

@@ -24,6 +24,8 @@ WRONG_ENOUGH = 0.1
 """The expected share of wrong tags below which a label is good enough."""
 _POINTS, _BINS = 50, 20
 _LOOKED_AT = 60
+_WIDER, _FIRST = 3, 8
+"""Pages of which one is chosen, and the part of all pictures that these may be: few of a small album are unsure."""
 YES, NO, UNKNOWN = 1, 2, 3
 Rows = NDArray[np.int64]
 
@@ -111,6 +113,20 @@ def ask(
         return likely, int((ground.near & ~ground.over).sum())
     rows = np.flatnonzero(ground.over & (ground.words == 0))
     return _stratified(rows, chances, seed, digests), len(rows)
+
+
+def spread(rows: Rows, whole: NDArray[np.float32], size: int) -> Rows:
+    """Farthest-first traversal: a page of those that come first, unlike each other, in their order; then the others.
+
+    A page is answered before anything is learnt from it, so that of two look-alikes the second teaches little.
+    """
+    some = whole[rows[: max(size, min(_WIDER * size, len(rows) // _FIRST))]]
+    alike, chosen = np.full(len(some), -1.0, np.float32), list[int]()
+    while len(chosen) < min(size, len(some)):
+        chosen.append(int(alike.argmin()))
+        alike = np.maximum(alike, some @ some[chosen[-1]])
+        alike[chosen] = np.inf
+    return np.concatenate([rows[np.sort(chosen)], np.delete(rows, chosen)])
 
 
 def _by(rows: Rows, keys: NDArray[np.floating]) -> Rows:

@@ -1,8 +1,15 @@
-"""A project as it stands: pictures and answers in memory, the bank that they make, each label's scores."""
+"""A project as it stands: pictures and answers in memory, the bank that they make, each label's scores; and the thread
+behind it, which writes the bank, scores what waits, works out influences and tells of news.
+"""
 
+import logging
+import math
 import threading
+import time
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,18 +17,14 @@ from numpy.typing import NDArray
 from fewtag.cache import content_digest
 from fewtag.core.posterior import prior
 from fewtag.errors import InputError
-from fewtag.pictures.decode import DRAFT, decode, squash
+from fewtag.pictures.decode import DRAFT, decode, pixel_digest, squash
 from fewtag.studio import review as reviewing
 from fewtag.studio.derive import Deriver, Scored, Scores
 from fewtag.studio.index import Indexer, read_inside
-from fewtag.studio.library import Features, Library
-from fewtag.studio.log import Fold, Label
+from fewtag.studio.library import RESIDENT, Features, Library, SupersededError
+from fewtag.studio.log import Change, Fold, Label
 from fewtag.studio.project import Project
-from fewtag.studio.values import (
-    AUDIT,
-    CellTag,
-    Word,
-)
+from fewtag.studio.values import AUDIT, CellTag, Listener, Overview, Word
 from fewtag.tagger.bank import Bank
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import DIGITS, Scorer, Tagged
@@ -29,29 +32,33 @@ from fewtag.tagger.tagger import Tagger
 
 Rows = NDArray[np.int64]
 _RANK = {"yes": 0, "model": 1, "no": 2}
+_QUIET_SECONDS, _LATEST_SECONDS = 0.2, 0.6
+"""The bank is written when nobody has answered for a while, but no later than so long after a change."""
+_log = logging.getLogger(__name__)
 
 
 class State:
     """What the studio knows; whoever changes it holds the lock."""
 
-    def __init__(
-        self,
-        project: Project,
-        model: Model,
-        cache: Path,
-        resident: int,
-        tell: Callable[[], None],
-        edited: Callable[[str, str], None],
-    ) -> None:
+    def __init__(self, project: Project, model: Model, cache: Path, resident: int = RESIDENT) -> None:
         self.project, self.model, self.folder = project, model, project.folder
+        self._id = project.meta("id") or ""
         features = Features(model.places, model.space.size, self._fetch, resident)
         self.library = Library(features, project.folders())
-        self._indexer = Indexer(project, self.library, model, cache, tell, edited)
+        self._indexer = Indexer(project, self.library, model, cache, self._tell, self._carry)
         self._deriver = Deriver(project, self.library, model, self._read)
         self._scores = Scores(self.library, model)
         self._lock = threading.RLock()
         self._version = len(project.log.changes)
         self._bank_of, self._bank = -1, Bank()
+        self._looked_at: str | None = None
+        self._influences: dict[str, tuple[object, dict[str, float]]] = {}
+        self._listeners: list[Listener] = []
+        self._changed_at = self._dirty_since = 0.0
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._derived, self._news = threading.Event(), threading.Event()
+        self._lost = self._trouble = ""
+        self._worker = threading.Thread(target=self._work, name="fewtag-deriver", daemon=True)
 
     @property
     def _fold(self) -> Fold:
@@ -128,6 +135,14 @@ class State:
             places = self.model.encode(squash(picture, self.model.size)[None])[0]
         return places
 
+    def _spoken(self) -> dict[str, dict[str, Word]]:
+        """Of each label what is said of which picture now."""
+        with self._lock:
+            return {
+                label.name: {picture: said.answer for picture, said in self._fold.said[label.id].items()}
+                for label in self._fold.labels.values()
+            }
+
     def _rows(
         self,
         digests: Sequence[str],
@@ -183,3 +198,190 @@ class State:
         bank = self._current()
         self._score(bank.classes)
         return Scorer(bank, self.model, shares=self._scores.shares())
+
+    def _change(self, kind: str, facts: dict[str, Any], answers: Sequence[Any] = (), op: str | None = None) -> Change:
+        change = self.project.change(kind, facts, answers, op=op)
+        self._touch()
+        return change
+
+    def _carry(self, old: str, new: str) -> None:
+        """A file was edited: where its pixels stayed what they were, what was said of it holds for it still."""
+        with self._lock:
+            words = {
+                label.id: said[old]
+                for label in self._fold.labels.values()
+                if old in (said := self._fold.said[label.id])
+            }
+        row = self.project.any_example(old) if words else None
+        if row is None:
+            return
+        try:
+            same = pixel_digest(decode(self._read_edited(new), new)) == row.pixels
+        except InputError:
+            return
+        if same:
+            answers = [(str(uuid.uuid4()), new, label, said.answer, said.source) for label, said in words.items()]
+            with self._lock:
+                self._change("carry", {"from": old}, answers)
+
+    def overview(self) -> Overview:
+        """The project in numbers."""
+        with self._lock:
+            log = self.project.log
+            failures = len(self.library.failures)
+            return Overview(
+                self._id,
+                self.folder.name,
+                max(self._indexer.found, len(self.library.files)),
+                int(self.library.alive.sum()),
+                failures,
+                self.model.name,
+                tuple(self._indexer.folders),
+                len(log.fold.labels),
+                sum(len(log.fold.said[label]) for label in log.fold.labels),
+                bool(log.done),
+                bool(log.undone),
+                self._version,
+                not self._indexer.done.is_set(),
+                self._trouble or self._lost or self._indexer.notice or self.project.notice,
+            )
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether pictures can be scored, and if not what is waited for."""
+        waiting = not len(self.library) and not self._indexer.done.is_set()
+        return not waiting, "the first pictures are being read" if waiting else ""
+
+    def wait(self, seconds: float | int | None = None) -> bool:
+        """Until indexing is done and the bank is on disk; False where the time ran out first."""
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        return all(
+            event.wait(None if math.isinf(until) else max(0.0, until - time.monotonic()))
+            for event in (self._indexer.done, self._derived)
+        )
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Calls `listener(event, value)` from a thread of the studio's, which it must not hold up; returns its end."""
+        self._listeners.append(listener)
+
+        def end() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+        return end
+
+    def _touch(self) -> None:
+        with self._lock:
+            self._version += 1
+            self._derived.clear()
+            now = time.monotonic()
+            self._changed_at = now
+            self._dirty_since = self._dirty_since or now
+        self._news.set()
+        self._wake.set()
+
+    def _tell(self) -> None:
+        """Something new to show; the answers are as they were."""
+        self._news.set()
+        self._wake.set()
+
+    def _work(self) -> None:
+        """The deriver's thread: tells of news, writes the bank, rescores what waits, works out influences."""
+        while not self._stop.is_set():
+            pending = not self._derived.is_set()
+            self._wake.wait(0.05 if pending else 1.0 if self._stale() else None)
+            self._wake.clear()
+            try:
+                if self._news.is_set():
+                    self._news.clear()
+                    self._announce()
+                    self._look_again()
+                now = time.monotonic()
+                quiet, late = now - self._changed_at > _QUIET_SECONDS, now - self._dirty_since > _LATEST_SECONDS
+                if not self._derived.is_set():
+                    # not before the pictures of the last time are there: examples without them would be left out
+                    if (quiet or late) and self._indexer.loaded.is_set():
+                        self._derive()
+                elif now - self._changed_at > 2 * _QUIET_SECONDS:
+                    self._settle()
+            except InputError as error:
+                self._trouble = str(error)
+                self._stop.wait(1.0)
+            except Exception:
+                _log.exception("the bank could not be derived")
+                self._trouble = "the bank could not be derived; the log says why, the answers are safe"
+                self._stop.wait(5.0)
+            time.sleep(0.01)
+        if not self._derived.is_set() and self._indexer.loaded.is_set():
+            try:
+                self._derive()
+            except InputError as error:
+                _log.warning("%s", error)
+
+    def _look_again(self) -> None:
+        """Pictures that were answered when their files were away may be back."""
+        if self._derived.is_set() and self._indexer.done.is_set():
+            with self._lock:
+                if any(picture in self.library.row_of for picture in self._deriver.lacking(self._fold)):
+                    self._bank_of = -1
+                    self._derived.clear()
+
+    def _derive(self) -> None:
+        with self._lock:
+            version, fold = self._version, self._fold
+            lacking = self._deriver.lacking(fold)
+        if lacking:
+            self._deriver.keep(lacking)
+            with self._lock:
+                self._bank_of = -1
+        with self._lock:
+            bank = self._current()
+        self._deriver.write(bank)
+        self._trouble = ""
+        with self._lock:
+            if self._version == version:
+                self._dirty_since = 0.0
+                self._derived.set()
+            else:
+                self._dirty_since = time.monotonic()
+
+    def _stale(self) -> bool:
+        bank, name = self._bank, self._looked_at
+        if any(not self._scores.is_fresh(bank, label) for label in list(self._scores.kept) if label in bank.classes):
+            return True
+        scored = self._scores.kept.get(name) if name in bank.classes else None
+        return scored is not None and self._influences.get(name or "", (None,))[0] is not scored.fitted
+
+    def _settle(self) -> None:
+        """What nobody waits for: the other labels' scores, and the influences of the label that is looked at."""
+        with self._lock:
+            version, bank = self._version, self._current()
+        stale = [label for label in bank.classes if not self._scores.is_fresh(bank, label)]
+        try:
+            for label in stale:
+                self._scores.refresh(bank, [label], lambda: self._version != version)
+        except SupersededError:
+            return
+        if stale:
+            self._announce()
+        name = self._looked_at
+        scored = None if name is None else self._scores.kept.get(name)
+        if name is None or scored is None:
+            return
+        known = self._influences.get(name)
+        if known is None or known[0] is not scored.fitted:
+            with self._lock:
+                bank, picture_of = self._current(), self._deriver.picture_of(self._fold)
+            if name in bank.classes:
+                curve = scored.slope, scored.offset
+                found = reviewing.influences(bank, self.model, name, curve, lambda: self._version != version)
+                if found is None:
+                    return
+                self._influences[name] = scored.fitted, {picture_of[key]: each for key, each in found.items()}
+
+    def _announce(self) -> None:
+        overview = self.overview()
+        for listener in list(self._listeners):
+            try:
+                listener("project", overview)
+            except Exception:
+                _log.exception("a listener failed")

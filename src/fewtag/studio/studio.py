@@ -10,9 +10,7 @@ from typing import Any, Literal
 
 from fewtag.errors import InputError, UnknownWordError
 from fewtag.files import user_cache_folder
-from fewtag.pictures.decode import decode, pixel_digest
 from fewtag.studio import deliver as delivering
-from fewtag.studio.background import Background
 from fewtag.studio.derive import path_name, word_of
 from fewtag.studio.library import RESIDENT
 from fewtag.studio.log import Change, UnknownError, told
@@ -30,7 +28,7 @@ from fewtag.studio.values import (
     Undone,
     Word,
 )
-from fewtag.studio.view import MOST_AT_ONCE
+from fewtag.studio.view import MOST_AT_ONCE, View
 from fewtag.tagger.bank import by_name
 from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import Tagged
@@ -39,14 +37,11 @@ Row = tuple[str, str, int | None, Word, str]
 """An answer's id, picture, label, word and source; a label of None is the one that the same change defines."""
 
 
-class Studio(Background):
+class Studio(View):
     """A project folder, its pictures in memory and its labels, open for one process.
 
     Whatever is refused is an InputError, one sentence; an UnknownError, which is one too, names what is not there.
     """
-
-    def __init__(self, project: Project, model: Model, cache: Path, resident: int = RESIDENT) -> None:
-        super().__init__(project, model, cache, resident, self._carry)
 
     @classmethod
     def open(
@@ -298,26 +293,6 @@ class Studio(Background):
             found[picture, label] = None if said is None else said.answer
         return found
 
-    def _carry(self, old: str, new: str) -> None:
-        """A file was edited: where its pixels stayed what they were, what was said of it holds for it still."""
-        with self._lock:
-            words = {
-                label.id: said[old]
-                for label in self._fold.labels.values()
-                if old in (said := self._fold.said[label.id])
-            }
-        row = self.project.any_example(old) if words else None
-        if row is None:
-            return
-        try:
-            same = pixel_digest(decode(self._read_edited(new), new)) == row.pixels
-        except InputError:
-            return
-        if same:
-            answers = [(str(uuid.uuid4()), new, label, said.answer, said.source) for label, said in words.items()]
-            with self._lock:
-                self._change("carry", {"from": old}, answers)
-
     @property
     def formats(self) -> tuple[str, ...]:
         """What `deliver` can write."""
@@ -380,11 +355,7 @@ class Studio(Background):
     def _delivered(self, files: Sequence[Any], confirmed_only: bool) -> Iterator[Tagged]:
         """Each file's row; all by one state of the labels, whatever is taught meanwhile."""
         scorer = self.scorer() if self._current().classes else None
-        with self._lock:
-            words = {
-                label.name: {picture: said.answer for picture, said in self._fold.said[label.id].items()}
-                for label in self._fold.labels.values()
-            }
+        words = self._spoken()
         for first in range(0, len(files), 64):
             some = files[first : first + 64]
             rows = self._rows([file.digest for file in some], scorer, words, confirmed_only)
@@ -411,11 +382,6 @@ class Studio(Background):
     def backup(self, path: str | os.PathLike[str]) -> None:
         """A consistent copy of the project's file, while others work on; refuses a file that is there."""
         self.project.backup(Path(path))
-
-    def _change(self, kind: str, facts: dict[str, Any], answers: Sequence[Any] = (), op: str | None = None) -> Change:
-        change = self.project.change(kind, facts, answers, op=op)
-        self._touch()
-        return change
 
 
 def define_label(name: str, like: Sequence[str] | None, model: Model) -> None:

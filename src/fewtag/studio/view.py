@@ -3,7 +3,7 @@
 import io
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -17,7 +17,7 @@ from fewtag.pictures.decode import DRAFT, decode, squash
 from fewtag.studio import review as reviewing
 from fewtag.studio.derive import Scored, Scores, by_word, word_of
 from fewtag.studio.index import SIZES, small_copy
-from fewtag.studio.library import box_guide
+from fewtag.studio.library import RESIDENT, box_guide
 from fewtag.studio.log import Label
 from fewtag.studio.project import Project
 from fewtag.studio.search import Part, parse
@@ -39,7 +39,7 @@ from fewtag.studio.values import (
     ReviewPage,
 )
 from fewtag.tagger.bank import Bank, Definition
-from fewtag.tagger.explain import heat_map, hide_parts, layer
+from fewtag.tagger.explain import glance, heat_map, hide_parts, layer
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import DIGITS, Tagged
 
@@ -58,21 +58,10 @@ _HIDDEN_KEPT = 8
 class View(State):
     """The studio without what changes something."""
 
-    def __init__(
-        self,
-        project: Project,
-        model: Model,
-        cache: Path,
-        resident: int,
-        tell: Callable[[], None],
-        edited: Callable[[str, str], None],
-    ) -> None:
-        super().__init__(project, model, cache, resident, tell, edited)
+    def __init__(self, project: Project, model: Model, cache: Path, resident: int = RESIDENT) -> None:
+        super().__init__(project, model, cache, resident)
         self._word_scores = Scores(self.library, model)
         self._words: OrderedDict[str, Definition] = OrderedDict()
-        self._wake = threading.Event()  # for whoever works behind it
-        self._influences: dict[str, tuple[object, dict[str, float]]] = {}
-        self._looked_at: str | None = None
         self._heater, self._hiding = ThreadPoolExecutor(1, "fewtag-heat"), threading.Lock()
         self._hidden_places: OrderedDict[str, Future[NDArray[np.float32]]] = OrderedDict()
 
@@ -354,14 +343,20 @@ class View(State):
             self._indexer.thumbnails.put([(digest, size, content)])
         return content
 
-    def heat(self, digest: str, label: str) -> bytes:
-        """A WebP overlay with alpha, at most 512 pixels."""
-        logits, chance = self._explained(digest, label)
-        facts = self.library.pictures[self.library.row(digest)]
+    def heat(self, digest: str, label: str, *, at_once: bool = False) -> bytes:
+        """A WebP overlay with alpha, at most 512 pixels; `at_once` a first glance where the map is not ready yet."""
+        row = self.library.row(digest)
+        facts = self.library.pictures[row]
         scale = min(1.0, 512 / max(facts.width, facts.height))
         size = max(1, round(facts.width * scale)), max(1, round(facts.height * scale))
+        places = self.library.features.places(row) if at_once and not self._hidden(digest).done() else None
+        if places is None:
+            heat = heat_map(*self._explained(digest, label), size)
+        else:
+            scored = self._scored(row, label)
+            heat = glance(places, scored.fitted.guide, float(scored.chances[row]), size)
         content = io.BytesIO()
-        layer(heat_map(logits, chance, size)).save(content, "WEBP", quality=80, method=1)
+        layer(heat).save(content, "WEBP", quality=80, method=1)
         return content.getvalue()
 
     def explain(self, digest: str, label: str) -> Explanation:
@@ -370,14 +365,20 @@ class View(State):
 
     def _explained(self, digest: str, label: str) -> tuple[NDArray[np.float32], float]:
         """A label's log-odds for the picture and for its copies with a part hidden, and its probability."""
-        row, name = self.library.row(digest), self._fold.find(label).name
+        row = self.library.row(digest)
+        scored = self._scored(row, label)
+        logits = Classifiers.of([scored.fitted]).logits(self._hidden(digest).result(), self.model.strengths)[:, 0]
+        return scored.slope * logits + scored.offset, float(scored.chances[row])
+
+    def _scored(self, row: int, label: str) -> Scored:
+        """A label's scores, a picture's looked at closely."""
+        name = self._fold.find(label).name
         self._score([name])
         scored = self._scores.kept.get(name)
         if scored is None:
             raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
         self._scores.sharpen(name, np.array([row]))
-        logits = Classifiers.of([scored.fitted]).logits(self._hidden(digest).result(), self.model.strengths)[:, 0]
-        return scored.slope * logits + scored.offset, float(scored.chances[row])
+        return scored
 
     def _hidden(self, digest: str) -> Future[NDArray[np.float32]]:
         """The places of a picture and of its copies with a part hidden: once for all labels, and for a while."""
@@ -412,6 +413,8 @@ class View(State):
             # one of a stack stands for all, and one answer will do
             rows = rows[~np.isin(stacks[rows], stacks[ground.words > 0])]
             rows = rows[np.sort(np.unique(stacks[rows], return_index=True)[1])]
+            if chosen == "unsure":
+                rows = reviewing.spread(rows, whole, size)
         left = min(left, len(rows))
         rows = rows[offset : offset + size]
         if not scored.exact[rows].all():
@@ -466,9 +469,4 @@ class View(State):
         """Rows for pictures of the project; a person's word comes first."""
         for digest in digests:
             self.library.row(digest)
-        scorer = self.scorer()
-        words = {
-            label.name: {picture: said.answer for picture, said in self._fold.said[label.id].items()}
-            for label in list(self._fold.labels.values())
-        }
-        return self._rows(digests, scorer, words) if digests else []
+        return self._rows(digests, self.scorer(), self._spoken()) if digests else []

@@ -6,25 +6,27 @@ copy of the picture. Who has the bank can look at those copies: share it like th
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag import __version__
+import fewtag
 from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError
 from fewtag.files import read_arrays, write_arrays
 from fewtag.files import read_header as read_file_header
 from fewtag.tagger.bank import KINDS, Bank, Definition, Example, Known, Told
-from fewtag.tagger.model import Model
+
+if TYPE_CHECKING:
+    from fewtag.tagger.model import Model
 
 FORMAT = 3
 """2 had no 'no's and no classifiers: such a bank loads, and its labels are fitted anew."""
 KIND = "fewtag-bank"
 
 
-def write_bank(path: Path, bank: Bank, model: Model, thresholds: Mapping[str, float]) -> None:
+def write_bank(path: Path, bank: Bank, model: "Model", thresholds: Mapping[str, float]) -> None:
     """All of it or nothing; `thresholds` are for whoever reads the header."""
     column = {label: number for number, label in enumerate(bank.definitions)}
     labels = [
@@ -53,11 +55,17 @@ def write_bank(path: Path, bank: Bank, model: Model, thresholds: Mapping[str, fl
         }
         for key, example in bank.examples.items()
     ]
-    header = {"format": FORMAT, "fewtag": __version__, "model": model.facts, "labels": labels, "examples": examples}
+    header = {
+        "format": FORMAT,
+        "fewtag": fewtag.__version__,
+        "model": model.facts,
+        "labels": labels,
+        "examples": examples,
+    }
     write_arrays(path, KIND, header, _arrays(bank, model))
 
 
-def _arrays(bank: Bank, model: Model) -> dict[str, NDArray[Any]]:
+def _arrays(bank: Bank, model: "Model") -> dict[str, NDArray[Any]]:
     """A row for each word, classifier and example; kinds that there are none of are left out."""
     fitted = [bank.classifier(model, label) for label in bank.classes]
     rows: dict[str, list[NDArray[Any]]] = {

@@ -1,6 +1,7 @@
 """Heat-maps: where in a picture a label is seen, on one scale for all labels."""
 
 import io
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def heat_map(logits: NDArray[np.floating], chance: float, size: tuple[int, int])
         covered[part] += 1
     lost = np.maximum(lost / covered, 0)
     return stretch(np.float32(chance) * lost / max(float(lost.max()), FAINT), size)
+
+
+def glance(places: NDArray[np.float32], guide: NDArray[np.float32], chance: float, size: tuple[int, int]) -> Heat:
+    """How much each place looks like the label's prototype (its cosine), on the scale of `heat_map`: a first glance.
+
+    It takes no pass of the network, and tells which of several pictures shows the label as well as hiding does; but
+    within one picture places around a thing light up with it.
+    """
+    alike = places @ guide / np.maximum(np.linalg.norm(places, axis=1), 1e-12)
+    alike = (alike - alike.min()) / max(float(np.ptp(alike)), 1e-6)
+    return stretch(np.float32(chance) * alike.reshape(math.isqrt(len(alike)), -1), size)
 
 
 def stretch(values: NDArray[np.float32], size: tuple[int, int]) -> Heat:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.core.calibration import sigmoid
-from fewtag.core.closed_form import Strengths
+from fewtag.core.posterior import Strengths
 from fewtag.errors import InputError
 from fewtag.files import digest, replacing
 from fewtag.pictures.decode import Pixels, squash, stack

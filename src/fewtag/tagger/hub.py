@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fewtag import __version__
+import fewtag
 from fewtag.errors import InputError
 from fewtag.files import make_folder, write_atomically
 
@@ -71,7 +71,7 @@ def _card(tagger: "Tagger", license: str) -> str:  # noqa: A002
         [
             "---", *facts, "---", "",
             f"# A bank of {len(rows)} labels", "",
-            f"Made by fewtag {__version__} on its model `{tagger.model.name}`. Probabilities are calibrated.", "",
+            f"Made by fewtag {fewtag.__version__} on model `{tagger.model.name}`. Probabilities are calibrated.", "",
             "```python", "from fewtag import Tagger", "",
             'tagger = Tagger.from_pretrained("OWNER/NAME")', 'tagger.predict("garden.jpg")', "```", "",
             "| label | examples | given from | word |", "|---|---|---|---|", *rows, "",

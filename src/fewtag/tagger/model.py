@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.core.calibration import Calibration
-from fewtag.core.closed_form import Places, Space, Strengths, Vectors, WordMap, fit_words
-from fewtag.core.posterior import NameEvidence
+from fewtag.core.posterior import NameEvidence, Places, Space, Strengths, Vectors, WordMap, fit_words
 from fewtag.errors import InputError, nearest
 from fewtag.files import digest, read_arrays, write_arrays
 from fewtag.pictures.decode import Pixels, Square

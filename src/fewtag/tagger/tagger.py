@@ -68,14 +68,14 @@ class Tagger:
 
     def __init__(
         self,
-        model: str | Model = "default",
+        model: str | Path | Model = "default",
         *,
         words: str | None = None,
         device: str = "auto",
         keep_pictures: bool = True,
         bank: Bank | None = None,
     ) -> None:
-        self.model = load_model(model, words=words, device=device) if isinstance(model, str) else model
+        self.model = model if isinstance(model, Model) else load_model(str(model), words=words, device=device)
         self.keep_pictures = keep_pictures
         self._lock = threading.RLock()  # for writers; readers take the bank once, and it never changes
         self._bank = Bank() if bank is None else bank

@@ -5,22 +5,20 @@ import gzip
 import io
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from fewtag.errors import InputError
 from fewtag.pictures.files import Picture, is_image_name, walk
 from fewtag.tagger.bank import label_name
 from fewtag.tagger.stream import Tagged
-from fewtag.tagging.parquet import import_pyarrow
+from fewtag.tagging.parquet import read_records
 from fewtag.tagging.sources import is_url
-from fewtag.tagging.tables import ABSENT, COLUMNS, NOT, SEPARATOR, record_of
+from fewtag.tagging.tables import ABSENT, COLUMNS, NOT, SEPARATOR, picture_mark, picture_name, read_guesses, read_record
 
-TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".jsonl", ".parquet")
 _MOST_BYTES = 1_000_000_000
 
 
@@ -30,6 +28,10 @@ class Shown(NamedTuple):
     picture: Picture
     labels: frozenset[str]
     absent: frozenset[str] = frozenset()
+    guessed: bool = False
+    """By `tag`, in a table that nobody has changed in this row."""
+    taken_out: frozenset[str] = frozenset()
+    """Tags that `tag` had written there, and that are gone."""
 
 
 def read_examples(
@@ -100,41 +102,39 @@ def _pictures(source: Path) -> list[Picture]:
 
 
 def read_table(path: Path, root: Path | None = None, *, complete: bool = False) -> list[Shown]:
-    """A CSV or TSV with the columns image, labels and, if need be, absent; one that `tag` wrote, too, with its tags.
+    """A table with the columns image, labels and, if need be, absent; one that `tag` wrote, too, with its tags.
 
     Paths are relative to `root`, or else to the folder that was tagged (several: where `tag` was run), or else to the
-    table. Of a picture without labels nothing is known, and it is left out, unless the table is `complete`.
+    table. Of a picture without labels nothing is known, and it is left out, unless the table is `complete` or `tag` had
+    written some there.
     """
     place = root or tagged_folder(path) or path.parent
-    lines: dict[str, int] = {}
+    guesses = read_guesses(path)
     shown = []
-    for line, image, *cells in read_rows(path):
-        name = PurePosixPath(image.strip().replace("\\", "/")).as_posix() if image.strip() else ""
-        if not name:
-            raise InputError(f"{path} line {line} names no image; fill in the column `image` or remove the line")
-        if is_url(image):
-            raise InputError(f"{path} line {line} names an address, {image.strip()!r}; download the picture first")
-        if name in lines:
-            raise InputError(f"{path} lists image {name!r} twice, in lines {lines[name]} and {line}; join the two")
-        lines[name] = line
-        named, missing = (_names(path, line, cell) for cell in cells)
-        refused = {each.removeprefix(NOT) for each in named if each.startswith(NOT)} | set(missing)
+    for row in read_rows(path):
+        if is_url(row.image):
+            raise InputError(f"{path} line {row.line} names an address, {row.image!r}; download the picture first")
+        name = picture_name(row.image)
+        refused = {each.removeprefix(NOT) for each in row.labels if each.startswith(NOT)} | set(row.absent)
         labels, absent = (
-            frozenset(map(clean_label, some)) for some in (set(named) - {NOT + each for each in refused}, refused)
+            frozenset(map(clean_label, some)) for some in (set(row.labels) - {NOT + each for each in refused}, refused)
         )
         if both := sorted(labels & absent):
             raise InputError(
-                f"{path} line {line} says both that {name!r} shows {both[0]!r} and that it does not; choose"
+                f"{path} line {row.line} says both that {name!r} shows {both[0]!r} and that it does not; choose"
             )
-        if labels or absent or complete:
-            shown.append(Shown(Picture(place / name, name=str(place / name)), labels, absent))
+        guess = guesses.get(picture_mark(name))
+        taken_out = frozenset() if guess is None else guess - labels - absent
+        if labels or absent or taken_out or complete:
+            guessed = not absent and guess == labels
+            shown.append(Shown(Picture(place / name, name=str(place / name)), labels, absent, guessed, taken_out))
     if not shown:
         raise InputError(f"no row of {path} has a label; fill in the column `labels`")
     return shown
 
 
 def _names(path: Path, line: int, cell: str) -> list[str]:
-    """In their order, which in a table of tags is the likeliest first; each once."""
+    """Of a cell, each once."""
     if not cell.strip():
         return []
     separator = "[,;]" if path.name.lower().removesuffix(".gz").endswith(".tsv") else SEPARATOR
@@ -147,82 +147,83 @@ def _names(path: Path, line: int, cell: str) -> list[str]:
 
 def tagged_folder(table: Path) -> Path | None:
     """Of a table that `tag` wrote, the folder that its pictures' names are relative to; None where it is gone."""
+    record = read_record(table)
     try:
-        record = json.loads(record_of(table).read_text(encoding="utf-8"))
         sources = record["source"]
         given = str(sources[0] if len(sources) == 1 else record["cwd"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (LookupError, TypeError):
         return None
     where = Path(given)
     return None if is_url(given) else where if where.is_dir() else where.parent if where.is_file() else None
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, str, str, str]]:
-    """Line number, image, labels and absent ones of each row; the separator is found by the header."""
-    for line, image, labels, others in _read_cells(path):
-        yield line, image, labels, others.get(ABSENT, "")
+class Row(NamedTuple):
+    """A table's line: which picture, what it is said to show ("!": not) and not to, and with which probabilities."""
+
+    line: int
+    image: str
+    labels: list[str]
+    """In their order, which in a table of tags is the likeliest first; each once."""
+    absent: list[str]
+    scores: dict[str, float]
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Of a table in whatever form; refuses a row without a picture, and a picture with two rows."""
+    lines: dict[str, int] = {}
+    for row in _read_cells(path) if path.name.lower().endswith(TABLES[:-2]) else _read_facts(path):
+        if not row.image:
+            raise InputError(f"{path} line {row.line} names no image; fill in the column `image` or remove the line")
+        name = picture_name(row.image)
+        if (before := lines.setdefault(name, row.line)) != row.line:
+            raise InputError(f"{path} lists image {name!r} twice, in lines {before} and {row.line}; join the two")
+        yield row
 
 
 def read_tagged(path: Path) -> list[Tagged]:
-    """The rows of a table that `tag` wrote, in whatever form, or of one with the columns image and labels.
+    """The rows of a table that `tag` wrote, or of one with the columns image and labels.
 
     Tags that a person put "!" before are left out, for they are not shown.
     """
-    if path.name.lower().endswith(TABLES):
-        rows = [
-            Tagged(image.strip(), tuple(_names(path, line, cell)), _scores(others))
-            for line, image, cell, others in _read_cells(path)
-        ]
-    elif path.suffix.lower() == ".jsonl":
-        rows = [_tagged(path, number, line) for number, line in enumerate(_lines(path), 1) if line.strip()]
-    elif path.suffix.lower() == ".parquet":
-        import_pyarrow(str(path))
-        import pyarrow.parquet
+    return [
+        Tagged(row.image, tuple(tag for tag in row.labels if not tag.startswith(NOT)), row.scores)
+        for row in read_rows(path)
+    ]
 
-        try:
-            table = pyarrow.parquet.read_table(path).to_pylist()
-        except (OSError, pyarrow.lib.ArrowException) as error:
-            raise InputError(f"cannot read the table {path} ({error}); name one that fewtag wrote") from error
-        rows = [_tagged(path, number, json.dumps(row, default=str)) for number, row in enumerate(table, 1)]
+
+def _read_facts(path: Path) -> Iterator[Row]:
+    """Of JSON lines or Parquet."""
+    if not path.name.lower().endswith(TABLES):
+        raise InputError(f"the table {path} ends in none of {', '.join(TABLES)}; rename it")
+    if path.suffix.lower() == ".parquet":
+        facts: list[Any] = read_records(str(path))
     else:
-        raise InputError(f"the table {path} ends in none of {', '.join(TABLES)}, .jsonl and .parquet; rename it")
-    named = Counter(row.image for row in rows)
-    if twice := [image for image, count in named.items() if count > 1]:
-        raise InputError(f"{path} lists image {twice[0]!r} twice; join the two")
-    return [replace(row, tags=tuple(tag for tag in row.tags if not tag.startswith(NOT))) for row in rows]
+        try:
+            facts = path.read_text(encoding="utf-8-sig").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read the table {path} ({error}); check the path") from error
+    for number, each in enumerate(facts, 1):
+        if not isinstance(each, str) or each.strip():
+            yield _row(path, number, each)
 
 
-def _scores(cells: Mapping[str, str]) -> dict[str, float]:
-    """The columns that are probabilities."""
-    found = {}
-    for label, cell in cells.items():
-        with suppress(ValueError):
-            found[label] = float(cell)
-    return found
-
-
-def _lines(path: Path) -> list[str]:
+def _row(path: Path, number: int, facts: Any) -> Row:
     try:
-        return path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the table {path} ({error}); check the path") from error
-
-
-def _tagged(path: Path, number: int, line: str) -> Tagged:
-    try:
-        facts = json.loads(line)
-        tags = facts["tags"] if "tags" in facts else facts.get("labels", ())
+        facts = json.loads(facts) if isinstance(facts, str) else facts
+        image = next(facts[name] for name in COLUMNS["image"] if facts.get(name))
+        labels = next((facts[name] for name in COLUMNS["labels"] if name in facts), None) or ()
+        some = (labels, facts.get(ABSENT) or ())
+        named, absent = (_names(path, number, each) if isinstance(each, str) else [*map(str, each)] for each in some)
         scores = {str(label): float(score) for label, score in dict(facts.get("scores") or {}).items()}
-        row = Tagged(str(facts.get("image") or facts["file_name"]), tuple(map(str, tags)), scores)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(
-            f"{path} line {number} is no row with image and tags; name a table that fewtag wrote"
-        ) from error
-    return row
+    except InputError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError) as error:
+        raise InputError(f"{path} line {number} is no row with image and tags; mend or remove it") from error
+    return Row(number, str(image), list(dict.fromkeys(named)), absent, scores)
 
 
-def _read_cells(path: Path) -> Iterator[tuple[int, str, str, dict[str, str]]]:
-    """Line number, image, labels and the other cells by the names of their columns."""
+def _read_cells(path: Path) -> Iterator[Row]:
+    """Of CSV and TSV."""
     text = _text(path)
     header = text.split("\n", 1)[0]
     tabs = path.name.lower().removesuffix(".gz").endswith(".tsv")
@@ -232,12 +233,8 @@ def _read_cells(path: Path) -> Iterator[tuple[int, str, str, dict[str, str]]]:
         header_row = [name.strip() for name in next(reader, [])]
         names = [name.casefold() for name in header_row]
         image, labels = (_column(path, names, wanted) for wanted in ("image", "labels"))
-        # a label's column keeps its case
-        others = {
-            ABSENT if name == ABSENT else header_row[column]: column
-            for column, name in enumerate(names)
-            if column not in {image, labels}
-        }
+        absent = names.index(ABSENT) if ABSENT in names else None
+        others = [column for column in range(len(names)) if column not in {image, labels, absent}]
         empty = True
         for row in reader:
             if not row:
@@ -248,11 +245,23 @@ def _read_cells(path: Path) -> Iterator[tuple[int, str, str, dict[str, str]]]:
                     'several labels are joined by ";", as in "dog;sofa"'
                 )
             empty = False
-            yield reader.line_num, row[image], row[labels], {name: row[column] for name, column in others.items()}
+            cells = (row[labels], "" if absent is None else row[absent])
+            named, missing = (_names(path, reader.line_num, cell) for cell in cells)
+            scores = _scores({header_row[column]: row[column] for column in others})
+            yield Row(reader.line_num, row[image].strip(), named, missing, scores)
     except csv.Error as error:
         raise InputError(f"{path} line {reader.line_num} cannot be read ({error}); save the table again") from error
     if empty:
         raise InputError(f"the table {path} has a header and no row; add a row for each image")
+
+
+def _scores(cells: Mapping[str, str]) -> dict[str, float]:
+    """The columns that are probabilities."""
+    found = {}
+    for label, cell in cells.items():
+        with suppress(ValueError):
+            found[label] = float(cell)
+    return found
 
 
 def _fitness(header: str, delimiter: str) -> tuple[bool, int]:
@@ -272,8 +281,6 @@ def _column(path: Path, names: Sequence[str], wanted: str) -> int:
 
 
 def _text(path: Path) -> str:
-    if not path.name.lower().endswith(TABLES):
-        raise InputError(f"the table {path} ends in none of {', '.join(TABLES)}; rename it")
     try:
         data = path.read_bytes()
         if path.suffix.lower() == ".gz":

@@ -120,6 +120,13 @@ def _reading(url: str) -> Iterator["ParquetFile"]:
         raise InputError(f"cannot read the table {url}: {reason(error)}; replace it or leave it out") from error
 
 
+def read_records(url: str) -> list[dict[str, Any]]:
+    """All rows of a table, by the names of its columns."""
+    with _reading(url) as file:
+        records: list[dict[str, Any]] = file.read().to_pylist()
+        return records
+
+
 def arrow_table(records: Sequence[dict[str, Any]], labels: Sequence[str] | None) -> "pyarrow.Table":
     """Columns image, tags (a list) and with labels scores (a struct with a number for each)."""
     import pyarrow

@@ -13,7 +13,7 @@ import numpy as np
 
 from fewtag import __version__
 from fewtag.cache import Space as CacheSpace
-from fewtag.core.closed_form import Places
+from fewtag.core.posterior import Places
 from fewtag.errors import InputError
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import (
@@ -99,7 +99,8 @@ def tag(
 ) -> Summary:
     """Tags every picture into a table, or into a folder of Parquet parts where `out` ends like no table.
 
-    `look` may take as many of the rows as it likes afterwards, to show them: the table's, by the same bank and shares.
+    `look` may take as many of the rows as it likes, to show them; with scores, unless the parts are the table, and that
+    has none.
     """
     since = time.time()
     source = open_source(sources)
@@ -113,11 +114,11 @@ def tag(
         "prior": options.prior,
     }
     labels = tagger.scorer().labels
-    scored = labels if options.scores else None
     with open_output(out, labels, about, scores=options.scores, shard=options.shard, force=force) as output:
         if output.begun is None:
             output.shares = shares_in(source, tagger, options, begin)
         scorer = tagger.scorer(options.threshold, output.shares)
+        scored = labels if options.scores or (look is not None and output.parts.ending == "jsonl") else None
         if ray is not None:
             ready, workers = _tag_on_ray(ray, tagger, source, options, output, scored, begin)
         else:
@@ -129,9 +130,9 @@ def tag(
                 with cached_places(tagger.model, options.cache) as space:
                     output.done |= finish_shards(tagger.model, scorer, missing, work, space, advance)
         ended = time.time()
-        output.finish(scored)
-    if look is not None:
-        look(_rows(tagger, source, options, output.shares))
+        if look is not None:
+            look(output.rows(source))
+        output.finish(labels if options.scores else None)
     counts = list(output.done.values())
     tagged, failed = sum(each.tagged for each in counts), sum(each.failed for each in counts)
     return Summary(
@@ -176,14 +177,10 @@ def _tag_on_ray(
 
 
 def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Rows:
-    """Nothing is written but the cache."""
+    """In the memory of a few batches; nothing is written but the cache."""
     tagger, source = Tagger.load(bank, device=options.device), open_source(sources)
-    return _rows(tagger, source, options, shares_in(source, tagger, options))
-
-
-def _rows(tagger: Tagger, source: Source, options: Options, shares: Mapping[str, float]) -> Rows:
-    """In the memory of a few batches: of a table of bytes only those are held whose rows are not known yet."""
-    waiting = deque[Item]()
+    shares = shares_in(source, tagger, options)
+    waiting = deque[Item]()  # of a table of bytes only those are held whose rows are not known yet
 
     def items() -> Iterator[Item]:
         for shard in source.shards(LOCAL_SHARD):
@@ -266,7 +263,7 @@ def finish_shards(
         scorer,
         (item for shard in shards for item in shard.items(options.batch)),
         batch=options.batch,
-        scores=options.scores,
+        scores=work.scored is not None,
         space=space,
         loaders=_DOWNLOADS_AT_ONCE if shards[0].is_remote else None,
     )

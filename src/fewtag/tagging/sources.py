@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
-from urllib.request import url2pathname
 
 from fewtag.errors import InputError
 from fewtag.files import digest, read_json
@@ -379,6 +378,8 @@ def local_path(location: str) -> Path | None:
     '/photos/two dogs.jpg'
     """
     if location.startswith("file://"):
+        from urllib.request import url2pathname  # not above: it takes as long to import as the rest of this module
+
         return Path(url2pathname(location.removeprefix("file://")))
     return None if is_url(location) else Path(location)
 

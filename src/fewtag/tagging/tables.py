@@ -7,6 +7,7 @@ import json
 import os
 import re
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -17,7 +18,7 @@ from typing import Any, Literal
 from fewtag.errors import InputError
 from fewtag.files import digest, locked, replacing, write_atomically
 from fewtag.pictures.prefetch import batches
-from fewtag.tagger.stream import Tagged
+from fewtag.tagger.stream import Item, Tagged
 from fewtag.tagging.parquet import arrow_table, import_pyarrow
 from fewtag.tagging.sources import Shard, Source, absolute, file_system, join, local_path, reason
 
@@ -35,7 +36,7 @@ NOT = "!"
 """Before a label in a cell that a person mends: the picture does not show it."""
 ABSENT = "absent"
 """The column of labels that pictures do not show, where a person adds one."""
-COLUMNS = {"image": ("image", "path", "file", "filename"), "labels": ("labels", "label", "tags", "tag")}
+COLUMNS = {"image": ("image", "path", "file", "filename", "file_name"), "labels": ("labels", "label", "tags", "tag")}
 """What people call the two columns of a table that `learn` reads."""
 # JSON leaves these as they are, but str.splitlines() takes them for ends of lines
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
@@ -111,7 +112,8 @@ class Parts:
         counts = Counts(len(good), len(rows) - len(good), sum(row.cached for row in good))
         note = {"digest": shard.digest, "tagged": counts.tagged, "failed": counts.failed}
         content = _jsonl(rows, note, labels) if self.ending == "jsonl" else _parquet(rows, good, note, labels)
-        self.folder.write(self.name(shard.number), content)
+        # lines tell by their sum if a power cut took some, and are made again; nobody waits 20 ms for the disk
+        self.folder.write(self.name(shard.number), content, sync=self.ending != "jsonl")
         return counts
 
     def rows(self, numbers: Sequence[int]) -> Iterator[Tagged]:
@@ -205,6 +207,16 @@ class Output:
             self.task = f"tagging ({before} done before)"
         return [shard for shard in shards if shard.number not in self.done]
 
+    def rows(self, source: Source) -> Iterator[tuple[Item, Tagged]]:
+        """Pictures and what the parts say of them, before these are joined; a part at a time in memory."""
+        for shard in source.shards(int(self.begun["shard"]) if self.begun else 1):
+            rows = deque(self.parts.rows([shard.number]))
+            # Parquet's are apart; names may repeat, so what is first in line counts
+            failed = deque(() if self.parts.ending == "jsonl" else self.parts.failures([shard.number]))
+            for item in shard.items(_AT_ONCE):
+                here = not failed or (rows and rows[0].image == _as_text(item.name))
+                yield item, (rows if here else failed).popleft()
+
     def finish(self, labels: Labels) -> None:
         """The failures' list, then the table with a record by which it is known as ours; then the parts go."""
         numbers = sorted(self.done)
@@ -212,16 +224,23 @@ class Output:
         _write_failures(failures_of(self._out), list(self.parts.failures(failing)))
         if self._table is None:
             return
-        out = self._table
+        out, guesses = self._table, _Guesses()
+
+        def rows() -> Iterator[Tagged]:
+            for row in self.parts.rows(numbers):
+                if not row.failure:
+                    guesses.add(row.image, row.tags)
+                    yield row
 
         def note(part: Path) -> None:
             # before it takes its place, and with the one that is there: a kill in between makes neither a stranger's
             ours = [_sum(path) for path in (part, out) if path.exists()]
             # names of several sources' pictures are relative to where the command was run
             facts = {**self._about, "cwd": str(Path.cwd()), "shares": self.shares, "tables": ours}
+            facts |= guesses.facts()
             write_atomically(record_of(out), json.dumps(facts, indent=2).encode())
 
-        write_table(out, (row for row in self.parts.rows(numbers) if not row.failure), labels, note)
+        write_table(out, rows(), labels, note)
         self.parts.remove()
 
 
@@ -267,15 +286,56 @@ def record_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.run.json")
 
 
+def read_record(table: Path) -> dict[str, Any]:
+    """Nothing of a table that no run of ours wrote, or whose record is damaged."""
+    try:
+        record = json.loads(record_of(table).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def picture_name(image: str) -> str:
+    """A picture's path as a table's cell has it, in one spelling."""
+    return PurePosixPath(image.replace("\\", "/")).as_posix()
+
+
+class _Guesses:
+    """What `tag` wrote of each picture, in a few bytes a row."""
+
+    def __init__(self) -> None:
+        self._labels: dict[str, int] = {}
+        self._rows = io.StringIO()
+
+    def add(self, image: str, tags: Iterable[str]) -> None:
+        numbers = (str(self._labels.setdefault(tag, len(self._labels))) for tag in tags)
+        self._rows.write(f"{picture_mark(image)}:{'.'.join(numbers)} ")
+
+    def facts(self) -> dict[str, Any]:
+        return {"labels": list(self._labels), "rows": self._rows.getvalue()}
+
+
+def read_guesses(table: Path) -> dict[str, frozenset[str]]:
+    """The tags that `tag` wrote into this table, by `picture_mark`: whatever program saved it since, they are known."""
+    record = read_record(table)
+    try:
+        labels, rows = list(map(str, record["labels"])), str(record["rows"]).split()
+        found = (row.partition(":")[::2] for row in rows)
+        return {mark: frozenset(labels[int(each)] for each in tags.split(".") if each) for mark, tags in found}
+    except (LookupError, TypeError, ValueError):
+        return {}
+
+
+def picture_mark(image: str) -> str:
+    return digest(picture_name(image))[:12]
+
+
 def _refuse_other_table(out: Path, about: Mapping[str, Any]) -> None:
     """A table of other pictures, that somebody mended, or that no run of ours wrote, is not replaced without a word."""
     if not out.exists():
         return
-    try:
-        record = json.loads(record_of(out).read_text(encoding="utf-8"))
-        ours, source = record["tables"], record["source"]
-    except (OSError, ValueError, LookupError, TypeError):
-        ours, source = [], None
+    record = read_record(out)
+    ours, source = record.get("tables"), record.get("source")
     if not isinstance(ours, list) or _sum(out) not in ours:
         raise InputError(f"--out {out} exists and is not what fewtag wrote there; name another, or give --force")
     if source != about["source"]:
@@ -308,20 +368,23 @@ def _shown(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value).lower()
 
 
+def _as_text(name: str) -> str:
+    """One that is no text as Python would write it."""
+    return name.encode(errors="backslashreplace").decode()
+
+
 def _jsonl(rows: Sequence[Tagged], note: dict[str, Any], labels: Labels) -> bytes:
-    lines = []
-    for row in rows:
-        # a name that is no text is written as Python would
-        name = row.image.encode(errors="backslashreplace").decode()
-        lines.append(json_line({"image": name, "failure": row.failure} if row.failure else record(row, labels)))
-    content = "".join(lines).encode()
+    facts = (
+        {"image": _as_text(row.image), "failure": row.failure} if row.failure else record(row, labels) for row in rows
+    )
+    content = "".join(map(json_line, facts)).encode()
     return json.dumps(note | {"sum": digest(content)}).encode() + b"\n" + content
 
 
 def _parquet(rows: Sequence[Tagged], good: Sequence[Tagged], note: dict[str, Any], labels: Labels) -> bytes:
     import pyarrow.parquet
 
-    failures = [(row.image.encode(errors="backslashreplace").decode(), row.failure) for row in rows if row.failure]
+    failures = [(_as_text(row.image), row.failure) for row in rows if row.failure]
     about = {_NOTE: json.dumps(note | {"failures": failures})}
     table = arrow_table([record(row, labels) for row in good], labels).replace_schema_metadata(about)
     buffer = io.BytesIO()
@@ -359,10 +422,10 @@ class Folder:
         system, path = file_system(join(self.location, name))
         return system.cat_file(path)
 
-    def write(self, name: str, content: bytes) -> None:
+    def write(self, name: str, content: bytes, *, sync: bool = True) -> None:
         """Whole or not at all: under another name first, since a store may take a file that broke off."""
         if self.path is not None:
-            write_atomically(self.path / name, content)
+            write_atomically(self.path / name, content, sync=sync)
             return
         system, path = file_system(join(self.location, name))
         part = f"{path}.{uuid.uuid4().hex[:8]}.part"

@@ -32,10 +32,9 @@ from fewtag.research.bench.distributed import (
 from fewtag.research.bench.evaluate import Pool, evaluate
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import measure
-from fewtag.research.bench.metrics import METRICS
 from fewtag.research.bench.recipe import Training
 from fewtag.research.bench.recipe_files import load_recipes
-from fewtag.research.bench.results import read_rows
+from fewtag.research.bench.results import METRICS, read_rows
 from fewtag.research.bench.run_folder import RunFolder
 from fewtag.research.bench.train import Learner, Phase, train, validate
 from fewtag.research.data.sampling import EpisodeSampler

@@ -9,7 +9,7 @@ from torch import Tensor
 from fewtag.errors import InputError
 from fewtag.research.bench import evaluate as module
 from fewtag.research.bench.evaluate import Pool, evaluate
-from fewtag.research.bench.metrics import METRICS, episode_metrics
+from fewtag.research.bench.results import METRICS, episode_metrics
 from fewtag.research.data.sampling import Draw, EpisodeSampler
 from fewtag.research.features.rows import MemoryRows
 from fewtag.research.methods import (

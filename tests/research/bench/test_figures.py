@@ -97,6 +97,19 @@ def test_shots_are_curves_of_one_method_and_backbone(write_run: WriteRun, draw: 
     assert curves == {"knn": [Point(1, 30.0, 0.0), Point(2, 40.0, 0.0), Point(5, 50.0, 0.0)]}
 
 
+def test_two_splits_of_one_data_set_have_a_plot_of_shots_each(write_run: WriteRun, draw: Callable[[], Drawn]) -> None:
+    for split, score in (("laso", 0.3), ("laso-novel-free", 0.6)):
+        for shots in (1, 2, 5):
+            write_run(f"{split}/knn-{shots}-shot", [score], data="laso", split=split, shots=shots, method="knn")
+    plots = draw()
+    found = {name: plots[f"{name}-shots.png"] for name in ("laso", "laso-novel-free")}
+    assert [title for title, *_ in found.values()] == [
+        "LaSO's setting, more examples a label",
+        "laso-novel-free, more examples a label",
+    ]
+    assert [curves["knn"][0].mean for *_, curves in found.values()] == [30.0, 60.0]
+
+
 def test_other_pictures_of_the_papers_labels_go_by_their_own_name(
     write_run: WriteRun, draw: Callable[[], Drawn]
 ) -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from fewtag.cache_upkeep import CacheUpkeep
 from fewtag.research.bench import measure as module
-from fewtag.research.bench.metrics import METRICS
-from fewtag.research.bench.results import read_rows, write_rows
+from fewtag.research.bench.results import METRICS, read_rows, write_rows
 from fewtag.research.bench.train import prepare
 from fewtag.research.methods import METHODS
 from fewtag.research.methods.protonet import ProtoNet

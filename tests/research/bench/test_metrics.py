@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from sklearn.metrics import average_precision_score, f1_score, precision_score, recall_score
 from torchmetrics.functional.classification import multilabel_average_precision
 
-from fewtag.research.bench.metrics import (
+from fewtag.research.bench.results import (
     METRICS,
     episode_metrics,
     mean_and_interval,
@@ -36,7 +36,7 @@ def measure(probabilities: np.ndarray, targets: np.ndarray, **options: float) ->
     return episode_metrics(probabilities, targets, **options)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(episodes())
 def test_precision_recall_and_ap_are_scikit_learns(episode: tuple[np.ndarray, np.ndarray]) -> None:
     probabilities, targets = episode
@@ -50,7 +50,7 @@ def test_precision_recall_and_ap_are_scikit_learns(episode: tuple[np.ndarray, np
     assert found["micro_f1"] == pytest.approx(f1_score(targets, probabilities > 0.5, average="micro", zero_division=0))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(episodes())
 def test_macro_f1_is_the_harmonic_mean_of_macro_precision_and_recall(episode: tuple[np.ndarray, np.ndarray]) -> None:
     found = measure(*episode)

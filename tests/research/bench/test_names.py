@@ -14,8 +14,8 @@ from fewtag.research.bench.evaluate import Pool
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.bench.results import read_rows
-from fewtag.research.data.class_names import class_names, overlaps
 from fewtag.research.data.sampling import Draw
+from fewtag.research.data.splits import class_names, overlaps
 from fewtag.research.features.rows import MemoryRows
 
 Cli = Callable[..., Any]

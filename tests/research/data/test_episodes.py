@@ -36,7 +36,7 @@ def check(draw, targets, shots, queries):
             assert targets[list(rows[column * each : (column + 1) * each]), column].all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(tiny, st.integers(1, 2), st.integers(0, 2), st.integers(0, 2**32))
 def test_what_can_be_drawn_is_drawn_and_the_rest_is_refused(targets, shots, queries, seed):
     if feasible(targets, shots + queries):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fewtag.core.closed_form import Space
+from fewtag.core.posterior import Space
 from fewtag.errors import InputError
 from fewtag.research.features import graph as graph_module
 from fewtag.research.features.backbone import Backbone, create_backbone

@@ -2,13 +2,13 @@
 
 import torch
 
-from fewtag.research.features.minilm import Encoder, load_minilm
+from fewtag.research.features.words import Encoder, load_minilm
 
 
 def test_the_encoder_agrees_with_the_transformers_library() -> None:
     from transformers import BertConfig, BertModel
 
-    from fewtag.research.features.minilm import HEADS, INNER, LAYERS, WIDTH, rename
+    from fewtag.research.features.words import HEADS, INNER, LAYERS, WIDTH, rename
 
     torch.manual_seed(0)
     theirs = BertModel(

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fewtag.research.bench.evaluate import Pool
-from fewtag.research.bench.metrics import episode_metrics
+from fewtag.research.bench.results import episode_metrics
 from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.rows import MemoryRows
 from fewtag.research.methods import Base, Episode, Method

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fewtag.core import closed_form as core
+from fewtag.core import posterior as core
 from fewtag.errors import InputError
 from fewtag.research.methods import Base, Support
 from fewtag.research.methods.base import places

@@ -33,7 +33,8 @@ class TinyBackbone(nn.Module):
 
 def build(name: str) -> tuple[TinyBackbone, Method, EndToEnd]:
     torch.manual_seed(0)
-    backbone, method = TinyBackbone(), create_method(name, channels=5, dimensions=4)
+    options: dict[str, object] = {"finetune_epochs": 4} if name.startswith("pla") else {}  # of an LSTM, which take long
+    backbone, method = TinyBackbone(), create_method(name, channels=5, dimensions=4, options=options)
     method.prepare(Base(("a", "b", "c"), torch.randn(3, 4), SHOWN, torch.randn(4, 5)))
     return backbone, method, EndToEnd(backbone, method).eval()
 

@@ -248,3 +248,13 @@ def test_untrained_propagation_changes_nothing_and_trained_base_classifiers_are_
         hearing.base_weight.mul_(-1)
     assert not torch.allclose(heard, before)
     assert not torch.allclose(hearing.adapt(support)(query), heard)
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # torch's, on switching oneDNN off
+def test_it_learns_in_half_precision_with_propagation_too() -> None:
+    method, support = build(propagation=2), make_support()
+    episode = Episode(support, random(2, 5, 2, 3, seed=5), random(2, 3, seed=6) > 0)
+    # without oneDNN, whose half precision asks for instructions that not every machine has
+    with torch.backends.mkldnn.flags(enabled=False), torch.autocast("cpu", torch.bfloat16):
+        losses = train(method, [episode] * 20, learning_rate=1e-2)
+    assert losses[-1] < 0.8 * losses[0]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fewtag.errors import InputError
 from fewtag.research.methods import Base, Episode, Support
-from fewtag.research.methods.heads import fit_head
 from fewtag.research.methods.laso import LaSO, operate
+from fewtag.research.methods.linear import fit_head
 
 LABELS = ("a", "b", "c", "d")
 

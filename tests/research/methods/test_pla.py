@@ -11,9 +11,18 @@ from torch import Tensor
 
 from fewtag.errors import InputError
 from fewtag.research.methods.base import Base, Episode, Support
-from fewtag.research.methods.heads import Head
-from fewtag.research.methods.pla import PLA, Decoder, View, WordPLA, sort_by_length
-from fewtag.research.methods.pla_alignment import NONE, align, alignment_loss, best_logits
+from fewtag.research.methods.linear import Head
+from fewtag.research.methods.pla import (
+    NONE,
+    PLA,
+    Decoder,
+    View,
+    WordPLA,
+    align,
+    alignment_loss,
+    best_logits,
+    sort_by_length,
+)
 
 both = pytest.mark.parametrize("kind", [PLA, WordPLA])
 
@@ -191,18 +200,6 @@ def test_the_order_of_labels_has_no_say_even_where_all_score_the_same() -> None:
         tuple(support.labels[label] for label in order), support.words[order], support.maps, support.targets[:, order]
     )
     assert torch.equal(method.adapt(turned)(episode.maps), method.adapt(support)(episode.maps)[:, order])
-
-
-@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # torch's, on switching oneDNN off
-@both
-def test_the_loss_in_half_precision_is_nearly_the_same(kind: type[PLA]) -> None:
-    episode = an_episode()
-    method = told(kind, episode)
-    # without oneDNN, whose half precision asks for instructions that not every machine has
-    with torch.backends.mkldnn.flags(enabled=False), torch.autocast("cpu", dtype=torch.bfloat16):
-        half = method.loss(episode)
-    assert half.dtype == torch.float32
-    assert half.item() == pytest.approx(method.loss(episode).item(), rel=1e-2)
 
 
 def test_labels_it_was_not_prepared_for_are_refused() -> None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
-from fewtag.research.bench.metrics import episode_metrics, label_aps
+from fewtag.research.bench.results import episode_metrics, label_aps
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.data.sampling import Draw
 from fewtag.research.features.rows import MemoryRows, Rows

@@ -10,10 +10,8 @@ import torch
 
 from fewtag.errors import InputError
 from fewtag.research.bench.recipe import Recipe, Source, digest_of
-from fewtag.research.data.class_names import class_names, overlaps
-from fewtag.research.data.coco_voc import read_coco, read_voc
 from fewtag.research.data.images import LabelledImages, concatenate, readable
-from fewtag.research.data.readers import read_folders, read_table
+from fewtag.research.data.readers import read_coco, read_folders, read_table, read_voc
 from fewtag.research.data.sampling import (
     AtLeastSampler,
     Draw,
@@ -22,7 +20,7 @@ from fewtag.research.data.sampling import (
     ReplacingSampler,
     load_draws,
 )
-from fewtag.research.data.splits import Split
+from fewtag.research.data.splits import Split, class_names, overlaps
 from fewtag.research.features.backbone import (
     Backbone,
     ImageClassifier,
@@ -32,7 +30,7 @@ from fewtag.research.features.backbone import (
 )
 from fewtag.research.features.words import load_words
 from fewtag.research.methods import Base, Method, create_method
-from fewtag.research.methods.whitened import Whitened
+from fewtag.research.methods.word_map import Whitened
 from fewtag.research.types import Words
 from fewtag.words.vectors import WordTable, class_vectors
 

@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -45,9 +46,8 @@ def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str]
     for change in changes:
         chosen = [(file, _merge(run, _parse_change(change))) for file, run in chosen]
     recipes = [(file, _validate(run, file)) for file, run in chosen]
-    names = [(file, recipe.name) for file, recipe in recipes]
-    for file, name in names:
-        if names.count((file, name)) > 1:
+    for (file, name), times in Counter((file, recipe.name) for file, recipe in recipes).items():
+        if times > 1:
             raise InputError(
                 f'recipe {file} has two runs of the name {name!r}; give each its own (of a grid: "NAME-{{shots}}")'
             )

@@ -15,9 +15,8 @@ import numpy as np
 from lightning_fabric import Fabric
 from numpy.typing import NDArray
 
-from fewtag.core.closed_form import Places, Strengths, Vectors, softmax
 from fewtag.core.metrics import average_precision
-from fewtag.core.posterior import Classifiers, Fitted, Pictures
+from fewtag.core.posterior import Classifiers, Fitted, Pictures, Places, Strengths, Vectors, softmax
 from fewtag.errors import InputError
 from fewtag.research.bench.distributed import (
     Reporter,
@@ -28,9 +27,16 @@ from fewtag.research.bench.distributed import (
 )
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import device_name, solve
-from fewtag.research.bench.metrics import mean_and_interval
 from fewtag.research.bench.recipe import SessionSettings
-from fewtag.research.bench.results import SESSIONS, SessionRow, Summary, read_rows_of, run_columns, write_rows
+from fewtag.research.bench.results import (
+    SESSIONS,
+    SessionRow,
+    Summary,
+    mean_and_interval,
+    read_rows_of,
+    run_columns,
+    write_rows,
+)
 from fewtag.research.data.sampling import halve
 from fewtag.research.features.rows import Rows, feature_rows
 from fewtag.research.types import Maps, Words

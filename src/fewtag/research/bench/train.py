@@ -26,8 +26,8 @@ from fewtag.research.bench.distributed import (
 )
 from fewtag.research.bench.evaluate import Pool, evaluate
 from fewtag.research.bench.experiment import Experiment
-from fewtag.research.bench.metrics import METRICS
 from fewtag.research.bench.recipe import Training
+from fewtag.research.bench.results import METRICS
 from fewtag.research.bench.run_folder import Checkpoint, RunFolder, TrainingState, TrainingSummary
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.data.sampling import EpisodeSampler

@@ -1,10 +1,14 @@
-"""Splits: which labels belong to which phase, and which images serve it; rules kept as data, in splits/*.json."""
+"""Splits: which labels belong to which phase, and which images serve it; rules kept as data, in splits/*.json.
 
+A classifier's classes that overlap a split's new labels are data as well, with reasons, in overlaps/*.json.
+"""
+
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
@@ -13,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from fewtag.errors import InputError, nearest
 from fewtag.research.data.images import LabelledImages
 
+_LISTS = resources.files("fewtag.research.data") / "overlaps"
 Name = Annotated[str, StringConstraints(pattern=r"\S")]
 Names = Annotated[list[Name], Field(min_length=1)]
 
@@ -211,3 +216,40 @@ def _refuse_unknown(names: Iterable[str], known: Iterable[str], what: str) -> No
     for name in names:
         if name not in known:
             raise ValueError(f"{what}, {name!r}; {nearest(name, known)}")
+
+
+class Overlap(NamedTuple):
+    """Classes that are, contain, are a kind of or are called by a validation or novel label."""
+
+    label: str
+    reason: str
+    classes: dict[int, str]
+    """The classes' first names by number."""
+
+
+def class_names(classes: str) -> list[str]:
+    """The names of all classes, synonyms joined by commas: "tench, Tinca tinca"."""
+    from timm.data.imagenet_info import ImageNetInfo  # not above: a split does not wait for timm
+
+    try:
+        info = ImageNetInfo(classes)
+    except AssertionError as error:
+        raise InputError(f"timm knows no classes {classes!r}; write classes = 'imagenet-1k' in [names]") from error
+    number = info.num_classes()  # type: ignore[no-untyped-call]
+    return [info.index_to_description(each) for each in range(number)]
+
+
+def overlaps(classes: str, split: str) -> list[Overlap]:
+    """What a clean list of names leaves out for a split; the splits that have one come with the package."""
+    known = {file.name.removesuffix(".json"): file for file in _LISTS.iterdir() if file.name.endswith(".json")}
+    name = f"{classes}-{split}"
+    if name not in known:
+        raise InputError(
+            f"there is no list of the classes of {classes!r} that overlap split {split!r}; "
+            f"{nearest(name, known)} or write variant = 'all' in [names]"
+        )
+    content = json.loads(known[name].read_text(encoding="utf-8"))
+    return [
+        Overlap(each["label"], each["reason"], {int(number): first for number, first in each["classes"].items()})
+        for each in content["overlaps"]
+    ]

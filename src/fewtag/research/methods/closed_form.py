@@ -1,18 +1,38 @@
-"""Word-guided prototypes in closed form: a wrapper around `fewtag.core.closed_form`, which the tagger uses as well.
+"""Word-guided prototypes in closed form and the posterior: wrappers around `fewtag.core.posterior`, the tagger's own.
 
 Words are a prior on the prototype, rather than the query of a learnt attention.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.closed_form import Features, Places, Scores, Strengths, Vectors, attend, base_prototypes, mix, score
-from fewtag.core.posterior import Fitted, Pictures, prior
+from fewtag.core.posterior import (
+    Classifiers,
+    Features,
+    Fitted,
+    NameEvidence,
+    Pictures,
+    Places,
+    Scores,
+    Strengths,
+    Vectors,
+    attend,
+    base_prototypes,
+    fit_label,
+    mix,
+    prior,
+    score,
+    unit,
+)
 from fewtag.research.methods.base import Classifier, Precoded, Support, places
 from fewtag.research.methods.word_map import WordMapped, to_array, to_tensor
 from fewtag.research.types import Encoded, Maps, Words
+
+ENOUGH = 8
+"""Rejected pictures by which a prototype moves as far as it ever will; with fewer, less far in proportion."""
 
 
 class ClosedForm(WordMapped, Precoded):
@@ -90,3 +110,120 @@ class ClosedForm(WordMapped, Precoded):
     def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]) -> Fitted:
         """One label's classifier from pictures that a person said show it or not; the latter teach it nothing."""
         return prior(self.mixed(pictures.places, shown[:, None], guide[None])[0], self.strengths)
+
+
+class Posterior(ClosedForm):
+    """MAP logistic regression whose prior is the word-and-picture prototype; the strengths are those of the core.
+
+    With `complete` supports what a picture does not name is absent; otherwise it weighs as a 'no' by `unnamed` only.
+    The options that begin with `name` are those of `NameEvidence`; labels of a data set are believed as a bank believes
+    words for things.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        dimensions: int,
+        *,
+        space: int = 512,
+        shrinkage: float = 2.0,
+        separation: float = 200.0,
+        ridge: float = 0.5,
+        word_weight: float = 3.0,
+        word_decay: float = 0.5,
+        support_focus: float = 16.0,
+        query_focus: float = 48.0,
+        query_local: float = 0.8,
+        kappa: float = 6.0,
+        offset: float = 0.3,
+        penalty: float = 0.2,
+        bias: float = 0.3,
+        unnamed: float = 0.25,
+        complete: bool = True,
+        name_right: float = NameEvidence.right,
+        name_wrong: float = NameEvidence.wrong,
+        name_between: float = NameEvidence.between,
+        name_within: float = NameEvidence.within,
+        name_prior: float = 0.9,
+        parts: list[int] | None = None,
+    ) -> None:
+        super().__init__(
+            channels,
+            dimensions,
+            space=space,
+            shrinkage=shrinkage,
+            separation=separation,
+            ridge=ridge,
+            word_weight=word_weight,
+            word_decay=word_decay,
+            support_focus=support_focus,
+            query_focus=query_focus,
+            query_local=query_local,
+            parts=parts,
+        )
+        self.strengths = replace(
+            self.strengths, kappa=kappa, offset=offset, penalty=penalty, bias=bias, unnamed=unnamed
+        )
+        self.complete = complete
+        self.evidence = NameEvidence(name_right, name_wrong, name_between, name_within, name_prior)
+
+    def adapt_encoded(self, support: Support) -> Classifier:
+        pictures, shown = Pictures.of(to_array(support.maps)), to_array(support.targets)
+        weights = np.where(shown, 1.0, 1.0 if self.complete else self.strengths.unnamed).astype(np.float32)
+        labels = zip(shown.T, weights.T, self.guides(support.words), strict=True)
+        classifiers = Classifiers.of([fit_label(pictures, *label, self.strengths, self.evidence) for label in labels])
+        return lambda encoded: to_tensor(classifiers.logits(to_array(encoded), self.strengths), encoded)
+
+    def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]) -> Fitted:
+        """One label's classifier from pictures that a person said show it or not, each with full weight."""
+        return fit_label(pictures, shown, np.ones(len(shown), np.float32), guide, self.strengths, self.evidence)
+
+
+class Rocchio(ClosedForm):
+    """Relevance feedback after Rocchio (1971): prototypes move away from the pictures that do not show their label.
+
+    They are the closed form's, moved by `rejection` from the attended mean of those.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        dimensions: int,
+        *,
+        space: int = 512,
+        shrinkage: float = 5.0,
+        separation: float = 200.0,
+        ridge: float = 3.0,
+        word_weight: float = 1.0,
+        word_decay: float = 0.75,
+        support_focus: float = 8.0,
+        query_focus: float = 48.0,
+        query_local: float = 0.6,
+        scale: float = 20.0,
+        rejection: float = 0.4,
+        parts: list[int] | None = None,
+    ) -> None:
+        super().__init__(
+            channels,
+            dimensions,
+            space=space,
+            shrinkage=shrinkage,
+            separation=separation,
+            ridge=ridge,
+            word_weight=word_weight,
+            word_decay=word_decay,
+            support_focus=support_focus,
+            query_focus=query_focus,
+            query_local=query_local,
+            scale=scale,
+            parts=parts,
+        )
+        self.rejection = rejection
+
+    def mixed(self, local: Places, shown: NDArray[np.bool_], guides: Vectors) -> Vectors:
+        prototypes = super().mixed(local, shown, guides)
+        rejected = np.float32(~shown)
+        attended = attend(local, prototypes, self.strengths.query_focus)
+        away = unit(np.einsum("il,ils->ls", rejected, attended))
+        share = self.rejection * np.minimum(rejected.sum(axis=0) / ENOUGH, 1)
+        return unit(prototypes - share[:, None] * away).astype(np.float32)

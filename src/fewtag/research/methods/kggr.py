@@ -27,7 +27,7 @@ from fewtag.research.methods.base import (
     places,
     refuse_labels_without_image,
 )
-from fewtag.research.methods.heads import descend
+from fewtag.research.methods.linear import descend
 from fewtag.research.types import Logits, Maps, Targets, Words
 
 Edges = Float[Tensor, "labels labels"]
@@ -197,7 +197,9 @@ class GatedGraph(nn.Module):
             messages = edges @ states if mutual else torch.cat([edges @ states, edges.T @ states], dim=-1)
             *heard, candidate = F.linear(messages, weight, self.heard.bias).chunk(3, dim=-1)
             update, reset = (torch.cat(heard, dim=-1) + self.gates(states)).sigmoid().chunk(2, dim=-1)
-            states = torch.lerp(states, (candidate + self.fresh(reset * states)).tanh(), update)
+            fresh = (candidate + self.fresh(reset * states)).tanh()
+            # under autocast the first states may be in full precision, and `lerp` wants one precision
+            states = torch.lerp(states, fresh.to(states.dtype), update.to(states.dtype))
         return states
 
 

@@ -26,7 +26,7 @@ from fewtag.research.methods.base import (
     pool,
     refuse_labels_without_image,
 )
-from fewtag.research.methods.heads import fit_head
+from fewtag.research.methods.linear import fit_head
 from fewtag.research.types import Logits, Maps, Targets
 
 Features = Float[Tensor, "images channels"]

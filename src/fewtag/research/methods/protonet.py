@@ -1,14 +1,17 @@
-"""Prototypical networks (Snell et al., 2017) for several labels an image, on raw and on centred features.
+"""Prototypical networks (Snell et al., 2017) for several labels an image: on raw features, centred, and with words.
 
 A label's prototype is the mean of its images' global features, with which images are compared by cosine.
 """
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from fewtag.research.methods.base import (
     Base,
     Classifier,
+    Method,
     Precoded,
     Support,
     cosine,
@@ -16,7 +19,9 @@ from fewtag.research.methods.base import (
     pool,
     refuse_labels_without_image,
 )
-from fewtag.research.types import Encoded, Maps
+from fewtag.research.types import Encoded, Logits, Maps, Words
+
+Vectors = Float[Tensor, "labels channels"]
 
 
 class ProtoNet(Precoded):
@@ -60,3 +65,60 @@ class CentredProtoNet(ProtoNet):
 
     def encode(self, maps: Maps) -> Encoded:
         return super().encode(maps) - self.mean
+
+
+class AM3(Method):
+    """Adaptive mixing of what is seen and what is said (Xing et al., "Adaptive Cross-Modal Few-Shot Learning", 2019).
+
+    A label's prototype is λ · the mean feature of its images + (1 − λ) · what its word turns into, and λ depends on the
+    word: words that say much about looks count for more. Both networks have one hidden layer and learn on episodes,
+    as do scale and margin of the logits; unit vectors are compared by squared distance.
+    """
+
+    def __init__(
+        self, channels: int, dimensions: int, *, hidden: int = 300, dropout: float = 0.2, scale: float = 20.0
+    ) -> None:
+        super().__init__(channels, dimensions)
+        self.transform = perceptron(dimensions, hidden, channels, dropout)
+        self.weigh = perceptron(channels, hidden, 1, dropout)
+        self.scale = nn.Parameter(torch.tensor(scale))
+        self.margin = nn.Parameter(torch.ones(()))
+
+    def say(self, words: Words) -> Vectors:
+        """What the words turn into, as unit vectors, which features can be mixed with."""
+        return F.normalize(self.transform(words.float()), dim=-1)
+
+    def prototypes(self, support: Support) -> Vectors:
+        """What is seen and what is said, mixed by a weight that the word decides."""
+        shows = support.targets.T.float()
+        seen = F.normalize(shows @ features(support.maps), dim=-1)
+        said = self.say(support.words)
+        share = self.weigh(said).sigmoid()
+        return share * seen + (1 - share) * said
+
+    def adapt(self, support: Support) -> Classifier:
+        refuse_labels_without_image(support)
+        # full precision throughout: the networks are small, and half precision would tie many scores
+        with full_precision(support.maps):
+            prototypes = self.prototypes(support)
+
+        def classify(maps: Maps) -> Logits:
+            with full_precision(maps):
+                return self.scale * (self.margin - squared_distances(features(maps), prototypes))
+
+        return classify
+
+
+def features(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor, "images channels"]:
+    """Global features of unit length."""
+    return F.normalize(pool(maps.float()), dim=-1)
+
+
+def squared_distances(images: Float[Tensor, "images channels"], labels: Vectors) -> Logits:
+    """Each image's to each label, without a root, whose slope is infinite at 0."""
+    return images.square().sum(dim=1, keepdim=True) + labels.square().sum(dim=1) - 2 * images @ labels.T
+
+
+def perceptron(inputs: int, hidden: int, outputs: int, dropout: float) -> nn.Sequential:
+    """One hidden layer."""
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, outputs))

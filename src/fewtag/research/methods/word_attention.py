@@ -28,7 +28,7 @@ from fewtag.research.methods.base import (
     pool,
     refuse_labels_without_image,
 )
-from fewtag.research.methods.heads import descend
+from fewtag.research.methods.linear import descend
 from fewtag.research.types import Logits, Words
 
 Joint = Float[Tensor, "labels joint"]

@@ -96,5 +96,5 @@ export const getJob = (id) => call("GET", `/v1/jobs/${of(id)}`);
 
 /** @param {string} digest @param {256 | 1024} size */
 export const thumbnail = (digest, size = 256) => `/v1/pictures/${digest}/thumbnail?size=${size}`;
-/** @param {string} digest @param {string} label */
-export const heat = (digest, label) => `/v1/pictures/${digest}/heat?label=${of(label)}`;
+/** @param {string} digest @param {string} label @param {boolean} atOnce a first glance, while the map is worked out */
+export const heat = (digest, label, atOnce) => `/v1/pictures/${digest}/heat?label=${of(label)}&at_once=${atOnce}`;

@@ -154,14 +154,23 @@ function Stage({ digest, detail, heat, box }) {
     element.addEventListener("pointermove", drag);
     element.addEventListener("pointerup", stop);
   };
+  // a first glance at once, the map behind it
+  const [ready, setReady] = useState("");
+  const wanted = heat && api.heat(digest, heat, false);
+  useEffect(() => {
+    const image = new Image();
+    image.onload = () => setReady(wanted);
+    if (wanted) image.src = wanted;
+    return () => void (image.onload = null);
+  }, [wanted]);
   const part = box.value;
   const at = (/** @type {number} */ share) => `${(100 * share).toFixed(2)}%`;
   return html`<div class="stand">
     <div class="canvas" ref=${frame} onPointerDown=${draw} style=${{ aspectRatio: detail ? `${detail.width} / ${detail.height}` : "4 / 3", "--ratio": detail ? `${detail.width / detail.height}` : "1.333" }}>
       <img src=${api.thumbnail(digest, 1024)} alt=${detail ? `${detail.name}: ${detail.would_write.join(", ") || "no tags"}` : "Loading"} draggable=${false} />
-      ${heat && html`<img class="heat" src=${api.heat(digest, heat)} alt=${`Where ${heat} is seen`} draggable=${false} />`}
+      ${heat && html`<img class="heat" src=${ready === wanted ? wanted : api.heat(digest, heat, true)} alt=${`Where ${heat} is seen`} draggable=${false} />`}
       ${part && html`<span class="part" style=${{ left: at(part[0]), top: at(part[1]), width: at(part[2] - part[0]), height: at(part[3] - part[1]) }}></span>`}
     </div>
-    <p class="dim hint">${heat ? `Where “${heat}” is seen` : part ? "Press g to find pictures like this part" : "Drag over a part of the picture to find more like it"}</p>
+    <p class="dim hint">${heat ? (ready === wanted ? `Where “${heat}” is seen` : `A first glance at “${heat}”…`) : part ? "Press g to find pictures like this part" : "Drag over a part of the picture to find more like it"}</p>
   </div>`;
 }

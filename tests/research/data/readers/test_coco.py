@@ -4,8 +4,8 @@ import tarfile
 import pytest
 
 from fewtag.errors import InputError
-from fewtag.research.data.coco_voc import read_coco
 from fewtag.research.data.images import readable
+from fewtag.research.data.readers import read_coco
 
 CATEGORIES = [{"id": 9, "name": "boat"}, {"id": 1, "name": "person"}, {"id": 3, "name": "car"}]
 

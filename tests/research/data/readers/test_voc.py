@@ -1,7 +1,7 @@
 import pytest
 
 from fewtag.errors import InputError
-from fewtag.research.data.coco_voc import read_voc
+from fewtag.research.data.readers import read_voc
 
 
 @pytest.fixture

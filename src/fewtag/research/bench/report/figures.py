@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from PIL import Image
 
 from fewtag.files import replacing
-from fewtag.research.bench.metrics import mean_and_interval
 from fewtag.research.bench.report.results import (
     DataSet,
     MeasuredRun,
@@ -22,6 +21,7 @@ from fewtag.research.bench.report.results import (
     systems,
     tested,
 )
+from fewtag.research.bench.results import mean_and_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,13 +85,13 @@ def draw_figures(results: Results, paper: Published, folder: Path) -> dict[str, 
 
 def shots_figure(data_set: DataSet) -> str:
     """What the plot of a data set's curves is called."""
-    return f"{data_set.data}-shots"
+    return f"{data_set.name}-shots"
 
 
 def _title(paper: Published, data_set: DataSet) -> str:
     """`PASCAL VOC`, where the paper has a title for the data set; else its own name."""
     table = paper.comparison(data_set.split)
-    return table.title.partition(":")[0] if table and table.data == data_set.data else data_set.data
+    return table.title.partition(":")[0] if table and table.data == data_set.data else data_set.name
 
 
 def _system_marks(runs: Iterable[MeasuredRun], table: PublishedTable) -> list[Mark]:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from fewtag.research.bench.metrics import mean_and_interval
 from fewtag.research.bench.report.comparison import PHASES, Difference, Differences, Pair, SystemComparison, compare
 from fewtag.research.bench.report.results import (
     Curves,
@@ -15,6 +14,7 @@ from fewtag.research.bench.report.results import (
     Systems,
     phases_of,
 )
+from fewtag.research.bench.results import mean_and_interval
 
 NONE = "–"
 SPREAD = "`test`, other seeds and labels"

@@ -13,8 +13,15 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from fewtag.errors import InputError
 from fewtag.files import read_json
-from fewtag.research.bench.metrics import METRICS, mean_and_interval
-from fewtag.research.bench.results import SESSIONS, ResultRow, SessionRow, read_rows, read_rows_of
+from fewtag.research.bench.results import (
+    METRICS,
+    SESSIONS,
+    ResultRow,
+    SessionRow,
+    mean_and_interval,
+    read_rows,
+    read_rows_of,
+)
 
 
 class PublishedSystem(BaseModel):
@@ -97,6 +104,12 @@ class DataSet(NamedTuple):
 
     data: str
     split: str
+
+    @property
+    def name(self) -> str:
+        """The data's, or that of a variant of its split, so that `laso-novel-free` stands beside `laso`."""
+        split = Path(self.split).stem
+        return split if split.startswith(self.data) else self.data
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,205 @@
+"""Keywords that pictures carry: XMP packets and IPTC's keywords inside, read from the bytes, and sidecars beside."""
+
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from fewtag.errors import InputError
+from fewtag.interop.keywords import NO_TAGS, Tags, join_tags
+from fewtag.interop.xmp import MOST_BYTES, Packet
+from fewtag.pictures.decode import open_encoded
+from fewtag.pictures.files import IMAGE_ENDINGS, RAW_ENDINGS, UNREADABLE_ENDINGS, Picture
+
+ENDING = ".xmp"
+_XMP = b"http://ns.adobe.com/xap/1.0/\0"
+_PHOTOSHOP = b"Photoshop 3.0\0"
+_PNG = b"\x89PNG\r\n\x1a\n"
+_MOST = 16_000_000
+"""Bytes of one chunk that may be metadata."""
+_UTF8 = b"\x1b%G"
+
+
+class Embedded(NamedTuple):
+    """What a picture's file holds beside its pixels."""
+
+    packet: bytes | None = None
+    keywords: tuple[str, ...] = ()
+    """IPTC's."""
+
+    def tags(self, name: str) -> Tags:
+        """A person's own; a packet that cannot be read is no reason to lose the keywords beside it."""
+        found = NO_TAGS
+        if self.packet is not None:
+            with suppress(InputError):
+                found = Packet(self.packet, f"the XMP in {name}").tags()
+        return found.joined(join_tags((), self.keywords))
+
+
+def read_embedded(path: Path) -> Embedded:
+    """Of JPEG and PNG only what is not pixels is read; refuses what is no picture."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+            if head[:2] == b"\xff\xd8":
+                return _jpeg(file)
+            if head == _PNG:
+                return _png(file)
+    except OSError as error:
+        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise InputError(f"cannot read image {path}: {reason}; check the path") from error
+    image = open_encoded(Picture(path).read(), str(path))
+    packet = image.info.get("xmp")
+    # IPTC's tag in a TIFF as it lies there, as Pillow's own reader takes it: some call its bytes numbers
+    iptc = getattr(getattr(image, "tag_v2", None), "_tagdata", {}).get(33723, b"")
+    return Embedded(packet if isinstance(packet, bytes) and packet else None, keywords(iptc))
+
+
+def _jpeg(file: BinaryIO) -> Embedded:
+    packet, iptc = None, b""
+    file.seek(2)
+    while len(marker := file.read(4)) == 4 and marker[0] == 0xFF:
+        if marker[1] == 0xFF:  # a fill byte
+            file.seek(-3, os.SEEK_CUR)
+            continue
+        size = int.from_bytes(marker[2:], "big") - 2
+        if marker[1] in {0xDA, 0xD9} or size < 0:
+            break
+        if marker[1] in {0xE1, 0xED}:
+            segment = file.read(size)
+            if segment.startswith(_XMP) and packet is None:
+                packet = segment[len(_XMP) :]
+            elif segment.startswith(_PHOTOSHOP):
+                iptc += segment[len(_PHOTOSHOP) :]
+        else:
+            file.seek(size, os.SEEK_CUR)
+    return Embedded(packet, keywords(b"".join(_photoshop(iptc))))
+
+
+def _photoshop(blocks: bytes) -> Iterator[bytes]:
+    """The IPTC records among Photoshop's image resources."""
+    place = 0
+    while blocks[place : place + 4] == b"8BIM" and len(blocks) >= place + 12:
+        name = blocks[place + 6]
+        data = place + 6 + (name + 2 & ~1)
+        size = int.from_bytes(blocks[data : data + 4], "big")
+        if blocks[place + 4 : place + 6] == b"\x04\x04":
+            yield blocks[data + 4 : data + 4 + size]
+        place = data + 4 + (size + 1 & ~1)
+
+
+def _png(file: BinaryIO) -> Embedded:
+    """Text chunks may come after the pixels, where Pillow looks only once it has decoded them."""
+    file.seek(8)
+    while len(head := file.read(8)) == 8:
+        size, kind = int.from_bytes(head[:4], "big"), head[4:]
+        if kind == b"iTXt" and size <= _MOST:
+            keyword, _, rest = file.read(size).partition(b"\0")
+            if keyword == b"XML:com.adobe.xmp" and len(rest) > 2:
+                text = rest[2:].split(b"\0", 2)[-1]
+                return Embedded(_inflate(text) if rest[0] else text)
+            file.seek(4, os.SEEK_CUR)
+        else:
+            file.seek(size + 4, os.SEEK_CUR)
+        if kind == b"IEND":
+            break
+    return Embedded()
+
+
+def _inflate(data: bytes) -> bytes | None:
+    try:
+        return zlib.decompressobj().decompress(data, _MOST)
+    except zlib.error:
+        return None
+
+
+def keywords(records: bytes) -> tuple[str, ...]:
+    """IPTC's keywords: data set 25 of record 2, in UTF-8 if that is said or fits, else in Latin 1."""
+    found, utf8, place = [], False, 0
+    while place + 5 <= len(records) and records[place] == 0x1C:
+        record, dataset = records[place + 1], records[place + 2]
+        size = int.from_bytes(records[place + 3 : place + 5], "big")
+        value = records[place + 5 : place + 5 + size]
+        if size & 0x8000:  # as long as no keyword is
+            break
+        utf8 |= (record, dataset) == (1, 90) and value == _UTF8
+        if (record, dataset) == (2, 25):
+            found.append(value)
+        place += 5 + size
+    return tuple(_text(value, utf8=utf8) for value in found if value.strip())
+
+
+def _text(value: bytes, *, utf8: bool) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("utf-8" if utf8 else "latin-1", "replace")
+
+
+def paired_raws(paths: Sequence[Path]) -> frozenset[Path]:
+    """RAW files whose picture is among these as well, and is read in their place: photo.cr2 beside photo.jpg."""
+    read = {(path.parent, path.stem.casefold()) for path in paths if path.suffix.lower() in IMAGE_ENDINGS}
+    raws = (path for path in paths if path.suffix.lower() in RAW_ENDINGS)
+    return frozenset(path for path in raws if (path.parent, path.stem.casefold()) in read)
+
+
+class Folders:
+    """Listings of folders, each read once: which names are there, by their case-folded spelling."""
+
+    def __init__(self) -> None:
+        self._listed: dict[Path, dict[str, list[str]]] = {}
+
+    def names(self, folder: Path) -> dict[str, list[str]]:
+        if folder not in self._listed:
+            found: dict[str, list[str]] = {}
+            try:
+                for name in sorted(entry.name for entry in os.scandir(folder)):
+                    found.setdefault(name.casefold(), []).append(name)
+            except OSError as error:
+                raise InputError(f"cannot read the folder {folder}: {error.strerror}; check it") from error
+            self._listed[folder] = found
+        return self._listed[folder]
+
+    def sidecars(self, picture: Path) -> tuple[list[Path], list[Path]]:
+        """Those of the picture, and those that another one of the same name may own: photo.cr2 beside photo.jpg."""
+        names, stem = self.names(picture.parent), picture.stem.casefold()
+        own = names.get(f"{picture.name}{ENDING}".casefold(), [])
+        shared = names.get(f"{stem}{ENDING}", [])
+        endings = IMAGE_ENDINGS | UNREADABLE_ENDINGS
+        twins = any(f"{stem}{ending}" in names for ending in endings if ending != picture.suffix.lower())
+        if twins:
+            return [picture.parent / name for name in own], [picture.parent / name for name in shared]
+        return [picture.parent / name for name in (*own, *shared)], []
+
+    def raws(self, picture: Path) -> list[Path]:
+        """Sidecars of a RAW file of the same picture: photo.cr2.xmp of photo.jpg."""
+        names, stem = self.names(picture.parent), picture.stem.casefold()
+        found = (names.get(f"{stem}{ending}{ENDING}", ()) for ending in sorted(RAW_ENDINGS))
+        return [picture.parent / name for some in found for name in some]
+
+    def pictures(self, sidecar: Path) -> list[Path]:
+        """Whose sidecar it may be: photo.jpg of photo.jpg.xmp, photo.jpg and photo.png of photo.xmp."""
+        names, stem = self.names(sidecar.parent), sidecar.stem.casefold()
+        found = names.get(stem, []) if Path(stem).suffix in IMAGE_ENDINGS else []
+        found = found or [name for ending in sorted(IMAGE_ENDINGS) for name in names.get(f"{stem}{ending}", ())]
+        return [sidecar.parent / name for name in found]
+
+
+def tags_in(paths: Iterable[Path]) -> Tags:
+    """A person's tags."""
+    found = NO_TAGS
+    for path in paths:
+        found = found.joined(Packet(read_sidecar(path), f"the sidecar {path}").tags())
+    return found
+
+
+def read_sidecar(path: Path) -> bytes:
+    """Refuses one that is too large to be one."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"the sidecar {path} is larger than {MOST_BYTES // 10**6} MB; that is no XMP")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read the sidecar {path}: {error.strerror}; check its permissions") from error

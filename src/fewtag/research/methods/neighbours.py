@@ -1,0 +1,84 @@
+"""Support images most like a picture vote for what they show: k nearest neighbours, and Tip-Adapter's cache model.
+
+Votes are shared out: a picture's neighbours have one vote between them, so a label's score is already a probability.
+"""
+
+import torch
+
+from fewtag.errors import InputError
+from fewtag.research.methods.base import (
+    Classifier,
+    Method,
+    Support,
+    cosine,
+    full_precision,
+    pool,
+    refuse_labels_without_image,
+)
+from fewtag.research.methods.word_map import WordMapped, to_tensor
+from fewtag.research.types import Logits, Maps
+
+EPSILON = 1e-6  # no neighbour, or every one: a probability that still has a finite logit
+
+
+class NearestNeighbours(Method):
+    """The k nearest support images by cosine, weighted by exp(cosine / temperature). Nothing to learn."""
+
+    def __init__(self, channels: int, dimensions: int, *, k: int = 10, temperature: float = 0.07) -> None:
+        super().__init__(channels, dimensions)
+        if k < 1 or temperature <= 0:
+            raise InputError(f"k = {k} and temperature = {temperature}; write at least one neighbour and more than 0")
+        self.k, self.temperature = k, temperature
+
+    def adapt(self, support: Support) -> Classifier:
+        refuse_labels_without_image(support)
+        examples, shows = pool(support.maps.float()), support.targets.float()
+        k = min(self.k, len(examples))
+
+        def classify(maps: Maps) -> Logits:
+            alike, nearest = cosine(pool(maps.float()), examples).topk(k, dim=1)
+            weights = (alike / self.temperature).softmax(dim=1)
+            votes = (weights[:, :, None] * shows[nearest]).sum(dim=1)
+            return votes.clamp(EPSILON, 1 - EPSILON).logit()
+
+        return classify
+
+
+class TipAdapter(WordMapped):
+    """A cache of the support beside a word prior, after Tip-Adapter (Zhang et al., 2022), for several labels an image.
+
+    Where the original has CLIP's text encoder, a map from word vectors to features, solved on the base labels, stands
+    here; the evidence of images and of words is added, as logits. Trains nothing.
+    """
+
+    serves_words_alone = True
+
+    def __init__(
+        self,
+        channels: int,
+        dimensions: int,
+        *,
+        sharpness: float = 16.0,
+        word_weight: float = 20.0,
+        ridge: float = 0.3,
+        shrinkage: float = 1.0,
+    ) -> None:
+        super().__init__(channels, dimensions, ridge=ridge, shrinkage=shrinkage)
+        self.sharpness, self.word_weight = sharpness, word_weight
+
+    def adapt(self, support: Support) -> Classifier:
+        shows = support.targets.float()
+        mean = to_tensor(self.space_.mean, support.maps)
+        examples = pool(support.maps.float()) - mean
+
+        def classify(maps: Maps) -> Logits:
+            with full_precision(maps):
+                features = pool(maps.float())
+                # shares of one, where the original leaves sums to a softmax over labels, which several labels do not
+                # allow; without either, a picture that is a little like everything would come before all others
+                affinity = (self.sharpness * cosine(features - mean, examples)).softmax(dim=1)
+                by_images = (affinity @ shows).clamp(EPSILON, 1 - EPSILON).logit()
+                by_words = self.word_weight * self.word_cosines(features, support.words)
+                return torch.where(shows.any(dim=0), by_images, 0.0) + by_words
+
+        return classify
