@@ -232,6 +232,14 @@ def sampled(shares: np.ndarray, pictures: int, apart: float, seed: int) -> np.nd
     return (apart * seen - apart**2 / 2).astype(np.float32)
 
 
+def test_a_threshold_can_be_reached_whatever_the_share() -> None:
+    for asked in (0.3, 0.9, 0.99):
+        curves = Calibration((1,), (1.0,), (0.0,), 0.08, (0.08,), ((asked,),))
+        found = curves.threshold(np.full(5, 1), np.array([0.001, 0.01, 0.02, 0.03, 0.5], np.float32))
+        assert found.max() < 1
+        assert (np.diff(found) <= 1e-6).all(), "rarer labels need more"
+
+
 def test_shares_are_found_that_labels_were_drawn_with() -> None:
     """Wherever the search starts; to within four standard errors of a sample of that size."""
     shares = np.array([0.01, 0.05, 0.2, 0.5, 0.8], np.float32)

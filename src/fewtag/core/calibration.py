@@ -68,7 +68,8 @@ class Calibration:
         rows = np.stack([_at(self.examples, column, counts) for column in zip(*self.thresholds, strict=True)])
         known, wanted = log_odds(np.array(self.shares)), log_odds(shares)
         found = [np.interp(each, known, row) for each, row in zip(wanted, rows.T, strict=True)]
-        return (np.array(found) * _by_share(shares, FIRM, EASE)).astype(np.float32)
+        # never past what a probability can reach: a network that tells labels apart perfectly has thresholds near one
+        return np.minimum(np.array(found) * _by_share(shares, FIRM, EASE), (1 + np.array(found)) / 2).astype(np.float32)
 
 
 def _at(examples: Sequence[int], values: Sequence[float], counts: Counts) -> NDArray[np.float32]:
@@ -128,7 +129,7 @@ def match_shares(evidence: NDArray[np.float32], counts: Counts, said: Shares, *,
     """
     usual = log_odds(said).astype(np.float64)
     low, high = usual - 10, usual + 10
-    for _ in range(steps):  # the gradient rises with the log-odds, so that halving an interval finds where it is zero
+    for _ in range(steps):  # the gradient rises with the log-odds but for the steepness, so halving finds a zero of it
         middle = (low + high) / 2
         steep = steepness(counts, sigmoid(middle))
         over = sigmoid(steep * evidence + middle).sum(axis=0) - len(evidence) * said

@@ -85,6 +85,10 @@ class Fold:
         for answer, picture, number, word, source in change.answers:
             self.said.setdefault(self.resolve(number), {})[picture] = Said(word, source, answer)
 
+    def about(self, label: int) -> Mapping[str, Said]:
+        """By picture; nothing of a label that was taken back while somebody still looks at it."""
+        return self.said.get(label, {})
+
     def resolve(self, label: int) -> int:
         """Which label it has become part of."""
         while label in self.merged:

@@ -100,7 +100,7 @@ class State:
         words, audited = np.zeros(count, np.int8), np.zeros(count, np.bool_)
         codes = {"yes": reviewing.YES, "no": reviewing.NO, "unknown": reviewing.UNKNOWN}
         with self._lock:
-            for picture, said in self._fold.said[label.id].items():
+            for picture, said in self._fold.about(label.id).items():
                 row = self.library.row_of.get(picture, count)
                 if row < count:
                     words[row], audited[row] = codes[said.answer], said.source == AUDIT

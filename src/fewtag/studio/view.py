@@ -283,7 +283,7 @@ class View(State):
         for name in bank.classes:
             label, scored = self._fold.find(name), self._scores.kept[name]
             self._scores.sharpen(name, np.array([row]))
-            said = self._fold.said[label.id].get(digest)
+            said = self._fold.about(label.id).get(digest)
             word = None if said is None else said.answer
             told.append((name, float(scored.chances[row]), scored, word))
         told.sort(key=lambda each: (-each[1], each[0]))
@@ -447,7 +447,7 @@ class View(State):
         kept = self._influences.get(label.name)
         scored = self._scores.kept[label.name]
         values = kept[1] if kept is not None and kept[0] is scored.fitted else {}
-        said = self._fold.said[label.id]
+        said = self._fold.about(label.id)
         shown = [picture for picture, each in said.items() if each.answer == "yes" and each.source not in UNTAUGHT]
         found = [Influence(each, values.get(each)) for each in reversed(shown[-48:])]
         return tuple(found)
@@ -455,7 +455,7 @@ class View(State):
     def _mistaken_for(self, label: Label) -> tuple[MistakenFor, ...]:
         """Labels that a person gave to pictures of which this one was refused."""
         fold = self._fold
-        refused = {picture for picture, said in fold.said[label.id].items() if said.answer == "no"}
+        refused = {picture for picture, said in fold.about(label.id).items() if said.answer == "no"}
         counts = Counter(
             other.name
             for other in fold.labels.values()
