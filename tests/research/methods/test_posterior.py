@@ -55,7 +55,9 @@ def test_logits_are_those_of_the_core_label_by_label(complete: bool) -> None:
     no = 1.0 if complete else 0.1
     weights = np.where(SHOWN.numpy(), 1.0, no).astype(np.float32)
     labels = [
-        fit_label(pictures, SHOWN[:, n].numpy(), weights[:, n], guides[n], strengths, NameEvidence(within=0.3))
+        fit_label(
+            pictures, SHOWN[:, n].numpy(), weights[:, n], guides[n], strengths, NameEvidence(within=0.3, prior=0.9)
+        )
         for n in range(2)
     ]
     expected = Classifiers.of(labels).logits(space.project(places(maps).numpy()), strengths)

@@ -563,6 +563,8 @@ def test_a_burst_is_taught_and_taken_back_at_once(browser: Browser, model: Path,
             page.keyboard.press("Backspace")
             expect(opened.toast("Taken back: the label dog")).to_be_visible()
             assert answers(opened) == 0
+            expect(page.get_by_role("heading", name=re.compile("dog"))).to_have_count(0)
+            expect(page.get_by_text("4 pictures · 2 in stacks")).to_be_visible()
 
 
 def test_a_data_set_is_delivered_into_the_projects_folder(opened: Opened) -> None:

@@ -16,9 +16,12 @@ export function Picture() {
   const chosen = useSignal(query.get("label") ?? "");
   const heated = useSignal(false);
   const box = useSignal(/** @type {number[] | null} */ (null));
+  const told = useRef(0);
   const load = async () => {
+    const turn = told.current;
     const got = await store.attempt(() => api.getPicture(digest));
-    if (got && got.digest === store.route.value.name) detail.value = got;
+    // what was said meanwhile is newer, and is asked for again once the server has it
+    if (got && got.digest === store.route.value.name && turn === told.current) detail.value = got;
   };
   useEffect(() => {
     box.value = null;
@@ -41,6 +44,7 @@ export function Picture() {
   /** @param {string} label @param {Word} word */
   const answer = (label, word) => {
     if (!shown) return;
+    told.current += 1;
     detail.value = { ...shown, labels: rows.map((row) => (row.label === label ? { ...row, answer: word } : row)) };
     store.announcement.value = `${label}: ${word}`;
     store.answer([{ picture: digest, label, answer: word }]);

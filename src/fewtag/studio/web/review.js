@@ -58,7 +58,8 @@ export function Review() {
   useEffect(() => {
     if (seen.current !== store.answered.value && !busy.value) {
       seen.current = store.answered.value;
-      load();
+      if (store.labels.value.some((each) => each.name === label)) load();
+      else store.go("library"); // its making was taken back
     }
   }, [store.answered.value, busy.value]);
 

@@ -58,7 +58,8 @@ let lastToast = 0;
 /** @param {string} text @param {{bad?: boolean, action?: Toast["action"], seconds?: number}} [how] */
 export function say(text, { bad = false, action, seconds = bad ? 12 : 6 } = {}) {
   const toast = { id: ++lastToast, text, bad, action };
-  toasts.value = [...toasts.value.filter((each) => each.bad && each.text !== text).slice(-2), toast];
+  // what went wrong does not hide what was done
+  toasts.value = [...toasts.value.filter((each) => (bad || each.bad) && each.text !== text).slice(-2), toast];
   setTimeout(() => dismiss(toast.id), seconds * 1000);
 }
 /** @param {number} id */
@@ -173,9 +174,9 @@ async function turnBack(which) {
   if (!done) return;
   const what = done.what || `${done.undone.length} answer${done.undone.length === 1 ? "" : "s"}`;
   const back = which === "undo" ? { text: "Redo", run: redo } : { text: "Undo", run: undo };
+  await Promise.all([loadLabels(), loadProject()]); // first: a screen may be of a label that is gone
   say(`${which === "undo" ? "Taken back" : "Done again"}: ${what}.`, { action: back });
   batch(() => [(answered.value += 1), (changed.value += 1)]);
-  await Promise.all([loadLabels(), loadProject()]);
 }
 export const undo = () => turnBack("undo");
 export const redo = () => turnBack("redo");
