@@ -22,9 +22,9 @@ from fewtag.pictures.prefetch import usable_cores
 from fewtag.studio.log import UnknownError
 from fewtag.studio.project import FileRow, PictureRow
 
-RESIDENT = 10_000
+RESIDENT = 8_000
 """Pictures whose places stay in memory, some 50 KB each; of more, those that were asked for last."""
-BEST, SAMPLE = 5_000, 1_000
+BEST, SAMPLE = 3_000, 1_000
 """Of more pictures than that: how many of the likeliest are looked at closely, and how many at random."""
 AT_ONCE = 32
 """Pictures whose widened places stay in the processor's cache."""
