@@ -227,9 +227,11 @@ def test_everything_is_done_by_keys_alone(opened: Opened) -> None:
     press("?")
     expect(page.get_by_role("dialog", name="Keys")).to_contain_text("The next picture")
     press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
     press("d")
     expect(page.get_by_role("dialog", name="Deliver the tags")).to_be_visible()
     press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
     press("ArrowRight")
     expect(page.get_by_text(f"2 of {COUNT}")).to_be_visible()
 
