@@ -55,9 +55,11 @@ fuzz: .venv/installed
 	$(BIN)/python tests/support/kills.py --job write
 	$(BIN)/python tests/support/studio_kills.py
 
-# speed and memory, as ratios measured side by side
+# speed and memory, as ratios measured side by side; the studio's latencies; HTTP under load
 bench: .venv/rivals
 	$(BIN)/python benchmarks/speed.py --out results/speed
+	$(BIN)/python benchmarks/studio.py --out results/studio.json
+	$(BIN)/python benchmarks/http_load.py --minutes 10 --out results/http.json
 
 # the site, in site/
 docs: .venv/installed
