@@ -58,7 +58,7 @@ export function Review() {
   useEffect(() => {
     if (seen.current !== store.answered.value && !busy.value) {
       seen.current = store.answered.value;
-      if (store.labels.value.some((each) => each.name === label)) load();
+      if (store.labels.value?.some((each) => each.name === label)) load();
       else store.go("library"); // its making was taken back
     }
   }, [store.answered.value, busy.value]);
