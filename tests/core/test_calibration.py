@@ -200,7 +200,7 @@ def test_the_curve_of_a_rare_label_with_few_examples_is_steeper() -> None:
     calibration = Calibration((0,), (2.0,), (-0.5,), 0.3)
     even = np.float32((log_odds(np.array(0.3)) + 0.5) / 2)
     shares = np.array([0.5, 0.03, 0.01, 0.001], np.float32)
-    for count, steeper in ((1, 1.2), (2, 1.2 - 0.2 * np.log(3 / 2) / np.log(3)), (5, 1.0), (50, 1.0)):
+    for count, steeper in ((1, 1.3), (2, 1.3 - 0.3 * np.log(3 / 2) / np.log(3)), (5, 1.0), (50, 1.0)):
         slopes, offsets = calibration.curves(np.full(4, count), np.zeros(4, np.float32), shares)
         assert slopes.tolist() == pytest.approx([2, 2, 2 * steeper, 2 * steeper], abs=1e-5)
         assert sigmoid(slopes * even + offsets).tolist() == pytest.approx(shares.tolist(), rel=1e-4)

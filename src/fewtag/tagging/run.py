@@ -35,7 +35,7 @@ LOCAL_SHARD = 256
 # a worker that is slower than the others then takes fewer, rather than all waiting for its last one
 _SHARDS_A_WORKER = 4
 _DOWNLOADS_AT_ONCE = 16
-SAMPLE, SMALLEST_SAMPLE = 256, 100
+SAMPLE, SMALLEST_SAMPLE = 512, 100
 """Pictures by which the labels' shares are estimated; fewer say too little."""
 
 
