@@ -19,8 +19,10 @@ import pytest
 from tiny import draw
 
 from fewtag.errors import InputError
-from fewtag.tagging.ray_engine import Nodes, Share, check_address, open_cluster, refuse_deadly
-from fewtag.tagging.run import Cluster, Options, Summary, tag
+from fewtag.tagging.ray_engine import Nodes, Share, Worker, check_address, finish_on_ray, open_cluster
+from fewtag.tagging.run import Cluster, Options, Summary, Work, tag
+from fewtag.tagging.sources import Shard
+from fewtag.tagging.tables import Parts
 
 Cli = Callable[..., Any]
 NAMES = ["b, c.png", 'sub/"q"\n.JPG', "sub/deep/ä.png", "z.webp"]
@@ -80,7 +82,7 @@ class Deadly(http.server.ThreadingHTTPServer):
                 server.asked[self.path.lstrip("/")] += 1
                 if server.deadly[self.path.lstrip("/")] > 0:
                     server.deadly[self.path.lstrip("/")] -= 1
-                    for process in processes(b"ray::MapWorker"):
+                    for process in processes(b"ray::Worker"):
                         os.kill(process, signal.SIGKILL)
                     return
                 super().do_GET()
@@ -188,7 +190,7 @@ def test_a_killed_worker_loses_and_repeats_nothing(cli: Cli, bank: Path, tmp_pat
     [
         ("127.0.0.1:9", "no Ray cluster answers at --address 127.0.0.1:9 "),
         ("nowhere", "give HOST:PORT"),
-        ("ray://127.0.0.1:10001", "does not work through Ray's client"),
+        ("ray://127.0.0.1:10001", "Ray's client is not for this"),
     ],
 )
 def test_an_address_where_no_cluster_answers_is_refused_at_once(address: str, sentence: str) -> None:
@@ -230,7 +232,12 @@ def test_a_worker_has_its_share_of_one_machine() -> None:
         Nodes([{"CPU": 32.0, "GPU": 4.0}]).share(5)
 
 
-def test_a_shard_that_kills_is_not_tried_for_ever() -> None:
-    refuse_deadly(3, 3)
-    with pytest.raises(InputError, match="its worker died 3 times"):
-        refuse_deadly(4, 3)
+def test_a_worker_of_another_version_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work(b"", None, Options(), Parts("parts", "jsonl"), {})
+    share, shard = Share(1, 1.0, gpu=False), Shard(0, "", 1)
+    answer = Worker(work, share, version="0.0").finish(shard)
+    assert answer.final
+    assert "this is 0.0; install the same one on every machine" in answer.refusal
+    monkeypatch.setattr("fewtag.tagging.ray_engine._answers", lambda *_: iter([(shard, answer)]))
+    with pytest.raises(InputError, match="finished shards are kept"):
+        finish_on_ray([shard], work, share, lambda _count: None)

@@ -5,15 +5,13 @@ import math
 import os
 import socket
 import time
-from collections import Counter
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-import numpy as np
 
 from fewtag import __version__
 from fewtag.cache import Space
@@ -34,7 +32,6 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
-    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     # as the local engine; Ray's own 15 leaves the workers nothing where another program is busy
     "RAY_worker_niceness": "0",
 }
@@ -91,7 +88,6 @@ def open_cluster(address: str | None) -> Iterator[Nodes]:
     ray = _import_ray(loopback=address is None)
     # Ray prints the deaths of workers on standard output, where --json is for machines
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         ours = not ray.is_initialized()
         if ours:
             _connect(ray, address)
@@ -125,7 +121,6 @@ def _import_ray(*, loopback: bool) -> ModuleType:
         os.environ.setdefault(name, value)
     try:
         import ray
-        import ray.data
     except ImportError as error:
         raise InputError('--engine ray needs Ray, which is not installed; run: pip install "fewtag[ray]"') from error
     return ray
@@ -150,8 +145,8 @@ def check_address(address: str) -> None:
         return
     if address.startswith("ray://"):
         raise InputError(
-            f"--address {address}: Ray Data does not work through Ray's client; run fewtag on a machine of the cluster "
-            "with --address auto, or send it there with: ray job submit -- fewtag tag ..."
+            f"--address {address}: Ray's client is not for this; run fewtag on a machine of the cluster with --address "
+            "auto, or send it there with: ray job submit -- fewtag tag ..."
         )
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -165,22 +160,11 @@ def check_address(address: str) -> None:
         ) from error
 
 
-class Attempts:
-    """How often each shard was begun, kept outside of the workers, since they may die of it."""
-
-    def __init__(self) -> None:
-        self._begun: Counter[int] = Counter()
-
-    def begin(self, shard: int) -> int:
-        self._begun[shard] += 1
-        return self._begun[shard]
-
-
 class Worker:
-    """Ray Data makes one in each process, and again after a death; a refusal is an answer, never a death."""
+    """An actor: one in each process, made again after a death. A refusal is an answer, never a death."""
 
-    def __init__(self, work: Work, share: Share, attempts: Any, version: str = __version__) -> None:
-        self._work, self._attempts = work, attempts
+    def __init__(self, work: Work, share: Share, version: str = __version__) -> None:
+        self._work = work
         self._opened: tuple[Tagger, Scorer] | None = None
         self._space: Space | None = None
         self._refusal = ""
@@ -196,97 +180,82 @@ class Worker:
             self._refusal = str(error)
         self._ready = time.time()  # not monotonic: it is compared with another machine's
 
-    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, list[Any]]:
-        """A row for each shard: its counts, or why it could not be finished and whether the others cannot either."""
-        answers = [self._finish(Shard.from_json(str(text))) for text in batch["shard"]]
-        return {key: [answer[key] for answer in answers] for key in answers[0]}
-
-    def _finish(self, shard: Shard) -> dict[str, Any]:
-        import ray
-
-        counts, refusal = Counts(0, 0), self._refusal
-        if self._opened is not None:
-            tagger, scorer = self._opened
-            attempt = ray.get(self._attempts.begin.remote(shard.number))
-            try:
-                refuse_deadly(attempt, self._work.options.max_attempts)
-                counts = finish_shards(tagger.model, scorer, [shard], self._work, self._space)[shard.number]
-            except InputError as error:
-                refusal = str(error)
-        return {
-            "shard": shard.number,
-            "tagged": counts.tagged,
-            "failed": counts.failed,
-            "cached": counts.cached,
-            "refusal": refusal,
-            "final": self._opened is None,
-            "ready": self._ready,
-        }
+    def finish(self, shard: Shard) -> "Answer":
+        if self._opened is None:
+            return Answer(self._ready, refusal=self._refusal, final=True)
+        tagger, scorer = self._opened
+        try:
+            counts = finish_shards(tagger.model, scorer, [shard], self._work, self._space)[shard.number]
+        except InputError as error:
+            return Answer(self._ready, refusal=str(error))
+        return Answer(self._ready, counts)
 
 
-def refuse_deadly(attempt: int, most: int) -> None:
-    """A shard that its workers keep dying of is not tried for ever."""
-    if attempt > most:
-        raise InputError(
-            f"its worker died {most} times: too little memory, or a picture that kills its reader; "
-            "give it fewer --workers, or move the pictures away that are suspect"
-        )
+@dataclass(frozen=True)
+class Answer:
+    """Of a worker about a shard: its counts, or why it could not be finished, and whether the others cannot either."""
+
+    ready: float
+    counts: Counts | None = None
+    refusal: str = ""
+    final: bool = False
 
 
 def finish_on_ray(
     shards: Sequence[Shard], work: Work, share: Share, advance: Advance
 ) -> tuple[float, dict[int, Counts]]:
     """When the first worker was ready, and the counts of each shard; refuses if some could not be finished."""
-    sizes = {shard.number: shard.size for shard in shards}
     ready, finished, refusals = math.inf, dict[int, Counts](), dict[int, str]()
-    for answer in _answers(shards, work, share):
-        ready = min(ready, answer["ready"])
-        number = int(answer["shard"])
-        if not answer["refusal"]:
-            finished[number] = Counts(int(answer["tagged"]), int(answer["failed"]), int(answer["cached"]))
-            advance(sizes[number])
-            continue
-        refusals[number] = answer["refusal"]
-        if answer["final"]:
-            raise InputError(f"{answer['refusal']} (finished shards are kept: the same command goes on from there)")
+    for shard, answer in _answers(shards, work, share):
+        ready = min(ready, answer.ready)
+        if answer.final:
+            raise InputError(f"{answer.refusal} (finished shards are kept: the same command goes on from there)")
+        if answer.counts is None:
+            refusals[shard.number] = answer.refusal
+        else:
+            finished[shard.number] = answer.counts
+            advance(shard.size)
     if refusals:
         number, why = min(refusals.items())
         raise InputError(
-            f"{len(refusals)} of {len(sizes)} shards could not be tagged, the first is {work.parts.name(number)}: "
+            f"{len(refusals)} of {len(shards)} shards could not be tagged, the first is {work.parts.name(number)}: "
             f"{why} (the others are finished: the same command goes on from there)"
         )
-    assert finished.keys() == sizes.keys(), "Ray Data answers for every shard"
     return ready, finished
 
 
-def _answers(shards: Sequence[Shard], work: Work, share: Share) -> Iterator[dict[str, Any]]:
-    """What the workers say of each shard, as they finish; Ray restarts one that dies and gives its shard out again."""
+def _answers(shards: Sequence[Shard], work: Work, share: Share) -> Iterator[tuple[Shard, Answer]]:
+    """What the workers say of each shard, as they finish; Ray makes one that dies anew and gives it its shard again."""
     import ray
-    import ray.data
-    from ray.exceptions import RayError
+    from ray.exceptions import ActorUnavailableError, RayError
 
-    # Ray Data tries for ever after a death, so we count; its own limit goes with Ray 2.64
-    attempts = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Attempts).remote()
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    items = [{"shard": shard.to_json()} for shard in shards]
-    tagged = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
-        Worker,
-        batch_size=1,
-        fn_constructor_args=(work, share, attempts),
+    most = work.options.max_attempts
+    restarted = ray.remote(max_restarts=-1, max_task_retries=most - 1, num_cpus=share.cores, num_gpus=int(share.gpu))
+    actor = restarted(Worker)
+    shipped = ray.put(work)
+    waiting = deque(shards)
+    idle: list[Any] = [actor.remote(shipped, share) for _ in range(min(share.workers, len(shards)))]
+    busy: dict[Any, tuple[Any, Shard]] = {}
+    while waiting or busy:
         # one at a time: a shard that waits in a worker would die with it
-        compute=ray.data.ActorPoolStrategy(
-            size=min(share.workers, len(items)), max_tasks_in_flight_per_actor=1, max_concurrent_calls_per_actor=1
-        ),
-        num_cpus=share.cores,
-        num_gpus=1 if share.gpu else None,
-    )
-    try:
-        yield from tagged.iter_rows()
-    except RayError as error:
-        said = str(error).strip().splitlines()[-1]
-        raise InputError(
-            f"the workers cannot go on: {said}; see that fewtag {__version__} is installed on every machine, "
-            "then run the same command again: finished shards are kept"
-        ) from error
+        while waiting and idle:
+            worker, shard = idle.pop(), waiting.popleft()
+            busy[worker.finish.remote(shard)] = worker, shard
+        [done], _ = ray.wait(list(busy))
+        worker, shard = busy.pop(done)
+        idle.append(worker)
+        try:
+            answer = ray.get(done)
+        except ActorUnavailableError:  # it died as often as it may; the worker itself is made again
+            answer = Answer(
+                math.inf,
+                refusal=f"its worker died {most} times: too little memory, or a picture that kills its reader; "
+                "give it fewer --workers, or move the pictures away that are suspect",
+            )
+        except RayError as error:
+            said = str(error).strip().splitlines()[-1]
+            raise InputError(
+                f"the workers cannot go on: {said}; see that fewtag {__version__} is installed on every machine, "
+                "then run the same command again: finished shards are kept"
+            ) from error
+        yield shard, answer
