@@ -5,10 +5,12 @@ import math
 import os
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,6 +29,8 @@ from fewtag.tagging.tables import Counts
 # address of 127.0.0.1 does not do it: Ray replaces that by one that others can reach
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 _ANSWERS_WITHIN = 3.0
+# of a core, as Ray counts
+_SMALLEST_PARTS = 10_000
 # offline and private, and quiet: what matters to a person is told in one sentence
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -68,15 +72,16 @@ class Nodes:
             workers = gpus or max(int(cores), 1)
         if gpus and workers > gpus:
             raise InputError(f"--workers {workers}, but there are {gpus} GPUs, one for each; give at most {gpus}")
-        for each in range(math.floor(cores / workers), 0, -1):
+        whole = (Fraction(each) for each in range(math.floor(cores / workers), 0, -1))
+        parts = (Fraction(1, each) for each in range(2, _SMALLEST_PARTS + 1))
+        for each in chain(whole, parts):
             if sum(_fit(node, each, gpus > 0) for node in self.resources) >= workers:
-                return Share(workers, float(each), gpus > 0)
-        # more workers than cores: Ray counts in ten thousandths of a core
-        return Share(workers, math.floor(1e4 * cores / workers) / 1e4, gpus > 0)
+                return Share(workers, math.floor(each * _SMALLEST_PARTS) / _SMALLEST_PARTS, gpus > 0)
+        raise InputError(f"--workers {workers}, but no machine of the cluster has cores for them; give fewer")
 
 
-def _fit(node: Mapping[str, float], cores: int, gpu: bool) -> int:
-    by_cores = int(node.get("CPU", 0) // cores)
+def _fit(node: Mapping[str, float], cores: Fraction, gpu: bool) -> int:
+    by_cores = int(Fraction(node.get("CPU", 0)) // cores)
     return min(by_cores, int(node.get("GPU", 0))) if gpu else by_cores
 
 
@@ -161,44 +166,33 @@ def check_address(address: str) -> None:
 
 
 class Worker:
-    """An actor: one in each process, made again after a death. A refusal is an answer, never a death."""
+    """An actor: opened once, then given one shard after another. A refusal is an answer, never a death."""
 
-    def __init__(self, work: Work, share: Share, version: str = __version__) -> None:
+    _tagger: Tagger
+    _scorer: Scorer
+    _space: Space | None
+
+    def open(self, work: Work, share: Share, version: str) -> str:
+        """Why it cannot work; nothing if it can."""
         self._work = work
-        self._opened: tuple[Tagger, Scorer] | None = None
-        self._space: Space | None = None
-        self._refusal = ""
         try:
             if version != __version__:
                 raise InputError(
                     f"a worker has fewtag {__version__}, this is {version}; install the same one on every machine"
                 )
-            self._opened = work.open("cuda" if share.gpu else "cpu", share.threads)
-            self._cache = cached_places(self._opened[0].model, work.options.cache)
+            self._tagger, self._scorer = work.open("cuda" if share.gpu else "cpu", share.threads)
+            self._cache = cached_places(self._tagger.model, work.options.cache)
             self._space = self._cache.__enter__()  # for as long as this process lives
         except InputError as error:
-            self._refusal = str(error)
-        self._ready = time.time()  # not monotonic: it is compared with another machine's
+            return str(error)
+        return ""
 
-    def finish(self, shard: Shard) -> "Answer":
-        if self._opened is None:
-            return Answer(self._ready, refusal=self._refusal, final=True)
-        tagger, scorer = self._opened
+    def finish(self, shard: Shard) -> Counts | str:
+        """How it went, or why it could not be finished."""
         try:
-            counts = finish_shards(tagger.model, scorer, [shard], self._work, self._space)[shard.number]
+            return finish_shards(self._tagger.model, self._scorer, [shard], self._work, self._space)[shard.number]
         except InputError as error:
-            return Answer(self._ready, refusal=str(error))
-        return Answer(self._ready, counts)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Of a worker about a shard: its counts, or why it could not be finished, and whether the others cannot either."""
-
-    ready: float
-    counts: Counts | None = None
-    refusal: str = ""
-    final: bool = False
+            return str(error)
 
 
 def finish_on_ray(
@@ -207,13 +201,12 @@ def finish_on_ray(
     """When the first worker was ready, and the counts of each shard; refuses if some could not be finished."""
     ready, finished, refusals = math.inf, dict[int, Counts](), dict[int, str]()
     for shard, answer in _answers(shards, work, share):
-        ready = min(ready, answer.ready)
-        if answer.final:
-            raise InputError(f"{answer.refusal} (finished shards are kept: the same command goes on from there)")
-        if answer.counts is None:
-            refusals[shard.number] = answer.refusal
+        if shard is None:
+            ready = min(ready, time.time())
+        elif isinstance(answer, str):
+            refusals[shard.number] = answer
         else:
-            finished[shard.number] = answer.counts
+            finished[shard.number] = answer
             advance(shard.size)
     if refusals:
         number, why = min(refusals.items())
@@ -224,38 +217,68 @@ def finish_on_ray(
     return ready, finished
 
 
-def _answers(shards: Sequence[Shard], work: Work, share: Share) -> Iterator[tuple[Shard, Answer]]:
-    """What the workers say of each shard, as they finish; Ray makes one that dies anew and gives it its shard again."""
-    import ray
-    from ray.exceptions import ActorUnavailableError, RayError
+def _answers(shards: Sequence[Shard], work: Work, share: Share) -> Iterator[tuple[Shard | None, Counts | str]]:
+    """The actor pool: what the workers say of each shard, as they finish; no shard where one has come up.
 
-    most = work.options.max_attempts
-    restarted = ray.remote(max_restarts=-1, max_task_retries=most - 1, num_cpus=share.cores, num_gpus=int(share.gpu))
-    actor = restarted(Worker)
-    shipped = ray.put(work)
-    waiting = deque(shards)
-    idle: list[Any] = [actor.remote(shipped, share) for _ in range(min(share.workers, len(shards)))]
-    busy: dict[Any, tuple[Any, Shard]] = {}
+    A worker has a shard only once it is up, so that one for which the cluster has no room keeps none. For the same
+    reason workers that died are replaced here, not restarted by Ray: their shard goes to whoever is free.
+    """
+    import ray
+    from ray.exceptions import RayActorError, RayError
+
+    actor = ray.remote(num_cpus=share.cores, num_gpus=int(share.gpu))(Worker)
+    shipped, most = ray.put(work), work.options.max_attempts
+    starting, busy, idle = dict[Any, Any](), dict[Any, tuple[Any, Shard]](), list[Any]()
+    waiting, deaths, stillborn = deque(shards), Counter[int](), 0
+
+    def hire() -> None:
+        worker: Any = actor.remote()
+        starting[worker.open.remote(shipped, share, __version__)] = worker
+
+    for _ in range(min(share.workers, len(shards))):
+        hire()
     while waiting or busy:
-        # one at a time: a shard that waits in a worker would die with it
         while waiting and idle:
             worker, shard = idle.pop(), waiting.popleft()
             busy[worker.finish.remote(shard)] = worker, shard
-        [done], _ = ray.wait(list(busy))
-        worker, shard = busy.pop(done)
-        idle.append(worker)
+        if not starting and not busy:
+            raise _cannot_go_on(f"{stillborn} died before their first picture")
+        [done], _ = ray.wait([*starting, *busy])
         try:
             answer = ray.get(done)
-        except ActorUnavailableError:  # it died as often as it may; the worker itself is made again
-            answer = Answer(
-                math.inf,
-                refusal=f"its worker died {most} times: too little memory, or a picture that kills its reader; "
-                "give it fewer --workers, or move the pictures away that are suspect",
-            )
+        except RayActorError:
+            if starting.pop(done, None) is not None:
+                stillborn += 1
+                if stillborn < most:
+                    hire()
+                continue
+            _, shard = busy.pop(done)
+            hire()
+            deaths[shard.number] += 1
+            if deaths[shard.number] < most:
+                waiting.appendleft(shard)
+            else:
+                yield (
+                    shard,
+                    f"its worker died {most} times: too little memory, or a picture that kills its reader; "
+                    "give it fewer --workers, or move the pictures away that are suspect",
+                )
         except RayError as error:
-            said = str(error).strip().splitlines()[-1]
-            raise InputError(
-                f"the workers cannot go on: {said}; see that fewtag {__version__} is installed on every machine, "
-                "then run the same command again: finished shards are kept"
-            ) from error
-        yield shard, answer
+            raise _cannot_go_on(str(error).strip().splitlines()[-1]) from error
+        else:
+            if done in busy:
+                worker, shard = busy.pop(done)
+                idle.append(worker)
+                yield shard, answer
+            elif answer:
+                raise InputError(f"{answer} (finished shards are kept: the same command goes on from there)")
+            else:
+                idle.append(starting.pop(done))
+                yield None, answer
+
+
+def _cannot_go_on(why: str) -> InputError:
+    return InputError(
+        f"the workers cannot go on: {why}; see that fewtag {__version__} is installed on every machine, then run the "
+        "same command again: finished shards are kept"
+    )
