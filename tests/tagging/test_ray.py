@@ -268,7 +268,7 @@ def test_workers_that_die_before_their_first_picture_are_not_tried_for_ever(monk
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
-def test_a_worker_for_which_there_is_no_room_keeps_no_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_room_keeps_no_shard_and_one_bad_shard_keeps_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     class Simple:
@@ -276,13 +276,19 @@ def test_a_worker_for_which_there_is_no_room_keeps_no_shard(monkeypatch: pytest.
             return ""
 
         def finish(self, shard: Shard) -> Counts:
+            if shard.size > 1:
+                raise MemoryError("too large")
             return Counts(shard.number, 0)
 
     monkeypatch.setattr("fewtag.tagging.ray_engine.Worker", Simple)
-    shards, work, _, advance = four_shards(workers=2)
+    shards, work, share, advance = four_shards(workers=2)
     cores = sum(node["Resources"].get("CPU", 0) for node in ray.nodes())
     # each wants more than half: there is never room for the second
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(finish_on_ray, shards, work, Share(2, 0.6 * cores, gpu=False), advance)
         _, finished = done.result(timeout=SECONDS)
     assert finished == {number: Counts(number, 0) for number in range(4)}
+    told: list[int] = []
+    with pytest.raises(InputError, match=r"1 of 5 shards .* MemoryError: too large"):
+        finish_on_ray([Shard(9, "", 2), *shards], work, share, told.append)
+    assert told == [1, 1, 1, 1], "the others are finished"

@@ -252,7 +252,8 @@ def _answers(shards: Sequence[Shard], work: Work, share: Share) -> Iterator[tupl
                 if stillborn < most:
                     hire()
                 continue
-            _, shard = busy.pop(done)
+            worker, shard = busy.pop(done)
+            ray.kill(worker)  # it may only be out of reach
             hire()
             deaths[shard.number] += 1
             if deaths[shard.number] < most:
@@ -264,7 +265,12 @@ def _answers(shards: Sequence[Shard], work: Work, share: Share) -> Iterator[tupl
                     "give it fewer --workers, or move the pictures away that are suspect",
                 )
         except RayError as error:
-            raise _cannot_go_on(str(error).strip().splitlines()[-1]) from error
+            said = str(error).strip().splitlines()[-1]
+            if done not in busy:
+                raise _cannot_go_on(said) from error
+            worker, shard = busy.pop(done)
+            idle.append(worker)
+            yield shard, said
         else:
             if done in busy:
                 worker, shard = busy.pop(done)
