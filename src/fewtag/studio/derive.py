@@ -178,9 +178,7 @@ class Deriver:
         if state == self._written and self.path.exists():
             return False
         pictures = {key: picture for picture, key in self._keys.items() if key in bank.examples}
-        small = {
-            row.pixels: row.small for row in self.project.examples(self.model.space_key, sorted(pictures.values()))
-        }
+        small = self.project.small_copies(self.model.space_key, sorted(pictures.values()))
         whole = {key: replace(each, picture=small.get(key, b"")) for key, each in bank.examples.items()}
         full = AnswersBank(bank.definitions, whole, dict(bank.known))
         with locked(self.path):

@@ -4,17 +4,20 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from fewtag.errors import InputError, UnknownWordError
 from fewtag.files import user_cache_folder
+from fewtag.pictures.prefetch import batches
 from fewtag.studio import deliver as delivering
+from fewtag.studio.deliver import Progress
 from fewtag.studio.derive import path_name, word_of
 from fewtag.studio.library import RESIDENT
 from fewtag.studio.log import Change, UnknownError, told
-from fewtag.studio.project import Project
+from fewtag.studio.project import FileRow, Project
 from fewtag.studio.values import (
     AUDIT,
     STACK,
@@ -217,9 +220,8 @@ class Studio(View):
                 if each.stack and each.source != AUDIT:
                     spoken = {other.picture for other in answers if other.label == each.label}
                     fresh += self._mates(row, {*spoken, *(other[1] for other in fresh if other[2] == label.id)})
-            undo = ""
-            if fresh:
-                undo = self._change("answers", {}, fresh, op=None if group is None else _uuid(group)).op
+            op = None if group is None else _uuid(group)
+            undo = self._change("answers", {}, fresh, op).op if fresh else None
             return Acknowledged(tuple(_uuid(each.id) for each in answers), undo)
 
     def _mates(self, row: Row, spoken: Set[str]) -> list[Row]:
@@ -305,8 +307,7 @@ class Studio(View):
         confirmed_only: bool = False,
         scores: bool = False,
         dry_run: bool = False,
-        progress: Callable[[int, int], None] = lambda _done, _total: None,
-        cancelled: Callable[[], bool] = lambda: False,
+        progress: Progress = lambda _done, _total: None,
     ) -> Delivery:
         """All pictures as a table or a data set, or "onnx": the bank as a graph; into PROJECT/deliveries/.
 
@@ -315,52 +316,45 @@ class Studio(View):
         if format == "onnx":
             return delivering.write_graph(self.project, self.tagger, dry_run=dry_run)
         labels = self.scorer().labels if self._current().classes else ()
-        files = self._files()
+        rows = self._delivered(confirmed_only)
         if format == "xmp":
-            rows = dict(zip((file.path for file in files), self._delivered(files, confirmed_only), strict=True))
-            folders = {
-                Path(folder): [(rows[file.path], Path(file.path)) for file in files if file.folder == folder]
-                for folder in self._indexer.folders
-            }
-            return delivering.write_sidecars(folders, labels, dry_run=dry_run, progress=progress, cancelled=cancelled)
+            folders: dict[Path, list[tuple[Tagged, Path]]] = {Path(folder): [] for folder in self._indexer.folders}
+            for file, row in rows:
+                folders[Path(file.folder)].append((row, Path(file.path)))
+            return delivering.write_sidecars(folders, labels, dry_run=dry_run, progress=progress)
         return delivering.deliver(
             self.project,
-            self._delivered(files, confirmed_only),
+            (row for _, row in rows),
             labels,
             format,
             scores=scores,
             dry_run=dry_run,
-            paths={self.library.shown_name(file): Path(file.path) for file in files},
+            paths={self.library.shown_name(file): Path(file.path) for file in self._files()},
             progress=progress,
-            cancelled=cancelled,
         )
 
-    def _files(self) -> list[Any]:
-        """Of pictures that are indexed, by their name."""
-        files = [file for file in list(self.library.files.values()) if file.digest in self.library.row_of]
-        return sorted(files, key=self.library.shown_name)
-
-    def tags_by_file(self, *, confirmed_only: bool = False) -> dict[Path, Tagged]:
-        """What is to be written of each picture; a person's word comes first."""
-        files = self._files()
-        return {Path(file.path): row for file, row in zip(files, self._delivered(files, confirmed_only), strict=True)}
-
-    def take_back(
-        self, *, dry_run: bool = False, progress: Callable[[int, int], None] = lambda _done, _total: None
-    ) -> Delivery:
+    def take_back(self, *, dry_run: bool = False, progress: Progress = lambda _done, _total: None) -> Delivery:
         """Takes back what was delivered as XMP: sidecars are what they were before, to the byte."""
         folders = [Path(folder) for folder in self._indexer.folders]
         return delivering.take_back(folders, dry_run=dry_run, progress=progress)
 
-    def _delivered(self, files: Sequence[Any], confirmed_only: bool) -> Iterator[Tagged]:
-        """Each file's row; all by one state of the labels, whatever is taught meanwhile."""
+    def tags_by_file(self, *, confirmed_only: bool = False) -> dict[Path, Tagged]:
+        """What is to be written of each picture; a person's word comes first."""
+        return {Path(file.path): row for file, row in self._delivered(confirmed_only)}
+
+    def _files(self) -> list[FileRow]:
+        """Of pictures that are indexed, by their name."""
+        files = [file for file in list(self.library.files.values()) if file.digest in self.library.row_of]
+        return sorted(files, key=self.library.shown_name)
+
+    def _delivered(self, confirmed_only: bool) -> Iterator[tuple[FileRow, Tagged]]:
+        """Each file and its row; all by one state of the labels, whatever is taught meanwhile."""
         scorer = self.scorer() if self._current().classes else None
         words = self._spoken()
-        for first in range(0, len(files), 64):
-            some = files[first : first + 64]
-            rows = self._rows([file.digest for file in some], scorer, words, confirmed_only)
+        for some in batches(iter(self._files()), 64):
+            rows = self._rows([str(file.digest) for file in some], scorer, words, confirmed_only)
             for file, row in zip(some, rows, strict=True):
-                yield Tagged(self.library.shown_name(file), row.tags, row.scores)
+                yield file, replace(row, image=self.library.shown_name(file))
 
     def delivery(self, file: str) -> Path:
         """Where a delivery of this name lies."""
