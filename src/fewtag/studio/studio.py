@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fewtag.errors import InputError, UnknownWordError
+from fewtag.errors import InputError
 from fewtag.files import user_cache_folder
 from fewtag.pictures.prefetch import batches
 from fewtag.studio import deliver as delivering
 from fewtag.studio.deliver import Progress
-from fewtag.studio.derive import path_name, word_of
+from fewtag.studio.derive import by_word, path_name
 from fewtag.studio.library import RESIDENT
 from fewtag.studio.log import Change, UnknownError, told
 from fewtag.studio.project import FileRow, Project
@@ -32,8 +32,8 @@ from fewtag.studio.values import (
     Word,
 )
 from fewtag.studio.view import MOST_AT_ONCE, View
-from fewtag.tagger.bank import by_name
-from fewtag.tagger.model import Model, load_model
+from fewtag.tagger.bank import define
+from fewtag.tagger.model import load_model
 from fewtag.tagger.stream import Tagged
 
 Row = tuple[str, str, int | None, Word, str]
@@ -129,14 +129,10 @@ class Studio(View):
         wanted = path_name(name)
         with self._lock:
             alike = None if like is None else [each for word in like if (each := word.strip())]
-            known = [label for label in self._fold.labels.values() if label.name == wanted]
+            define(wanted, self.model, {}, like=alike, vector=None, words=words)  # refuses words that are not known
             facts: dict[str, Any] = {"name": wanted, "like": alike, "words": words}
-            if alike is not None and not words:
-                raise InputError(f"label {wanted!r} is defined in two ways; give words that it is like, or no words")
-            if alike is not None or words:  # refuses words that are not known
-                define_label(wanted, alike, self.model)
-            if known:
-                facts["label"] = known[0].id
+            if known := self._fold.get(wanted):
+                facts["label"] = known.id
             self._change("define", facts)
         return self.label(wanted)
 
@@ -152,13 +148,16 @@ class Studio(View):
             rows = list(dict.fromkeys(pictures))
             for picture in rows:
                 self.library.row(picture)
-            known = [label for label in self._fold.labels.values() if label.name == wanted]
-            number = known[0].id if known else None
+            known = self._fold.get(wanted)
+            number = known.id if known else None
             answers: list[Row] = [(str(uuid.uuid4()), picture, number, "yes", "teach") for picture in rows]
             if stacks:
                 answers += [mate for row in answers for mate in self._mates(row, {*rows})]
-            facts = {"name": wanted, "like": None, "words": not known and _is_word(word_of(wanted), self.model)}
-            self._change("answers" if known else "define", {} if known else facts, answers)
+            if known:
+                self._change("answers", {}, answers)
+            else:
+                says = by_word(wanted, self.model) is not None
+                self._change("define", {"name": wanted, "like": None, "words": says}, answers)
         return self.label(wanted)
 
     def rename(self, old: str, new: str, *, merge: bool = False) -> LabelRow:
@@ -166,13 +165,13 @@ class Studio(View):
         wanted = path_name(new)
         with self._lock:
             label = self._fold.find(old)
-            taken = [each for each in self._fold.labels.values() if each.name == wanted and each.id != label.id]
-            if taken and not merge:
-                raise InputError(f"there is a label {wanted!r} already; merge the two, or choose another name")
-            if taken:
-                self._change("merge", {"label": label.id, "into": taken[0].id})
-            elif label.name != wanted:
+            taken = self._fold.get(wanted)
+            if taken is None:
                 self._change("rename", {"label": label.id, "name": wanted})
+            elif taken != label and not merge:
+                raise InputError(f"there is a label {wanted!r} already; merge the two, or choose another name")
+            elif taken != label:
+                self._change("merge", {"label": label.id, "into": taken.id})
         return self.label(wanted)
 
     def forget(self, name: str) -> None:
@@ -376,25 +375,6 @@ class Studio(View):
     def backup(self, path: str | os.PathLike[str]) -> None:
         """A consistent copy of the project's file, while others work on; refuses a file that is there."""
         self.project.backup(Path(path))
-
-
-def define_label(name: str, like: Sequence[str] | None, model: Model) -> None:
-    """Refuses a label whose words are not known, with the ways out."""
-    if like is None:
-        by_name(word_of(name), model)
-        return
-    if not like:
-        raise InputError(f"label {name!r} is like nothing; name at least one known word")
-    for word in like:
-        model.words.vector(word)
-
-
-def _is_word(word: str, model: Model) -> bool:
-    try:
-        model.words.vector(word)
-    except UnknownWordError:
-        return False
-    return True
 
 
 def _uuid(text: object) -> str:
