@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Cache, Device, ModelName, NoCache, WordSource
+from fewtag.cli.terminal import AsJson, Cache, Device, ModelName, NoCache, WordSource, cache_folder
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def serve(
     from fewtag.server.service import BankService
     from fewtag.studio.studio import Studio
 
-    kept = _cache_folder(cache, no_cache)
+    kept = cache_folder(cache, no_cache)
     settings = _settings(host, port, allow_network, allow_host, token_file, service, label_studio, read_only=read_only)
     run = partial(_run, settings, kept, f"{bank} is served at", as_json=as_json)
     if not bank.is_dir():
@@ -147,7 +147,7 @@ def studio(
     _check_extra("studio")
     from fewtag.studio.studio import Studio
 
-    kept = _cache_folder(cache)
+    kept = cache_folder(cache)
     if check or backup is not None:
         _check_project(project)
         with Studio.open(project, model=model, words=words, device=device, cache=kept, index=False) as opened:
@@ -304,14 +304,6 @@ def _run(
                 threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
         run(open_service, bound, socket, cache=cache, started=started)
-
-
-def _cache_folder(cache: Path | None, no_cache: bool = False) -> Path | None:
-    from fewtag.files import user_cache_folder
-
-    if cache is not None and no_cache:
-        raise InputError("--cache and --no-cache exclude each other; give one of them")
-    return None if no_cache else (cache or user_cache_folder()).resolve()
 
 
 def _check_extra(command: str) -> None:
