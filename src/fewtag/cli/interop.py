@@ -4,8 +4,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,6 +107,8 @@ def _rows(
     from fewtag.interop.xmp import Wanted
     from fewtag.tagging.examples import TABLES
 
+    if confirmed and threshold is not None:
+        raise InputError("--confirmed writes no guesses, and --threshold is for those; leave one of them out")
     if source.is_dir():
         labels, rows, total = _of_project(source, photos, threshold, device, confirmed=confirmed)
     elif source.name.lower().endswith(TABLES):
@@ -137,11 +139,7 @@ Rows = tuple[Sequence[str], Iterable[tuple[str, Path, "Sequence[str] | InputErro
 def _of_table(source: Path, photos: Path, threshold: float | None) -> Rows:
     from fewtag.tagging.examples import read_tagged
 
-    table = read_tagged(source)
-    if threshold is not None:
-        if not any(row.scores for row in table):
-            raise InputError(f"{source} has no probabilities to compare with; tag with --scores, or leave it out")
-        table = [replace(row, tags=_over(row.scores, threshold)) for row in table]
+    table = read_tagged(source, threshold)
     labels = sorted({label for row in table for label in (*row.tags, *row.scores)})
     alone = not photos.is_dir()
     folder = Path(os.path.normpath((photos.parent if alone else photos).absolute()))
@@ -165,10 +163,6 @@ def _of_table(source: Path, photos: Path, threshold: float | None) -> Rows:
     return labels, rows(), len(tags)
 
 
-def _over(scores: Mapping[str, float], threshold: float) -> tuple[str, ...]:
-    return tuple(label for label, score in scores.items() if score >= threshold)
-
-
 def _of_project(source: Path, photos: Path, threshold: float | None, device: str, *, confirmed: bool) -> Rows:
     """A studio's answers, and unless confirmed ones alone are wanted what its bank says; of pictures under PHOTOS."""
     from fewtag.studio.project import FILE
@@ -184,7 +178,7 @@ def _of_project(source: Path, photos: Path, threshold: float | None, device: str
     rows: list[tuple[str, Path, Sequence[str] | InputError]] = []
     for path, row in found.items():
         if path.is_relative_to(root):
-            over = row.tags if threshold is None else _over(row.scores, threshold)
+            over = row.tags if threshold is None else [tag for tag, p in row.scores.items() if p >= threshold]
             rows.append((str(path.relative_to(root.parent if root.is_file() else root)), path, over))
     if not rows:
         raise InputError(f"the project {source} has no picture under {photos}; give a folder of its own")
