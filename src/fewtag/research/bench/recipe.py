@@ -166,6 +166,11 @@ class Training(Settings):
     """Validations without a gain before training stops; 0: none are made, all `episodes` count."""
     keep: Literal["best", "last"] = "best"
     """Last: nothing stops training early, and the weights after all `episodes` count; validations make the curve."""
+    cycle: int = Field(default=0, ge=0)
+    """Steps in which the rate falls in a line to a thousandth, again and again (cyclic rate); the mean of the weights
+    at the cycles' ends is judged and kept (stochastic weight averaging). 0: neither."""
+    backbone_share: float = Field(default=1.0, gt=0)
+    """The rate of a backbone that learns, as a share of `learning_rate`."""
     checkpoint_every: int = Field(default=500, gt=0)
     """Episodes between the states that a killed run goes on from; saved at the next validation."""
 
@@ -235,6 +240,8 @@ class Recipe(Settings):
     def fit_together(self) -> "Recipe":
         """Refuses tables that rule each other out."""
         evaluation, method = self.evaluation, METHODS.get(self.method.name)
+        if self.training is not None and self.training.backbone_share != 1.0 and self.backbone.frozen:
+            raise InputError("training.backbone_share is of a backbone that learns; remove it, or set frozen = false")
         if self.training is not None and (self.space is not None or self.sessions is not None):
             table = "space" if self.space is not None else "sessions"
             raise InputError(f"[{table}] is for methods that train nothing; remove it, or [training]")
@@ -294,7 +301,7 @@ def _counted_backbone(backbone: dict[str, Any]) -> dict[str, Any]:
 
 
 def _counted_method(method: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in method.items() if (key, value) != ("propagation", 0)}
+    return {key: value for key, value in method.items() if _LATER.get(key, ()) != value}
 
 
 def _counted_source(source: dict[str, Any]) -> dict[str, Any]:
@@ -302,7 +309,11 @@ def _counted_source(source: dict[str, Any]) -> dict[str, Any]:
 
 
 def _counted_training(training: dict[str, Any] | None) -> dict[str, Any] | None:
-    return training and {key: value for key, value in training.items() if (key, value) != ("keep", "best")}
+    return training and {key: value for key, value in training.items() if _LATER.get(key, ()) != value}
+
+
+_LATER = {"propagation": 0, "encoder_episodes": 0, "keep": "best", "cycle": 0, "backbone_share": 1.0}
+"""Settings of methods and of training that came after rows had been published, as it was before there were any."""
 
 
 def digest_of(settings: object) -> str:
