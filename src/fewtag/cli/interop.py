@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -107,6 +107,8 @@ def _rows(
     from fewtag.interop.xmp import Wanted
     from fewtag.tagging.examples import TABLES
 
+    if confirmed and threshold is not None:
+        raise InputError("--confirmed writes no guesses, and --threshold is for those; leave one of them out")
     given = Given(source, photos, threshold, device)
     if source.is_dir():
         labels, rows, total = _of_project(given, confirmed=confirmed)
@@ -146,14 +148,7 @@ Rows = tuple[Sequence[str], Iterable[tuple[str, Path, "Sequence[str] | InputErro
 def _of_table(given: Given) -> Rows:
     from fewtag.tagging.examples import read_tagged
 
-    table = read_tagged(given.source)
-    if given.threshold is not None:
-        if not any(row.scores for row in table):
-            raise InputError(f"{given.source} has no probabilities to compare with; tag with --scores, or leave it out")
-        least = given.threshold
-        table = [
-            replace(row, tags=tuple(label for label, score in row.scores.items() if score >= least)) for row in table
-        ]
+    table = read_tagged(given.source, given.threshold)
     labels = sorted({label for row in table for label in (*row.tags, *row.scores)})
     alone = not given.photos.is_dir()
     folder = Path(os.path.normpath((given.photos.parent if alone else given.photos).absolute()))

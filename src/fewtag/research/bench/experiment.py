@@ -110,7 +110,7 @@ class Experiment:
         return torch.from_numpy(vectors[kept]), [numbers[row] for row in kept]
 
     def words(self, labels: Sequence[str]) -> Words:
-        vectors, looked_up = self.vectors, [self.split.words(label) for label in labels]
+        vectors, looked_up = self.vectors, [self.split.spelt(label) for label in labels]
         try:
             return torch.from_numpy(vectors.vectors(looked_up))
         except InputError as error:

@@ -18,13 +18,7 @@ from numpy.typing import NDArray
 from fewtag.core.metrics import average_precision
 from fewtag.core.posterior import Classifiers, Fitted, Pictures, Places, Strengths, Vectors, softmax
 from fewtag.errors import InputError
-from fewtag.research.bench.distributed import (
-    Reporter,
-    Silent,
-    collective_refusal,
-    on_rank_zero,
-    rows_by_all_ranks,
-)
+from fewtag.research.bench.distributed import Reporter, Silent, collective_refusal, on_rank_zero, rows_by_all_ranks
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import device_name, solve
 from fewtag.research.bench.recipe import SessionSettings

@@ -19,18 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import (
-    Base,
-    Classifier,
-    Episode,
-    Precoded,
-    Support,
-    bce,
-    full_precision,
-    places,
-    pool,
-    refuse_labels_without_image,
-)
+from fewtag.research.methods.base import Base, Classifier, Episode, Precoded, Support, bce, full_precision, places, pool
 from fewtag.research.methods.linear import Head, descend
 from fewtag.research.types import Encoded, Logits, Maps, Targets, Words
 
@@ -205,7 +194,7 @@ class PLA(Precoded):
             return local.transpose(1, 2).reshape(len(maps), self.joint, *maps.shape[2:])
 
     def adapt_encoded(self, support: Support) -> Classifier:
-        refuse_labels_without_image(support)
+        support.need_images()
         # of labels that score the same the first is emitted: so by name, lest the order of the labels decide
         order = sorted(range(len(support.labels)), key=support.labels.__getitem__)
         back = sorted(range(len(order)), key=order.__getitem__)
