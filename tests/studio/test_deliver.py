@@ -10,7 +10,6 @@ import pytest
 from album import answer_page, digests, say
 
 from fewtag.errors import InputError
-from fewtag.studio.deliver import CancelledError
 from fewtag.studio.log import UnknownError
 from fewtag.studio.studio import Studio
 
@@ -67,8 +66,12 @@ def test_a_dry_run_writes_nothing_and_counts_what_would_change(studio: Studio) -
 
 def test_a_delivery_that_is_stopped_leaves_nothing(studio: Studio) -> None:
     studio.define("dog")
-    with pytest.raises(CancelledError):
-        studio.deliver("csv", cancelled=lambda: True)
+
+    def stop(_done: int, _total: int) -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        studio.deliver("csv", progress=stop)
     assert list((studio.folder / "deliveries").iterdir()) == []
 
 

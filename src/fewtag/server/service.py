@@ -107,9 +107,6 @@ class BankService:
                 _rounded(thresholds.get(name)),
                 _rounded(priors.get(name)),
                 _rounded(trusts.get(name)),
-                tags=0,
-                waiting=0,
-                expected_precision=None,
             )
             for name in sorted(definitions)
         ]
@@ -177,7 +174,7 @@ class BankService:
             self._answered[answer.id] = None
         while len(self._answered) > _ANSWERS_KNOWN:
             self._answered.popitem(last=False)
-        return Acknowledged(tuple(answer.id for answer in answers), "")
+        return Acknowledged(tuple(answer.id for answer in answers))
 
     def explain(self, upload: Upload, label: str) -> Explanation:
         """The probability, and how much the label leans on each of 5 × 5 parts of the picture."""
