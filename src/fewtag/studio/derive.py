@@ -142,7 +142,8 @@ class Deriver:
 
     def lacking(self, fold: Fold) -> list[str]:
         """Answered pictures whose pixels were not looked at yet."""
-        return sorted(picture for picture in told_in(fold) if picture not in self._keys)
+        answered = {picture for label in fold.labels for picture in fold.said[label]}
+        return sorted(answered - self._keys.keys())
 
     def keep(self, pictures: Iterable[str]) -> None:
         """Looks at these pictures' pixels and keeps what a bank needs of them beside the answers."""
