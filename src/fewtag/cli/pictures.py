@@ -257,14 +257,12 @@ def check(
     tagger = open_bank(bank)
     with Bars() as bars:
         shares = shares_of(shown, tagger, Options(prior=asked, cache=None if kept is None else str(kept)), bars.begin)
-        measure = partial(check_bank, tagger, shown, cache=kept, skip_bad=skip_bad, progress=bars.advance)
-        bars.start("checking", len(shown))
-        found = measure(prior=asked, shares=shares)
+        measure = partial(check_bank, tagger, shown, cache=kept, skip_bad=skip_bad)
+        found = measure(prior=asked, shares=shares, progress=bars.begin("checking", len(shown)))
         if set_priors:
             tagger.set_priors(found.priors)
         if set_priors and set_thresholds:  # thresholds are for the probabilities that the new priors make
-            bars.start("checking again with these priors", len(shown))
-            found = measure()
+            found = measure(progress=bars.begin("checking again with these priors", len(shown)))
     if set_thresholds:
         tagger.set_thresholds(found.best_thresholds)
     if setting:
