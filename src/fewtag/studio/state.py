@@ -180,8 +180,8 @@ class State:
         self._score(bank.classes)
         return Scorer(bank, self.model, shares=self._scores.shares())
 
-    def _change(self, kind: str, facts: dict[str, Any], answers: Sequence[Any] = (), op: str | None = None) -> Change:
-        change = self.project.change(kind, facts, answers, op=op)
+    def _change(self, kind: str, facts: dict[str, Any], answers: Sequence[Any] = ()) -> Change:
+        change = self.project.change(kind, facts, answers)
         self._touch()
         return change
 
