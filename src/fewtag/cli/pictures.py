@@ -19,7 +19,6 @@ from fewtag.cli.terminal import (
     NoCache,
     Root,
     SkipBad,
-    cache_folder,
     check_page,
     plural,
     printable,
@@ -119,6 +118,15 @@ def tag(
         failed = _to_table(bank, sources, out, page, options, ray, force=force, as_json=as_json)
     if failed:
         raise typer.Exit(1)
+
+
+def cache_folder(cache: Path | None, no_cache: bool = False) -> Path | None:
+    """What --cache and --no-cache say."""
+    from fewtag.files import user_cache_folder
+
+    if cache is not None and no_cache:
+        raise InputError("--cache and --no-cache exclude each other; give one of them")
+    return None if no_cache else (cache or user_cache_folder()).resolve()
 
 
 def read_prior(text: str) -> "float | Literal['estimate', 'bank']":
