@@ -13,7 +13,7 @@ from typing import Any
 from fewtag.errors import InputError, nearest
 from fewtag.files import digest, make_folder
 from fewtag.interop.datasets import FORMS, Set, write_set
-from fewtag.interop.keywords import check_label, fold
+from fewtag.interop.keywords import check_label, fold, path_of
 from fewtag.interop.write import Change, Options, Report, undo, write_tags
 from fewtag.interop.xmp import Wanted
 from fewtag.studio.log import UnknownError
@@ -100,13 +100,14 @@ def write_graph(project: Project, tagger: Tagger, *, dry_run: bool) -> Delivery:
 def write_sidecars(
     folders: Mapping[Path, Sequence[tuple[Tagged, Path]]],
     labels: Sequence[str],
+    names_ever: Iterable[str],
     *,
     dry_run: bool,
     progress: Progress,
 ) -> Delivery:
     """Sidecars beside the pictures of each folder; what fewtag wrote before and is not meant any more goes."""
     paths = {label: check_label(label) for label in labels}
-    vocabulary = frozenset(fold(path) for path in paths.values())
+    vocabulary = frozenset(fold(path_of(name)) for name in (*labels, *names_ever))
 
     def rows(some: Iterable[tuple[Tagged, Path]]) -> Iterator[tuple[str, Path, Wanted | InputError]]:
         for row, path in some:
