@@ -19,7 +19,6 @@ from fewtag.cli.terminal import (
     NoCache,
     Root,
     SkipBad,
-    cache_folder,
     check_page,
     plural,
     printable,
@@ -119,6 +118,15 @@ def tag(
         failed = _to_table(bank, sources, out, page, options, ray, force=force, as_json=as_json)
     if failed:
         raise typer.Exit(1)
+
+
+def cache_folder(cache: Path | None, no_cache: bool = False) -> Path | None:
+    """What --cache and --no-cache say."""
+    from fewtag.files import user_cache_folder
+
+    if cache is not None and no_cache:
+        raise InputError("--cache and --no-cache exclude each other; give one of them")
+    return None if no_cache else (cache or user_cache_folder()).resolve()
 
 
 def read_prior(text: str) -> "float | Literal['estimate', 'bank']":
@@ -257,14 +265,12 @@ def check(
     tagger = open_bank(bank)
     with Bars() as bars:
         shares = shares_of(shown, tagger, Options(prior=asked, cache=None if kept is None else str(kept)), bars.begin)
-        measure = partial(check_bank, tagger, shown, cache=kept, skip_bad=skip_bad, progress=bars.advance)
-        bars.start("checking", len(shown))
-        found = measure(prior=asked, shares=shares)
+        measure = partial(check_bank, tagger, shown, cache=kept, skip_bad=skip_bad)
+        found = measure(prior=asked, shares=shares, progress=bars.begin("checking", len(shown)))
         if set_priors:
             tagger.set_priors(found.priors)
         if set_priors and set_thresholds:  # thresholds are for the probabilities that the new priors make
-            bars.start("checking again with these priors", len(shown))
-            found = measure()
+            found = measure(progress=bars.begin("checking again with these priors", len(shown)))
     if set_thresholds:
         tagger.set_thresholds(found.best_thresholds)
     if setting:

@@ -76,16 +76,6 @@ Cache = Annotated[
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")]
 
-
-def cache_folder(cache: Path | None, no_cache: bool = False) -> Path | None:
-    """What --cache and --no-cache say."""
-    from fewtag.files import user_cache_folder
-
-    if cache is not None and no_cache:
-        raise InputError("--cache and --no-cache exclude each other; give one of them")
-    return None if no_cache else (cache or user_cache_folder()).resolve()
-
-
 HEADLINES = ("macro_ap", "micro_ap", "macro_f1", "micro_f1")
 
 

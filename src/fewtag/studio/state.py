@@ -42,7 +42,7 @@ class State:
     def __init__(self, project: Project, model: Model, cache: Path, resident: int = RESIDENT) -> None:
         self.project, self.model, self.folder = project, model, project.folder
         self._id = project.meta("id") or ""
-        features = Features(model.places, model.space.size, self._fetch, resident)
+        features = Features(model.places, model.space.size, lambda rows: self._indexer.fetch(rows), resident)
         self.library = Library(features, project.folders())
         self._indexer = Indexer(project, self.library, model, cache, self._tell, self._carry)
         self._deriver = Deriver(project, self.library, model, self._read)
@@ -95,9 +95,6 @@ class State:
         if scored is None:
             return reviewing.Ground(np.zeros(count, np.float32), words, audited, np.zeros(count, np.bool_), alive, 0.5)
         return reviewing.Ground(scored.chances, words, audited, scored.never, alive, scored.threshold)
-
-    def _fetch(self, rows: Sequence[int]) -> Sequence[NDArray[np.float16] | None]:
-        return self._indexer.fetch(rows)
 
     def _read(self, digest: str, files: Iterable[FileRow] | None = None) -> bytes:
         """A picture's bytes from one of its files; a file that holds something else by now is passed over."""
@@ -183,8 +180,8 @@ class State:
         self._score(bank.classes)
         return Scorer(bank, self.model, shares=self._scores.shares())
 
-    def _change(self, kind: str, facts: dict[str, Any], answers: Sequence[Any] = (), op: str | None = None) -> Change:
-        change = self.project.change(kind, facts, answers, op=op)
+    def _change(self, kind: str, facts: dict[str, Any], answers: Sequence[Any] = ()) -> Change:
+        change = self.project.change(kind, facts, answers)
         self._touch()
         return change
 
@@ -261,8 +258,7 @@ class State:
             now = time.monotonic()
             self._changed_at = now
             self._dirty_since = self._dirty_since or now
-        self._news.set()
-        self._wake.set()
+        self._tell()
 
     def _tell(self) -> None:
         """Something new to show; the answers are as they were."""
@@ -272,8 +268,7 @@ class State:
     def _work(self) -> None:
         """The deriver's thread: tells of news, writes the bank, rescores what waits, works out influences."""
         while not self._stop.is_set():
-            pending = not self._derived.is_set()
-            self._wake.wait(0.05 if pending else 1.0 if self._stale() else None)
+            self._wake.wait(1.0 if self._derived.is_set() else 0.05)
             self._wake.clear()
             try:
                 if self._news.is_set():
@@ -329,13 +324,6 @@ class State:
             else:
                 self._dirty_since = time.monotonic()
 
-    def _stale(self) -> bool:
-        bank, name = self._bank, self._looked_at
-        if any(not self._scores.is_fresh(bank, label) for label in list(self._scores.kept) if label in bank.classes):
-            return True
-        scored = self._scores.kept.get(name) if name in bank.classes else None
-        return scored is not None and self._influences.get(name or "", (None,))[0] is not scored.fitted
-
     def _settle(self) -> None:
         """What nobody waits for: the other labels' scores, and the influences of the label that is looked at."""
         with self._lock:
@@ -350,17 +338,14 @@ class State:
             self._announce()
         name = self._looked_at
         scored = None if name is None else self._scores.kept.get(name)
-        if name is None or scored is None:
+        if name is None or scored is None or self._influences.get(name, (None,))[0] is scored.fitted:
             return
-        known = self._influences.get(name)
-        if known is None or known[0] is not scored.fitted:
-            with self._lock:
-                bank, picture_of = self._current(), self._deriver.picture_of(self._fold)
-            if name in bank.classes:
-                curve = scored.slope, scored.offset
-                found = reviewing.influences(bank, self.model, name, curve, lambda: self._version != version)
-                if found is None:
-                    return
+        with self._lock:
+            bank, picture_of = self._current(), self._deriver.picture_of(self._fold)
+        if name in bank.classes:
+            curve = scored.slope, scored.offset
+            found = reviewing.influences(bank, self.model, name, curve, lambda: self._version != version)
+            if found is not None:
                 self._influences[name] = scored.fitted, {picture_of[key]: each for key, each in found.items()}
 
     def _announce(self) -> None:

@@ -192,8 +192,8 @@ class Studio(View):
             self._change("threshold", {"label": label.id, "threshold": threshold, "prior": share})
         return self.label(name)
 
-    def answer(self, answers: Sequence[Answer], *, group: str | None = None) -> Acknowledged:
-        """All of them on disk before it returns, or none; `group` is the UUID that undoes them together."""
+    def answer(self, answers: Sequence[Answer]) -> Acknowledged:
+        """All of them on disk before it returns, or none."""
         if not answers or len(answers) > MOST_AT_ONCE:
             raise InputError(f"{len(answers)} answers were given at once; give 1 to {MOST_AT_ONCE}")
         with self._lock:
@@ -219,8 +219,7 @@ class Studio(View):
                 if each.stack and each.source != AUDIT:
                     spoken = {other.picture for other in answers if other.label == each.label}
                     fresh += self._mates(row, {*spoken, *(other[1] for other in fresh if other[2] == label.id)})
-            op = None if group is None else _uuid(group)
-            undo = self._change("answers", {}, fresh, op).op if fresh else None
+            undo = self._change("answers", {}, fresh).op if fresh else None
             return Acknowledged(tuple(_uuid(each.id) for each in answers), undo)
 
     def _mates(self, row: Row, spoken: Set[str]) -> list[Row]:

@@ -5,6 +5,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -121,65 +122,59 @@ class View(State):
         keep = np.ones(len(rows), np.bool_)
         scores: list[NDArray[np.float32]] = []
         means: list[Meaning] = []
-        asked = [name for part in parts if part.kind == "label" and part.wanted for name in part.names]
         for part in parts:
-            self._apply(part, parts, asked, rows, keep, scores, means)
+            left, score, meaning = self._look_for(part, parts, rows)
+            keep &= left
+            scores += [] if score is None else [score]
+            means.append(meaning)
         if like is not None:
             scores.append(self._likeness(like, box, rows))
             means.append(Meaning(like, "like", "a part of this picture" if box else "this picture"))
-        product = np.prod(scores, axis=0, dtype=np.float32) if scores else None
-        found = rows[keep]
+        found, product = rows[keep], np.prod(scores, axis=0, dtype=np.float32)[keep] if scores else None
         if product is not None:
-            product = product[keep]
             order = np.argsort(-product, kind="stable")
             found, product = found[order], product[order]
-        return self._page(found, product, offset, limit, stacked, tuple(means))
+        members, sizes = len(found), np.ones(len(found), np.int64)
+        if stacked and members:
+            _, first, sizes = np.unique(self.library.stacks()[found], return_index=True, return_counts=True)
+            order = np.argsort(first)
+            sizes, found = sizes[order], found[first[order]]
+            product = None if product is None else product[first[order]]
+        shown = slice(offset, offset + limit)
+        chances = [None] * len(found[shown]) if product is None else product[shown].tolist()
+        cells = self._cells(found[shown], chances, sizes[shown].tolist())
+        return Page(len(found), members, offset, tuple(means), cells)
 
-    def _apply(
-        self,
-        part: Part,
-        parts: Sequence[Part],
-        asked: Sequence[str],
-        rows: Rows,
-        keep: NDArray[np.bool_],
-        scores: list[NDArray[np.float32]],
-        means: list[Meaning],
-    ) -> None:
-        """What one part of a query leaves of these rows, and what it says of each."""
+    def _look_for(
+        self, part: Part, parts: Sequence[Part], rows: Rows
+    ) -> tuple[NDArray[np.bool_], NDArray[np.float32] | None, Meaning]:
+        """Which of these rows a part of a query leaves, what it says of each, and what it was taken for."""
+        every, names = np.ones(len(rows), np.bool_), self.library.names
         if part.kind == "label":
-            grounds = self._grounds(part.names)
+            grounds, meaning = self._grounds(part.names), Meaning(part.text, "label", ", ".join(part.names))
             tagged = np.any([ground.tagged[rows] for ground in grounds], axis=0)
-            states = any(other.kind == "state" and other.wanted for other in parts)
-            if part.wanted:
-                scores.append(np.max([ground.believed[rows] for ground in grounds], axis=0))
-                if not states:
-                    keep &= tagged
-            else:
-                keep &= ~tagged
-            means.append(Meaning(part.text, "label", ", ".join(part.names)))
-        elif part.kind == "word":
+            if not part.wanted:
+                return ~tagged, None, meaning
+            by_state = any(other.kind == "state" and other.wanted for other in parts)
+            return every if by_state else tagged, np.max([each.believed[rows] for each in grounds], axis=0), meaning
+        if part.kind == "word":
             scored = self._word(part.value)
             if scored is None:
-                wanted = part.value.casefold()
-                keep &= np.array([(wanted in self.library.names[row].casefold()) == part.wanted for row in rows])
-                means.append(Meaning(part.text, "name", "no known word: pictures that are called so"))
-            else:
-                chances = scored.chances[rows]
-                scores.append(chances if part.wanted else 1 - chances)
-                means.append(Meaning(part.text, "word"))
-        elif part.kind == "state":
-            keep &= self._state(part.value, asked)[rows] == part.wanted
-            means.append(Meaning(part.text, "state"))
-        elif part.kind == "folder":
-            wanted = part.value.casefold()
-            folders = [str(PurePosixPath(self.library.names[row]).parent).casefold() for row in rows]
-            keep &= np.array([(wanted in folder) == part.wanted for folder in folders], np.bool_)
-            means.append(Meaning(part.text, "folder"))
-        else:
-            taken = np.array([self.library.pictures[row].taken or "" for row in rows], "U19")
-            inside = (taken >= part.value) if part.kind == "after" else (taken < part.value)
-            keep &= ((inside & (taken != "")) == part.wanted) & (taken != "")
-            means.append(Meaning(part.text, "date"))
+                called = np.array([part.value.casefold() in names[row].casefold() for row in rows], np.bool_)
+                meaning = Meaning(part.text, "name", "no known word: pictures that are called so")
+                return called == part.wanted, None, meaning
+            chances = scored.chances[rows]
+            return every, chances if part.wanted else 1 - chances, Meaning(part.text, "word")
+        if part.kind == "state":
+            asked = [name for each in parts if each.kind == "label" and each.wanted for name in each.names]
+            return self._state(part.value, asked)[rows] == part.wanted, None, Meaning(part.text, "state")
+        if part.kind == "folder":
+            folders = [str(PurePosixPath(names[row]).parent).casefold() for row in rows]
+            inside = np.array([part.value.casefold() in folder for folder in folders], np.bool_)
+            return inside == part.wanted, None, Meaning(part.text, "folder")
+        taken = np.array([self.library.pictures[row].taken or "" for row in rows], "U19")
+        inside = (taken >= part.value) if part.kind == "after" else (taken < part.value)
+        return (inside == part.wanted) & (taken != ""), None, Meaning(part.text, "date")
 
     def _state(self, state: str, asked: Sequence[str]) -> NDArray[np.bool_]:
         """rows: whether a picture is in a state with regard to these labels, or to any where none is asked for"""
@@ -224,46 +219,25 @@ class View(State):
             self._word_scores.refresh(Bank({word: meaning}, {}, self._word_fits), [word])
             return self._word_scores.kept[word]
 
-    def _page(
-        self,
-        rows: Rows,
-        scores: NDArray[np.float32] | None,
-        offset: int,
-        limit: int,
-        stacked: bool,
-        means: tuple[Meaning, ...] = (),
-    ) -> Page:
-        counts, members = np.ones(len(rows), np.int64), len(rows)
-        if stacked and len(rows):
-            _, first, sizes = np.unique(self.library.stacks()[rows], return_index=True, return_counts=True)
-            order = np.argsort(first)
-            first, counts = first[order], sizes[order]
-            rows, scores = rows[first], None if scores is None else scores[first]
-        shown = slice(offset, offset + limit)
-        chances = [None] * len(rows[shown]) if scores is None else scores[shown].tolist()
-        cells = self._cells(rows[shown], chances, counts[shown].tolist())
-        return Page(len(rows), members, offset, means, tuple(cells))
-
     def _cells(
         self, rows: Rows, chances: Sequence[float | None], stacks: Sequence[int], marked: Sequence[bool] | None = None
-    ) -> list[Cell]:
-        tags = self._tags_of(rows)
-        cells = []
-        for number, row in enumerate(rows.tolist()):
-            picture, chance = self.library.pictures[row], chances[number]
-            cells.append(
-                Cell(
-                    picture.digest,
-                    self.library.names[row],
-                    picture.width,
-                    picture.height,
-                    None if chance is None else round(chance, DIGITS),
-                    tuple(tags[number]),
-                    stacks[number],
-                    None if marked is None else marked[number],
-                )
+    ) -> tuple[Cell, ...]:
+        return tuple(
+            Cell(
+                picture.digest,
+                self.library.names[row],
+                picture.width,
+                picture.height,
+                None if chance is None else round(chance, DIGITS),
+                tuple(tags),
+                stack,
+                mark,
             )
-        return cells
+            for row, chance, stack, mark, tags in zip(
+                rows.tolist(), chances, stacks, marked or repeat(None, len(rows)), self._tags_of(rows), strict=True
+            )
+            for picture in [self.library.pictures[row]]
+        )
 
     def picture(self, digest: str) -> PictureDetail:
         """All that is known of a picture, every label's probability with the examples that speak for it."""
@@ -415,7 +389,7 @@ class View(State):
             known.name,
             chosen,
             f"Is there {'an' if word[:1].lower() in 'aeiou' else 'a'} {word}?",
-            tuple(cells),
+            cells,
             max(0, left - offset),
             reviewing.answered(ground),
             round(scored.threshold, DIGITS),
