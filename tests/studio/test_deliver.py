@@ -128,6 +128,14 @@ def test_sidecars_are_written_and_taken_back_to_the_byte(open_studio: Callable[.
     assert b"mine" in own.read_bytes()
     assert b"dog" in own.read_bytes()
     assert studio.deliver("xmp", confirmed_only=True, dry_run=True).changes == 0
+    studio.rename("animals/dog", "animals/hound")
+    assert studio.deliver("xmp", confirmed_only=True).changes == 1
+    assert (b"dog" in own.read_bytes(), b"hound" in own.read_bytes()) == (False, True)
+    studio.forget("animals/hound")
+    assert studio.deliver("xmp", confirmed_only=True).changes == 1
+    assert (b"hound" in own.read_bytes(), b"mine" in own.read_bytes()) == (False, True)
+    studio.undo()
+    assert studio.deliver("xmp", confirmed_only=True).changes == 1
     assert studio.take_back().changes == 1
     assert {path: path.read_bytes() for path in album.rglob("*") if path.is_file()} == before
 

@@ -103,14 +103,15 @@ def _rows(
     source: Path, photos: Path, threshold: float | None, prefix: str, device: str, *, confirmed: bool
 ) -> "tuple[Iterator[tuple[str, Path, Wanted | InputError]], int]":
     """What is to be written of each picture, and of how many."""
-    from fewtag.interop.keywords import check_label, fold
+    from fewtag.interop.keywords import check_label, fold, path_of
     from fewtag.interop.xmp import Wanted
     from fewtag.tagging.examples import TABLES
 
     if confirmed and threshold is not None:
         raise InputError("--confirmed writes no guesses, and --threshold is for those; leave one of them out")
+    former: Iterable[str] = ()
     if source.is_dir():
-        labels, rows, total = _of_project(source, photos, threshold, device, confirmed=confirmed)
+        (labels, rows, total), former = _of_project(source, photos, threshold, device, confirmed=confirmed)
     elif source.name.lower().endswith(TABLES):
         if confirmed:
             raise InputError("--confirmed needs a bank or a project: a table does not say who confirmed what")
@@ -119,7 +120,7 @@ def _rows(
         found = _of_examples(source, photos) if confirmed else _of_bank(source, photos, threshold, device)
         labels, rows, total = found
     paths = {label: check_label(label) for label in labels}
-    vocabulary = frozenset(fold(path) for path in paths.values())
+    vocabulary = frozenset(fold(path_of(label)) for label in (*labels, *former))
     branch = check_label(prefix) if prefix else ()
 
     def wanted() -> "Iterator[tuple[str, Path, Wanted | InputError]]":
@@ -163,8 +164,13 @@ def _of_table(source: Path, photos: Path, threshold: float | None) -> Rows:
     return labels, rows(), len(tags)
 
 
-def _of_project(source: Path, photos: Path, threshold: float | None, device: str, *, confirmed: bool) -> Rows:
-    """A studio's answers, and unless confirmed ones alone are wanted what its bank says; of pictures under PHOTOS."""
+def _of_project(
+    source: Path, photos: Path, threshold: float | None, device: str, *, confirmed: bool
+) -> tuple[Rows, set[str]]:
+    """A studio's answers, and unless confirmed ones alone are wanted what its bank says; of pictures under PHOTOS.
+
+    And all names that its labels ever had.
+    """
     from fewtag.studio.project import FILE
     from fewtag.studio.studio import Studio
 
@@ -173,7 +179,7 @@ def _of_project(source: Path, photos: Path, threshold: float | None, device: str
     with Studio.open(source, device=device) as studio:
         studio.wait()
         found = studio.tags_by_file(confirmed_only=confirmed)
-        labels = [label.name for label in studio.labels()]
+        labels, former = [label.name for label in studio.labels()], studio.names_ever
     root = photos.resolve()
     rows: list[tuple[str, Path, Sequence[str] | InputError]] = []
     for path, row in found.items():
@@ -182,7 +188,7 @@ def _of_project(source: Path, photos: Path, threshold: float | None, device: str
             rows.append((str(path.relative_to(root.parent if root.is_file() else root)), path, over))
     if not rows:
         raise InputError(f"the project {source} has no picture under {photos}; give a folder of its own")
-    return labels, rows, len(rows)
+    return (labels, rows, len(rows)), former
 
 
 def _of_bank(source: Path, photos: Path, threshold: float | None, device: str) -> Rows:

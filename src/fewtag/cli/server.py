@@ -259,7 +259,8 @@ def _settings(
             f"--host {host} lets other machines reach the server; add --allow-network if they shall, "
             "on a network that you trust"
         )
-    settings = Settings(read_token(token_file), host, port, tuple(names or ()), read_only)
+    token, kept = read_token(token_file)
+    settings = Settings(token, host, port, tuple(names or ()), read_only, keeps_token=kept)
     asked = {each.value for each in services or ()}
     if label_studio:
         asked.add("label-studio")
@@ -293,7 +294,9 @@ def _run(
             if as_json:
                 print(json.dumps({"url": bound.url, "token": bound.token}), flush=True)
             else:
-                typer.echo(f"{what} {bound.url}/#token={bound.token}")
+                # one that is kept would stay in a log
+                shown = "" if bound.keeps_token else f"/#token={bound.token}"
+                typer.echo(f"{what} {bound.url}{shown}")
                 typer.echo("end it with Ctrl-C")
             if browser:
                 import threading

@@ -80,6 +80,8 @@ class Settings:
     """Those for other programs: names of `app.SERVICES`."""
     label_studio: str = ""
     """Where Label Studio is: the one host that pictures are fetched from."""
+    keeps_token: bool = False
+    """Over restarts; then it is not printed at each."""
 
     @property
     def url(self) -> str:
@@ -140,12 +142,15 @@ def _own_names() -> set[str]:
     return {"localhost", "127.0.0.1", "[::1]", name} | {f"[{each}]" if ":" in each else each for each in found}
 
 
-def read_token(file: Path | None) -> str:
-    """A token for a service that is started again and again: from its file, or the environment; else a new one."""
+def read_token(file: Path | None) -> tuple[str, bool]:
+    """A token for a service that is started again and again: from its file, or the environment; else a new one.
+
+    And whether it is kept so.
+    """
     if file is None:
         given, source = os.environ.get(TOKEN_VARIABLE, ""), f"the variable {TOKEN_VARIABLE}"
         if not given:
-            return secrets.token_urlsafe(32)
+            return secrets.token_urlsafe(32), False
     else:
         source = f"the token file {file}"
         try:
@@ -159,7 +164,7 @@ def read_token(file: Path | None) -> str:
             f"{source} holds no token of {SHORTEST_TOKEN} or more letters and digits; make one with: "
             'python -c "import secrets; print(secrets.token_urlsafe(32))"'
         )
-    return given
+    return given, True
 
 
 def problem(status: int, detail: str, headers: Mapping[str, str] | None = None, **also: Any) -> Response:

@@ -120,16 +120,8 @@ class BankService:
         return self.label(name)
 
     def define_all(self, names: Sequence[str]) -> None:
-        """Labels by their names, or where those are no known words, by pictures to come; saved once."""
-
-        def change(tagger: Tagger) -> None:
-            for name in names:
-                try:
-                    tagger.define(name)
-                except UnknownWordError:
-                    tagger.define(name, words=False)
-
-        self._change(change)
+        """Saved once."""
+        self._change(lambda tagger: define_all(tagger, names))
 
     def teach(self, name: str, uploads: Sequence[Upload]) -> LabelRow:
         """Examples of a known or a new label."""
@@ -212,6 +204,15 @@ class BankService:
                 raise
             with self._reading:  # a reader may have loaded what another process wrote meanwhile, without this change
                 self._tagger, self._seen = tagger, file_state(self.path)
+
+
+def define_all(taught: Tagger | Studio, names: Sequence[str]) -> None:
+    """Labels by their names, or where those are no known words, by pictures to come."""
+    for name in names:
+        try:
+            taught.define(name)
+        except UnknownWordError:
+            taught.define(name, words=False)
 
 
 def file_state(path: Path) -> tuple[int, ...]:

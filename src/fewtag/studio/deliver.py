@@ -13,7 +13,7 @@ from typing import Any
 from fewtag.errors import InputError, nearest
 from fewtag.files import digest, make_folder
 from fewtag.interop.datasets import FORMS, Set, write_set
-from fewtag.interop.keywords import check_label, fold
+from fewtag.interop.keywords import check_label, fold, path_of
 from fewtag.interop.write import Change, Options, Report, undo, write_tags
 from fewtag.interop.xmp import Wanted
 from fewtag.studio.log import UnknownError
@@ -54,7 +54,7 @@ def deliver(
     if format in TABLES:
         check_table(out, labels, scores=scores)
     kept = labels if scores else None
-    before = _delivered(project, format)
+    before: dict[str, str] = dict(project.select("SELECT image, row FROM delivered WHERE format = ?", format))
     now: dict[str, str] = {}
     sample: list[Mapping[str, Any]] = []
 
@@ -77,7 +77,10 @@ def deliver(
             write_table(out, told(), kept)
         else:
             write_set(Set(list(told()), project.folder, paths=paths), out, format)
-        _remember(project, format, now)
+        with project.writing() as connection:
+            connection.execute("DELETE FROM delivered WHERE format = ?", (format,))
+            added = [(format, image, state) for image, state in now.items()]
+            connection.executemany("INSERT INTO delivered VALUES (?, ?, ?)", added)
     changes = sum(before.get(image) != state for image, state in now.items()) + len(before.keys() - now.keys())
     return Delivery(format, dry_run, len(now), changes, tuple(sample), None if dry_run else out.name)
 
@@ -97,13 +100,14 @@ def write_graph(project: Project, tagger: Tagger, *, dry_run: bool) -> Delivery:
 def write_sidecars(
     folders: Mapping[Path, Sequence[tuple[Tagged, Path]]],
     labels: Sequence[str],
+    names_ever: Iterable[str],
     *,
     dry_run: bool,
     progress: Progress,
 ) -> Delivery:
     """Sidecars beside the pictures of each folder; what fewtag wrote before and is not meant any more goes."""
     paths = {label: check_label(label) for label in labels}
-    vocabulary = frozenset(fold(path) for path in paths.values())
+    vocabulary = frozenset(fold(path_of(name)) for name in (*labels, *names_ever))
 
     def rows(some: Iterable[tuple[Tagged, Path]]) -> Iterator[tuple[str, Path, Wanted | InputError]]:
         for row, path in some:
@@ -172,14 +176,3 @@ def _free_name(folder: Path, format: str) -> Path:  # noqa: A002
         number += 1
         path = folder / f"{stem}-{number}{ending}"
     return path
-
-
-def _delivered(project: Project, format: str) -> dict[str, str]:  # noqa: A002
-    return dict(project.select("SELECT image, row FROM delivered WHERE format = ?", format))
-
-
-def _remember(project: Project, format: str, rows: Mapping[str, str]) -> None:  # noqa: A002
-    with project.writing() as connection:
-        connection.execute("DELETE FROM delivered WHERE format = ?", (format,))
-        added = [(format, image, state) for image, state in rows.items()]
-        connection.executemany("INSERT INTO delivered VALUES (?, ?, ?)", added)

@@ -135,7 +135,9 @@ class Project:
     def _prepare(self) -> sqlite3.Connection:
         connection = self._connect()
         try:
-            application, version = (_one(connection, f"PRAGMA {name}") for name in ("application_id", "user_version"))
+            application, version = (
+                connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+            )
             if version and application != _APPLICATION:
                 raise InputError(f"{self.path} is another program's database; name another folder for the project")
             if version > VERSION:
@@ -336,7 +338,3 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-
-
-def _one(connection: sqlite3.Connection, query: str) -> int:
-    return connection.execute(query).fetchone()[0]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fewtag.cache import content_digest
 from fewtag.errors import InputError
-from fewtag.pictures.decode import DRAFT, decode, pixel_digest, squash
+from fewtag.pictures.decode import DRAFT, Square, decode, pixel_digest, squash
 from fewtag.studio import review as reviewing
 from fewtag.studio.derive import Deriver, Scored, Scores
 from fewtag.studio.index import Indexer, read_inside
@@ -112,10 +112,12 @@ class State:
 
     def _places(self, digest: str) -> NDArray[np.float32]:
         places = self.library.features.places(self.library.row(digest))
-        if places is None:
-            picture = decode(self._read(digest), digest, at_least=DRAFT * self.model.size)
-            places = self.model.encode(squash(picture, self.model.size)[None])[0]
-        return places
+        return self.model.encode(self._square(digest)[None])[0] if places is None else places
+
+    def _square(self, digest: str) -> Square:
+        """A picture's pixels as the network takes them."""
+        picture = decode(self._read(digest), digest, at_least=DRAFT * self.model.size)
+        return squash(picture, self.model.size)
 
     def _spoken(self) -> dict[str, dict[str, Word]]:
         """Of each label what is said of which picture now."""

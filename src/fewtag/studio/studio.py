@@ -320,7 +320,7 @@ class Studio(View):
             folders: dict[Path, list[tuple[Tagged, Path]]] = {Path(folder): [] for folder in self._indexer.folders}
             for file, row in rows:
                 folders[Path(file.folder)].append((row, Path(file.path)))
-            return delivering.write_sidecars(folders, labels, dry_run=dry_run, progress=progress)
+            return delivering.write_sidecars(folders, labels, self.names_ever, dry_run=dry_run, progress=progress)
         return delivering.deliver(
             self.project,
             (row for _, row in rows),
@@ -336,6 +336,11 @@ class Studio(View):
         """Takes back what was delivered as XMP: sidecars are what they were before, to the byte."""
         folders = [Path(folder) for folder in self._indexer.folders]
         return delivering.take_back(folders, dry_run=dry_run, progress=progress)
+
+    @property
+    def names_ever(self) -> set[str]:
+        """Of labels, before they were renamed, merged or forgotten too: tags that were delivered under these may go."""
+        return {str(change.facts["name"]) for change in self.project.log.changes.values() if "name" in change.facts}
 
     def tags_by_file(self, *, confirmed_only: bool = False) -> dict[Path, Tagged]:
         """What is to be written of each picture; a person's word comes first."""

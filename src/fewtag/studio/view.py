@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fewtag.core.posterior import Classifiers, Pictures, prior
 from fewtag.errors import InputError
-from fewtag.pictures.decode import DRAFT, decode, squash
+from fewtag.pictures.decode import decode
 from fewtag.studio import review as reviewing
 from fewtag.studio.derive import Scored, Scores, by_word, word_of
 from fewtag.studio.index import SIZES, small_copy
@@ -380,15 +380,11 @@ class View(State):
         with self._hiding:
             found = self._hidden_places.pop(digest, None)
             if found is None or (found.done() and found.exception() is not None):
-                found = self._heater.submit(self._encode_hidden, digest)
+                found = self._heater.submit(lambda: self.model.encode(hide_parts(self._square(digest))))
             self._hidden_places[digest] = found
             while len(self._hidden_places) > _HIDDEN_KEPT:
                 self._hidden_places.popitem(last=False)
         return found
-
-    def _encode_hidden(self, digest: str) -> NDArray[np.float32]:
-        picture = decode(self._read(digest), digest, at_least=DRAFT * self.model.size)
-        return self.model.encode(hide_parts(squash(picture, self.model.size)))
 
     def review(self, label: str, order: str = "auto", size: int = 48, offset: int = 0) -> ReviewPage:
         """A page of pictures with one question, ranked by what is known now."""

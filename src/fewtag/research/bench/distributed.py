@@ -33,17 +33,15 @@ FAREWELL = timedelta(seconds=10)
 class Reporter(Protocol):
     """Told of the work as it goes on; the command line draws bars of it."""
 
-    def start(self, task: str, total: int) -> None: ...
+    def start(self, task: str, total: int) -> None:
+        return
 
-    def advance(self, count: int = 1, **facts: float) -> None: ...
+    def advance(self, count: int = 1, **facts: float) -> None:
+        return
 
 
-class Silent:
+class Silent(Reporter):
     """Progress that nobody watches."""
-
-    def start(self, task: str, total: int) -> None: ...
-
-    def advance(self, count: int = 1, **facts: float) -> None: ...
 
 
 def open_fabric(accelerator: str, precision: str) -> Fabric:
