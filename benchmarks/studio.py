@@ -208,9 +208,10 @@ def figures(*, quick: bool = False) -> Iterator[Figure]:
     promises |= {"first glance of a heat-map": 150, "heat-map of another label": 150}
     # one thread for each product of matrices, as the command itself has it: threads of ours share the pictures
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed is compiled
     if CHROMIUM:
         count = 200 if quick else SIZES[0]
-        times = 1000 * np.array(list(usable(count, 1 if quick else PAGES, environment)))
+        times = 1000 * np.array(list(usable(count, 1 if quick else PAGES + 1, environment)))[-PAGES:]  # one to warm up
         facts = {
             f"{what}_median_ms": round(float(median), 1)
             for what, median in zip(("address", "pictures", "key"), np.median(times, axis=0), strict=True)

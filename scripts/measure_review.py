@@ -33,7 +33,7 @@ from fewtag.research.bench.sessions import Gallery, Problem, problems, run_sessi
 from fewtag.research.methods import METHODS
 from fewtag.studio.project import FileRow, PictureRow, Project
 from fewtag.studio.studio import Studio
-from fewtag.studio.values import Answer
+from fewtag.studio.values import PAGE, Answer
 from fewtag.tagger.bank import THING
 from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import cached_places, encode_stream, items_of
@@ -72,7 +72,7 @@ def session(
         while said < ANSWERS[-1]:
             for cell in studio.review(label, size=screen).pictures:
                 word = "yes" if problem.shown[row_of[cell.digest]] else "no"
-                studio.answer([Answer(str(uuid.uuid4()), cell.digest, label, word)])
+                studio.answer([Answer(str(uuid.uuid4()), cell.digest, label, word, PAGE)])
                 said += 1
                 if said in ANSWERS:  # nothing is asked for before the page's end: its pictures were chosen together
                     yield precision()
