@@ -94,6 +94,7 @@ class Network:
     def _opened(self) -> "InferenceSession":
         import onnxruntime
 
+        onnxruntime.disable_telemetry_events()  # if it was imported before us
         providers = self._providers(onnxruntime.get_available_providers())
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1

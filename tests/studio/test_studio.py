@@ -65,7 +65,7 @@ def test_the_same_answer_again_counts_once(studio: Studio) -> None:
     answer = say(picture, "dog", "yes")
     first = studio.answer([answer])
     again = studio.answer([answer])
-    assert (first.acknowledged, again.acknowledged, again.undo) == ((answer.id,), (answer.id,), "")
+    assert (first.acknowledged, again.acknowledged, again.undo) == ((answer.id,), (answer.id,), None)
     assert studio.overview().answers == 1
     with pytest.raises(InputError, match="about something else"):
         studio.answer([Answer(answer.id, picture, "dog", "no")])

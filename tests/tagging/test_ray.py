@@ -19,8 +19,10 @@ import pytest
 from tiny import draw
 
 from fewtag.errors import InputError
-from fewtag.tagging.ray_engine import Nodes, Share, check_address, open_cluster, refuse_deadly
-from fewtag.tagging.run import Cluster, Options, Summary, tag
+from fewtag.tagging.ray_engine import Nodes, Share, check_address, finish_on_ray, open_cluster
+from fewtag.tagging.run import Cluster, Options, Summary, Work, tag
+from fewtag.tagging.sources import Shard
+from fewtag.tagging.tables import Counts, Parts
 
 Cli = Callable[..., Any]
 NAMES = ["b, c.png", 'sub/"q"\n.JPG', "sub/deep/ä.png", "z.webp"]
@@ -80,7 +82,7 @@ class Deadly(http.server.ThreadingHTTPServer):
                 server.asked[self.path.lstrip("/")] += 1
                 if server.deadly[self.path.lstrip("/")] > 0:
                     server.deadly[self.path.lstrip("/")] -= 1
-                    for process in processes(b"ray::MapWorker"):
+                    for process in processes(b"ray::Worker"):
                         os.kill(process, signal.SIGKILL)
                     return
                 super().do_GET()
@@ -188,7 +190,7 @@ def test_a_killed_worker_loses_and_repeats_nothing(cli: Cli, bank: Path, tmp_pat
     [
         ("127.0.0.1:9", "no Ray cluster answers at --address 127.0.0.1:9 "),
         ("nowhere", "give HOST:PORT"),
-        ("ray://127.0.0.1:10001", "does not work through Ray's client"),
+        ("ray://127.0.0.1:10001", "Ray's client is not for this"),
     ],
 )
 def test_an_address_where_no_cluster_answers_is_refused_at_once(address: str, sentence: str) -> None:
@@ -230,7 +232,63 @@ def test_a_worker_has_its_share_of_one_machine() -> None:
         Nodes([{"CPU": 32.0, "GPU": 4.0}]).share(5)
 
 
-def test_a_shard_that_kills_is_not_tried_for_ever() -> None:
-    refuse_deadly(3, 3)
-    with pytest.raises(InputError, match="its worker died 3 times"):
-        refuse_deadly(4, 3)
+def test_a_share_is_one_that_the_machines_have() -> None:
+    three = [{"CPU": 1.0}] * 3
+    assert Nodes(three).share(4) == Share(workers=4, cores=0.5, gpu=False)
+    assert Nodes([{"CPU": 1.0}]).share(10) == Share(workers=10, cores=0.1, gpu=False)
+    assert Nodes([{"CPU": 1.0, "GPU": 4.0}, {"CPU": 64.0}]).share(None) == Share(workers=4, cores=0.25, gpu=True)
+    with pytest.raises(InputError, match="no machine of the cluster has cores for them"):
+        Nodes([{"GPU": 1.0}, {"CPU": 4.0}]).share(None)
+
+
+def four_shards(*, workers: int) -> tuple[list[Shard], Work, Share, Callable[[int], None]]:
+    work = Work(b"", None, Options(), Parts("parts", "jsonl"), {})
+    return [Shard(number, "", 1) for number in range(4)], work, Share(workers, 1.0, gpu=False), lambda _count: None
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_a_worker_of_another_version_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fewtag.tagging.ray_engine.__version__", "other")  # here alone, not in the worker
+    with pytest.raises(InputError, match="this is other; install the same one on every machine"):
+        finish_on_ray(*four_shards(workers=1))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_workers_that_die_before_their_first_picture_are_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stillborn:
+        def open(self, *_: object) -> str:
+            os._exit(1)
+
+    monkeypatch.setattr("fewtag.tagging.ray_engine.Worker", Stillborn)
+    with pytest.raises(InputError, match="the workers cannot go on: 3 died before their first picture"):
+        finish_on_ray(*four_shards(workers=1))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_a_worker_without_room_keeps_no_shard_and_one_bad_shard_keeps_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    class Simple:
+        def open(self, *_: object) -> str:
+            return ""
+
+        def finish(self, shard: Shard) -> Counts:
+            if shard.size > 1:
+                raise MemoryError("too large")
+            return Counts(shard.number, 0)
+
+    monkeypatch.setattr("fewtag.tagging.ray_engine.Worker", Simple)
+    shards, work, share, advance = four_shards(workers=2)
+    cores = sum(node["Resources"].get("CPU", 0) for node in ray.nodes())
+    # each wants more than half: there is never room for the second
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(finish_on_ray, shards, work, Share(2, 0.6 * cores, gpu=False), advance)
+        _, finished = done.result(timeout=SECONDS)
+    assert finished == {number: Counts(number, 0) for number in range(4)}
+    told: list[int] = []
+    with pytest.raises(InputError, match=r"1 of 5 shards .* MemoryError: too large"):
+        finish_on_ray([Shard(9, "", 2), *shards], work, share, told.append)
+    assert told == [1, 1, 1, 1], "the others are finished"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Bank, Label, ModelName, SkipBad, WordSource, check_page, plural, printable
+from fewtag.cli.terminal import AsJson, Bank, Label, ModelName, Root, SkipBad, WordSource, check_page, plural, printable
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ def learn(
     complete: Annotated[
         bool, typer.Option("--complete", help="The pictures show nothing but what is said: all else is absent.")
     ] = False,
-    root: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")
-    ] = None,
+    root: Root = None,
     all_rows: Annotated[
         bool, typer.Option("--all-rows", help="Of a table that `tag` wrote, rows too that nobody changed.")
     ] = False,

@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Bank, Cache, DataFolder, Device, NoCache, SkipBad, check_page, plural, printable
+from fewtag.cli.terminal import (
+    AsJson,
+    Bank,
+    Cache,
+    DataFolder,
+    Device,
+    NoCache,
+    Root,
+    SkipBad,
+    cache_folder,
+    check_page,
+    plural,
+    printable,
+)
 from fewtag.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -85,11 +98,9 @@ def tag(
 
     Example: fewtag tag pets.fewtag s3://bucket/photos --out s3://bucket/tags --engine ray --address auto
     """
-    from fewtag.files import user_cache_folder
     from fewtag.tagging.run import Cluster, Options
 
-    if cache is not None and no_cache:
-        raise InputError("--cache and --no-cache exclude each other; give one of them")
+    kept = cache_folder(cache, no_cache)
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}; {nearest(engine, ENGINES)}")
     if engine == "local" and (
@@ -98,8 +109,7 @@ def tag(
         raise InputError(f"{given[0]} is for --engine ray; add that, or leave it out")
     if page is not None:
         check_page(page, out)
-    kept = None if no_cache else str((cache or user_cache_folder()).resolve())
-    options = Options(scores, threshold, read_prior(prior), batch, device, kept, shard)
+    options = Options(scores, threshold, read_prior(prior), batch, device, None if kept is None else str(kept), shard)
     if out is None:
         if engine == "ray":
             raise InputError("--engine ray needs --out: a table, or a folder for Parquet parts")
@@ -200,9 +210,7 @@ def check(
     truth: Annotated[
         Path, typer.Argument(metavar="TRUTH", help="Pictures with all they show: a CSV, or a folder per label.")
     ],
-    root: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")
-    ] = None,
+    root: Root = None,
     all_rows: Annotated[
         bool, typer.Option("--all-rows", help="A table that `tag` wrote is right, though nobody changed it.")
     ] = False,
@@ -235,7 +243,6 @@ def check(
     """
     from fewtag.cli.banks import open_bank
     from fewtag.cli.terminal import Bars, show
-    from fewtag.files import user_cache_folder
     from fewtag.tagging.check import check_bank, shares_of
     from fewtag.tagging.examples import read_examples
     from fewtag.tagging.run import Options
@@ -243,13 +250,12 @@ def check(
     setting = set_thresholds or set_priors
     if setting and prior not in {None, "bank"}:
         raise InputError(f"--prior {prior} is for measuring; what is kept is for the bank's own: leave it out")
-    asked = read_prior(prior or ("bank" if setting else "estimate"))
+    asked, kept = read_prior(prior or ("bank" if setting else "estimate")), cache_folder(cache, no_cache)
     shown = read_examples([truth], root=root, complete=True)
     if all(each.guessed for each in shown) and not all_rows:
         raise InputError(f"{truth} is as `fewtag tag` wrote it, no truth; mend it, or give --all-rows if it is right")
     tagger = open_bank(bank)
     with Bars() as bars:
-        kept = None if no_cache else cache or user_cache_folder()
         shares = shares_of(shown, tagger, Options(prior=asked, cache=None if kept is None else str(kept)), bars.begin)
         measure = partial(check_bank, tagger, shown, cache=kept, skip_bad=skip_bad, progress=bars.advance)
         bars.start("checking", len(shown))
@@ -326,9 +332,7 @@ def export(
         Path | None,
         typer.Option(metavar="PICTURES", help="A folder or a picture to compare on, beside random pixels."),
     ] = None,
-    root: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")
-    ] = None,
+    root: Root = None,
     boxes: Annotated[bool, typer.Option("--boxes", help="coco: a box around the whole picture for each tag.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -39,6 +39,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines."
 DataFolder = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder that the recipe's paths are relative to (the recipe's own).")
 ]
+Root = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read, and count them.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto: a GPU where there is one.")]
 
@@ -74,6 +75,16 @@ Cache = Annotated[
     typer.Option("--cache", metavar="DIR", help="Where features and decoded pictures are kept.", show_default=False),
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")]
+
+
+def cache_folder(cache: Path | None, no_cache: bool = False) -> Path | None:
+    """What --cache and --no-cache say."""
+    from fewtag.files import user_cache_folder
+
+    if cache is not None and no_cache:
+        raise InputError("--cache and --no-cache exclude each other; give one of them")
+    return None if no_cache else (cache or user_cache_folder()).resolve()
+
 
 HEADLINES = ("macro_ap", "micro_ap", "macro_f1", "micro_f1")
 

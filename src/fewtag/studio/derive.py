@@ -1,7 +1,6 @@
 """The derived bank: a project's answers as a bank that every other command can use, and each label's scores."""
 
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
@@ -19,7 +18,7 @@ from fewtag.studio.library import Library
 from fewtag.studio.log import Fold, Label
 from fewtag.studio.project import BANK, ExampleRow, Project
 from fewtag.studio.values import PAGE, UNTAUGHT
-from fewtag.tagger.bank import Bank, Definition, Example, Said, Told, define, label_name
+from fewtag.tagger.bank import Bank, Definition, Example, Said, Told, by_name, define, label_name
 from fewtag.tagger.bank_file import read_header, write_bank
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import SAME, Scorer
@@ -45,13 +44,12 @@ def word_of(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def definition(label: Label, model: Model) -> Definition:
-    """What a label means; a word that this model's table lacks means nothing."""
-    like = None if label.like is None else list(label.like)
+def by_word(word: str, model: Model) -> Definition | None:
+    """What a word alone suggests; None for one that says nothing."""
     try:
-        return define(word_of(label.name), model, {}, like=like, vector=None, words=label.words)
-    except UnknownWordError:
-        return Definition("none", explicit=True)
+        return by_name(word, model, explicit=True)
+    except InputError:
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +117,11 @@ class Deriver:
     def _definition(self, label: Label) -> Definition:
         facts = word_of(label.name), label.like, label.words
         if facts not in self._definitions:
-            self._definitions[facts] = definition(label, self.model)
+            try:
+                meant = define(facts[0], self.model, {}, like=label.like, vector=None, words=label.words)
+            except UnknownWordError:  # which the table of another model had
+                meant = Definition("none", explicit=True)
+            self._definitions[facts] = meant
         return replace(self._definitions[facts], threshold=label.threshold, prior=label.prior)
 
     def _example(self, key: str, picture: str, said: Told) -> Example:
@@ -193,9 +195,7 @@ class Deriver:
         if state == self._written and self.path.exists():
             return False
         pictures = {key: picture for picture, key in self._keys.items() if key in bank.examples}
-        small = {
-            row.pixels: row.small for row in self.project.examples(self.model.space_key, sorted(pictures.values()))
-        }
+        small = self.project.small_copies(self.model.space_key, sorted(pictures.values()))
         whole = {key: replace(each, picture=small.get(key, b"")) for key, each in bank.examples.items()}
         full = AnswersBank(bank.definitions, whole, dict(bank.known))
         with locked(self.path):
@@ -395,13 +395,3 @@ class Scores:
     def shares(self) -> Mapping[str, float]:
         """Of each label that was scored, the share of the library's pictures that show it."""
         return {label: each.share for label, each in list(self.kept.items())}
-
-
-def by_word(word: str, model: Model) -> Definition | None:
-    """What a word alone suggests; None for one that says nothing."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return define(word, model, {}, like=None, vector=None, words=True)
-        except InputError:
-            return None

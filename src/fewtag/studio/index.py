@@ -7,8 +7,9 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -111,22 +112,15 @@ def small_copy(picture: Image.Image, size: int) -> bytes:
     return content.getvalue()
 
 
-def inside(path: Path, folders: Sequence[str]) -> Path | None:
-    """Where a file really lies, if that is in one of the folders: a link must not lead out of them."""
+def read_inside(path: Path, name: str, folders: Sequence[str]) -> bytes:
+    """A file's bytes; refuses what really lies elsewhere than in the folders, or has become a link meanwhile."""
     try:
         real = path.resolve(strict=True)
-        return real if any(real.is_relative_to(Path(folder).resolve()) for folder in folders) else None
-    except (OSError, RuntimeError):
-        return None
-
-
-def read_inside(path: Path, name: str, folders: Sequence[str]) -> bytes:
-    """A file's bytes; refuses what lies elsewhere, or has become a link meanwhile."""
-    real = inside(path, folders)
-    if real is None:
-        missing = not path.exists()
-        what = "there is no such file" if missing else "it is a link that leads out of the project's folders"
-        raise InputError(f"cannot read image {name}: {what}; {'check the path' if missing else 'add the folder there'}")
+    except (OSError, RuntimeError) as error:
+        raise InputError(f"cannot read image {name}: there is no such file; check the path") from error
+    if not any(real.is_relative_to(Path(folder).resolve()) for folder in folders):
+        what = "it is a link that leads out of the project's folders"
+        raise InputError(f"cannot read image {name}: {what}; add the folder there")
     try:
         descriptor = os.open(real, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(descriptor, "rb") as file:
@@ -225,15 +219,13 @@ class Indexer:
         """The pictures of the last time, from the cache; those that it has lost are read again by the scan."""
         files = [file for file in self.project.files() if file.folder in self.folders]
         pictures = {each.digest: each for each in self.project.pictures()}
-        wanted = list(
-            dict.fromkeys(file.digest for file in files if file.digest in pictures and file.digest is not None)
-        )
         self.found = len(files)
-        by_digest: dict[str | None, list[FileRow]] = {}
+        files_of: dict[str, list[FileRow]] = {}
         for file in files:
-            by_digest.setdefault(file.digest, []).append(file)
+            if file.digest is not None and file.digest in pictures:
+                files_of.setdefault(file.digest, []).append(file)
         self.library.set_files(files)
-        for digests in batches(iter(wanted), _KNOWN_AT_ONCE):
+        for digests in batches(iter(files_of), _KNOWN_AT_ONCE):
             if self._stop.is_set():
                 return
             keys = [bytes.fromhex(digest) for digest in digests]
@@ -250,7 +242,7 @@ class Indexer:
                 half = np.stack([each[2] for each in both if each[2] is not None]) if room else None
                 known = [pictures[digests[number]] for number, _, _ in both]
                 self.library.add(known, np.stack([whole for _, whole, _ in both]), half)
-                self.library.set_files([file for picture in known for file in by_digest[picture.digest]])
+                self.library.set_files([file for picture in known for file in files_of[picture.digest]])
                 self._tell()
 
     def scan(self) -> None:
@@ -273,13 +265,13 @@ class Indexer:
             for path, file in list(self.library.files.items())
             if path not in seen and file.folder not in gone_folders
         ]
-        if vanished:
-            # a moved file is found under its new path first, so that it is never away
-            self.found = len(seen)
-        self.found = max(self.found, len(seen))
-        first, rest = todo[:8], todo[8:]
-        for some in (first, rest):
-            self._read_all(some)
+        self.found = len(seen)
+        for some in (todo[:8], todo[8:]):  # the first ones soon
+            reads = prefetch(self._read, some, 2 * BATCH, max(1, usable_cores()))
+            with closing(reads):  # type: ignore[type-var]
+                for batch in batches(takewhile(lambda _: not self._stop.is_set(), reads), BATCH):
+                    self._take(batch)
+        # last: a moved file is found under its new path first, so that it is never away
         if vanished and not self._stop.is_set():
             self.project.record(gone=vanished)
             self.library.set_files([], vanished)
@@ -295,16 +287,7 @@ class Indexer:
         known = self.library.files.get(_text(str(found.path)))
         if known is None or (known.digest is not None and known.digest not in self.library.row_of):
             return True
-        size, mtime = _stamp(found.path)
-        return (known.size, known.mtime) != (size, mtime)
-
-    def _read_all(self, todo: Sequence[tuple[Found, str]]) -> None:
-        reads = prefetch(self._read, todo, 2 * BATCH, max(1, usable_cores()))
-        try:
-            for some in batches(_until(self._stop, reads), BATCH):
-                self._take(some)
-        finally:
-            reads.close()  # type: ignore[attr-defined]
+        return (known.size, known.mtime) != _stamp(found.path)
 
     def _read(self, task: tuple[Found, str]) -> _Read:
         found, folder = task
@@ -360,13 +343,6 @@ class Indexer:
                 self._edited(before.digest, read.file.digest)
         self.library.set_files([read.file for read in reads])
         self._tell()
-
-
-def _until(stop: threading.Event, items: Iterator[_Read]) -> Iterator[_Read]:
-    for item in items:
-        if stop.is_set():
-            return
-        yield item
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.cache import content_digest
-from fewtag.core.posterior import prior
 from fewtag.errors import InputError
-from fewtag.pictures.decode import DRAFT, decode, pixel_digest, squash
+from fewtag.pictures.decode import DRAFT, Square, decode, pixel_digest, squash
 from fewtag.studio import review as reviewing
 from fewtag.studio.derive import Deriver, Scored, Scores
 from fewtag.studio.index import Indexer, read_inside
 from fewtag.studio.library import RESIDENT, Features, Library, SupersededError
 from fewtag.studio.log import Change, Fold, Label
-from fewtag.studio.project import Project
+from fewtag.studio.project import FileRow, Project
 from fewtag.studio.values import AUDIT, CellTag, Listener, Overview, Word
 from fewtag.tagger.bank import Bank
 from fewtag.tagger.model import Model
@@ -80,23 +79,11 @@ class State:
 
     def _grounds(self, names: Sequence[str]) -> list[reviewing.Ground]:
         self._score(names)
-        found = []
-        for name in names:
-            label, scored = self._fold.find(name), self._scores.kept.get(name)
-            if scored is None:
-                count = len(self.library)
-                nothing = np.zeros(count, np.float32)
-                scored = Scored(
-                    prior(np.zeros(self.model.space.size, np.float32), self.model.strengths),
-                    nothing,
-                    nothing > 0,
-                    nothing > 0,
-                )
-            found.append(self._ground(label, scored))
-        return found
+        return [self._ground(self._fold.find(name), self._scores.kept.get(name)) for name in names]
 
-    def _ground(self, label: Label, scored: Scored) -> reviewing.Ground:
-        count = len(scored.logits)
+    def _ground(self, label: Label, scored: Scored | None) -> reviewing.Ground:
+        """Of a label without scores, which has neither word nor example, what was said of it."""
+        count = len(self.library) if scored is None else len(scored.logits)
         words, audited = np.zeros(count, np.int8), np.zeros(count, np.bool_)
         codes = {"yes": reviewing.YES, "no": reviewing.NO, "unknown": reviewing.UNKNOWN}
         with self._lock:
@@ -105,23 +92,18 @@ class State:
                 if row < count:
                     words[row], audited[row] = codes[said.answer], said.source == AUDIT
         alive = self.library.alive[:count].copy()
+        if scored is None:
+            return reviewing.Ground(np.zeros(count, np.float32), words, audited, np.zeros(count, np.bool_), alive, 0.5)
         return reviewing.Ground(scored.chances, words, audited, scored.never, alive, scored.threshold)
 
     def _fetch(self, rows: Sequence[int]) -> Sequence[NDArray[np.float16] | None]:
         return self._indexer.fetch(rows)
 
-    def _read(self, digest: str) -> bytes:
+    def _read(self, digest: str, files: Iterable[FileRow] | None = None) -> bytes:
         """A picture's bytes from one of its files; a file that holds something else by now is passed over."""
-        return self._read_files(digest, [file.path for file in self.library.files_of.get(digest, ())])
-
-    def _read_edited(self, digest: str) -> bytes:
-        """Of a picture that is about to join the library."""
-        return self._read_files(digest, [file.path for file in self.project.files() if file.digest == digest])
-
-    def _read_files(self, digest: str, paths: Sequence[str]) -> bytes:
-        for path in paths:
+        for file in self.library.files_of.get(digest, ()) if files is None else files:
             try:
-                data = read_inside(Path(path), Path(path).name, self._indexer.folders)
+                data = read_inside(Path(file.path), Path(file.path).name, self._indexer.folders)
             except InputError:
                 continue
             if content_digest(data).hex() == digest:
@@ -130,10 +112,12 @@ class State:
 
     def _places(self, digest: str) -> NDArray[np.float32]:
         places = self.library.features.places(self.library.row(digest))
-        if places is None:
-            picture = decode(self._read(digest), digest, at_least=DRAFT * self.model.size)
-            places = self.model.encode(squash(picture, self.model.size)[None])[0]
-        return places
+        return self.model.encode(self._square(digest)[None])[0] if places is None else places
+
+    def _square(self, digest: str) -> Square:
+        """A picture's pixels as the network takes them."""
+        picture = decode(self._read(digest), digest, at_least=DRAFT * self.model.size)
+        return squash(picture, self.model.size)
 
     def _spoken(self) -> dict[str, dict[str, Word]]:
         """Of each label what is said of which picture now."""
@@ -215,8 +199,10 @@ class State:
         row = self.project.any_example(old) if words else None
         if row is None:
             return
+        # the library has it only after this
+        files = [file for file in self.project.files() if file.digest == new]
         try:
-            same = pixel_digest(decode(self._read_edited(new), new)) == row.pixels
+            same = pixel_digest(decode(self._read(new, files), new)) == row.pixels
         except InputError:
             return
         if same:
@@ -228,13 +214,12 @@ class State:
         """The project in numbers."""
         with self._lock:
             log = self.project.log
-            failures = len(self.library.failures)
             return Overview(
                 self._id,
                 self.folder.name,
                 max(self._indexer.found, len(self.library.files)),
                 int(self.library.alive.sum()),
-                failures,
+                len(self.library.failures),
                 self.model.name,
                 tuple(self._indexer.folders),
                 len(log.fold.labels),

@@ -46,8 +46,8 @@ class Acknowledged:
     """Answers that are on disk, and what takes them back together."""
 
     acknowledged: tuple[str, ...]
-    undo: str
-    """The group's UUID; empty where every answer was known already."""
+    undo: str | None = None
+    """The group's UUID, where it can be undone and not every answer was known already."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Undone:
 
 @dataclass(frozen=True)
 class LabelRow:
-    """A label as the list of labels shows it."""
+    """What a label means and from how many pictures; the last three in a project alone."""
 
     name: str
     means: str
@@ -85,11 +85,11 @@ class LabelRow:
     threshold: float | None
     prior: float | None
     trust: float | None
-    tags: int
+    tags: int | None = None
     """Pictures that it is on: over the threshold and not refused, or confirmed."""
-    waiting: int
+    waiting: int | None = None
     """Pictures near the threshold that nobody answered."""
-    expected_precision: float | None
+    expected_precision: float | None = None
     """Mean calibrated probability of what is tagged, a confirmed one counting as 1; none where nothing is."""
 
 

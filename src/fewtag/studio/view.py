@@ -5,7 +5,6 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from fewtag.core.posterior import Classifiers, Pictures, prior
 from fewtag.errors import InputError
-from fewtag.pictures.decode import DRAFT, decode, squash
+from fewtag.pictures.decode import decode
 from fewtag.studio import review as reviewing
 from fewtag.studio.derive import Scored, Scores, by_word, word_of
 from fewtag.studio.index import SIZES, small_copy
@@ -38,7 +37,7 @@ from fewtag.studio.values import (
     PictureLabel,
     ReviewPage,
 )
-from fewtag.tagger.bank import Bank, Definition
+from fewtag.tagger.bank import Bank, Definition, Known
 from fewtag.tagger.explain import glance, heat_map, hide_parts, layer
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import DIGITS, Tagged
@@ -62,6 +61,7 @@ class View(State):
         super().__init__(project, model, cache, resident)
         self._word_scores = Scores(self.library, model)
         self._words: OrderedDict[str, Definition] = OrderedDict()
+        self._word_fits: dict[str, Known] = {}
         self._heater, self._hiding = ThreadPoolExecutor(1, "fewtag-heat"), threading.Lock()
         self._hidden_places: OrderedDict[str, Future[NDArray[np.float32]]] = OrderedDict()
 
@@ -221,13 +221,8 @@ class View(State):
             self._words.move_to_end(word)
             while len(self._words) > _WORDS_KEPT:
                 self._word_scores.kept.pop(self._words.popitem(last=False)[0], None)
-            self._word_scores.refresh(Bank({word: meaning}, {}, self._word_bank.known), [word])
+            self._word_scores.refresh(Bank({word: meaning}, {}, self._word_fits), [word])
             return self._word_scores.kept[word]
-
-    @cached_property
-    def _word_bank(self) -> Bank:
-        """Keeps what words alone were fitted to."""
-        return Bank()
 
     def _page(
         self,
@@ -353,7 +348,7 @@ class View(State):
         if places is None:
             heat = heat_map(*self._explained(digest, label), size)
         else:
-            scored = self._scored(row, label)
+            scored = self._scored(label, np.array([row]))
             heat = glance(places, scored.fitted.guide, float(scored.chances[row]), size)
         content = io.BytesIO()
         layer(heat).save(content, "WEBP", quality=80, method=1)
@@ -366,18 +361,18 @@ class View(State):
     def _explained(self, digest: str, label: str) -> tuple[NDArray[np.float32], float]:
         """A label's log-odds for the picture and for its copies with a part hidden, and its probability."""
         row = self.library.row(digest)
-        scored = self._scored(row, label)
+        scored = self._scored(label, np.array([row]))
         logits = Classifiers.of([scored.fitted]).logits(self._hidden(digest).result(), self.model.strengths)[:, 0]
         return scored.slope * logits + scored.offset, float(scored.chances[row])
 
-    def _scored(self, row: int, label: str) -> Scored:
-        """A label's scores, a picture's looked at closely."""
+    def _scored(self, label: str, rows: Rows) -> Scored:
+        """A label's scores, those of these rows looked at closely."""
         name = self._fold.find(label).name
         self._score([name])
         scored = self._scores.kept.get(name)
         if scored is None:
             raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
-        self._scores.sharpen(name, np.array([row]))
+        self._scores.sharpen(name, rows)
         return scored
 
     def _hidden(self, digest: str) -> Future[NDArray[np.float32]]:
@@ -385,25 +380,17 @@ class View(State):
         with self._hiding:
             found = self._hidden_places.pop(digest, None)
             if found is None or (found.done() and found.exception() is not None):
-                found = self._heater.submit(self._encode_hidden, digest)
+                found = self._heater.submit(lambda: self.model.encode(hide_parts(self._square(digest))))
             self._hidden_places[digest] = found
             while len(self._hidden_places) > _HIDDEN_KEPT:
                 self._hidden_places.popitem(last=False)
         return found
 
-    def _encode_hidden(self, digest: str) -> NDArray[np.float32]:
-        picture = decode(self._read(digest), digest, at_least=DRAFT * self.model.size)
-        return self.model.encode(hide_parts(squash(picture, self.model.size)))
-
     def review(self, label: str, order: str = "auto", size: int = 48, offset: int = 0) -> ReviewPage:
         """A page of at most so many pictures with one question, ranked by what is known now."""
         if not 0 < size <= MOST_AT_ONCE or offset < 0:
             raise InputError(f"size {size} and offset {offset} are no page; give 1 to {MOST_AT_ONCE}, and 0 or more")
-        known = self._fold.find(label)
-        self._score([known.name])
-        scored = self._scores.kept.get(known.name)
-        if scored is None:
-            raise InputError(f"label {known.name!r} has neither a word nor an example yet; teach it a picture")
+        known, scored = self._fold.find(label), self._scored(label, np.empty(0, np.int64))
         ground = self._ground(known, scored)
         chosen = reviewing.choose_order(order, ground)
         seed, whole = f"{self.folder.name} {known.id}", self.library.features.whole[: len(ground.words)]
@@ -419,9 +406,8 @@ class View(State):
                 rows = reviewing.spread(rows, whole, size)
         left = min(left, len(rows))
         rows = rows[offset : offset + size]
-        if not scored.exact[rows].all():
-            self._scores.sharpen(known.name, rows)
-            ground = self._ground(known, scored)
+        self._scores.sharpen(known.name, rows)
+        ground = self._ground(known, scored)
         chances = ground.chances[rows].tolist()
         sizes = np.bincount(stacks, minlength=len(stacks))[stacks[rows]].tolist()
         cells = self._cells(rows, chances, sizes, [chance >= 0.5 for chance in chances])

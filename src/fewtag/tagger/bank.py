@@ -319,7 +319,11 @@ class Bank:
                 for number in range(len(keys)):
                     examples[hashlib.sha256(f"{number} {label}".encode()).hexdigest()] = stand_in
         known = {label: Known(self.classifier(model, label)) for label in self.classes}
-        kept = {label: each for label, each in self.definitions.items() if each.explicit or self.members[label]}
+        # what is known by nothing but a no would go with it
+        kept = {
+            label: each if self.members[label] else replace(each, explicit=True)
+            for label, each in self.definitions.items()
+        }
         return Bank(kept, dict(sorted(examples.items())), known)
 
     def _change(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example]) -> "Bank":
