@@ -111,7 +111,7 @@ def test_only_the_label_that_changed_is_scored_again(studio: Studio, monkeypatch
     monkeypatch.setattr(Features, "logits", count)
     held = threading.Event()
     monkeypatch.setattr(studio, "_settle", held.wait)
-    answer_page(studio, "dog")
+    answer_page(studio, "dog", size=4)
     studio.review("dog")
     held.set()
     assert scored == [1]
