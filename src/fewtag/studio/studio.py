@@ -14,7 +14,7 @@ from fewtag.files import user_cache_folder
 from fewtag.pictures.prefetch import batches
 from fewtag.studio import deliver as delivering
 from fewtag.studio.deliver import Progress
-from fewtag.studio.derive import by_word, path_name
+from fewtag.studio.derive import by_word, path_name, told_in
 from fewtag.studio.library import RESIDENT
 from fewtag.studio.log import Change, UnknownError, told
 from fewtag.studio.project import FileRow, Project
@@ -369,7 +369,7 @@ class Studio(View):
         with self._lock:
             fold = self._fold
             bank = self._current()
-        if missing := self._deriver.lacking_features(fold):
+        if missing := sum(self._deriver.key(picture) is None for picture in told_in(fold)):
             problems.append(f"{missing} answered pictures have neither a file nor kept features; they teach nothing")
         if self._derived.is_set() and (lost := self._deriver.differs(bank)):
             problems.append(lost)
