@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,15 @@ class Network:
     def threads(self) -> int:
         """As many as there are cores to use, unless a limit was set."""
         return self.limit or usable_cores()
+
+    @property
+    def likely_device(self) -> str:
+        """Where it will work, as far as that is known without loading it: by what is installed."""
+        if self.wanted != "auto":
+            return self.wanted
+        spec = find_spec("onnxruntime")
+        places = (spec and spec.submodule_search_locations) or ()
+        return "cuda" if any(next(Path(place).glob("capi/*providers_cuda*"), None) for place in places) else "cpu"
 
     @property
     def device(self) -> str:

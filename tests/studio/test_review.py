@@ -172,6 +172,18 @@ def test_review_begins_with_the_unsure_and_never_asks_twice(studio: Studio) -> N
     assert all(cell.marked == (cell.p is not None and cell.p >= 0.5) for cell in after.pictures)
 
 
+def test_pages_of_unsure_ones_grow_with_what_was_said(studio: Studio) -> None:
+    studio.define("dog")
+    sizes = []
+    for _ in range(5):
+        page = studio.review("dog", "unsure", 12).pictures
+        studio.answer([say(cell.digest, "dog", "yes" if shows(cell.name, "dog") else "no") for cell in page])
+        sizes.append(len(page))
+    assert sizes == [4, 4, 8, 12, 12]
+    studio.define("cat")
+    assert len(studio.review("cat", "missed", 12).pictures) == 12, "the other orders' pages are as long as one sees"
+
+
 def test_a_label_is_no_rarer_than_what_was_confirmed(studio: Studio) -> None:
     """Estimated shares of hard labels would else fall to nothing, and all that is tagged with them."""
     found = list(digests(studio).values())
@@ -179,6 +191,20 @@ def test_a_label_is_no_rarer_than_what_was_confirmed(studio: Studio) -> None:
         share = studio.teach("SKU-4711", found[:count]).prior
         assert share is not None
         assert min(0.99, count / len(found)) - 1e-6 <= share < 1
+
+
+def test_the_share_follows_answers_to_what_review_chose_and_not_to_what_a_person_chose(studio: Studio) -> None:
+    """A person who looks for a label's pictures finds more of them than there are."""
+    studio.teach("dog", [next(digest for name, digest in digests(studio).items() if shows(name, "dog"))])
+    page = studio.review("dog", "unsure", 4).pictures
+    shares: dict[tuple[str, str], float] = {}
+    for source in ("click", "page"):
+        for word in ("yes", "no"):
+            studio.answer([say(cell.digest, "dog", word, source) for cell in page])
+            shares[source, word] = studio.label("dog").prior or 0
+            studio.undo()
+    assert shares["page", "yes"] > shares["click", "yes"]
+    assert shares["page", "no"] < shares["click", "no"]
 
 
 def test_audits_measure_and_teach_nothing(studio: Studio) -> None:

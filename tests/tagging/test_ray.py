@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,7 @@ def test_a_killed_worker_loses_and_repeats_nothing(cli: Cli, bank: Path, tmp_pat
         run(bank, ["list.parquet"], "tags", options)
     sentence = "1 of 4 shards could not be tagged, the first is part-00002.parquet: its worker died 2 times"
     assert sentence in str(refused.value)
+    assert server.asked[pictures[25]] == 2
     assert [len(rows(f"tags/part-0000{number}.parquet")) for number in (0, 1, 3)] == [10, 10, 10]
     server.deadly.clear()
     before = Counter(server.asked)
@@ -220,6 +222,16 @@ def test_without_ray_the_extra_is_named(cli: Cli, bank: Path, photos: Path, monk
     said = cli("tag", bank, photos, "--out", "tags", "--engine", "ray")
     assert (said.code, 'pip install "fewtag[ray]"' in said.err) == (2, True)
     assert not Path("tags").exists()
+
+
+def test_parts_that_workers_wrote_elsewhere_are_missed(
+    cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fewtag.tagging.ray_engine.open_cluster", lambda _: nullcontext(Nodes([{"CPU": 1.0}])))
+    wrote = lambda shards, *_: (0.0, {shard.number: Counts(shard.size, 0) for shard in shards})  # noqa: E731
+    monkeypatch.setattr("fewtag.tagging.ray_engine.finish_on_ray", wrote)
+    said = cli("tag", bank, photos, "--out", "tags", "--engine", "ray")
+    assert (said.code, "--out must lie at the same path on every machine" in said.err) == (2, True)
 
 
 def test_a_worker_has_its_share_of_one_machine() -> None:

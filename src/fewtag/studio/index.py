@@ -83,6 +83,7 @@ class Thumbnails:
             try:
                 if self._connection is None:
                     make_folder(self.path.parent)
+                    self.path.touch(mode=0o600)  # pictures are a person's own
                     self._connection = sqlite3.connect(self.path, 5.0, check_same_thread=False)
                     for setting in ("journal_mode = WAL", "synchronous = OFF"):
                         self._connection.execute(f"PRAGMA {setting}")
@@ -91,7 +92,7 @@ class Thumbnails:
                         " PRIMARY KEY (digest, size))"
                     )
                 return work(self._connection)
-            except (sqlite3.Error, InputError) as error:
+            except (sqlite3.Error, OSError, InputError) as error:
                 _log.warning("the thumbnails in %s cannot be used (%s); they are made anew", self.path, error)
                 if self._connection is not None:
                     self._connection.close()
@@ -164,6 +165,7 @@ class Indexer:
         self._stop, self._wake = threading.Event(), threading.Event()
         self.loaded, self.done = threading.Event(), threading.Event()
         self.found, self.notice = 0, ""
+        self._unread: set[str] = set()
         self._opened = ExitStack()
         space = self._opened.enter_context(cached_places(model, cache))
         assert space is not None
@@ -184,6 +186,7 @@ class Indexer:
 
     def rescan(self) -> None:
         """Walks the folders again, soon."""
+        self._try_again()
         self.done.clear()
         self._wake.set()
 
@@ -223,6 +226,7 @@ class Indexer:
             if file.digest is not None and file.digest in pictures:
                 files_of.setdefault(file.digest, []).append(file)
         self.library.set_files(files)
+        self._try_again()
         for digests in batches(iter(files_of), _KNOWN_AT_ONCE):
             if self._stop.is_set():
                 return
@@ -281,8 +285,16 @@ class Indexer:
             else ""
         )
 
+    def _try_again(self) -> None:
+        """What could not be read is read once more by the next scan: its rights, or where it leads, may be others."""
+        self._unread = {path for path, file in list(self.library.files.items()) if file.failure}
+
     def _is_new(self, found: Found) -> bool:
-        known = self.library.files.get(_text(str(found.path)))
+        path = _text(str(found.path))
+        if path in self._unread:
+            self._unread.discard(path)
+            return True
+        known = self.library.files.get(path)
         if known is None or (known.digest is not None and known.digest not in self.library.row_of):
             return True
         return (known.size, known.mtime) != _stamp(found.path)

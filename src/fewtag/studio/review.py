@@ -26,6 +26,8 @@ _POINTS, _BINS = 50, 20
 _LOOKED_AT = 60
 _WIDER, _FIRST = 3, 8
 """Pages of which one is chosen, and the part of all pictures that these may be: few of a small album are unsure."""
+SHORTEST = 4
+"""Pictures of the first page of unsure ones."""
 YES, NO, UNKNOWN = 1, 2, 3
 Rows = NDArray[np.int64]
 
@@ -127,6 +129,14 @@ def spread(rows: Rows, whole: NDArray[np.float32], size: int) -> Rows:
         alike = np.maximum(alike, some @ some[chosen[-1]])
         alike[chosen] = np.inf
     return np.concatenate([rows[np.sort(chosen)], np.delete(rows, chosen)])
+
+
+def page_size(answered: int, most: int) -> int:
+    """Pages of unsure ones grow with what is known: none asks for more than was said before it, but the first.
+
+    What they are chosen by is learnt from those before: a long first page would be of what one example is unsure of.
+    """
+    return min(most, max(SHORTEST, answered))
 
 
 def _by(rows: Rows, keys: NDArray[np.floating]) -> Rows:

@@ -14,8 +14,10 @@ Word = Literal["yes", "no", "unknown"]
 WORDS: tuple[Word, ...] = ("yes", "no", "unknown")
 Order = Literal["sure", "unsure", "missed", "audit"]
 ORDERS: tuple[Order, ...] = ("sure", "unsure", "missed", "audit")
+PAGE = "page"
+"""The source of answers to what Review chose,"""
 AUDIT = "audit"
-"""The source of answers that measure,"""
+"""of those that measure,"""
 STACK = "stack"
 """and of those that a picture has from another one of its stack."""
 UNTAUGHT = (AUDIT, STACK)

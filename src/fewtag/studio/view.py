@@ -93,7 +93,7 @@ class View(State):
             *facts,
             round(scored.threshold, DIGITS),
             round(scored.share, DIGITS),
-            scored.fitted.trust,
+            round(scored.fitted.trust, DIGITS),
             int(ground.tagged.sum()),
             int(ground.near.sum()),
             reviewing.expected_precision(ground),
@@ -361,7 +361,7 @@ class View(State):
         return found
 
     def review(self, label: str, order: str = "auto", size: int = 48, offset: int = 0) -> ReviewPage:
-        """A page of pictures with one question, ranked by what is known now."""
+        """A page of at most so many pictures with one question, ranked by what is known now."""
         if not 0 < size <= MOST_AT_ONCE or offset < 0:
             raise InputError(f"size {size} and offset {offset} are no page; give 1 to {MOST_AT_ONCE}, and 0 or more")
         known, scored = self._fold.find(label), self._scored(label, np.empty(0, np.int64))
@@ -372,9 +372,11 @@ class View(State):
         stacks = self.library.stacks()[: len(ground.words)]
         if chosen != AUDIT and len(rows):
             # one of a stack stands for all, and one answer will do
-            rows = rows[~np.isin(stacks[rows], stacks[ground.words > 0])]
+            answered = np.unique(stacks[ground.words > 0])
+            rows = rows[~np.isin(stacks[rows], answered)]
             rows = rows[np.sort(np.unique(stacks[rows], return_index=True)[1])]
             if chosen == "unsure":
+                size = reviewing.page_size(len(answered), size)
                 rows = reviewing.spread(rows, whole, size)
         left = min(left, len(rows))
         rows = rows[offset : offset + size]

@@ -172,6 +172,12 @@ def _tag_on_ray(
         missing = output.missing(source, options.shard or shard_size(len(source), share.workers))
         advance = begin(output.task, sum(shard.size for shard in missing))
         ready, finished = finish_on_ray(missing, work, share, advance)
+    written = output.parts.folder.names()
+    if lost := [name for name in map(output.parts.name, finished) if name not in written]:
+        raise InputError(
+            f"{len(lost)} of {len(finished)} parts are not in {output.parts.folder.location}, where the workers wrote "
+            "them: --out must lie at the same path on every machine, or be a URL"
+        )
     output.done |= finished
     return ready, share.workers
 
