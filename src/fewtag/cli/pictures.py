@@ -97,6 +97,7 @@ def tag(
 
     Example: fewtag tag pets.fewtag s3://bucket/photos --out s3://bucket/tags --engine ray --address auto
     """
+    from fewtag.tagging.page import MOST, write_page
     from fewtag.tagging.run import Cluster, Options
 
     kept = cache_folder(cache, no_cache)
@@ -109,13 +110,18 @@ def tag(
     if page is not None:
         check_page(page, out)
     options = Options(scores, threshold, read_prior(prior), batch, device, None if kept is None else str(kept), shard)
+    cards: list[Card] | None = None if page is None else []
     if out is None:
         if engine == "ray":
             raise InputError("--engine ray needs --out: a table, or a folder for Parquet parts")
-        failed = _to_terminal(bank, sources, page, options, as_json=as_json)
+        failed = _to_terminal(bank, sources, options, cards, as_json=as_json)
     else:
         ray = Cluster(address, workers) if engine == "ray" else None
-        failed = _to_table(bank, sources, out, page, options, ray, force=force, as_json=as_json)
+        failed = _to_table(bank, sources, out, options, ray, cards, force=force, as_json=as_json)
+    if page is not None and cards is not None:
+        facts = f"{plural(len(cards), 'picture')}, tagged by {bank.name}"
+        write_page(page, bank.stem, facts + (f"; only the first {MOST} are shown" if len(cards) == MOST else ""), cards)
+        print(f"the page: {page}", file=sys.stderr)
     if failed:
         raise typer.Exit(1)
 
@@ -146,9 +152,9 @@ def _to_table(
     bank: Path,
     sources: list[str],
     out: str,
-    page: Path | None,
     options: "Options",
     ray: "Cluster | None",
+    cards: "list[Card] | None",
     *,
     force: bool,
     as_json: bool,
@@ -159,16 +165,13 @@ def _to_table(
     from fewtag.tagging.run import tag as tag_all
     from fewtag.tagging.tables import failures_of
 
-    cards: list[Card] = []
-
     def look(rows: Rows) -> None:
+        assert cards is not None
         cards.extend(tagged_card(item, row) for item, row in itertools.islice(rows, MOST))
 
-    shown = None if page is None else look
     with Bars() as bars:
+        shown = None if cards is None else look
         done = tag_all(bank, sources, out, options, ray=ray, force=force, begin=bars.begin, look=shown)
-    if page is not None:
-        _to_page(bank, page, cards)
     if as_json:
         print(json.dumps(asdict(done)))
     else:
@@ -178,17 +181,18 @@ def _to_table(
     return done.failed
 
 
-def _to_terminal(bank: Path, sources: list[str], page: Path | None, options: "Options", *, as_json: bool) -> int:
+def _to_terminal(
+    bank: Path, sources: list[str], options: "Options", cards: "list[Card] | None", *, as_json: bool
+) -> int:
     """A line for each picture as soon as it is known; JSON has a line for each, too, in ASCII."""
     from fewtag.tagging.page import MOST, tagged_card
     from fewtag.tagging.run import tag_rows
     from fewtag.tagging.tables import record
 
     failed = 0
-    cards: list[Card] = []
     for item, row in tag_rows(bank, sources, options):
         failed += bool(row.failure)
-        if page is not None and len(cards) < MOST:
+        if cards is not None and len(cards) < MOST:
             cards.append(tagged_card(item, row))
         if as_json:
             facts = {"image": row.image, "failure": row.failure} if row.failure else record(row, list(row.scores))
@@ -200,17 +204,7 @@ def _to_terminal(bank: Path, sources: list[str], page: Path | None, options: "Op
             ranked = sorted(shown, key=lambda name: -row.scores[name])
             tags = ", ".join(f"{name} {row.scores[name]:.2f}" for name in ranked) or "–"
             typer.echo(f"{printable(row.image)}: {printable(tags)}")
-    if page is not None:
-        _to_page(bank, page, cards)
     return failed
-
-
-def _to_page(bank: Path, page: Path, cards: "list[Card]") -> None:
-    from fewtag.tagging.page import MOST, write_page
-
-    facts = f"{plural(len(cards), 'picture')}, tagged by {bank.name}"
-    write_page(page, bank.stem, facts + (f"; only the first {MOST} are shown" if len(cards) == MOST else ""), cards)
-    print(f"the page: {page}", file=sys.stderr)
 
 
 def check(

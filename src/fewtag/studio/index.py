@@ -8,7 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fewtag.cache import THUMBNAILS, Cache, content_digest
+from fewtag.cache import THUMBNAILS, content_digest
 from fewtag.cache import Space as CacheSpace
 from fewtag.core.posterior import unit
 from fewtag.errors import InputError
@@ -167,12 +167,11 @@ class Indexer:
         self.loaded, self.done = threading.Event(), threading.Event()
         self.found, self.notice = 0, ""
         self._unread: set[str] = set()
-        self._caches = Cache(cache)
-        self._spaces = cached_places(model, cache)
-        space = self._spaces.__enter__()
+        self._opened = ExitStack()
+        space = self._opened.enter_context(cached_places(model, cache))
         assert space is not None
         self.places: CacheSpace = space
-        self.wholes = self._caches.space("wholes", space.what, space.key, (model.space.size,), "float32")
+        self.wholes = space.cache.space("wholes", space.what, space.key, (model.space.size,), "float32")
         self._thread = threading.Thread(target=self._run, name="fewtag-indexer", daemon=True)
 
     def start(self) -> None:
@@ -184,8 +183,7 @@ class Indexer:
         if self._thread.is_alive():
             self._thread.join()
         self.thumbnails.close()
-        self._spaces.__exit__(None, None, None)
-        self._caches.close()
+        self._opened.close()
 
     def rescan(self) -> None:
         """Walks the folders again, soon."""

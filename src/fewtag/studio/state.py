@@ -138,12 +138,8 @@ class State:
         chances = scorer.probabilities(places).astype(np.float32)
         said = np.array([[words[label].get(digest, "") for label in scorer.labels] for digest in digests])
         chances[said == "yes"], chances[said == "no"] = 1, 0
-        thresholds = np.where(said == "yes", 0, np.where(said == "no", 2, scorer.thresholds))
-        given = (said == "yes") if confirmed_only else (chances >= thresholds)
-        tags = []
-        for line, mask in zip(chances, given, strict=True):
-            columns = np.flatnonzero(mask)
-            tags.append(tuple(scorer.labels[column] for column in columns[np.argsort(-line[columns], kind="stable")]))
+        counted = said == "yes" if confirmed_only else said != "no"
+        tags = scorer.tags(np.where(counted, chances, np.float32(-1)))  # below any threshold
         names = [self.library.names[self.library.row(digest)] for digest in digests]
         return [Tagged(*row) for row in zip(names, tags, scorer.scores(chances), strict=True)]
 

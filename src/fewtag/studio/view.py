@@ -15,6 +15,7 @@ from fewtag.core.posterior import Classifiers, Pictures, prior
 from fewtag.errors import InputError
 from fewtag.pictures.decode import decode
 from fewtag.studio import review as reviewing
+from fewtag.studio import values
 from fewtag.studio.derive import Scored, Scores, by_word, word_of
 from fewtag.studio.index import SIZES, small_copy
 from fewtag.studio.library import RESIDENT, box_guide
@@ -22,22 +23,7 @@ from fewtag.studio.log import Label
 from fewtag.studio.project import Project
 from fewtag.studio.search import Part, parse
 from fewtag.studio.state import Rows, State
-from fewtag.studio.values import (
-    AUDIT,
-    UNTAUGHT,
-    Because,
-    Cell,
-    Explanation,
-    Failure,
-    Influence,
-    LabelRow,
-    Meaning,
-    MistakenFor,
-    Page,
-    PictureDetail,
-    PictureLabel,
-    ReviewPage,
-)
+from fewtag.studio.values import AUDIT, UNTAUGHT
 from fewtag.tagger.bank import Bank, Definition, Known
 from fewtag.tagger.explain import glance, heat_map, hide_parts, layer
 from fewtag.tagger.model import Model
@@ -66,7 +52,7 @@ class View(State):
         self._heater, self._hiding = ThreadPoolExecutor(1, "fewtag-heat"), threading.Lock()
         self._hidden_places: OrderedDict[str, Future[NDArray[np.float32]]] = OrderedDict()
 
-    def labels(self) -> list[LabelRow]:
+    def labels(self) -> list[values.LabelRow]:
         """Sorted by name; in a large library the numbers of labels that others' answers touch follow a second later."""
         bank = self._current()
         lacking = [name for name in bank.classes if name not in self._scores.kept]
@@ -75,21 +61,21 @@ class View(State):
         labels = sorted(self._fold.labels.values(), key=lambda label: label.name)
         return [self._label_row(bank, label) for label in labels]
 
-    def label(self, name: str) -> LabelRow:
+    def label(self, name: str) -> values.LabelRow:
         """One of them, as it is now."""
         label = self._fold.find(name)
         self._score([label.name])
         return self._label_row(self._current(), label)
 
-    def _label_row(self, bank: Bank, label: Label) -> LabelRow:
+    def _label_row(self, bank: Bank, label: Label) -> values.LabelRow:
         name = label.name
         known = bank.definitions.get(name)
         facts = name, str(known or ""), len(bank.members.get(name, ())), len(bank.refused.get(name, ()))
         scored = self._scores.kept.get(name)
         if scored is None or name not in bank.classes:
-            return LabelRow(*facts, label.threshold, label.prior, None, 0, 0, None)
+            return values.LabelRow(*facts, label.threshold, label.prior, None, 0, 0, None)
         ground = self._ground(label, scored)
-        return LabelRow(
+        return values.LabelRow(
             *facts,
             round(scored.threshold, DIGITS),
             round(scored.share, DIGITS),
@@ -99,9 +85,9 @@ class View(State):
             reviewing.expected_precision(ground),
         )
 
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[values.Failure]:
         """Pictures that could not be read, by name."""
-        found = [Failure(self.library.shown_name(file), file.failure) for file in self.library.failures]
+        found = [values.Failure(self.library.shown_name(file), file.failure) for file in self.library.failures]
         return sorted(found, key=lambda each: each.name)
 
     def search(
@@ -113,7 +99,7 @@ class View(State):
         like: str | None = None,
         box: Box | None = None,
         stacked: bool = True,
-    ) -> Page:
+    ) -> values.Page:
         """The pictures that a query finds, likeliest first, or by name where it asks for no likeness."""
         if offset < 0 or not 0 < limit <= MOST_AT_ONCE:
             raise InputError(f"offset {offset} and limit {limit} are no page; give 0 or more, and 1 to {MOST_AT_ONCE}")
@@ -121,7 +107,7 @@ class View(State):
         rows = self.library.ordered()
         keep = np.ones(len(rows), np.bool_)
         scores: list[NDArray[np.float32]] = []
-        means: list[Meaning] = []
+        means: list[values.Meaning] = []
         for part in parts:
             left, score, meaning = self._look_for(part, parts, rows)
             keep &= left
@@ -129,7 +115,7 @@ class View(State):
             means.append(meaning)
         if like is not None:
             scores.append(self._likeness(like, box, rows))
-            means.append(Meaning(like, "like", "a part of this picture" if box else "this picture"))
+            means.append(values.Meaning(like, "like", "a part of this picture" if box else "this picture"))
         found, product = rows[keep], np.prod(scores, axis=0, dtype=np.float32)[keep] if scores else None
         if product is not None:
             order = np.argsort(-product, kind="stable")
@@ -143,15 +129,15 @@ class View(State):
         shown = slice(offset, offset + limit)
         chances = [None] * len(found[shown]) if product is None else product[shown].tolist()
         cells = self._cells(found[shown], chances, sizes[shown].tolist())
-        return Page(len(found), members, offset, tuple(means), cells)
+        return values.Page(len(found), members, offset, tuple(means), cells)
 
     def _look_for(
         self, part: Part, parts: Sequence[Part], rows: Rows
-    ) -> tuple[NDArray[np.bool_], NDArray[np.float32] | None, Meaning]:
+    ) -> tuple[NDArray[np.bool_], NDArray[np.float32] | None, values.Meaning]:
         """Which of these rows a part of a query leaves, what it says of each, and what it was taken for."""
         every, names = np.ones(len(rows), np.bool_), self.library.names
         if part.kind == "label":
-            grounds, meaning = self._grounds(part.names), Meaning(part.text, "label", ", ".join(part.names))
+            grounds, meaning = self._grounds(part.names), values.Meaning(part.text, "label", ", ".join(part.names))
             tagged = np.any([ground.tagged[rows] for ground in grounds], axis=0)
             if not part.wanted:
                 return ~tagged, None, meaning
@@ -161,20 +147,20 @@ class View(State):
             scored = self._word(part.value)
             if scored is None:
                 called = np.array([part.value.casefold() in names[row].casefold() for row in rows], np.bool_)
-                meaning = Meaning(part.text, "name", "no known word: pictures that are called so")
+                meaning = values.Meaning(part.text, "name", "no known word: pictures that are called so")
                 return called == part.wanted, None, meaning
             chances = scored.chances[rows]
-            return every, chances if part.wanted else 1 - chances, Meaning(part.text, "word")
+            return every, chances if part.wanted else 1 - chances, values.Meaning(part.text, "word")
         if part.kind == "state":
             asked = [name for each in parts if each.kind == "label" and each.wanted for name in each.names]
-            return self._state(part.value, asked)[rows] == part.wanted, None, Meaning(part.text, "state")
+            return self._state(part.value, asked)[rows] == part.wanted, None, values.Meaning(part.text, "state")
         if part.kind == "folder":
             folders = [str(PurePosixPath(names[row]).parent).casefold() for row in rows]
             inside = np.array([part.value.casefold() in folder for folder in folders], np.bool_)
-            return inside == part.wanted, None, Meaning(part.text, "folder")
+            return inside == part.wanted, None, values.Meaning(part.text, "folder")
         taken = np.array([self.library.pictures[row].taken or "" for row in rows], "U19")
         inside = (taken >= part.value) if part.kind == "after" else (taken < part.value)
-        return (inside == part.wanted) & (taken != ""), None, Meaning(part.text, "date")
+        return (inside == part.wanted) & (taken != ""), None, values.Meaning(part.text, "date")
 
     def _state(self, state: str, asked: Sequence[str]) -> NDArray[np.bool_]:
         """rows: whether a picture is in a state with regard to these labels, or to any where none is asked for"""
@@ -221,9 +207,9 @@ class View(State):
 
     def _cells(
         self, rows: Rows, chances: Sequence[float | None], stacks: Sequence[int], marked: Sequence[bool] | None = None
-    ) -> tuple[Cell, ...]:
+    ) -> tuple[values.Cell, ...]:
         return tuple(
-            Cell(
+            values.Cell(
                 picture.digest,
                 self.library.names[row],
                 picture.width,
@@ -239,7 +225,7 @@ class View(State):
             for picture in [self.library.pictures[row]]
         )
 
-    def picture(self, digest: str) -> PictureDetail:
+    def picture(self, digest: str) -> values.PictureDetail:
         """All that is known of a picture, every label's probability with the examples that speak for it."""
         row = self.library.row(digest)
         facts = self.library.pictures[row]
@@ -257,7 +243,7 @@ class View(State):
             told.append((name, float(scored.chances[row]), scored, word))
         told.sort(key=lambda each: (-each[1], each[0]))
         labels = tuple(
-            PictureLabel(
+            values.PictureLabel(
                 name,
                 round(chance, DIGITS),
                 round(scored.threshold, DIGITS),
@@ -268,7 +254,7 @@ class View(State):
         )
         tags = [tag.label for tag in self._tags_of(np.array([row]))[0] if tag.state != "no"]
         files = self.library.files_of.get(digest)
-        return PictureDetail(
+        return values.PictureDetail(
             digest,
             self.library.names[row],
             files[0].path if files else "",
@@ -283,7 +269,7 @@ class View(State):
 
     def _because(
         self, bank: Bank, name: str, scored: Scored, row: int, places: NDArray[np.float32] | None
-    ) -> tuple[Because, ...]:
+    ) -> tuple[values.Because, ...]:
         """The label's examples that look most like the picture, where the label looks."""
         keys = bank.said(name).yes[-50:]
         if not keys or places is None:
@@ -296,7 +282,9 @@ class View(State):
         alike = (1 - local) * (shown.whole @ mine.whole[0]) + local * (theirs @ ours[0])
         best = np.argsort(-alike, kind="stable")[: _REASONS + 1].tolist()
         found = [
-            Because(picture_of[keys[each]], round(float(alike[each]), 4)) for each in best if keys[each] in picture_of
+            values.Because(picture_of[keys[each]], round(float(alike[each]), 4))
+            for each in best
+            if keys[each] in picture_of
         ]
         return tuple(each for each in found if each.digest != self.library.digests[row])[:_REASONS]
 
@@ -328,9 +316,9 @@ class View(State):
         layer(heat).save(content, "WEBP", quality=80, method=1)
         return content.getvalue()
 
-    def explain(self, digest: str, label: str) -> Explanation:
+    def explain(self, digest: str, label: str) -> values.Explanation:
         """Which parts of a picture a label leans on."""
-        return Explanation.of(*self._explained(digest, label))
+        return values.Explanation.of(*self._explained(digest, label))
 
     def _explained(self, digest: str, label: str) -> tuple[NDArray[np.float32], float]:
         """A label's log-odds for the picture and for its copies with a part hidden, and its probability."""
@@ -360,7 +348,7 @@ class View(State):
                 self._hidden_places.popitem(last=False)
         return found
 
-    def review(self, label: str, order: str = "auto", size: int = 48, offset: int = 0) -> ReviewPage:
+    def review(self, label: str, order: str = "auto", size: int = 48, offset: int = 0) -> values.ReviewPage:
         """A page of at most so many pictures with one question, ranked by what is known now."""
         if not 0 < size <= MOST_AT_ONCE or offset < 0:
             raise InputError(f"size {size} and offset {offset} are no page; give 1 to {MOST_AT_ONCE}, and 0 or more")
@@ -387,7 +375,7 @@ class View(State):
         cells = self._cells(rows, chances, sizes, [chance >= 0.5 for chance in chances])
         self._looked_at = known.name
         word = word_of(known.name)
-        return ReviewPage(
+        return values.ReviewPage(
             known.name,
             chosen,
             f"Is there {'an' if word[:1].lower() in 'aeiou' else 'a'} {word}?",
@@ -403,18 +391,18 @@ class View(State):
             self._mistaken_for(known),
         )
 
-    def _examples_of(self, label: Label) -> tuple[Influence, ...]:
+    def _examples_of(self, label: Label) -> tuple[values.Influence, ...]:
         """Yes examples, the latest first, each with its influence where that was worked out for the label as it is."""
         self._wake.set()
         kept = self._influences.get(label.name)
         scored = self._scores.kept[label.name]
-        values = kept[1] if kept is not None and kept[0] is scored.fitted else {}
+        worked_out = kept[1] if kept is not None and kept[0] is scored.fitted else {}
         said = self._fold.about(label.id)
         shown = [picture for picture, each in said.items() if each.answer == "yes" and each.source not in UNTAUGHT]
-        found = [Influence(each, values.get(each)) for each in reversed(shown[-48:])]
+        found = [values.Influence(each, worked_out.get(each)) for each in reversed(shown[-48:])]
         return tuple(found)
 
-    def _mistaken_for(self, label: Label) -> tuple[MistakenFor, ...]:
+    def _mistaken_for(self, label: Label) -> tuple[values.MistakenFor, ...]:
         """Labels that a person gave to pictures of which this one was refused."""
         fold = self._fold
         refused = {picture for picture, said in fold.about(label.id).items() if said.answer == "no"}
@@ -425,7 +413,7 @@ class View(State):
             for picture, said in fold.said[other.id].items()
             if said.answer == "yes" and picture in refused
         )
-        return tuple(MistakenFor(name, count) for name, count in counts.most_common(3))
+        return tuple(values.MistakenFor(name, count) for name, count in counts.most_common(3))
 
     def tag(self, digests: Sequence[str]) -> list[Tagged]:
         """Rows for pictures of the project; a person's word comes first."""
