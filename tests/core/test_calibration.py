@@ -260,14 +260,14 @@ def test_a_small_sample_without_any_sign_leaves_a_small_share_not_none() -> None
 
 def test_a_share_that_is_known_mends_a_curve_that_is_off() -> None:
     """Of many pictures; right curves stay, and of few pictures little is believed."""
-    said = np.full(4, 0.05, np.float32)
+    said = np.full(4, 0.2, np.float32)
     off = np.array([-2, 0, 0, 2], np.float32)
     evidence = sampled(said, 20_000, 3.0, 1) + off
     counts = np.array([5, 5, 9, 9])
     moved = log_odds(match_shares(evidence, counts, said)) - log_odds(said)
     assert moved.tolist() == pytest.approx((-off).tolist(), abs=0.2)
     sums = sigmoid(evidence + log_odds(said) + moved).sum(axis=0)
-    assert sums.tolist() == pytest.approx([1000] * 4, rel=0.01)
+    assert sums.tolist() == pytest.approx([4000] * 4, rel=0.01)
     few = log_odds(match_shares(evidence[:20], counts, said)) - log_odds(said)
     missed = np.abs(20 * said - sigmoid(evidence[:20] + log_odds(said)).sum(axis=0))
     assert (np.abs(few) <= OFFSET_SPREAD**2 * missed + 1e-4).all()
