@@ -81,7 +81,7 @@ def test_shares_are_estimated_from_a_sample_and_the_bank_stays_as_it_is(
 ) -> None:
     """With the log-likelihood ratios of known shares in place of the classifiers': they are found again.
 
-    But for the guess of one in a hundred, which counts as two hundred pictures.
+    But for the guess of one in a hundred, which counts as a hundred pictures.
     """
     random = np.random.default_rng(0)
     shares = np.array([0.05, 0.2, 0.5, 0.7])
@@ -96,7 +96,7 @@ def test_shares_are_estimated_from_a_sample_and_the_bank_stays_as_it_is(
     before = pets.bank_
     found = pets.estimate_priors([draw(0)] * 600)
     assert list(found) == list(pets.classes_)
-    assert np.abs(np.array(list(found.values())) - (shown.sum(axis=0) + 2) / 800).max() < 0.03
+    assert np.abs(np.array(list(found.values())) - (shown.sum(axis=0) + 1) / 700).max() < 0.03
     assert pets.bank_ is before
 
 

@@ -86,7 +86,7 @@ def tag(
     """Tag pictures: a row for each. Run again after a kill, it goes on where it stopped.
 
     Probabilities depend on how common a label is. Where the bank has no prior of its own for it, that is estimated by a
-    sample of 512 pictures, or the bank's default where there are fewer than a hundred; a share that is given is fitted
+    sample of 256 pictures, or the bank's default where there are fewer than a hundred; a share that is given is fitted
     to the sample, so that probabilities add up to it. Pictures that cannot be read are listed in FILE.failures.csv, and
     the exit code is 1. A picture that was seen before, wherever it lay and whatever it is called, does not go through
     the network again.

@@ -20,12 +20,12 @@ SLACK = 0.01
 
 RARE, COMMON = 0.01, 0.03
 """Shares between which what is fitted for common labels gives way to what rare ones need."""
-EASE, FIRM = 0.8, 1.2
+EASE, FIRM = 0.8, 1.1
 """Parts of a model's threshold that are asked for where labels are common, and where they are rare.
 
 Probabilities of new labels are spread less than those of the labels that thresholds were fitted on, so that the slack
 costs more there; of rare labels the precision is worth it. Chosen on the validation labels."""
-STEEPER = (1, 5), (1.3, 1.1)
+STEEPER = (1, 5), (1.2, 1.0)
 """Examples, and how much steeper than the model's the curve of a rare label is that has so many."""
 
 
@@ -98,7 +98,7 @@ def log_odds(shares: NDArray[np.floating]) -> NDArray[np.float32]:
 
 
 def estimate_shares(
-    evidence: NDArray[np.float32], start: Shares, *, steps: int = 200, guess: float = 0.01, weight: float = 200.0
+    evidence: NDArray[np.float32], start: Shares, *, steps: int = 200, guess: float = 0.01, weight: float = 100.0
 ) -> Shares:
     """The share of pictures that show each label, from a sample's log-likelihood ratios, by expectation maximisation.
 

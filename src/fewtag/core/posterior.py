@@ -33,7 +33,7 @@ Features = NDArray[np.float32]
 LABELS_AT_ONCE = 1000
 """With more, what lies between places and scores leaves the processor's cache, and a label takes twice as long."""
 COMPARED = 0.75
-"""Part of the variance within a label that is left once pictures are compared with others; chosen on validation labels."""
+"""Part of the variance within a label that is left when pictures are compared with others (by validation labels)."""
 NEWTON_STEPS = 50
 TOLERANCE = 1e-8
 """Of the dual weights, in a Newton step: where it stops."""
@@ -297,9 +297,7 @@ class NameEvidence:
     prior: float = 0.5
     """The share of names that are right, before any picture: private ones ("Rex") are as common as words."""
 
-    def trust(
-        self, scores: NDArray[np.float32], others: NDArray[np.float32], weights: NDArray[np.float32]
-    ) -> float:
+    def trust(self, scores: NDArray[np.float32], others: NDArray[np.float32], weights: NDArray[np.float32]) -> float:
         """The probability that a name is right with which a label's pictures and others, of such weights, score so."""
         usual = (float(weights @ others) + self.wrong) / (float(weights.sum()) + 1)  # with one more, of a wrong name
         variance = self.between**2 + COMPARED * self.within**2 / len(scores)

@@ -108,8 +108,11 @@ class Said(NamedTuple):
 
     yes: tuple[str, ...]
     no: tuple[str, ...]
-    """Those that someone said do not show it, and complete ones that do not name it."""
+    """Those that someone said do not show it,"""
+    complete: tuple[str, ...]
+    """complete ones that do not name it,"""
     unnamed: tuple[str, ...]
+    """and others that do not."""
 
 
 class Known(NamedTuple):
@@ -188,8 +191,8 @@ class Bank:
         lengths = np.array([each.seen[0] for each in chosen], np.float32).reshape(places.shape[:2])
         whole = np.array([each.seen[1] for each in chosen], np.float32).reshape(len(chosen), space)
         evidence = replace(model.evidence, prior=THING if definition.thing else OTHER)
-        pictures, refused, meant = Pictures(places, lengths, whole), set(self.refused[label]), definition.guide
-        asked = np.array([key in refused for keys in said for key in keys], np.bool_)
+        pictures, meant = Pictures(places, lengths, whole), definition.guide
+        asked = np.arange(len(chosen)) < len(said.yes) + len(said.no)
         return fit_label(pictures, shown, weights, meant, model.strengths, evidence, asked, leave_out=self.leave_out)
 
     def said(self, label: str) -> Said:
@@ -205,8 +208,7 @@ class Bank:
         silent[yes] = silent[no] = False
         complete = self._drawn(label, np.flatnonzero(silent & self._complete), COMPLETE)
         unnamed = self._drawn(label, np.flatnonzero(silent & ~self._complete), UNNAMED)
-        no = np.sort(np.concatenate([self._drawn(label, no, ANSWERS), complete]))
-        rows = self._drawn(label, yes, ANSWERS), no, unnamed
+        rows = self._drawn(label, yes, ANSWERS), self._drawn(label, no, ANSWERS), complete, unnamed
         return Said(*(tuple(self._keys[row] for row in some) for some in rows))
 
     @cached_property

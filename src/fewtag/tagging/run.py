@@ -35,7 +35,7 @@ LOCAL_SHARD = 256
 # a worker that is slower than the others then takes fewer, rather than all waiting for its last one
 _SHARDS_A_WORKER = 4
 _DOWNLOADS_AT_ONCE = 16
-SAMPLE, SMALLEST_SAMPLE = 512, 100
+SAMPLE, SMALLEST_SAMPLE = 256, 100
 """Pictures by which the labels' shares are estimated; fewer say too little."""
 
 
@@ -52,7 +52,7 @@ class Options:
     cache: str | None = None
     shard: int | None = None
     max_attempts: int = 3
-    """How often a shard may be given to another worker after its worker died."""
+    """How often a shard may be begun: a worker may have died of it."""
 
 
 @dataclass(frozen=True)
