@@ -34,6 +34,8 @@ LABELS_AT_ONCE = 1000
 """With more, what lies between places and scores leaves the processor's cache, and a label takes twice as long."""
 COMPARED = 0.75
 """Part of the variance within a label that is left when pictures are compared with others (by validation labels)."""
+OTHERS = 64
+"""Pictures that a name is compared by: more change nothing much."""
 NEWTON_STEPS = 50
 TOLERANCE = 1e-8
 """Of the dual weights, in a Newton step: where it stops."""
@@ -326,9 +328,9 @@ def fit_label(
     yes = Pictures(*(part[first if shown[first].all() else shown] for part in pictures))
     trust = 1.0
     if word is not None and len(yes.places):
-        others = ~shown if asked is None else ~(shown | asked)
-        scores = pictures.scores(word, strengths)
-        trust = evidence.trust(scores[shown], scores[others], weights[others])
+        others = np.flatnonzero(~shown if asked is None else ~(shown | asked))[:OTHERS]
+        scores = Pictures(*(part[others] for part in pictures)).scores(word, strengths)
+        trust = evidence.trust(yes.scores(word, strengths), scores, weights[others])
     guide = prototype(yes, word, trust, strengths)
     fitted = prior(guide, strengths)
     if not len(shown):
