@@ -201,7 +201,7 @@ def read_arrays(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, "np.nd
     """Header and arrays of a file that `write_arrays` wrote; refuses one in which a single bit has changed."""
     header, arrays = _read(path, kind, arrays=True)
     if "arrays" in header and header["arrays"] != _sum_of(arrays):
-        raise _damaged(path, kind)
+        raise damaged(path, kind)
     return header, arrays
 
 
@@ -219,15 +219,15 @@ def _read(path: Path, kind: str, *, arrays: bool) -> tuple[dict[str, Any], dict[
             text = metadata[kind]
             header = json.loads(text)
             if not isinstance(header, dict):
-                raise _damaged(path, kind)
+                raise damaged(path, kind)
             # files of before there were sums have neither of the two
             if ("arrays" in header or _SUM in metadata) and metadata.get(_SUM) != digest(text):
-                raise _damaged(path, kind)
+                raise damaged(path, kind)
             return header, {key: file.get_tensor(key) for key in file.keys()} if arrays else {}  # noqa: SIM118
     except InputError:
         raise
     except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise _damaged(path, kind) from error
+        raise damaged(path, kind) from error
 
 
 def _sum_of(arrays: Mapping[str, "np.ndarray"]) -> str:
@@ -235,6 +235,7 @@ def _sum_of(arrays: Mapping[str, "np.ndarray"]) -> str:
     return digest(*(part for name, shape, data in facts for part in (name, shape, bytes(data))))
 
 
-def _damaged(path: Path, kind: str) -> InputError:
+def damaged(path: Path, kind: str) -> InputError:
+    """What a file that is no such thing is refused with."""
     name = kind.removeprefix("fewtag-")
     return InputError(f"{name} {path} cannot be read: it is no {name}, or damaged; name one that fewtag wrote")
