@@ -1,20 +1,26 @@
 """Parquet: tables of pictures, with a path or the bytes themselves in each row, and tables of tags."""
 
-from collections.abc import Iterator, Sequence
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fewtag.errors import InputError
+from fewtag.pictures.prefetch import batches
 from fewtag.tagger.stream import Item
 from fewtag.tagging.sources import Entry, file_system, is_url, join, local_path, reason
 
 if TYPE_CHECKING:
-    import pyarrow
     from pyarrow.parquet import ParquetFile
 
 _PATHS = ("path", "image")
+NOTE = b"fewtag"
+_ROWS_AT_ONCE = 1024
+Labels = Sequence[str] | None
+"""The labels whose scores are written; None without --scores."""
 
 
 @dataclass(frozen=True)
@@ -127,14 +133,30 @@ def read_records(url: str) -> list[dict[str, Any]]:
         return records
 
 
-def arrow_table(records: Sequence[dict[str, Any]], labels: Sequence[str] | None) -> "pyarrow.Table":
-    """Columns image, tags (a list) and with labels scores (a struct with a number for each)."""
-    import pyarrow
+def write_records(
+    target: Path | BinaryIO, records: Iterator[dict[str, Any]], labels: Labels, note: Mapping[str, Any] | None = None
+) -> None:
+    """Columns image, tags (a list) and with labels scores (a struct with a number for each); a note in the metadata."""
+    import pyarrow.parquet
 
     columns = {"image": pyarrow.string(), "tags": pyarrow.list_(pyarrow.string())}
     if labels is not None:
         columns["scores"] = pyarrow.struct([(label, pyarrow.float64()) for label in labels])
-    return pyarrow.Table.from_pylist(list(records), pyarrow.schema(columns))
+    schema = pyarrow.schema(columns, None if note is None else {NOTE: json.dumps(note)})
+    with pyarrow.parquet.ParquetWriter(target, schema) as writer:
+        for some in batches(records, _ROWS_AT_ONCE):
+            writer.write_table(pyarrow.Table.from_pylist(some, schema))
+
+
+def open_part(content: bytes) -> "ParquetFile":
+    """What `write_records` wrote; a ValueError where it is damaged."""
+    import pyarrow.lib
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.ParquetFile(io.BytesIO(content))
+    except pyarrow.lib.ArrowException as error:
+        raise ValueError(str(error)) from error
 
 
 def import_pyarrow(what: str) -> None:

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from fewtag.errors import InputError
-from fewtag.files import digest, read_json
+from fewtag.files import digest, read_json, write_atomically
 from fewtag.pictures.files import (
     IMAGE_ENDINGS,
     OTHERS_FOLDERS,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 # whatever a file system says of a file that changes with its content
 _STAMPS = ("size", "mtime", "LastModified", "last_modified", "ETag", "etag", "md5Hash", "generation")
+_ENDINGS = ", ".join(sorted(IMAGE_ENDINGS))
 _TABLES_AT_ONCE = 16
 _TRIES = 3
 SURE = 0.2
@@ -82,15 +85,14 @@ class Crop(NamedTuple):
     box: tuple[float, ...]
 
     def read(self) -> bytes:
-        whole = self.picture.open()
-        left, top, width, height = (
-            share * side for share, side in zip(self.box, (*whole.size, *whole.size), strict=True)
-        )
-        # at least a pixel, and none outside: a box may lie on the very edge
-        first, over = min(round(left), whole.width - 1), min(round(top), whole.height - 1)
-        last, under = max(first + 1, round(left + width)), max(over + 1, round(top + height))
+        whole, sides = self.picture.open(), []
+        for place, size, side in zip(self.box[:2], self.box[2:], whole.size, strict=True):
+            # at least a pixel, and none outside: a box may lie on the very edge
+            first = min(round(place * side), side - 1)
+            sides.append((first, min(max(first + 1, round(place * side + size * side)), side)))
+        (left, right), (top, bottom) = sides
         buffer = io.BytesIO()
-        whole.crop((first, over, min(last, whole.width), min(under, whole.height))).save(buffer, "BMP")
+        whole.crop((left, top, right, bottom)).save(buffer, "BMP")
         return buffer.getvalue()
 
 
@@ -173,16 +175,15 @@ def open_source(sources: Sequence[str]) -> Source:
     entries = [entry for source in opened for entry in source.entries]
     tables = [table for source in opened for table in source.tables]
     if not entries and not tables:
-        raise InputError(f"{', '.join(sources)}: there is no picture ({_endings()}); check the path")
+        raise InputError(f"{', '.join(sources)}: there is no picture ({_ENDINGS}); check the path")
     if entries and tables:
         raise InputError("pictures and Parquet tables cannot be tagged in one run; give them to a run each")
-    first: dict[str, str] = {}
+    named: dict[str, Entry] = {}
     for entry in entries:
-        if first.setdefault(entry.name, entry.location) != entry.location:
+        if named.get(entry.name, entry).location != entry.location:
             raise InputError(f"two pictures are called {entry.name!r}; tag their folders in a run each")
-    found = Source(
-        list({entry.name: entry for entry in entries}.values()), tables, [absolute(source) for source in sources]
-    )
+        named[entry.name] = entry
+    found = Source(list(named.values()), tables, [absolute(source) for source in sources])
     if not len(found):
         raise InputError(f"{', '.join(sources)} lists no picture: its tables have no row; check it")
     return found
@@ -280,25 +281,33 @@ def _archive(path: Path, prefix: str) -> Iterator[Entry]:
 
 
 def _remote(source: str) -> Source:
-    files = _find(source)
     system, root = file_system(source)
     top = root.rstrip("/")
+    # one that goes from folder to folder would pass over those that it cannot read
+    strict = {"on_error": "raise"} if source.startswith("http") else {}
+    try:
+        listed: dict[str, dict[str, Any]] = system.find(root, detail=True, **strict)
+        if not listed:
+            system.info(root)  # says what is wrong, if nothing is there
+    except Exception as error:  # each file system has errors of its own
+        raise InputError(f"cannot list {source}: {reason(error)}; check the location and its permissions") from error
     # the links of a web page are escaped; the names of files are not
     unescape: Callable[[str], str] = unquote if source.startswith("http") else str
-    entries = []
-    for path, stamp in files.items():
-        name = unescape(path.rsplit("/", 1)[1] if path.rstrip("/") == top else path.removeprefix(f"{top}/"))
+    entries, tables = list[Entry](), dict[str, Any]()
+    for path, facts in listed.items():
+        alone = path.rstrip("/") == top
+        if not alone and not path.startswith(f"{top}/"):  # a page may link elsewhere
+            continue
+        url, stamp = system.unstrip_protocol(path), [str(facts[key]) for key in _STAMPS if facts.get(key) is not None]
+        name = unescape(path.rsplit("/", 1)[1] if alone else path.removeprefix(f"{top}/"))
         if (problem := _judge(name)) is not None:
-            entries.append(Entry(name, system.unstrip_protocol(path), stamp, problem=problem))
+            entries.append(Entry(name, url, stamp, problem=problem))
+        elif path.endswith(".parquet") and not _is_note(path.removeprefix(top)):
+            tables[url] = stamp
     if any(not entry.problem for entry in entries):
         return Source(sorted(entries, key=lambda entry: entry.name))
-    tables = {
-        system.unstrip_protocol(path): stamp
-        for path, stamp in files.items()
-        if path.endswith(".parquet") and not _is_note(path.removeprefix(top))
-    }
     if not tables and not entries:
-        raise InputError(f"{source} holds no picture ({_endings()}) and no Parquet table; check the location")
+        raise InputError(f"{source} holds no picture ({_ENDINGS}) and no Parquet table; check the location")
     return _open_tables(tables) if tables else Source(entries)
 
 
@@ -311,26 +320,6 @@ def _judge(name: str) -> str | None:
     if ending in UNREADABLE_ENDINGS:
         return f"image {name} is of a kind that is not read ({ending}); convert it to JPEG"
     return "" if is_image_name(last) else None
-
-
-def _find(source: str) -> dict[str, list[str]]:
-    """Every file under a location, or the one file, each with its stamp."""
-    system, root = file_system(source)
-    # one that goes from folder to folder would pass over those that it cannot read
-    strict = {"on_error": "raise"} if source.startswith("http") else {}
-    try:
-        listed: dict[str, dict[str, Any]] = system.find(root, detail=True, **strict)
-        if not listed:
-            system.info(root)  # says what is wrong, if nothing is there
-    except Exception as error:  # each file system has errors of its own
-        raise InputError(f"cannot list {source}: {reason(error)}; check the location and its permissions") from error
-    top = root.rstrip("/")
-    return {
-        path: [str(facts[key]) for key in _STAMPS if facts.get(key) is not None]
-        for path, facts in listed.items()
-        # a page may link elsewhere
-        if path.rstrip("/") == top or path.startswith(f"{top}/")
-    }
 
 
 def _open_tables(tables: dict[str, Any]) -> Source:
@@ -352,10 +341,6 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 def _is_note(name: str) -> bool:
     """Hidden files and folders, and those that Spark and Arrow keep their notes in, are none of the tables."""
     return any(part.startswith((".", "_")) for part in name.split("/"))
-
-
-def _endings() -> str:
-    return ", ".join(sorted(IMAGE_ENDINGS))
 
 
 def _digest(content: object) -> str:
@@ -412,6 +397,58 @@ def file_system(url: str) -> tuple["AbstractFileSystem", str]:
         raise InputError(f"{url} cannot be opened here: {error}, here and on every machine of the cluster") from error
     except ValueError as error:
         raise InputError(f"{url} cannot be opened: {error}; use a path, s3://, gs:// or https://") from error
+
+
+def names_in(folder: str) -> set[str]:
+    """Of the files in a folder, here or behind a URL; none where there is no folder."""
+    here = local_path(folder)
+    try:
+        if here is not None:
+            if here.is_file():
+                raise InputError(f"{folder} is a file; name a folder")
+            return {entry.name for entry in os.scandir(here)} if here.is_dir() else set()
+        system, path = file_system(folder)
+        system.invalidate_cache()
+        if system.isfile(path):
+            raise InputError(f"{folder} is a file; name a folder")
+        return {str(name).rstrip("/").rsplit("/", 1)[1] for name in system.ls(path, detail=False)}
+    except FileNotFoundError:
+        return set()
+    except (OSError, NotImplementedError) as error:
+        raise InputError(f"cannot read the folder {folder}: {reason(error)}; check it") from error
+
+
+def read_file(location: str) -> bytes:
+    if (here := local_path(location)) is not None:
+        return here.read_bytes()
+    system, path = file_system(location)
+    return system.cat_file(path)
+
+
+def write_file(location: str, content: bytes, *, sync: bool = True) -> None:
+    """Whole or not at all: under another name first, since a store may take a file that broke off."""
+    if (here := local_path(location)) is not None:
+        write_atomically(here, content, sync=sync)
+        return
+    system, path = file_system(location)
+    part = f"{path}.{uuid.uuid4().hex[:8]}.part"
+    try:
+        system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+        system.pipe_file(part, content)
+        system.mv(part, path)
+    except Exception as error:  # each file system has errors of its own
+        raise InputError(f"cannot write {location}: {reason(error)}; check --out") from error
+
+
+def remove_file(location: str) -> None:
+    if (here := local_path(location)) is None:
+        system, path = file_system(location)
+        system.rm_file(path)
+        return
+    try:
+        here.unlink(missing_ok=True)
+    except OSError as error:  # a folder of that name
+        raise InputError(f"cannot remove {here}: {error.strerror}; move it away") from error
 
 
 def reason(error: Exception) -> str:
