@@ -41,11 +41,11 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
         part.chmod(mode | stat.S_IWUSR)  # before there is anything in it to be read by others
         yield part
         if sync:
-            _sync(part)
+            sync_to_disk(part)
         part.chmod(mode)  # some libraries write files that only their owner can read
         part.replace(target)
         if sync:
-            _sync(target.parent)
+            sync_to_disk(target.parent)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; name another folder or free some room") from error
     finally:
@@ -58,7 +58,7 @@ def _behind(path: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
-def _sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Waits for the disk; a folder can be synced where it can be opened, which Windows refuses."""
     try:
         descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)

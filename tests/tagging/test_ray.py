@@ -19,7 +19,7 @@ import pytest
 from tiny import draw
 
 from fewtag.errors import InputError
-from fewtag.tagging.ray_engine import Nodes, Share, check_address, open_cluster, refuse_deadly
+from fewtag.tagging.ray_engine import Share, check_address, open_cluster, refuse_deadly, share_out
 from fewtag.tagging.run import Cluster, Options, Summary, tag
 
 Cli = Callable[..., Any]
@@ -221,13 +221,13 @@ def test_without_ray_the_extra_is_named(cli: Cli, bank: Path, photos: Path, monk
 
 
 def test_a_worker_has_its_share_of_one_machine() -> None:
-    assert Nodes([{"CPU": 2.0}]).share(None) == Share(workers=2, cores=1.0, gpu=False)
-    assert Nodes([{"CPU": 8.0}]).share(2) == Share(workers=2, cores=4.0, gpu=False)
-    assert Nodes([{"CPU": 2.0}]).share(4) == Share(workers=4, cores=0.5, gpu=False)
-    assert Nodes([{"CPU": 16.0}, {"CPU": 4.0}]).share(3) == Share(workers=3, cores=5.0, gpu=False)
-    assert Nodes([{"CPU": 32.0, "GPU": 4.0}, {"CPU": 64.0}]).share(None) == Share(workers=4, cores=8.0, gpu=True)
+    assert share_out([{"CPU": 2.0}], None) == Share(workers=2, cores=1.0, gpu=False)
+    assert share_out([{"CPU": 8.0}], 2) == Share(workers=2, cores=4.0, gpu=False)
+    assert share_out([{"CPU": 2.0}], 4) == Share(workers=4, cores=0.5, gpu=False)
+    assert share_out([{"CPU": 16.0}, {"CPU": 4.0}], 3) == Share(workers=3, cores=5.0, gpu=False)
+    assert share_out([{"CPU": 32.0, "GPU": 4.0}, {"CPU": 64.0}], None) == Share(workers=4, cores=8.0, gpu=True)
     with pytest.raises(InputError, match="--workers 5, but there are 4 GPUs"):
-        Nodes([{"CPU": 32.0, "GPU": 4.0}]).share(5)
+        share_out([{"CPU": 32.0, "GPU": 4.0}], 5)
 
 
 def test_a_shard_that_kills_is_not_tried_for_ever() -> None:

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,8 +52,12 @@ def read_carried(sources: Sequence[Path]) -> Carried:
     shown, unusable, failures = list[Shown](), dict[str, str](), list[InputError]()
 
     def read(each: Found) -> Tags | InputError:
+        """In the picture and beside it; a RAW file's are those of the picture that was made of it."""
+        if each.problem:
+            return InputError(each.problem)
         try:
-            return tags_of(each, folders)
+            beside = tags_in(chain(*folders.sidecars(each.path), folders.raws(each.path)))
+            return read_embedded(each.path).tags(each.name).joined(beside)
         except InputError as error:
             return error
 
@@ -62,15 +67,6 @@ def read_carried(sources: Sequence[Path]) -> Carried:
         elif labels := frozenset(_labels(tags, unusable)):
             shown.append(Shown(Picture(each.path, name=str(each.path)), labels))
     return Carried(_one_spelling(shown), len(found), unusable, failures)
-
-
-def tags_of(found: Found, folders: Folders) -> Tags:
-    """Those in the picture and those beside it; a RAW file's are those of the picture that was made of it."""
-    if found.problem:
-        raise InputError(found.problem)
-    own, shared = folders.sidecars(found.path)
-    beside = tags_in([*own, *shared, *folders.raws(found.path)])
-    return read_embedded(found.path).tags(found.name).joined(beside)
 
 
 def _labels(tags: Tags, unusable: dict[str, str]) -> Iterator[str]:
@@ -146,13 +142,13 @@ def _vectors(
     """Each picture as a whole, a unit vector, by its place in the list."""
     found, failed = dict[int, NDArray[np.float32]](), list[InputError]()
 
-    def read(numbered: tuple[int, Picture]) -> tuple[int, NDArray[np.uint8] | InputError]:
+    def read(picture: Picture) -> NDArray[np.uint8] | InputError:
         try:
-            return numbered[0], numbered[1].pixels(model.size)
+            return picture.pixels(model.size)
         except InputError as error:
-            return numbered[0], error
+            return error
 
-    for group in batches(prefetch(read, enumerate(pictures), 2 * BATCH), BATCH):
+    for group in batches(enumerate(prefetch(read, pictures, 2 * BATCH)), BATCH):
         failed += [pixels for _, pixels in group if isinstance(pixels, InputError)]
         good = {place: pixels for place, pixels in group if not isinstance(pixels, InputError)}
         if good:

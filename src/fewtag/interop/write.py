@@ -6,15 +6,16 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from fewtag.errors import InputError
-from fewtag.files import digest, locked, user_cache_folder
+from fewtag.files import digest, locked, sync_to_disk, user_cache_folder
 from fewtag.interop.carried import ENDING, Folders, read_embedded, read_sidecar, tags_in
 from fewtag.interop.keywords import NO_TAGS
 from fewtag.interop.xmp import EMPTY, MOST_BYTES, Packet, Wanted, rewrite
@@ -130,10 +131,15 @@ Plan = Callable[[], Change]
 def _carry_out(
     root: Path, plans: Iterable[tuple[str, Plan]], options: Options, task: str, total: int, *, back: bool = False
 ) -> Report:
-    if options.embed and not options.dry_run:
-        _check_exiftool()
+    if options.embed and not options.dry_run and shutil.which("exiftool") is None:
+        raise InputError(
+            "--embed writes into the pictures by exiftool, which is not installed; install it "
+            "(apt install libimage-exiftool-perl, brew install exiftool), or write sidecars without --embed"
+        )
     report, advance = Report(dry_run=options.dry_run), options.begin(task, total)
-    with _alone(root), ThreadPoolExecutor(_THREADS) as pool:
+    # one process at a time writes under a folder; the lock lies in the user's cache, not among the pictures
+    lock = user_cache_folder() / "writing" / digest(str(root.resolve()))[:16]
+    with locked(lock, seconds=0.5), ThreadPoolExecutor(_THREADS) as pool:
         if not options.dry_run:
             _clear_parts(root)
 
@@ -152,7 +158,7 @@ def _carry_out(
             advance(len(done))
         if not options.dry_run:
             for folder in changed:  # the files themselves are on disk: now so are their names
-                _sync(folder)
+                sync_to_disk(folder)
     return report
 
 
@@ -171,7 +177,8 @@ def _plan_sidecar(folders: Folders, name: str, picture: Path, wanted: Wanted, *,
             f"{name} has two sidecars, {own[0].name} and {own[1].name}, and programs differ in which they read; "
             "keep one of them"
         )
-    path = own[0] if own else picture.with_suffix(ENDING) if adobe_names and not shared else _sidecar(picture)
+    new = picture.with_suffix(ENDING) if adobe_names and not shared else picture.with_name(f"{picture.name}{ENDING}")
+    path = own[0] if own else new
     before = read_sidecar(path) if own else None
     if before is None and not wanted.labels:
         return Change(name, path, None, None)
@@ -181,9 +188,7 @@ def _plan_sidecar(folders: Folders, name: str, picture: Path, wanted: Wanted, *,
 
 def _plan_embedded(folders: Folders, name: str, picture: Path, wanted: Wanted) -> Change:
     found = read_embedded(picture)
-    elsewhere = tags_in(path for some in folders.sidecars(picture) for path in some).joined(
-        found._replace(packet=None).tags(name)
-    )
+    elsewhere = tags_in(chain(*folders.sidecars(picture))).joined(found._replace(packet=None).tags(name))
     # exiftool makes packets in a PNG read-only
     empty = EMPTY.replace(b'end="w"', b'end="r"') if picture.suffix.lower() == ".png" else EMPTY
     after = rewrite(found.packet, f"the XMP in {name}", wanted, elsewhere, empty=empty)
@@ -194,7 +199,7 @@ def _plan_undo(folders: Folders, path: Path) -> Change:
     packet, elsewhere = Packet(read_sidecar(path), f"the sidecar {path}"), NO_TAGS
     if packet.ledger is not None and packet.ledger.seeded:
         for picture in folders.pictures(path):
-            others = [each for some in folders.sidecars(picture) for each in some if each != path]
+            others = [each for each in chain(*folders.sidecars(picture)) if each != path]
             with suppress(InputError):  # then nothing is known to be elsewhere, and copies of tags stay
                 elsewhere = elsewhere.joined(read_embedded(picture).tags(picture.name)).joined(tags_in(others))
     return Change(str(path), path, packet.data, packet.without_ours(elsewhere))
@@ -207,18 +212,14 @@ def _plan_undo_embedded(folders: Folders, name: str, picture: Path) -> Change:
     packet, elsewhere = Packet(found.packet, f"the XMP in {name}"), found._replace(packet=None).tags(name)
     if packet.ledger is not None and packet.ledger.seeded:
         with suppress(InputError):
-            elsewhere = elsewhere.joined(tags_in(path for some in folders.sidecars(picture) for path in some))
+            elsewhere = elsewhere.joined(tags_in(chain(*folders.sidecars(picture))))
     return Change(name, picture, found.packet, packet.without_ours(elsewhere))
-
-
-def _sidecar(picture: Path) -> Path:
-    return picture.with_name(f"{picture.name}{ENDING}")
 
 
 def _sidecars(root: Path) -> list[Path]:
     """All under a folder that hold our ledger; of a picture its own."""
     if not root.is_dir():
-        return [path for some in Folders().sidecars(root) for path in some if _is_ours(path)]
+        return [path for path in chain(*Folders().sidecars(root)) if _is_ours(path)]
     found = []
     for folder, inside, names in os.walk(root, followlinks=True):
         inside[:] = sorted(name for name in inside if not name.startswith("."))
@@ -232,13 +233,6 @@ def _is_ours(path: Path) -> bool:
         return path.stat().st_size <= MOST_BYTES and b"urn:fewtag:xmp/" in path.read_bytes()
     except OSError:
         return False
-
-
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """One process at a time writes under a folder; the lock lies in the user's cache, not among the pictures."""
-    with locked(user_cache_folder() / "writing" / digest(str(root.resolve()))[:16], seconds=0.5):
-        yield
 
 
 def _clear_parts(root: Path) -> None:
@@ -282,24 +276,6 @@ def _put(change: Change) -> Change:
     return change
 
 
-def _sync(folder: Path) -> None:
-    with suppress(OSError):  # Windows opens no folders, and some network file systems sync none
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _check_exiftool() -> None:
-    """Before anything is done."""
-    if shutil.which("exiftool") is None:
-        raise InputError(
-            "--embed writes into the pictures by exiftool, which is not installed; install it "
-            "(apt install libimage-exiftool-perl, brew install exiftool), or write sidecars without --embed"
-        )
-
-
 def _put_embedded(changes: Sequence[Change], *, back: bool) -> list[Change]:
     """Into the pictures, by one exiftool for all, since to start it takes longer than a picture.
 
@@ -310,20 +286,18 @@ def _put_embedded(changes: Sequence[Change], *, back: bool) -> list[Change]:
     if not pictures:
         return list(changes)
     with tempfile.TemporaryDirectory() as folder:
-        lines, parts = list[str](), list[Path]()
+        lines, parts, failures = list[str](), list[tuple[Path, Path | None]](), dict[str, str]()
         for number, each in enumerate(pictures):
             there = each.path.resolve()
             part, again = there.with_name(f".{number}{PART}{there.suffix}"), Path(folder, f"back{number}{there.suffix}")
-            parts.append(part)
+            parts.append((part, None if back else again))
             if "\n" not in str(there):
                 lines += _arguments(there, part, each.after, folder)
                 lines += [] if back else _arguments(part, again, each.before, folder)
         arguments = Path(folder, "arguments.txt")
         arguments.write_text("\n".join(lines), encoding="utf-8")
         said = subprocess.run(["exiftool", "-@", str(arguments)], capture_output=True, text=True, check=False).stderr
-        failures = dict[str, str]()
-        for number, (each, part) in enumerate(zip(pictures, parts, strict=True)):
-            undone = None if back else Path(folder, f"back{number}{part.suffix}")
+        for each, (part, undone) in zip(pictures, parts, strict=True):
             failures[each.image] = _take_place(each, part, undone, said)
             with suppress(OSError):
                 part.unlink(missing_ok=True)

@@ -83,18 +83,15 @@ class Check:
 
     def sentences(self) -> list[str]:
         said = ", ".join(f"{each.said:.2f} → {each.true:.2f} ({each.pairs})" for each in self.reliability)
+        near = {name: nearest(name, self.labels) for name in self.unknown}
+        hints = {name: f" ({hint})" if hint.endswith("?") else "" for name, hint in near.items()}
         return [
             f"said → true (pairs): {said}",
             f"expected calibration error {self.calibration_error:.3f}",
             _PRIORS.get(self.prior, f"priors: {self.prior} (--prior), where the bank has none"),
-            *(self._unknown(name) for name in self.unknown),
+            *(f"the bank does not know {name!r}{hints[name]}: not counted" for name in self.unknown),
             *(f"skipped: {reason}" for reason in self.skipped),
         ]
-
-    def _unknown(self, name: str) -> str:
-        hint = nearest(name, self.labels)
-        meant = f" ({hint})" if hint.endswith("?") else ""
-        return f"the bank does not know {name!r}{meant}: not counted"
 
 
 _PRIORS = {

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -108,9 +109,7 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
     table. Of a picture without labels nothing is known, and it is left out, unless the table is `complete` or `tag` had
     written some there.
     """
-    place = root or tagged_folder(path) or path.parent
-    guesses = read_guesses(path)
-    shown = []
+    place, guesses, shown = root or tagged_folder(path) or path.parent, read_guesses(path), []
     for row in read_rows(path):
         if is_url(row.image):
             raise InputError(f"{path} line {row.line} names an address, {row.image!r}; download the picture first")
@@ -291,11 +290,7 @@ def _text(path: Path) -> str:
         # Excel begins its CSV with a byte-order mark, and its "Unicode text" with another
         encoding = "utf-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig"
         return data.decode(encoding).replace("\0", "")
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"cannot read the table {path}: {getattr(error, 'strerror', None) or error}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"the table {path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
-    except Exception as error:  # gzip's own errors have no common base
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"the table {path} cannot be unpacked ({error}); pack it again") from error

@@ -15,17 +15,9 @@ from fewtag import __version__
 from fewtag.cache import Space as CacheSpace
 from fewtag.core.posterior import Places
 from fewtag.errors import InputError
+from fewtag.tagger import stream
 from fewtag.tagger.model import Model
-from fewtag.tagger.stream import (
-    BATCH,
-    Item,
-    Scorer,
-    Tagged,
-    cached_places,
-    encode_stream,
-    estimate_priors,
-    tag_stream,
-)
+from fewtag.tagger.stream import BATCH, Item, Scorer, Tagged, cached_places, tag_stream
 from fewtag.tagger.tagger import Tagger
 from fewtag.tagging.sources import Shard, Source, open_source
 from fewtag.tagging.tables import Counts, Output, Parts, open_output
@@ -159,7 +151,7 @@ def _tag_on_ray(
     begin: Begin,
 ) -> tuple[float, int]:
     """By the workers of a cluster: when the first one was ready, and how many there were."""
-    from fewtag.tagging.ray_engine import finish_on_ray, open_cluster
+    from fewtag.tagging.ray_engine import finish_on_ray, open_cluster, share_out
 
     if output.begun is not None and not output.missing(source, 0):
         return time.time(), 0
@@ -168,7 +160,7 @@ def _tag_on_ray(
         tagger.save(path)  # as it was loaded: the bank itself may be taught meanwhile
         work = Work(path.read_bytes(), scored, options, output.parts, output.shares)
     with open_cluster(ray.address) as nodes:
-        share = nodes.share(ray.workers)
+        share = share_out(nodes, ray.workers)
         missing = output.missing(source, options.shard or shard_size(len(source), share.workers))
         advance = begin(output.task, sum(shard.size for shard in missing))
         ready, finished = finish_on_ray(missing, work, share, advance)
@@ -223,8 +215,8 @@ def shares_in(
             yield batch
 
     with cached_places(tagger.model, options.cache) as space:
-        places = encode_stream(tagger.model, items, batch=options.batch, space=space, skip_bad=True)
-        found, count = estimate_priors(tagger.scorer(), counted(places), said)
+        places = stream.encode_stream(tagger.model, items, batch=options.batch, space=space, skip_bad=True)
+        found, count = stream.estimate_priors(tagger.scorer(), counted(places), said)
     return {label: round(found[label], 6) for label in asked} if count >= SMALLEST_SAMPLE // 2 else unless_seen
 
 
@@ -258,19 +250,12 @@ def finish_shards(
 ) -> dict[int, Counts]:
     """Each shard's rows into a part; the network does not wait between one shard and the next."""
     options = work.options
-    stream = tag_stream(
-        model,
-        scorer,
-        (item for shard in shards for item in shard.items(options.batch)),
-        batch=options.batch,
-        scores=work.scored is not None,
-        space=space,
-        loaders=_DOWNLOADS_AT_ONCE if shards[0].is_remote else None,
-    )
+    items = (item for shard in shards for item in shard.items(options.batch))
+    scores, loaders = work.scored is not None, _DOWNLOADS_AT_ONCE if shards[0].is_remote else None
     rows: list[Tagged] = []
     waiting = list(reversed(shards))
     finished = {}
-    for batch in stream:
+    for batch in tag_stream(model, scorer, items, batch=options.batch, scores=scores, space=space, loaders=loaders):
         rows += batch
         advance(len(batch))
         while waiting and len(rows) >= waiting[-1].size:

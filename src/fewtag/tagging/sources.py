@@ -6,22 +6,14 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from fewtag.errors import InputError
 from fewtag.files import digest, read_json, write_atomically
-from fewtag.pictures.files import (
-    IMAGE_ENDINGS,
-    OTHERS_FOLDERS,
-    UNREADABLE_ENDINGS,
-    Picture,
-    archived,
-    is_image_name,
-    walk,
-)
+from fewtag.pictures.files import IMAGE_ENDINGS, OTHERS_FOLDERS, Picture, archived, judge_name, walk
 from fewtag.tagger.stream import Item
 
 if TYPE_CHECKING:
@@ -133,7 +125,7 @@ class Source:
     """Pictures with a place each, or Parquet tables of them."""
 
     entries: Sequence[Entry] = ()
-    tables: Sequence[Any] = field(default_factory=list)
+    tables: Sequence[Any] = ()
     locations: Sequence[str] = ()
     """What was given, in full."""
 
@@ -312,14 +304,10 @@ def _remote(source: str) -> Source:
 
 
 def _judge(name: str) -> str | None:
-    """None for what is no picture by its name, with slashes; else why it is not read, or nothing."""
+    """None too for what lies in hidden folders, and in those of other programs."""
     *folders, last = name.split("/")
-    if any(folder.startswith(".") or folder.lower() in OTHERS_FOLDERS for folder in folders) or last.startswith("."):
-        return None
-    ending = PurePosixPath(last).suffix.lower()
-    if ending in UNREADABLE_ENDINGS:
-        return f"image {name} is of a kind that is not read ({ending}); convert it to JPEG"
-    return "" if is_image_name(last) else None
+    hidden = any(part.startswith(".") for part in (*folders, last))
+    return None if hidden or {folder.lower() for folder in folders} & OTHERS_FOLDERS else judge_name(name)
 
 
 def _open_tables(tables: dict[str, Any]) -> Source:

@@ -90,13 +90,7 @@ class PieceVectors:
     taken to pieces. Some part of a name must be found before that, for pieces alone ("z ##z ##q") mean nothing.
     """
 
-    def __init__(
-        self,
-        name: str,
-        pieces: Sequence[str],
-        rows: NDArray[np.uint8],
-        scales: NDArray[np.float32],
-    ) -> None:
+    def __init__(self, name: str, pieces: Sequence[str], rows: NDArray[np.uint8], scales: NDArray[np.float32]) -> None:
         self.name = name
         self.dimensions = 2 * int(rows.shape[1])
         self._rows, self._scales = rows, scales
@@ -110,7 +104,6 @@ class PieceVectors:
         return self.vectors([label])[0]
 
     def vectors(self, labels: Sequence[str]) -> NDArray[np.float32]:
-        """A row a label."""
         found = [self._known_places(label) for label in labels]
         if not found:
             return np.empty((0, self.dimensions), np.float32)
@@ -259,11 +252,7 @@ def names_a_thing(label: str) -> bool:
     [True, True, False, False, False]
     """
     words = [word for word in split_words(label) if word.isalnum()]
-    if not words:
-        return False
-    if " ".join(words) in things() or words[-1] in things():
-        return True
-    spellings = variants(words[-1])
+    spellings = variants(words[-1]) if words else []
     return any(" ".join([*words[:-1], word]) in things() or word in things() for word in spellings)
 
 
