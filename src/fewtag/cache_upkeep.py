@@ -25,7 +25,6 @@ class CacheUpkeep(Cache):
     """The same cache for whoever looks after it: what cannot be done is refused, not passed over."""
 
     def __len__(self) -> int:
-        """How many rows there are, in all spaces."""
         with self._refusing():
             return self.run(lambda connection: number(connection, "SELECT count(*) FROM rows")) or 0
 

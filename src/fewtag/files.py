@@ -76,7 +76,6 @@ def sync_to_disk(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes, *, sync: bool = True) -> None:
-    """All of it or nothing."""
     with replacing(path, sync=sync) as part:
         part.write_bytes(content)
 
@@ -236,6 +235,5 @@ def _sum_of(arrays: Mapping[str, "np.ndarray"]) -> str:
 
 
 def damaged(path: Path, kind: str) -> InputError:
-    """What a file that is no such thing is refused with."""
     name = kind.removeprefix("fewtag-")
     return InputError(f"{name} {path} cannot be read: it is no {name}, or damaged; name one that fewtag wrote")

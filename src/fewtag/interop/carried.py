@@ -182,7 +182,6 @@ class Folders:
 
 
 def tags_in(paths: Iterable[Path]) -> Tags:
-    """A person's tags."""
     found = NO_TAGS
     for path in paths:
         found = found.joined(Packet(read_sidecar(path), f"the sidecar {path}").tags())

@@ -56,8 +56,6 @@ class Change:
 
 @dataclass
 class Report:
-    """How it went."""
-
     pictures: int = 0
     written: int = 0
     """Files that were made or changed."""
@@ -81,8 +79,6 @@ class Report:
 
 @dataclass(frozen=True)
 class Options:
-    """How tags are written."""
-
     embed: bool = False
     adobe_names: bool = False
     """New sidecars are called photo.xmp, not photo.jpg.xmp."""

@@ -33,7 +33,6 @@ EMPTY = (
     "</x:xmpmeta>\n"
     '<?xpacket end="w"?>\n'
 ).encode()
-"""A packet that says nothing."""
 _BODY = EMPTY.partition(b"\n")[2]
 # digiKam leaves a packet's first line alone, and nothing after it, beside a picture of which it has nothing to say
 _BLANK = re.compile(rb"(?:\xef\xbb\xbf)?(?:\s|<\?(?:(?!\?>).)*\?>)*", re.DOTALL)
@@ -274,7 +273,6 @@ def _escaped(text: str) -> str:
 
 
 def _of(name: str, pairs: Pairs) -> list[str]:
-    """The items of one field."""
     return [item for its_field, item in pairs if its_field == name]
 
 
@@ -296,8 +294,6 @@ def _last(items: Sequence[Element], texts: Iterable[str]) -> set[Element]:
 
 
 class Wanted(NamedTuple):
-    """What is to be written."""
-
     labels: tuple[Path, ...]
     vocabulary: frozenset[Path]
     """All labels that are spoken of, folded: of the ledger's, those that are not among them stay."""

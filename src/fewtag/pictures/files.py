@@ -94,7 +94,6 @@ class Picture:
         return decode(self.read(), str(self))
 
     def pixels(self, size: int) -> Square:
-        """The picture squashed to a square."""
         return squash_bytes(self.read(), str(self), size)
 
 
@@ -225,9 +224,8 @@ def several(images: object) -> Iterable[object]:
     """One picture counts as a list of one; an array of four dimensions is a list of arrays."""
     if isinstance(images, np.ndarray) and images.ndim:
         return [images] if images.ndim in {2, 3} and images.dtype.kind not in "UO" else images
-    if isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Picture):
-        return [images]
-    if hasattr(images, "read"):  # an open file, whose lines are no pictures
+    one = isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Picture)
+    if one or hasattr(images, "read"):  # an open file, whose lines are no pictures
         return [images]
     if not isinstance(images, Iterable) or isinstance(images, np.ndarray):  # an array of no dimension
         raise InputError(f"pictures are expected, one or a list of them, found a {type(images).__name__}")

@@ -59,9 +59,7 @@ class Told(NamedTuple):
     """What a person says of a picture."""
 
     labels: frozenset[str] = frozenset()
-    """What it shows."""
     absent: frozenset[str] = frozenset()
-    """What it does not show."""
     complete: bool = False
     """Whether it shows nothing but that, labels of the future included."""
 

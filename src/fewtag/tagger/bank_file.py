@@ -212,7 +212,6 @@ def _bank(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Bank:
 
 
 def _fitted(arrays: dict[str, NDArray[Any]], space: int) -> list[Fitted]:
-    """Each label's classifier."""
     vectors = [_typed(arrays, name, np.float32, 2) for name in ("prototypes", "whole", "focused")]
     bias = _typed(arrays, "bias", np.float32, 2)
     if any(len(each) and each.shape[1] != space for each in vectors) or (len(bias) and bias.shape[1] != 3):

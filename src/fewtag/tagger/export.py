@@ -293,7 +293,6 @@ def random_pixels(size: int) -> Iterator[Pixels]:
 
 
 def picture_pixels(size: int, pictures: Iterable[object], advance: Callable[[int], None]) -> Iterator[Pixels]:
-    """Some pictures at a time."""
     for batch in batches(iter(pictures), BATCH):
         yield stack([squash(open_image(picture), size) for picture in batch])
         advance(len(batch))

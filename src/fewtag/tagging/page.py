@@ -55,7 +55,6 @@ class Card:
 
 
 def write_page(out: Path, title: str, facts: str, cards: Iterable[Card]) -> None:
-    """The whole page or nothing."""
     page = _PAGE.substitute(
         title=html.escape(title), facts=html.escape(facts), cards="\n".join(card.html() for card in cards)
     )

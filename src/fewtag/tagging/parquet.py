@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import numpy as np
+
 from fewtag.errors import InputError
 from fewtag.pictures.prefetch import batches
 from fewtag.tagger.stream import Item
@@ -36,16 +38,16 @@ def open_table(url: str, stamp: object) -> Table:
     """Refuses a table that cannot be read or has no pictures in it."""
     with _reading(url) as file:
         _columns(url, file.schema_arrow)
-        found = file.metadata
-        return Table(url, stamp, tuple(found.row_group(number).num_rows for number in range(found.num_row_groups)))
+        return Table(url, stamp, _sizes(file))
 
 
 def read_rows(url: str, first: int, size: int, batch: int) -> Iterator[list[Item]]:
     """These rows, a batch at a time; only the row groups that hold some of them are read."""
     with _reading(url) as file:
-        columns = _columns(url, file.schema_arrow)
-        groups, start = _groups(file.metadata, first, size)
-        row = start
+        columns, sizes = _columns(url, file.schema_arrow), _sizes(file)
+        starts = np.cumsum([0, *sizes])
+        groups = np.flatnonzero((starts[1:] > first) & (starts[:-1] < first + size)).tolist()
+        row = int(starts[groups[0]]) if groups else 0
         for found in file.iter_batches(batch, row_groups=groups, columns=columns):
             skipped = max(first - row, 0)
             kept = found.slice(skipped, max(first + size - row - skipped, 0))
@@ -54,17 +56,8 @@ def read_rows(url: str, first: int, size: int, batch: int) -> Iterator[list[Item
             row += found.num_rows
 
 
-def _groups(metadata: Any, first: int, size: int) -> tuple[list[int], int]:
-    """Numbers of the row groups that hold these rows, and the first one's first row."""
-    groups: list[int] = []
-    start = row = 0
-    for number in range(metadata.num_row_groups):
-        after = row + metadata.row_group(number).num_rows
-        if after > first and row < first + size:
-            start = start if groups else row
-            groups.append(number)
-        row = after
-    return groups, start
+def _sizes(file: "ParquetFile") -> tuple[int, ...]:
+    return tuple(file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups))
 
 
 def _columns(url: str, schema: Any) -> list[str]:

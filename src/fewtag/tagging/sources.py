@@ -54,8 +54,6 @@ class Entry(NamedTuple):
 
 
 class Remote(NamedTuple):
-    """A picture behind a URL."""
-
     url: str
     name: str
 

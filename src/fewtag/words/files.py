@@ -79,7 +79,6 @@ def gather(entries: Iterable[tuple[str, bytes]], path: str) -> Entries:
 
 
 def keep_entries(entries: Entries, keep: Keep, path: str) -> Entries:
-    """Only the rows wanted."""
     rows = [row for row, word in enumerate(entries.words) if keep(word, row)]
     if not rows:
         raise InputError(f"word vectors {path!r} hold none of the words wanted; check the file and the labels")
