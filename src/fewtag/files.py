@@ -180,31 +180,21 @@ def write_arrays(path: Path, kind: str, header: Mapping[str, Any], arrays: Mappi
 
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     text = json.dumps({**header, "arrays": _sum_of(contiguous)}, ensure_ascii=True)
-    write_atomically(path, _in_order(save(contiguous, metadata={kind: text, _SUM: digest(text)})))
-
-
-def _in_order(content: bytes) -> bytes:
-    """The same file with its header sorted: safetensors writes the same facts in another order each time."""
+    content = save(contiguous, metadata={kind: text, _SUM: digest(text)})
+    # with its own header sorted: safetensors writes the same facts in another order each time
     size = int.from_bytes(content[:8], "little")
-    header = json.dumps(json.loads(content[8 : 8 + size]), sort_keys=True).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + content[8 + size :]
+    facts = json.dumps(json.loads(content[8 : 8 + size]), sort_keys=True).encode()
+    facts += b" " * (-len(facts) % 8)
+    write_atomically(path, len(facts).to_bytes(8, "little") + facts + content[8 + size :])
 
 
 def read_header(path: Path, kind: str) -> dict[str, Any]:
     """The JSON header of a file that `write_arrays` wrote, checked; its arrays are not read."""
-    return _read(path, kind, arrays=False)[0]
+    return read_arrays(path, kind, header_alone=True)[0]
 
 
-def read_arrays(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, "np.ndarray"]]:
+def read_arrays(path: Path, kind: str, *, header_alone: bool = False) -> tuple[dict[str, Any], dict[str, "np.ndarray"]]:
     """Header and arrays of a file that `write_arrays` wrote; refuses one in which a single bit has changed."""
-    header, arrays = _read(path, kind, arrays=True)
-    if "arrays" in header and header["arrays"] != _sum_of(arrays):
-        raise damaged(path, kind)
-    return header, arrays
-
-
-def _read(path: Path, kind: str, *, arrays: bool) -> tuple[dict[str, Any], dict[str, "np.ndarray"]]:
     from safetensors import SafetensorError, safe_open
 
     name = kind.removeprefix("fewtag-")
@@ -222,7 +212,11 @@ def _read(path: Path, kind: str, *, arrays: bool) -> tuple[dict[str, Any], dict[
             # files of before there were sums have neither of the two
             if ("arrays" in header or _SUM in metadata) and metadata.get(_SUM) != digest(text):
                 raise damaged(path, kind)
-            return header, {key: file.get_tensor(key) for key in file.keys()} if arrays else {}  # noqa: SIM118
+            keys = () if header_alone else file.keys()
+            arrays = {key: file.get_tensor(key) for key in keys}
+            if not header_alone and "arrays" in header and header["arrays"] != _sum_of(arrays):
+                raise damaged(path, kind)
+            return header, arrays
     except InputError:
         raise
     except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

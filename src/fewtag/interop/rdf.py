@@ -61,7 +61,7 @@ class _Parser:
         self.expat.StartDoctypeDeclHandler = self.expat.EntityDeclHandler = self._refuse
         self.expat.StartElementHandler = self._start
         self.expat.EndElementHandler = self._end
-        self.expat.CharacterDataHandler = self._text
+        self.expat.CharacterDataHandler = lambda text: self.open[-1].pieces.append(text)
 
     def _declare(self, _version: str, encoding: str | None, _standalone: int) -> None:
         self.encoding = (encoding or self.encoding).lower()
@@ -84,9 +84,6 @@ class _Parser:
         else:
             element.tail = self.expat.CurrentByteIndex
             element.end = self.data.find(b">", element.tail) + 1
-
-    def _text(self, text: str) -> None:
-        self.open[-1].pieces.append(text)
 
 
 def _named(told: str) -> tuple[Name, str]:

@@ -145,6 +145,9 @@ def load_model(
         raise InputError(f"model {path} has format {header.get('format')}, this fewtag reads {_FORMAT}; make it anew")
     try:
         network = header["network"]
+        # it lies beside the model, or among the shipped ones, which several models share
+        beside = path.parent / Path(network["file"]).name
+        graph = beside if beside.exists() else SHIPPED_FOLDER / beside.name
         floats = {key: array.astype(np.float32) for key, array in arrays.items()}
         calibration = Calibration(**{key: _tuples(value) for key, value in header["calibration"].items()})
         return Model(
@@ -153,12 +156,7 @@ def load_model(
             int(network["size"]),
             int(network["places"]),
             header,
-            Network(
-                _graph(path.parent, network["file"]),
-                device,
-                sha256=network["sha256"],
-                constants={key: array for key, array in floats.items() if key in CONSTANTS},
-            ),
+            Network(graph, device, None, network["sha256"], {key: floats[key] for key in CONSTANTS if key in floats}),
             Space(floats["mean"], floats["basis"]),
             floats["base_prototypes"],
             WordMap(floats["word_mean"], floats["word_map"]),
@@ -189,12 +187,6 @@ def load_model_of(
 def _tuples(value: Any) -> Any:
     """What JSON has as lists, as a value that does not change."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def _graph(folder: Path, name: str) -> Path:
-    """A model's graph lies beside it, or among the shipped ones, which several models share."""
-    beside = folder / Path(name).name
-    return beside if beside.exists() else SHIPPED_FOLDER / Path(name).name
 
 
 def save_model(

@@ -202,23 +202,21 @@ def _read_facts(path: Path) -> Iterator[Row]:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read the table {path} ({error}); check the path") from error
     for number, each in enumerate(facts, 1):
-        if not isinstance(each, str) or each.strip():
-            yield _row(path, number, each)
-
-
-def _row(path: Path, number: int, facts: Any) -> Row:
-    try:
-        facts = json.loads(facts) if isinstance(facts, str) else facts
-        image = next(facts[name] for name in COLUMNS["image"] if facts.get(name))
-        labels = next((facts[name] for name in COLUMNS["labels"] if name in facts), None) or ()
-        some = (labels, facts.get(ABSENT) or ())
-        named, absent = (_names(path, number, each) if isinstance(each, str) else [*map(str, each)] for each in some)
-        scores = {str(label): float(score) for label, score in dict(facts.get("scores") or {}).items()}
-    except InputError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError) as error:
-        raise InputError(f"{path} line {number} is no row with image and tags; mend or remove it") from error
-    return Row(number, str(image), list(dict.fromkeys(named)), absent, scores)
+        if isinstance(each, str) and not each.strip():
+            continue
+        try:
+            row = json.loads(each) if isinstance(each, str) else each
+            image = str([row[name] for name in COLUMNS["image"] if row.get(name)][0])
+            cells = next((row[name] for name in COLUMNS["labels"] if name in row), None) or (), row.get(ABSENT) or ()
+            named, absent = (
+                _names(path, number, some) if isinstance(some, str) else [*map(str, some)] for some in cells
+            )
+            scores = {str(label): float(score) for label, score in dict(row.get("scores") or {}).items()}
+        except InputError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise InputError(f"{path} line {number} is no row with image and tags; mend or remove it") from error
+        yield Row(number, image, list(dict.fromkeys(named)), absent, scores)
 
 
 def _read_cells(path: Path) -> Iterator[Row]:

@@ -85,19 +85,15 @@ def _rows(url: str, columns: dict[str, Sequence[Any]], first: int) -> list[Item]
     named = [nameless[number] if name is None else str(name) for number, name in enumerate(given)]
     if "bytes" in columns:
         return [Item(name, data or _empty(name)) for name, data in zip(named, columns["bytes"], strict=True)]
-    return [
-        Item(name, _empty(name)) if path is None else Entry(name, _resolve(folder, str(path))).item()
-        for name, path in zip(named, given, strict=True)
-    ]
+    items = []
+    for name, path in zip(named, given, strict=True):
+        whole = path and (is_url(path) or path.startswith("/") or PurePath(path).is_absolute())
+        items.append(Entry(name, path if whole else join(folder, path)).item() if path else Item(name, _empty(name)))
+    return items
 
 
 def _empty(name: str) -> InputError:
     return InputError(f"image {name} is an empty cell of its table; fill it or leave the row out")
-
-
-def _resolve(folder: str, path: str) -> str:
-    """Paths are relative to their table."""
-    return path if is_url(path) or path.startswith("/") or PurePath(path).is_absolute() else join(folder, path)
 
 
 @contextmanager

@@ -74,7 +74,14 @@ def open_cluster(address: str | None) -> Iterator[list[Mapping[str, float]]]:
     """What its machines have, CPU and GPU; one that is started here listens on the loopback and ends with the run."""
     if address is not None:
         check_address(address)
-    ray = _import_ray(loopback=address is None)
+    # quiet, and for a cluster of its own on the loopback, if this is the first import of it
+    for name, value in (_QUIET | (_LOOPBACK if address is None else {})).items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise InputError('--engine ray needs Ray, which is not installed; run: pip install "fewtag[ray]"') from error
     # Ray prints the deaths of workers on standard output, where --json is for machines
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
@@ -103,18 +110,6 @@ def _connect(ray: ModuleType, address: str | None) -> None:
         said = " ".join(str(error).split())
         what_to_do = "if it asks for a token set RAY_AUTH_MODE=token, and " if address else ""
         raise InputError(f"{where}: {said[:300]}; {what_to_do}look at it with: ray status") from error
-
-
-def _import_ray(*, loopback: bool) -> ModuleType:
-    """Quiet, and for a cluster of its own on the loopback, if this is the first import of it."""
-    for name, value in (_QUIET | (_LOOPBACK if loopback else {})).items():
-        os.environ.setdefault(name, value)
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise InputError('--engine ray needs Ray, which is not installed; run: pip install "fewtag[ray]"') from error
-    return ray
 
 
 @contextmanager
