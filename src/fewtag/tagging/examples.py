@@ -206,17 +206,18 @@ def _read_facts(path: Path) -> Iterator[Row]:
             continue
         try:
             row = json.loads(each) if isinstance(each, str) else each
-            image = str([row[name] for name in COLUMNS["image"] if row.get(name)][0])
-            cells = next((row[name] for name in COLUMNS["labels"] if name in row), None) or (), row.get(ABSENT) or ()
+            image = next(row[name] for name in COLUMNS["image"] if row.get(name))
+            labels = next((row[name] for name in COLUMNS["labels"] if name in row), None)
             named, absent = (
-                _names(path, number, some) if isinstance(some, str) else [*map(str, some)] for some in cells
+                _names(path, number, some) if isinstance(some, str) else [*map(str, some or ())]
+                for some in (labels, row.get(ABSENT))
             )
             scores = {str(label): float(score) for label, score in dict(row.get("scores") or {}).items()}
         except InputError:
             raise
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError) as error:
             raise InputError(f"{path} line {number} is no row with image and tags; mend or remove it") from error
-        yield Row(number, image, list(dict.fromkeys(named)), absent, scores)
+        yield Row(number, str(image), list(dict.fromkeys(named)), absent, scores)
 
 
 def _read_cells(path: Path) -> Iterator[Row]:

@@ -86,9 +86,11 @@ def _rows(url: str, columns: dict[str, Sequence[Any]], first: int) -> list[Item]
     if "bytes" in columns:
         return [Item(name, data or _empty(name)) for name, data in zip(named, columns["bytes"], strict=True)]
     items = []
-    for name, path in zip(named, given, strict=True):
-        whole = path and (is_url(path) or path.startswith("/") or PurePath(path).is_absolute())
-        items.append(Entry(name, path if whole else join(folder, path)).item() if path else Item(name, _empty(name)))
+    for name, cell in zip(named, given, strict=True):
+        path = str(cell)
+        whole = is_url(path) or path.startswith("/") or PurePath(path).is_absolute()
+        there = Entry(name, path if whole else join(folder, path))  # paths are relative to their table
+        items.append(Item(name, _empty(name)) if cell is None else there.item())
     return items
 
 

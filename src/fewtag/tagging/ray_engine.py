@@ -89,7 +89,7 @@ def open_cluster(address: str | None) -> Iterator[list[Mapping[str, float]]]:
         if ours:
             _connect(ray, address)
         try:
-            yield [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            yield [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         finally:
             if ours:
                 ray.shutdown()
