@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -111,10 +111,9 @@ def at_most(
     A picture is taken with all its labels, so that a label of many such pictures may have a few more.
     """
     counts = Counter(label for each in shown for label in each.labels)
-    asked = [row for row, each in enumerate(shown) if any(counts[label] > most for label in each.labels)]
-    vectors, failed = _vectors([shown[row].picture for row in asked], model, progress)
-    whole = {asked[place]: vector for place, vector in vectors.items()}
-    readable = [row for row in range(len(shown)) if row in whole or row not in set(asked)]
+    asked = {row for row, each in enumerate(shown) if any(counts[label] > most for label in each.labels)}
+    whole, failed = _vectors({row: shown[row].picture for row in asked}, model, progress)
+    readable = [row for row in range(len(shown)) if row in whole or row not in asked]
     chosen: set[int] = set()
     for label in sorted(counts, key=lambda label: (counts[label], label)):
         rows = [row for row in readable if label in shown[row].labels]
@@ -137,9 +136,9 @@ def _some(rows: Sequence[int], whole: dict[int, NDArray[np.float32]], chosen: se
 
 
 def _vectors(
-    pictures: Sequence[Picture], model: Model, progress: Callable[[int], None]
+    pictures: Mapping[int, Picture], model: Model, progress: Callable[[int], None]
 ) -> tuple[dict[int, NDArray[np.float32]], list[InputError]]:
-    """Each picture as a whole, a unit vector, by its place in the list."""
+    """Each picture as a whole, a unit vector."""
     found, failed = dict[int, NDArray[np.float32]](), list[InputError]()
 
     def read(picture: Picture) -> NDArray[np.uint8] | InputError:
@@ -148,7 +147,7 @@ def _vectors(
         except InputError as error:
             return error
 
-    for group in batches(enumerate(prefetch(read, pictures, 2 * BATCH)), BATCH):
+    for group in batches(zip(pictures, prefetch(read, pictures.values(), 2 * BATCH), strict=True), BATCH):
         failed += [pixels for _, pixels in group if isinstance(pixels, InputError)]
         good = {place: pixels for place, pixels in group if not isinstance(pixels, InputError)}
         if good:

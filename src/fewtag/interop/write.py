@@ -6,7 +6,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -136,8 +136,10 @@ def _carry_out(
     # one process at a time writes under a folder; the lock lies in the user's cache, not among the pictures
     lock = user_cache_folder() / "writing" / digest(str(root.resolve()))[:16]
     with locked(lock, seconds=0.5), ThreadPoolExecutor(_THREADS) as pool:
-        if not options.dry_run:
-            _clear_parts(root)
+        for folder, name in _walk(root) if not options.dry_run else ():
+            if name.startswith(".") and PART in name:  # what a kill left half-written
+                with suppress(OSError):
+                    Path(folder, name).unlink()
 
         def put(some: Sequence[Change]) -> list[Change]:
             return _put_embedded(some, back=back) if options.embed else list(pool.map(_put, some))
@@ -153,8 +155,8 @@ def _carry_out(
                     changed.add(change.path.parent)
             advance(len(done))
         if not options.dry_run:
-            for folder in changed:  # the files themselves are on disk: now so are their names
-                sync_to_disk(folder)
+            for changed_folder in changed:  # the files themselves are on disk: now so are their names
+                sync_to_disk(changed_folder)
     return report
 
 
@@ -216,12 +218,15 @@ def _sidecars(root: Path) -> list[Path]:
     """All under a folder that hold our ledger; of a picture its own."""
     if not root.is_dir():
         return [path for path in chain(*Folders().sidecars(root)) if _is_ours(path)]
-    found = []
-    for folder, inside, names in os.walk(root, followlinks=True):
-        inside[:] = sorted(name for name in inside if not name.startswith("."))
-        paths = (Path(folder, name) for name in sorted(names) if name.casefold().endswith(ENDING))
-        found += [path for path in paths if _is_ours(path)]
-    return found
+    paths = (Path(folder, name) for folder, name in _walk(root) if name.casefold().endswith(ENDING))
+    return [path for path in paths if _is_ours(path)]
+
+
+def _walk(root: Path) -> Iterator[tuple[str, str]]:
+    """The files under a folder, but in hidden ones; those beside a picture."""
+    for folder, inside, names in os.walk(root if root.is_dir() else root.parent, followlinks=True):
+        inside[:] = sorted(name for name in inside if not name.startswith(".")) if root.is_dir() else []
+        yield from ((folder, name) for name in sorted(names))
 
 
 def _is_ours(path: Path) -> bool:
@@ -229,16 +234,6 @@ def _is_ours(path: Path) -> bool:
         return path.stat().st_size <= MOST_BYTES and b"urn:fewtag:xmp/" in path.read_bytes()
     except OSError:
         return False
-
-
-def _clear_parts(root: Path) -> None:
-    """What a kill left half-written."""
-    for folder, inside, names in os.walk(root if root.is_dir() else root.parent, followlinks=True):
-        inside[:] = [name for name in inside if not name.startswith(".")] if root.is_dir() else []
-        for name in names:
-            if name.startswith(".") and PART in name:
-                with suppress(OSError):
-                    Path(folder, name).unlink()
 
 
 def _put(change: Change) -> Change:

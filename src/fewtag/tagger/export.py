@@ -75,11 +75,9 @@ def export(
         from fewtag.graphs import to_int8
 
         graphs[INT8] = to_int8(graphs[GRAPH])
-    mend = f"delete {folder / GRAPH} to have it made anew" if kept else "nothing was written"
-    greatest = _compare(tagger, labels, graphs.values(), pictures, advance, mend)
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **labels)
-    exported = _write(folder, {LABELS: content.getvalue(), **graphs}, labels, greatest, len(pictures), kept=kept)
+    exported = _write(tagger, folder, labels, {LABELS: content.getvalue(), **graphs}, pictures, advance, kept=kept)
     path = folder / INT8  # of an earlier export, and of another model perhaps
     if path.is_file() and key_of(path.read_bytes()) not in {None, str(labels["graph"])}:
         path.unlink()
@@ -111,46 +109,39 @@ def export_fixed(
         proto.metadata_props.add(key=key, value=json.dumps(value))
     onnx.checker.check_model(proto)
     graph = proto.SerializeToString()
-    greatest = _compare(tagger, labels, [graph], pictures, advance, "nothing was written")
     names = "".join(f"{name}\n" for name in labels["names"]).encode()
-    return _write(folder, {NAMES: names, FIXED: graph}, labels, greatest, len(pictures))
-
-
-def _compare(
-    tagger: Tagger,
-    labels: Table,
-    graphs: Iterable[bytes],
-    pictures: Sequence[object],
-    advance: Callable[[int], None],
-    mend: str,
-) -> list[float]:
-    """Each graph's greatest difference from the tagger; the first one's must be next to nothing."""
-    compared = chain(random_pixels(tagger.model.size), picture_pixels(tagger.model.size, pictures, advance))
-    greatest = differences(tagger, labels, [session(content) for content in graphs], compared)
-    if not greatest[0] <= AGREEMENT:  # not a number is no agreement either
-        raise InputError(
-            f"the ONNX graph disagrees with the tagger: probabilities differ by up to {greatest[0]:.2g}, "
-            f"at most {AGREEMENT:g} is allowed; {mend}"
-        )
-    return greatest
+    return _write(tagger, folder, labels, {NAMES: names, FIXED: graph}, pictures, advance)
 
 
 def _write(
+    tagger: Tagger,
     folder: Path,
-    contents: Mapping[str, bytes],
     labels: Table,
-    greatest: Sequence[float],
-    pictures: int,
+    contents: Mapping[str, bytes],
+    pictures: Sequence[object],
+    advance: Callable[[int], None],
     *,
     kept: bool = False,
 ) -> Exported:
-    """Each is whole on disk before the first one takes its name; the labels, which come first, take theirs last."""
+    """Labels and graphs, once the graphs agree with the tagger.
+
+    Each is whole on disk before the first one takes its name; the labels, which come first, take theirs last.
+    """
+    compared = chain(random_pixels(tagger.model.size), picture_pixels(tagger.model.size, pictures, advance))
+    runs = [session(content) for name, content in contents.items() if name.endswith(".onnx")]
+    first, *others = differences(tagger, labels, runs, compared)
+    if not first <= AGREEMENT:  # not a number is no agreement either
+        mend = f"delete {folder / GRAPH} to have it made anew" if kept else "nothing was written"
+        raise InputError(
+            f"the ONNX graph disagrees with the tagger: probabilities differ by up to {first:.2g}, "
+            f"at most {AGREEMENT:g} is allowed; {mend}"
+        )
     with ExitStack() as parts:
         for name, content in contents.items():
             if name != GRAPH or not kept:
                 parts.enter_context(replacing(folder / name)).write_bytes(content)
     sizes = {name: len(content) for name, content in contents.items()}
-    return Exported(len(labels["names"]), sizes, kept, greatest[0], greatest[1] if INT8 in contents else None, pictures)
+    return Exported(len(labels["names"]), sizes, kept, first, others[0] if others else None, len(pictures))
 
 
 def label_table(tagger: Tagger) -> Table:
