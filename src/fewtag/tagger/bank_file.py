@@ -5,7 +5,6 @@ copy of the picture. Who has the bank can look at those copies: share it like th
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -109,11 +108,6 @@ def read_header(path: Path) -> dict[str, Any]:
     """What the file says of itself, without its numbers."""
     _refuse_absent(path)
     return _checked(path, files.read_header(path, KIND))
-
-
-def state_of(header: Mapping[str, Any]) -> str:
-    """A digest of all that a bank's file says: its header holds the sum of its numbers."""
-    return files.digest(json.dumps(header, sort_keys=True))
 
 
 def read_bank(path: Path) -> tuple[dict[str, Any], Bank]:

@@ -19,7 +19,7 @@ from fewtag.core.calibration import estimate_shares, log_odds, match_shares, sig
 from fewtag.core.posterior import Classifiers, Places, unit
 from fewtag.errors import InputError
 from fewtag.files import digest
-from fewtag.pictures.decode import Square, decode, pixel_digest, squash, squash_bytes, thumbnail
+from fewtag.pictures.decode import DRAFT, Square, decode, pixel_digest, squash, thumbnail
 from fewtag.pictures.files import encoded_bytes, file_name, open_image, several
 from fewtag.pictures.prefetch import batches, prefetch
 from fewtag.tagger.bank import Bank, Definition, Example, Told, by_name_or_none, check_told, define
@@ -181,12 +181,7 @@ def tag_stream(
 
 
 def encode_stream(
-    model: Model,
-    items: Iterable[Item],
-    *,
-    batch: int = BATCH,
-    space: Space | None = None,
-    skip_bad: bool = False,
+    model: Model, items: Iterable[Item], *, batch: int = BATCH, space: Space | None = None, skip_bad: bool = False
 ) -> Iterator[Places]:
     """The pictures' places, a batch at a time; a picture that cannot be read is refused, or skipped."""
     for reads in _read_ahead(model, items, batch, space):
@@ -256,7 +251,11 @@ def _read(some: Iterable[Item], size: int, space: Space | None) -> list[_Read]:
             reads.append(_Read(name, key, places=places))
             continue
         try:
-            reads.append(_Read(name, key, _pixels(image, name, size)))
+            if isinstance(image, bytes):
+                pixels = squash(decode(image, name, at_least=DRAFT * size), size)
+            else:
+                pixels = _pixels(image, name, size)
+            reads.append(_Read(name, key, pixels))
         except InputError as error:
             reads.append(_Read(name, failure=str(error)))
     return reads
@@ -266,8 +265,6 @@ def _pixels(image: object, name: str, size: int) -> Square:
     """An array of the right size needs nothing done to it."""
     if isinstance(image, InputError):
         raise image
-    if isinstance(image, bytes):
-        return squash_bytes(image, name, size)
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape == (size, size, 3):
         return image.transpose(2, 0, 1)
     return squash(open_image(image, name), size)
@@ -352,8 +349,7 @@ def encode_examples(
     now: dict[str, Told] = {}
     # one more than there are labels for is enough to know
     numbered = itertools.islice(enumerate(images, 1), len(told) + 1)
-    each_told = iter(told)
-    good = count = 0
+    each_told, count = iter(told), 0
     for group in batches(prefetch(read, numbered, READ_AT_ONCE), READ_AT_ONCE):
         count += len(group)
         fresh: dict[str, ReadExample] = {}
@@ -362,7 +358,6 @@ def encode_examples(
                 assert on_error is not None
                 on_error(each)
                 continue
-            good += 1
             # twice in one call, as in two labels' folders: it shows what both say
             before = now.get(each.key, Told())
             now[each.key] = Told(
@@ -378,7 +373,7 @@ def encode_examples(
         if progress is not None:
             progress(len(group))
     same_length(count, len(told))
-    if not good:
+    if not now:
         raise InputError("there is no picture to learn from; give at least one that can be read, with its labels")
     # of a known one what is said now alone: the bank, or what another process made of it meanwhile, adds the rest
     return {key: replace(encoded.get(key) or known[key], said=said) for key, said in now.items()}

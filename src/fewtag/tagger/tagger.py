@@ -1,5 +1,6 @@
 """The tagger: new labels from one example each, without training."""
 
+import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,18 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.errors import InputError
-from fewtag.files import locked
+from fewtag.files import digest, locked
 from fewtag.pictures.decode import pixel_digest, squash
 from fewtag.pictures.files import ImageLike, open_image, several
 from fewtag.tagger import hub, stream
-from fewtag.tagger.bank import Bank, Definition, Told, by_name_or_none, define, label_name, told_of
-from fewtag.tagger.bank_file import prototypes, read_bank, read_header, state_of, write_bank
+from fewtag.tagger.bank import Bank, Definition, by_name_or_none, define, label_name, told_of
+from fewtag.tagger.bank_file import prototypes, read_bank, read_header, write_bank
 from fewtag.tagger.explain import Heat, heat_map, hide_parts
 from fewtag.tagger.model import Model, load_model, load_model_of
 from fewtag.tagger.stream import BATCH, ReadExample, Scorer, Tagged
 
 Images = ImageLike | Iterable[ImageLike] | Sequence[ReadExample]
 Labels = Iterable[str | Iterable[str]]
+Saying = tuple[Labels, Labels | None, bool]
+"""Labels, absent ones, and whether that is complete."""
 OnError = Callable[[InputError], None] | None
 Progress = Callable[[int], None] | None
 Change = Callable[[Bank], Bank]
@@ -63,7 +66,7 @@ class Tagger:
         self.keep_pictures = keep_pictures
         self._lock = threading.RLock()  # for writers; readers take the bank once, and it never changes
         self._bank = Bank() if bank is None else bank
-        self._saved: tuple[Path, str] | None = None
+        self._saved: tuple[Path, dict[str, Any]] | None = None  # a file and its header, with the sum of its numbers
         self._changes: list[Change] = []  # since that file was read or written
 
     def __repr__(self) -> str:
@@ -91,7 +94,7 @@ class Tagger:
         its pixels: given twice, it shows what both say. With `on_error` a picture that cannot be read is left out and
         told of there, instead of refused; `progress` is told how many are done.
         """
-        return self._learn(images, told_of(labels, absent, complete), True, on_error, progress)
+        return self._learn(images, (labels, absent, complete), True, on_error, progress)
 
     def partial_fit(
         self,
@@ -114,7 +117,7 @@ class Tagger:
         >>> tagger.predict(pink, threshold=0.001)
         [()]
         """
-        return self._learn(images, told_of(labels, absent, complete), False, on_error, progress)
+        return self._learn(images, (labels, absent, complete), False, on_error, progress)
 
     def define(
         self,
@@ -203,8 +206,8 @@ class Tagger:
 
     @property
     def saved_digest_(self) -> str:
-        """Of the file that this was loaded from, or saved to last; empty where there is none."""
-        return "" if self._saved is None else self._saved[1]
+        """Of all that the file says that this was loaded from, or saved to last; empty where there is none."""
+        return digest(json.dumps(self._saved[1], sort_keys=True)) if self._saved and self._saved[1] else ""
 
     @property
     def classes_(self) -> tuple[str, ...]:
@@ -402,17 +405,17 @@ class Tagger:
             tagger.keep_pictures = keep_pictures
         else:
             tagger = cls(model or "default", words=words, device=device, keep_pictures=keep_pictures)
-            tagger._saved = target.resolve(), ""
+            tagger._saved = target.resolve(), {}
         return tagger
 
     save_pretrained, push_to_hub = hub.save_pretrained, hub.push_to_hub
     from_pretrained = classmethod(hub.from_pretrained)
 
-    def _learn(self, images: Images, told: list[Told], afresh: bool, on_error: OnError, progress: Progress) -> "Tagger":
+    def _learn(self, images: Images, said: Saying, afresh: bool, on_error: OnError, progress: Progress) -> "Tagger":
+        pictures, told = several(images), told_of(*said)
         names = sorted(frozenset().union(*(each.labels for each in told)))
-        before = self._bank
-        refused = before.absent(told, names, afresh)
-        known, pictures = before.examples, several(images)
+        known = self._bank.examples
+        refused = self._bank.absent(told, names, afresh)
         learnt = stream.encode_examples(self.model, pictures, told, known, self.keep_pictures, on_error, progress)
         if not afresh:
             stream.warn_of_contradictions(known, learnt)
@@ -431,7 +434,7 @@ class Tagger:
     def _catch_up(self, path: Path) -> None:
         """Does what was taught since the file was read to the bank that is there now, if that is another one."""
         header = read_header(path)
-        if self._saved == (path.resolve(), state_of(header)):
+        if self._saved == (path.resolve(), header):
             return
         if header["model"]["fingerprint"] != self.model.fingerprint:
             raise InputError(
@@ -440,7 +443,7 @@ class Tagger:
         self._bank = reduce(lambda bank, change: change(bank), self._changes, read_bank(path)[1])
 
     def _note_saved(self, path: Path, header: dict[str, Any]) -> None:
-        self._saved, self._changes = (path.resolve(), state_of(header)), []
+        self._saved, self._changes = (path.resolve(), header), []
 
     def scorer(self, threshold: float | None = None, shares: Mapping[str, float] | None = None) -> Scorer:
         """The labels as they are now, ready to score; `threshold` stands for each one's own."""

@@ -17,7 +17,7 @@ from fewtag.tagger.bank import label_name
 from fewtag.tagger.stream import Tagged
 from fewtag.tagging.parquet import read_records
 from fewtag.tagging.sources import is_url
-from fewtag.tagging.tables import ABSENT, COLUMNS, NOT, SEPARATOR, picture_mark, picture_name, read_guesses, read_record
+from fewtag.tagging.tables import ABSENT, COLUMNS, NOT, SEPARATOR, picture_mark, picture_name, read_record
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".jsonl", ".parquet")
 _MOST_BYTES = 1_000_000_000
@@ -109,7 +109,7 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
     table. Of a picture without labels nothing is known, and it is left out, unless the table is `complete` or `tag` had
     written some there.
     """
-    place, guesses, shown = root or tagged_folder(path) or path.parent, read_guesses(path), []
+    place, guesses, shown = root or tagged_folder(path) or path.parent, _read_guesses(path), []
     for row in read_rows(path):
         if is_url(row.image):
             raise InputError(f"{path} line {row.line} names an address, {row.image!r}; download the picture first")
@@ -130,6 +130,17 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
     if not shown:
         raise InputError(f"no row of {path} has a label; fill in the column `labels`")
     return shown
+
+
+def _read_guesses(table: Path) -> dict[str, frozenset[str]]:
+    """The tags that `tag` wrote into this table, by `picture_mark`: whatever program saved it since, they are known."""
+    record = read_record(table)
+    try:
+        labels, rows = list(map(str, record["labels"])), str(record["rows"]).split()
+        found = (row.partition(":")[::2] for row in rows)
+        return {mark: frozenset(labels[int(each)] for each in tags.split(".") if each) for mark, tags in found}
+    except (LookupError, TypeError, ValueError):
+        return {}
 
 
 def _names(path: Path, line: int, cell: str) -> list[str]:

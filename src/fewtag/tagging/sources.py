@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from fewtag.errors import InputError
-from fewtag.files import digest, read_json, write_atomically
+from fewtag.files import digest, read_json
 from fewtag.pictures.files import IMAGE_ENDINGS, OTHERS_FOLDERS, Picture, archived, judge_name, walk
 from fewtag.tagger.stream import Item
 
@@ -385,56 +385,38 @@ def file_system(url: str) -> tuple["AbstractFileSystem", str]:
         raise InputError(f"{url} cannot be opened: {error}; use a path, s3://, gs:// or https://") from error
 
 
-def names_in(folder: str) -> set[str]:
-    """Of the files in a folder, here or behind a URL; none where there is no folder."""
-    here = local_path(folder)
-    try:
-        if here is not None:
-            if here.is_file():
-                raise InputError(f"{folder} is a file; name a folder")
-            return {entry.name for entry in os.scandir(here)} if here.is_dir() else set()
-        system, path = file_system(folder)
-        system.invalidate_cache()
-        if system.isfile(path):
-            raise InputError(f"{folder} is a file; name a folder")
-        return {str(name).rstrip("/").rsplit("/", 1)[1] for name in system.ls(path, detail=False)}
-    except FileNotFoundError:
-        return set()
-    except (OSError, NotImplementedError) as error:
-        raise InputError(f"cannot read the folder {folder}: {reason(error)}; check it") from error
+def check_folder(out: str) -> None:
+    """Refuses what was hardly meant as a folder of parts: tags.json, tags.csv.gz, or standard output."""
+    if out == "-":
+        raise InputError("--out - is no file; leave --out out to have the rows in the terminal, with --json as JSON")
+    here = local_path(out)
+    ending = (PurePosixPath(out) if here is None else here).suffix.lower()
+    if ending not in {"", ".parquet"} and not out.endswith(("/", os.sep)) and not (here is not None and here.is_dir()):
+        raise InputError(
+            f"--out {out} ends in {ending}; name a table in .csv, .jsonl or .parquet, "
+            "or with a last / a folder of Parquet parts"
+        )
 
 
-def read_file(location: str) -> bytes:
-    if (here := local_path(location)) is not None:
-        return here.read_bytes()
-    system, path = file_system(location)
-    return system.cat_file(path)
+def remote_names(folder: str) -> set[str]:
+    """Of the files in a folder behind a URL."""
+    system, path = file_system(folder)
+    system.invalidate_cache()
+    if system.isfile(path):
+        raise InputError(f"{folder} is a file; name a folder")
+    return {str(name).rstrip("/").rsplit("/", 1)[1] for name in system.ls(path, detail=False)}
 
 
-def write_file(location: str, content: bytes, *, sync: bool = True) -> None:
+def write_remote(url: str, content: bytes) -> None:
     """Whole or not at all: under another name first, since a store may take a file that broke off."""
-    if (here := local_path(location)) is not None:
-        write_atomically(here, content, sync=sync)
-        return
-    system, path = file_system(location)
+    system, path = file_system(url)
     part = f"{path}.{uuid.uuid4().hex[:8]}.part"
     try:
         system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
         system.pipe_file(part, content)
         system.mv(part, path)
     except Exception as error:  # each file system has errors of its own
-        raise InputError(f"cannot write {location}: {reason(error)}; check --out") from error
-
-
-def remove_file(location: str) -> None:
-    if (here := local_path(location)) is None:
-        system, path = file_system(location)
-        system.rm_file(path)
-        return
-    try:
-        here.unlink(missing_ok=True)
-    except OSError as error:  # a folder of that name
-        raise InputError(f"cannot remove {here}: {error.strerror}; move it away") from error
+        raise InputError(f"cannot write {url}: {reason(error)}; check --out") from error
 
 
 def reason(error: Exception) -> str:

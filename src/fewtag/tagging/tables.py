@@ -18,7 +18,7 @@ from fewtag.files import digest, locked, replacing, write_atomically
 from fewtag.tagger.stream import Item, Tagged
 from fewtag.tagging import parquet, sources
 from fewtag.tagging.parquet import Labels
-from fewtag.tagging.sources import Shard, Source, absolute, join, local_path
+from fewtag.tagging.sources import Shard, Source, absolute, local_path
 
 # Arrow and Spark take what begins with "_" for notes, not for a part of the table
 MANIFEST = "_fewtag.json"
@@ -55,21 +55,21 @@ class Parts:
     """A folder of parts, one a shard: JSON lines, to be joined to a table, or Parquet, which is the table."""
 
     def __init__(self, folder: str, ending: Ending) -> None:
-        self.folder, self.ending = folder, ending
+        self.folder, self.ending = folder.rstrip("/") or folder, ending
 
     def name(self, number: int) -> str:
         return f"part-{number:05d}.{self.ending}"
 
     def manifest(self) -> dict[str, Any] | None:
         """What the run in this folder is about; None where nothing was begun."""
-        names = sources.names_in(self.folder)
+        names = names_in(self.folder)
         if MANIFEST not in names:
             if others := {name for name in names if not name.endswith(".part")}:
                 raise InputError(f"{self.folder} holds other files, such as {min(others)}; name a new folder")
             return None
-        where = join(self.folder, MANIFEST)
+        where = f"{self.folder}/{MANIFEST}"
         try:
-            manifest = json.loads(sources.read_file(where))
+            manifest = json.loads(read_file(where))
             int(manifest["shard"])
         except (ValueError, OSError, LookupError, TypeError) as error:
             raise InputError(f"{where} is damaged; delete {self.folder} to begin anew") from error
@@ -88,17 +88,17 @@ class Parts:
         return before
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        sources.write_file(join(self.folder, MANIFEST), json.dumps(about, indent=2).encode())
+        write_file(f"{self.folder}/{MANIFEST}", json.dumps(about, indent=2).encode())
 
     def finished(self, shards: Sequence[Shard]) -> dict[int, Counts]:
         """Those whose part is there, of the same pictures; other parts are out of date and go, nobody else's files."""
-        names = sources.names_in(self.folder)
+        names = names_in(self.folder)
         there = [shard for shard in shards if self.name(shard.number) in names]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             found = dict(zip([shard.number for shard in there], pool.map(self._counts, there), strict=True))
         done = {number: counts for number, counts in found.items() if counts is not None}
         for stale in filter(_OURS.fullmatch, names - {self.name(number) for number in done}):
-            sources.remove_file(join(self.folder, stale))
+            remove_file(f"{self.folder}/{stale}")
         return done
 
     def write(self, shard: Shard, rows: Sequence[Tagged], labels: Labels) -> Counts:
@@ -118,13 +118,13 @@ class Parts:
             parquet.write_records(buffer, (record(row, labels) for row in good), labels, note)
             content = buffer.getvalue()
         # lines tell by their sum if a power cut took some, and are made again; nobody waits 20 ms for the disk
-        sources.write_file(join(self.folder, self.name(shard.number)), content, sync=self.ending != "jsonl")
+        write_file(f"{self.folder}/{self.name(shard.number)}", content, sync=self.ending != "jsonl")
         return counts
 
     def rows(self, numbers: Sequence[int]) -> Iterator[Tagged]:
         """Of these parts, in their order, failures too; a part at a time in memory."""
         for number in numbers:
-            content = sources.read_file(join(self.folder, self.name(number)))
+            content = read_file(f"{self.folder}/{self.name(number)}")
             if self.ending == "jsonl":
                 facts = [json.loads(line) for line in content.decode().split("\n")[1:] if line]
             else:
@@ -141,13 +141,13 @@ class Parts:
             if self.ending == "jsonl":
                 yield from (row for row in self.rows([number]) if row.failure)
             else:
-                note = self._note(sources.read_file(join(self.folder, self.name(number))))
+                note = self._note(read_file(f"{self.folder}/{self.name(number)}"))
                 yield from (Tagged(image, failure=why) for _, image, why in note["failures"])
 
     def remove(self) -> None:
         """Parts and manifest, and the folder if nothing else is in it; the manifest last, by which they are ours."""
-        for name in (*sorted(filter(_OURS.fullmatch, sources.names_in(self.folder))), MANIFEST):
-            sources.remove_file(join(self.folder, name))
+        for name in (*sorted(filter(_OURS.fullmatch, names_in(self.folder))), MANIFEST):
+            remove_file(f"{self.folder}/{name}")
         if (path := local_path(self.folder)) is not None:  # a store behind a URL has no empty folders
             with suppress(OSError):
                 path.rmdir()
@@ -155,7 +155,7 @@ class Parts:
     def _counts(self, shard: Shard) -> Counts | None:
         """None where the part is of other pictures, or damaged."""
         try:
-            note = self._note(sources.read_file(join(self.folder, self.name(shard.number))))
+            note = self._note(read_file(f"{self.folder}/{self.name(shard.number)}"))
             same = note["digest"] == shard.digest and note["tagged"] + note["failed"] == shard.size
             return Counts(int(note["tagged"]), int(note["failed"])) if same else None
         except (OSError, ValueError, LookupError, TypeError):
@@ -218,7 +218,7 @@ class Output:
         failing = [number for number in numbers if self.done[number].failed]
         failed, where = list(self.parts.failures(failing)), failures_of(self._out)
         if failed:
-            sources.write_file(where, failures_csv(failed))
+            write_file(where, failures_csv(failed))
         elif (path := local_path(where)) is not None:
             path.unlink(missing_ok=True)
         if self._table is None:
@@ -256,7 +256,7 @@ def open_output(
     elif out.lower().endswith((".csv", ".jsonl")):
         raise InputError(f"--out {out} is a table behind a URL; name a folder there, for Parquet parts")
     else:
-        _check_folder(out, here)
+        sources.check_folder(out)
         parquet.import_pyarrow(f"--out {out}, a folder of Parquet parts,")
     with nullcontext() if here is None else locked(here, seconds=0.5):
         if table is not None and not force:
@@ -264,16 +264,44 @@ def open_output(
         yield Output(out if table is None else str(table), table, about, shard)
 
 
-def _check_folder(out: str, here: Path | None) -> None:
-    """Refuses what was hardly meant as a folder of parts: tags.json, tags.csv.gz, or standard output."""
-    if out == "-":
-        raise InputError("--out - is no file; leave --out out to have the rows in the terminal, with --json as JSON")
-    ending = (PurePosixPath(out) if here is None else here).suffix.lower()
-    if ending not in {"", ".parquet"} and not out.endswith(("/", os.sep)) and not (here is not None and here.is_dir()):
-        raise InputError(
-            f"--out {out} ends in {ending}; name a table in .csv, .jsonl or .parquet, "
-            "or with a last / a folder of Parquet parts"
-        )
+def names_in(folder: str) -> set[str]:
+    """Of the files in a folder, here or behind a URL; none where there is no folder."""
+    here = local_path(folder)
+    try:
+        if here is None:
+            return sources.remote_names(folder)
+        if here.is_file():
+            raise InputError(f"{folder} is a file; name a folder")
+        return {entry.name for entry in os.scandir(here)}
+    except FileNotFoundError:
+        return set()
+    except (OSError, NotImplementedError) as error:
+        raise InputError(f"cannot read the folder {folder}: {sources.reason(error)}; check it") from error
+
+
+def read_file(location: str) -> bytes:
+    if (here := local_path(location)) is not None:
+        return here.read_bytes()
+    system, path = sources.file_system(location)
+    return system.cat_file(path)
+
+
+def write_file(location: str, content: bytes, *, sync: bool = True) -> None:
+    if (here := local_path(location)) is not None:
+        write_atomically(here, content, sync=sync)
+    else:
+        sources.write_remote(location, content)
+
+
+def remove_file(location: str) -> None:
+    if (here := local_path(location)) is None:
+        system, path = sources.file_system(location)
+        system.rm_file(path)
+        return
+    try:
+        here.unlink(missing_ok=True)
+    except OSError as error:  # a folder of that name
+        raise InputError(f"cannot remove {here}: {error.strerror}; move it away") from error
 
 
 def failures_of(out: str) -> str:
@@ -298,17 +326,6 @@ def read_record(table: Path) -> dict[str, Any]:
 def picture_name(image: str) -> str:
     """A picture's path as a table's cell has it, in one spelling."""
     return PurePosixPath(image.replace("\\", "/")).as_posix()
-
-
-def read_guesses(table: Path) -> dict[str, frozenset[str]]:
-    """The tags that `tag` wrote into this table, by `picture_mark`: whatever program saved it since, they are known."""
-    record = read_record(table)
-    try:
-        labels, rows = list(map(str, record["labels"])), str(record["rows"]).split()
-        found = (row.partition(":")[::2] for row in rows)
-        return {mark: frozenset(labels[int(each)] for each in tags.split(".") if each) for mark, tags in found}
-    except (LookupError, TypeError, ValueError):
-        return {}
 
 
 def picture_mark(image: str) -> str:

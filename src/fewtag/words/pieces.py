@@ -241,7 +241,9 @@ def names_a_thing(label: str) -> bool:
     [True, True, False, False, False]
     """
     words = [word for word in split_words(label) if word.isalnum()]
-    spellings = variants(words[-1]) if words else []
+    if not words or " ".join(words) in things() or words[-1] in things():
+        return bool(words)
+    spellings = variants(words[-1])
     return any(" ".join([*words[:-1], word]) in things() or word in things() for word in spellings)
 
 
