@@ -109,9 +109,7 @@ def parse(data: bytes) -> tuple[Element, str]:
 
 def before(data: bytes, place: int) -> int:
     """Where the white space before a place begins."""
-    while place and data[place - 1] in b" \t\r\n":
-        place -= 1
-    return place
+    return len(data[:place].rstrip(b" \t\r\n"))
 
 
 def spliced(data: bytes, changes: Changes) -> bytes:

@@ -25,8 +25,7 @@ from fewtag.tagger.stream import BATCH, ReadExample, Scorer, Tagged
 
 Images = ImageLike | Iterable[ImageLike] | Sequence[ReadExample]
 Labels = Iterable[str | Iterable[str]]
-Saying = tuple[Labels, Labels | None, bool]
-"""Labels, absent ones, and whether that is complete."""
+Saying = tuple[Labels, Labels | None, bool]  # labels, absent ones, and whether that is complete
 OnError = Callable[[InputError], None] | None
 Progress = Callable[[int], None] | None
 Change = Callable[[Bank], Bank]

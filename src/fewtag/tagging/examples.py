@@ -6,7 +6,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -256,21 +256,15 @@ def _read_cells(path: Path) -> Iterator[Row]:
             empty = False
             cells = (row[labels], "" if absent is None else row[absent])
             named, missing = (_names(path, reader.line_num, cell) for cell in cells)
-            scores = _scores({header_row[column]: row[column] for column in others})
+            scores = {}
+            for column in others:
+                with suppress(ValueError):  # the columns that are probabilities
+                    scores[header_row[column]] = float(row[column])
             yield Row(reader.line_num, row[image].strip(), named, missing, scores)
     except csv.Error as error:
         raise InputError(f"{path} line {reader.line_num} cannot be read ({error}); save the table again") from error
     if empty:
         raise InputError(f"the table {path} has a header and no row; add a row for each image")
-
-
-def _scores(cells: Mapping[str, str]) -> dict[str, float]:
-    """The columns that are probabilities."""
-    found = {}
-    for label, cell in cells.items():
-        with suppress(ValueError):
-            found[label] = float(cell)
-    return found
 
 
 def _fitness(header: str, delimiter: str) -> tuple[bool, int]:
