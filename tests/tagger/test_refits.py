@@ -23,9 +23,9 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     fit = bank_module.fit_label
 
-    def counted(pictures, *others):  # type: ignore[no-untyped-def]
+    def counted(pictures, *others, **options):  # type: ignore[no-untyped-def]
         seen.append(len(pictures.places))
-        return fit(pictures, *others)
+        return fit(pictures, *others, **options)
 
     monkeypatch.setattr(bank_module, "fit_label", counted)
     return seen

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,6 +134,8 @@ class Bank:
     """Classifiers that a file held, or that an earlier bank was asked for."""
     _checked: set[str] = field(default_factory=set)
     """Labels whose classifier is known to be this bank's."""
+    leave_out: ClassVar[bool] = False
+    """Whether a fit tells what it would be without each example."""
 
     @cached_property
     def members(self) -> Mapping[str, tuple[str, ...]]:
@@ -187,7 +189,8 @@ class Bank:
         whole = np.array([each.seen[1] for each in chosen], np.float32).reshape(len(chosen), space)
         evidence = replace(model.evidence, prior=THING if definition.thing else OTHER)
         pictures = Pictures(places, lengths, whole)
-        return fit_label(pictures, shown, weights, definition.guide, model.strengths, evidence)
+        strengths = model.strengths
+        return fit_label(pictures, shown, weights, definition.guide, strengths, evidence, leave_out=self.leave_out)
 
     def said(self, label: str) -> Said:
         """Which examples speak for and against a label.
@@ -428,11 +431,15 @@ def _name_sets(names: object, what: str) -> list[frozenset[str]]:
 
 
 def label_name(name: object, where: str = "") -> str:
-    """A name without stray blanks; refuses what is none."""
+    """A name without stray blanks; refuses what is none, and what a table of tags could not hold."""
     if not isinstance(name, str):
         raise InputError(f"a label{where} is {name!r}, a {type(name).__name__}; labels are names")
     # one spelling of each accent too: folders on a Mac are named with two characters for one
     cleaned = " ".join(unicodedata.normalize("NFC", name).split())
     if not cleaned:
         raise InputError(f"a label{where} is empty; give it a name")
+    if ";" in cleaned:
+        raise InputError(f'label {cleaned!r} contains ";", which separates labels in tables; name it otherwise')
+    if cleaned.startswith("!"):
+        raise InputError(f'label {cleaned!r} begins with "!", which means "does not show" in a table; say it is absent')
     return cleaned

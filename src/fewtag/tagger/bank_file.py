@@ -6,6 +6,7 @@ copy of the picture. Who has the bank can look at those copies: share it like th
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -82,7 +83,10 @@ def prototypes(bank: Bank, model: "Model") -> Bank:
             for number in range(len(keys)):
                 examples[hashlib.sha256(f"{number} {label}".encode()).hexdigest()] = stand_in
     known = {label: Known(bank.classifier(model, label)) for label in bank.classes}
-    kept = {label: each for label, each in bank.definitions.items() if each.explicit or bank.members[label]}
+    # what is known by nothing but a no would go with it
+    kept = {
+        label: each if bank.members[label] else replace(each, explicit=True) for label, each in bank.definitions.items()
+    }
     return Bank(kept, dict(sorted(examples.items())), known)
 
 

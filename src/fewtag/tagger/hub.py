@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import fewtag
 from fewtag.errors import InputError
-from fewtag.files import make_folder, write_atomically
+from fewtag.files import digest, make_folder, write_atomically
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fewtag.tagger.tagger import Tagger
 
 BANK, CARD = "bank.fewtag", "README.md"
+_MARK, _END = b"<!-- fewtag ", b" -->\n"
 
 
 def save_pretrained(
@@ -26,10 +27,22 @@ def save_pretrained(
     examples: bool = False,
     license: str = "",  # noqa: A002
 ) -> None:
-    """The bank and a model card in a folder, as the hub has them; without `examples` as in `Tagger.save`."""
+    """The bank and a model card in a folder, as the hub has them; without `examples` as in `Tagger.save`.
+
+    A card that somebody else wrote, or changed, stays.
+    """
     make_folder(Path(folder))
     tagger.save(Path(folder, BANK), examples=examples)
-    write_atomically(Path(folder, CARD), _card(tagger, license).encode())
+    card = Path(folder, CARD)
+    if not card.exists() or _is_ours(card.read_bytes()):
+        text = _card(tagger, license).encode()
+        write_atomically(card, text + _MARK + digest(text).encode() + _END)
+
+
+def _is_ours(card: bytes) -> bool:
+    """Whether nobody has changed it since."""
+    text, _, mark = card.rpartition(_MARK)
+    return mark == digest(text).encode() + _END
 
 
 def push_to_hub(

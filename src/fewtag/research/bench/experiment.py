@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from fewtag.research.data.sampling import (
     EpisodeSampler,
     HalvesSampler,
     ReplacingSampler,
+    Sampler,
     load_draws,
 )
 from fewtag.research.data.splits import Split, class_names, overlaps
@@ -110,7 +112,7 @@ class Experiment:
         return torch.from_numpy(vectors[kept]), [numbers[row] for row in kept]
 
     def words(self, labels: Sequence[str]) -> Words:
-        vectors, looked_up = self.vectors, [self.split.words(label) for label in labels]
+        vectors, looked_up = self.vectors, [self.split.spelt(label) for label in labels]
         try:
             return torch.from_numpy(vectors.vectors(looked_up))
         except InputError as error:
@@ -176,18 +178,17 @@ class Experiment:
     def sample_draws(self, phase: str) -> list[Draw]:
         """Test episodes from the recipe's seed."""
         evaluation, images = self.recipe.evaluation, self.phase(phase)
-        shots, queries, seed = max(1, evaluation.shots), evaluation.queries, self.recipe.seed
-        sampler: EpisodeSampler | AtLeastSampler | HalvesSampler | ReplacingSampler
+        kinds = {"per-label": EpisodeSampler, "with-replacement": ReplacingSampler, "halves": HalvesSampler}
+        common: dict[str, Any] = {
+            "shots": max(1, evaluation.shots),
+            "queries": evaluation.queries,
+            "seed": self.recipe.seed,
+        }
         if evaluation.sampling == "at-least":
-            support, query = self._side(phase, "support"), self._side(phase, "query")
-            sampler = AtLeastSampler(
-                images.targets, images.labels, support=support, query=query, shots=shots, queries=queries, seed=seed
-            )
-        elif evaluation.sampling == "halves":
-            sampler = HalvesSampler(images.targets, images.labels, shots=shots, seed=seed)
+            common |= {side: self._side(phase, side) for side in ("support", "query")}
+            sampler: Sampler = AtLeastSampler(images.targets, images.labels, **common)
         else:
-            kind = ReplacingSampler if evaluation.sampling == "with-replacement" else EpisodeSampler
-            sampler = kind(images.targets, images.labels, shots=shots, queries=queries, seed=seed)
+            sampler = kinds[evaluation.sampling](images.targets, images.labels, **common)
         return [sampler.draw(index) for index in range(evaluation.episodes)]
 
     def _check_at_least(self, path: Path, draws: Sequence[Draw], phase: str) -> None:

@@ -7,27 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from fewtag.errors import InputError, nearest
-from fewtag.research.bench.recipe import (
-    BackboneSettings,
-    Data,
-    Evaluation,
-    NameSettings,
-    Recipe,
-    SessionSettings,
-    Source,
-    SpaceSettings,
-    Training,
-    WordSettings,
-)
+from fewtag.research.bench.recipe import Recipe
 from fewtag.research.methods import check_method
-
-FILE_KEYS = ("runs", "grid", "extends", "include")
-"""What a file says about its runs, beside the settings of a recipe."""
 
 
 def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str] = ()) -> list[tuple[Path, Recipe]]:
@@ -195,16 +181,9 @@ def _validate(settings: dict[str, Any], path: Path) -> Recipe:
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
     """The keys that the table has in which an unknown one was found."""
-    tables: dict[str, type[BaseModel]] = {
-        "data": Data,
-        "sources": Source,
-        "backbone": BackboneSettings,
-        "words": WordSettings,
-        "names": NameSettings,
-        "space": SpaceSettings,
-        "training": Training,
-        "evaluation": Evaluation,
-        "sessions": SessionSettings,
-    }
-    named = [part for part in location[:-1] if part in tables]
-    return list((tables[str(named[-1])] if named else Recipe).model_fields)
+    table: Any = Recipe
+    for key in (part for part in location[:-1] if isinstance(part, str)):
+        table = table.model_fields[key].annotation
+        while not hasattr(table, "model_fields"):  # such as `list[Source]` or `Training | None`
+            table = get_args(table)[0]
+    return list(table.model_fields)

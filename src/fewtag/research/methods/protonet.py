@@ -16,29 +16,28 @@ from fewtag.research.methods.base import (
     Support,
     cosine,
     full_precision,
+    options,
     pool,
-    refuse_labels_without_image,
 )
 from fewtag.research.types import Encoded, Logits, Maps, Words
 
 Vectors = Float[Tensor, "labels channels"]
 
 
+@options
 class ProtoNet(Precoded):
     """Mean features as prototypes. Nothing to learn but, end to end, the backbone."""
 
     stacks_episodes = True
 
-    def __init__(self, channels: int, dimensions: int, *, scale: float = 20.0) -> None:
-        super().__init__(channels, dimensions)
-        self.scale = scale
+    scale: float = 20.0
 
     def encode(self, maps: Maps) -> Encoded:
         """Global features: images × channels."""
         return pool(maps.float())
 
     def adapt_encoded(self, support: Support) -> Classifier:
-        refuse_labels_without_image(support)
+        support.need_images()
         shows = support.targets.mT.float()
         with full_precision(shows):
             prototypes = shows @ support.maps  # sums serve as means: a cosine does not see their length
@@ -55,9 +54,9 @@ class CentredProtoNet(ProtoNet):
 
     mean: Tensor
 
-    def __init__(self, channels: int, dimensions: int, *, scale: float = 20.0) -> None:
-        super().__init__(channels, dimensions, scale=scale)
-        self.register_buffer("mean", torch.zeros(channels))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.register_buffer("mean", torch.zeros(self.channels))
 
     def prepare(self, base: Base) -> None:
         """Takes the mean of all base images."""
@@ -97,7 +96,7 @@ class AM3(Method):
         return share * seen + (1 - share) * said
 
     def adapt(self, support: Support) -> Classifier:
-        refuse_labels_without_image(support)
+        support.need_images()
         # full precision throughout: the networks are small, and half precision would tie many scores
         with full_precision(support.maps):
             prototypes = self.prototypes(support)
