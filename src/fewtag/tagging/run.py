@@ -156,7 +156,7 @@ def _tag_on_ray(
     begin: Begin,
 ) -> tuple[float, int]:
     """By the workers of a cluster: when the first one was ready, and how many there were."""
-    from fewtag.tagging.ray_engine import finish_on_ray, open_cluster
+    from fewtag.tagging.ray_engine import finish_on_ray, open_cluster, share_out
 
     if output.begun is not None and not output.missing(source, 0):
         return time.time(), 0
@@ -165,7 +165,7 @@ def _tag_on_ray(
         tagger.save(path)  # as it was loaded: the bank itself may be taught meanwhile
         work = Work(path.read_bytes(), scored, options, output.parts, output.shares)
     with open_cluster(ray.address) as nodes:
-        share = nodes.share(ray.workers)
+        share = share_out(nodes, ray.workers)
         missing = output.missing(source, options.shard or shard_size(len(source), share.workers))
         advance = begin(output.task, sum(shard.size for shard in missing))
         ready, finished = finish_on_ray(missing, work, share, advance)
