@@ -52,10 +52,9 @@ class Thumbnails:
         row = self._attempt(lambda connection: connection.execute(query, (digest, size)).fetchone())
         return None if row is None else row[0]
 
-    def known(self, digests: Sequence[str], size: int) -> set[str]:
-        among = ",".join("?" * len(digests))
-        query = f"SELECT digest FROM thumbnail WHERE size = ? AND digest IN ({among})"
-        return {row[0] for row in self._attempt(lambda on: on.execute(query, (size, *digests)).fetchall()) or ()}
+    def has(self, digest: str, size: int) -> bool:
+        query = "SELECT 1 FROM thumbnail WHERE digest = ? AND size = ?"
+        return bool(self._attempt(lambda connection: connection.execute(query, (digest, size)).fetchone()))
 
     def put(self, rows: Sequence[tuple[str, int, bytes]]) -> None:
         def insert(connection: sqlite3.Connection) -> None:
@@ -316,7 +315,7 @@ class Indexer:
             header = read_header(data, found.name)
             row = PictureRow(key.hex(), *header, len(data))
             places = self.places.get_many([key])[0]
-            has_thumbnail = bool(self.thumbnails.known([key.hex()], SIZES[0]))
+            has_thumbnail = self.thumbnails.has(key.hex(), SIZES[0])
             if places is not None and has_thumbnail:
                 return _Read(file, row, places=places)
             image = decode(data, found.name, at_least=DRAFT * self.model.size)
