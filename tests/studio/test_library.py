@@ -189,6 +189,30 @@ def test_a_link_out_of_the_folder_is_not_followed(open_studio: Open, album: Path
         studio.thumbnail(digest, 1024)
 
 
+def test_a_folder_that_was_renamed_leaves_nothing_behind(open_studio: Open, album: Path, tmp_path: Path) -> None:
+    studio = open_studio(album)
+    kept = len(digests(studio))
+    studio.teach("dog", [next(iter(digests(studio).values()))])
+    studio.close()
+    album.rename(tmp_path / "renamed")
+    studio = open_studio(tmp_path / "renamed")
+    assert studio.deliver("csv", dry_run=True).rows == kept
+    old = [path for path in studio.library.files if not Path(path).is_relative_to(tmp_path / "renamed")]
+    assert [Path(path).name for path in old] == ["broken.jpg"], "nobody can tell whether that one moved"
+    assert studio.search("is:confirmed").total == 1
+
+
+@pytest.mark.parametrize("project", ["album/project", "album"])
+def test_a_projects_own_deliveries_are_no_pictures_of_it(open_studio: Open, album: Path, project: str) -> None:
+    studio = open_studio(album, project=project)
+    kept = len(digests(studio))
+    studio.define("dog")
+    studio.deliver("imagefolder")
+    studio.rescan()
+    assert studio.wait(300)
+    assert len(digests(studio)) == studio.deliver("csv", dry_run=True).rows == kept
+
+
 def test_what_could_not_be_read_is_tried_again_at_the_next_start(
     open_studio: Open, album: Path, tmp_path: Path
 ) -> None:

@@ -112,6 +112,23 @@ def test_an_audit_is_a_fair_sample() -> None:
     assert held >= 185
 
 
+def test_an_audit_of_other_tags_is_not_shown() -> None:
+    chances = np.linspace(0.2, 1, 400)
+    asked = np.arange(400) >= 380  # by a threshold of 0.96
+    words = dict.fromkeys(range(380, 400), YES)
+    high, low = (ground(chances, words=words, audited=asked, threshold=at) for at in (0.96, 0.5))
+    assert review.audit(high) == review.wilson(20, 20)
+    assert review.audit(low) is None
+    assert not review.enough(low, "heron").startswith("Look again")
+
+
+def test_what_a_person_has_answered_whole_is_done_whatever_the_audit_found() -> None:
+    chances = np.where(np.arange(160) < 30, 0.97, 0.01)
+    words = dict.fromkeys(range(30), NO) | dict.fromkeys(range(5), YES)
+    asked = np.arange(160) < 30
+    assert review.enough(ground(chances, words=words, audited=asked), "heron").startswith("Done:")
+
+
 def test_answers_that_are_no_audit_measure_nothing() -> None:
     assert review.audit(ground(np.array([0.9, 0.8]), words={0: YES, 1: NO})) is None
 
@@ -150,7 +167,7 @@ def test_enough_is_said_in_the_end() -> None:
     assert "about 19 are wrong" in review.enough(ground(unsure, words=some), "heron")
     audited = np.arange(160) < 30
     wrong = some | dict.fromkeys(range(12, 30), NO)
-    assert review.enough(ground(many, words=wrong, audited=audited), "heron").startswith("Look again: 98% right")
+    assert review.enough(ground(many, words=wrong, audited=audited), "heron").startswith("Look again: 97% right")
 
 
 def test_the_default_order_asks_the_unsure_then_the_sure_then_the_missed() -> None:

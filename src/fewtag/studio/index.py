@@ -25,6 +25,7 @@ from fewtag.files import make_folder
 from fewtag.pictures.decode import DRAFT, Square, decode, read_header, squash
 from fewtag.pictures.files import MOST_BYTES, Found, walk
 from fewtag.pictures.prefetch import batches, prefetch, usable_cores
+from fewtag.studio.deliver import FOLDER as DELIVERIES
 from fewtag.studio.library import Library
 from fewtag.studio.project import FileRow, PictureRow, Project
 from fewtag.tagger.model import Model
@@ -257,7 +258,10 @@ class Indexer:
             except InputError:
                 gone_folders.append(folder)
                 continue
+            own = self._deliveries_in(folder)
             for each in found:
+                if own and each.name.startswith(own):
+                    continue
                 seen.add(_text(str(each.path)))
                 if self._is_new(each):
                     todo.append((each, folder))
@@ -272,6 +276,17 @@ class Indexer:
             with closing(reads):  # type: ignore[type-var]
                 for batch in batches(takewhile(lambda _: not self._stop.is_set(), reads), BATCH):
                     self._take(batch)
+        # of a folder that is gone, what is found in another one has moved there
+        here = {
+            digest
+            for digest, files in list(self.library.files_of.items())
+            if any(file.folder not in gone_folders for file in files)
+        }
+        vanished += [
+            path
+            for path, file in list(self.library.files.items())
+            if file.folder in gone_folders and file.digest in here
+        ]
         # last: a moved file is found under its new path first, so that it is never away
         if vanished and not self._stop.is_set():
             self.project.record(gone=vanished)
@@ -283,6 +298,12 @@ class Indexer:
             if gone_folders
             else ""
         )
+
+    def _deliveries_in(self, folder: str) -> str:
+        """Where the project's own deliveries lie below a picture folder: copies of pictures are no pictures of it."""
+        own = (self.project.folder / DELIVERIES).resolve()
+        root = Path(folder).resolve()
+        return f"{own.relative_to(root).as_posix()}/" if own.is_relative_to(root) else ""
 
     def _try_again(self) -> None:
         """What could not be read is read once more by the next scan: its rights, or where it leads, may be others."""

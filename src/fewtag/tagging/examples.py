@@ -124,7 +124,8 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
                 f"{path} line {row.line} says both that {name!r} shows {both[0]!r} and that it does not; choose"
             )
         guess = guesses.get(picture_mark(name))
-        taken_out = frozenset() if guess is None else guess - labels - absent
+        spelt = {label.casefold() for label in labels}  # another case is another spelling, no refusal
+        taken_out = frozenset(each for each in (guess or frozenset()) - labels - absent if each.casefold() not in spelt)
         if labels or absent or taken_out or complete:
             guessed = not absent and guess == labels
             shown.append(Shown(Picture(place / name, name=str(place / name)), labels, absent, guessed, taken_out))
