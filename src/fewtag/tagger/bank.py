@@ -445,11 +445,15 @@ def _name_sets(names: object, what: str) -> list[frozenset[str]]:
 
 
 def label_name(name: object, where: str = "") -> str:
-    """A name without stray blanks; refuses what is none."""
+    """A name without stray blanks; refuses what is none, and what a table of tags could not hold."""
     if not isinstance(name, str):
         raise InputError(f"a label{where} is {name!r}, a {type(name).__name__}; labels are names")
     # one spelling of each accent too: folders on a Mac are named with two characters for one
     cleaned = " ".join(unicodedata.normalize("NFC", name).split())
     if not cleaned:
         raise InputError(f"a label{where} is empty; give it a name")
+    if ";" in cleaned:
+        raise InputError(f'label {cleaned!r} contains ";", which separates labels in tables; name it otherwise')
+    if cleaned.startswith("!"):
+        raise InputError(f'label {cleaned!r} begins with "!", which means "does not show" in a table; say it is absent')
     return cleaned

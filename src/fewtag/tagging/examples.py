@@ -62,12 +62,8 @@ def read_examples(
 
 
 def clean_label(label: str) -> str:
-    """A label's name as it is kept; refuses one that a cell of several labels could not hold."""
+    """A label's name as it is kept; refuses what looks like several."""
     name = label_name(label)
-    if SEPARATOR in name:
-        raise InputError(f'label {name!r} contains ";", which separates labels in tables; name it otherwise')
-    if name.startswith(NOT):
-        raise InputError(f'label {name!r} begins with "{NOT}", which means "does not show" in a table; use --absent')
     if re.search(r"\S,\S", name):
         raise InputError(f'label {name!r} contains a comma; several labels are joined by ";", as in "dog;sofa"')
     return name

@@ -52,7 +52,7 @@ class Options:
     cache: str | None = None
     shard: int | None = None
     max_attempts: int = 3
-    """How often a shard may be given to another worker after its worker died."""
+    """How often a shard may be begun: a worker may have died of it."""
 
 
 @dataclass(frozen=True)
