@@ -20,6 +20,7 @@ from fewtag.research.data.images import LabelledImages
 from fewtag.research.features.rows import Rows
 
 Item = TypeVar("Item")
+Made = TypeVar("Made")
 
 ACCELERATORS = ("auto", "cpu", "gpu")
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
@@ -111,22 +112,14 @@ def rank_share(fabric: Fabric, items: Sequence[Item]) -> Sequence[Item]:
     return items[fabric.global_rank :: fabric.world_size]
 
 
-def all_gather(fabric: Fabric, mine: Item) -> list[Item]:
-    """What each rank has, in the order of the ranks."""
-    if fabric.world_size == 1:
-        return [mine]
-    gathered: list[Item] = [mine] * fabric.world_size
-    torch.distributed.all_gather_object(gathered, mine)
-    return gathered
-
-
-def interleave(shares: Sequence[Sequence[Item]]) -> list[Item]:
-    """What `rank_share` dealt out, in its first order.
-
-    >>> interleave([[0, 2, 4], [1, 3]])
-    [0, 1, 2, 3, 4]
-    """
-    return [shares[number % len(shares)][number // len(shares)] for number in range(sum(map(len, shares)))]
+def share_out(fabric: Fabric, items: Sequence[Item], work: Callable[[Sequence[Item]], list[Made]]) -> list[Made]:
+    """What `work` makes of all items, in their order: each rank does its part, then all have everything."""
+    with collective_refusal():
+        mine = work(rank_share(fabric, items))
+    shares = [mine] * fabric.world_size
+    if fabric.world_size > 1:
+        torch.distributed.all_gather_object(shares, mine)
+    return [shares[number % len(shares)][number // len(shares)] for number in range(len(items))]
 
 
 @contextmanager

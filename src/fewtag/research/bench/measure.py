@@ -21,12 +21,11 @@ from fewtag.files import make_folder, write_atomically
 from fewtag.research.bench.distributed import (
     Reporter,
     Silent,
-    all_gather,
     collective_refusal,
-    interleave,
     on_rank_zero,
     rank_share,
     rows_by_all_ranks,
+    share_out,
 )
 from fewtag.research.bench.evaluate import Pool, evaluate
 from fewtag.research.bench.experiment import Experiment
@@ -82,11 +81,10 @@ def measure(
                 used, numbered = _used(images, phase_draws)  # a large pool is not encoded for a few draws
                 features = read_features(used, backbone, cache, fabric, report, phase)
                 pictures = Pool.of(used, features, words[phase], fabric.device)
-                since, mine = time.perf_counter(), rank_share(fabric, numbered)
-                report.start(f"measuring {recipe.name} on {phase}", len(mine))
-                with collective_refusal():
-                    part = evaluate(method, pictures, mine, advance=report.advance)
-                judged = interleave(all_gather(fabric, part))
+                since = time.perf_counter()
+                report.start(f"measuring {recipe.name} on {phase}", len(rank_share(fabric, numbered)))
+                judge = partial(evaluate, method, pictures, advance=report.advance)
+                judged = share_out(fabric, numbered, judge)
                 facts["seconds"] = round(time.perf_counter() - since, 2)
                 facts |= {"data_digest": images.digest, "draws_digest": draws_digest(phase_draws, images)}
                 means = np.mean([episode.label_aps for episode in judged], axis=0).round(6)

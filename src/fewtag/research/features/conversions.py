@@ -13,28 +13,11 @@ from torch import Tensor, nn
 
 from fewtag.errors import InputError
 
-LITE_STEM_AND_HEAD = {
-    "_conv_stem": "conv_stem",
-    "_bn0": "bn1",
-    "_conv_head": "conv_head",
-    "_bn1": "bn2",
-    "_fc": "classifier",
-}
-LITE_BLOCK = {
-    "_expand_conv": "conv_pw",
-    "_bn0": "bn1",
-    "_depthwise_conv": "conv_dw",
-    "_bn1": "bn2",
-    "_project_conv": "conv_pwl",
-    "_bn2": "bn3",
-}
+LITE_ENDS = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
+LITE_BLOCK = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw", "_bn1": "bn2"}
+LITE_BLOCK |= {"_project_conv": "conv_pwl", "_bn2": "bn3"}
 # the first block widens nothing, and timm counts from what is there
-LITE_BLOCK_WITHOUT_EXPANSION = {
-    "_depthwise_conv": "conv_dw",
-    "_bn1": "bn1",
-    "_project_conv": "conv_pw",
-    "_bn2": "bn2",
-}
+LITE_FIRST_BLOCK = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
 
 
 def rename_lite(tensors: Mapping[str, Tensor], stages: list[int]) -> dict[str, Tensor]:
@@ -45,10 +28,10 @@ def rename_lite(tensors: Mapping[str, Tensor], stages: list[int]) -> dict[str, T
         block = re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name)
         if block is None:
             layer, _, rest = name.partition(".")
-            return f"{LITE_STEM_AND_HEAD.get(layer, layer)}.{rest}"
+            return f"{LITE_ENDS.get(layer, layer)}.{rest}"
         number, layer, rest = block.groups()
         expands = f"_blocks.{number}._expand_conv.weight" in tensors
-        layers = LITE_BLOCK if expands else LITE_BLOCK_WITHOUT_EXPANSION
+        layers = LITE_BLOCK if expands else LITE_FIRST_BLOCK
         if int(number) >= len(places) or layer not in layers:
             return name
         return f"blocks.{places[int(number)]}.{layers[layer]}.{rest}"
@@ -74,18 +57,20 @@ def to_keras_resnet50(network: nn.Module) -> None:
             module.eps = KERAS_EPSILON
 
 
+def _numbered(name: str, count: int) -> list[str]:
+    """name, name_1, name_2, …"""
+    return [name, *(f"{name}_{number}" for number in range(1, count))]
+
+
 def _chain(tower: str, branch: str, length: int) -> dict[str, str]:
     """tower.conv, tower.conv_1, … are branch_1, branch_2, …"""
-    return {f"{tower}.conv" + (f"_{number}" if number else ""): f"{branch}_{number + 1}" for number in range(length)}
+    return {theirs: f"{branch}_{number}" for number, theirs in enumerate(_numbered(f"{tower}.conv", length), 1)}
 
 
 PREFIX = "net.layers."
 STEM = {
-    "conv": "Conv2d_1a_3x3",
-    "conv_1": "Conv2d_2a_3x3",
-    "conv_2": "Conv2d_2b_3x3",
-    "conv_3": "Conv2d_3b_1x1",
-    "conv_4": "Conv2d_4a_3x3",
+    theirs: f"Conv2d_{ours}"
+    for theirs, ours in zip(_numbered("conv", 5), ("1a_3x3", "2a_3x3", "2b_3x3", "3b_1x1", "4a_3x3"), strict=True)
 }
 POOLED = {"tower_2.conv": "branch_pool"}
 FIRST = {"conv": "branch1x1"} | _chain("tower", "branch5x5", 2) | _chain("tower_1", "branch3x3dbl", 3) | POOLED
@@ -103,19 +88,14 @@ THIRD = {
     "tower_1_mixed_conv_1": "branch3x3dbl_3b",
     "tower_2_conv": "branch_pool",
 }
-BLOCKS = {
-    "mixed": ("Mixed_5b", FIRST),
-    "mixed_1": ("Mixed_5c", FIRST),
-    "mixed_2": ("Mixed_5d", FIRST),
-    "mixed_3": ("Mixed_6a", HALVING),
-    "mixed_4": ("Mixed_6b", SECOND),
-    "mixed_5": ("Mixed_6c", SECOND),
-    "mixed_6": ("Mixed_6d", SECOND),
-    "mixed_7": ("Mixed_6e", SECOND),
-    "mixed_8": ("Mixed_7a", HALVING_AGAIN),
-    "mixed_9": ("Mixed_7b", THIRD),
-    "mixed_10": ("Mixed_7c", THIRD),
+OURS = {
+    **dict.fromkeys(("Mixed_5b", "Mixed_5c", "Mixed_5d"), FIRST),
+    "Mixed_6a": HALVING,
+    **dict.fromkeys(("Mixed_6b", "Mixed_6c", "Mixed_6d", "Mixed_6e"), SECOND),
+    "Mixed_7a": HALVING_AGAIN,
+    **dict.fromkeys(("Mixed_7b", "Mixed_7c"), THIRD),
 }
+BLOCKS = dict(zip(_numbered("mixed", len(OURS)), OURS.items(), strict=True))
 PARTS = {"weight": "conv.weight", "beta": "bn.bias", "mean": "bn.running_mean", "var": "bn.running_var"}
 
 

