@@ -34,12 +34,10 @@ from fewtag.research.bench.run_folder import RunFolder
 from fewtag.research.bench.train import train
 from fewtag.research.data.images import LabelledImages, refuse_unreadable
 from fewtag.research.data.sampling import Draw
-from fewtag.research.features.backbone import Backbone, JoinedBackbone
+from fewtag.research.features.backbone import AnyBackbone
 from fewtag.research.features.rows import Rows, drop_features, feature_rows
 from fewtag.research.methods import METHODS, Base, ClassNames, EndToEnd, Method
 from fewtag.research.methods.base import pool
-
-Network = Backbone | JoinedBackbone
 
 _base_features: dict[tuple[str, str], Tensor] = {}
 """Of the last pictures and network: runs of a recipe mostly share them, and reading takes longer than solving."""
@@ -132,14 +130,14 @@ def _train(
 
 
 def read_features(
-    images: LabelledImages, backbone: Network, cache: Path, fabric: Fabric, report: Reporter, what: str
+    images: LabelledImages, backbone: AnyBackbone, cache: Path, fabric: Fabric, report: Reporter, what: str
 ) -> Rows:
     read = partial(feature_rows, backbone=backbone, cache=cache, advance=report.advance)
     return rows_by_all_ranks(fabric, images, read, report, what)
 
 
 def solve(
-    method: Method, experiment: Experiment, backbone: Network, cache: Path, fabric: Fabric, report: Reporter
+    method: Method, experiment: Experiment, backbone: AnyBackbone, cache: Path, fabric: Fabric, report: Reporter
 ) -> None:
     """Fits a method that solves on the global features of all base pictures."""
     with collective_refusal():
@@ -171,7 +169,7 @@ def _take_all(rows: Rows, batch: int = 256) -> Iterator[Tensor]:
         yield rows.take(range(start, min(start + batch, len(rows))))
 
 
-def load_trained(experiment: Experiment, run: RunFolder | None) -> tuple[Network, Method]:
+def load_trained(experiment: Experiment, run: RunFolder | None) -> tuple[AnyBackbone, Method]:
     """The recipe's backbone and method with the best weights of the run; as built where the recipe trains nothing."""
     backbone, method = experiment.build()
     if run is not None:
@@ -182,7 +180,7 @@ def load_trained(experiment: Experiment, run: RunFolder | None) -> tuple[Network
 @contextmanager
 def _ready(
     experiment: Experiment, run: RunFolder | None, fabric: Fabric, cache: Path
-) -> Iterator[tuple[Network, Method]]:
+) -> Iterator[tuple[AnyBackbone, Method]]:
     """Network and method on the device; features of a fine-tuned network are used once, and dropped afterwards."""
     with collective_refusal():
         backbone, method = load_trained(experiment, run) if fabric.is_global_zero else experiment.build()

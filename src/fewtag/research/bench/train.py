@@ -31,7 +31,7 @@ from fewtag.research.bench.results import METRICS
 from fewtag.research.bench.run_folder import Checkpoint, RunFolder, TrainingState, TrainingSummary
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.data.sampling import EpisodeSampler
-from fewtag.research.features.backbone import Backbone, JoinedBackbone
+from fewtag.research.features.backbone import AnyBackbone
 from fewtag.research.features.rows import MemoryRows, Rows, feature_rows, pixel_rows
 from fewtag.research.methods import METHODS, EndToEnd, Method
 
@@ -245,7 +245,7 @@ def prepare(
     return method, phase("train"), phase("val") if training.patience else None
 
 
-def tune_stage(backbone: Backbone | JoinedBackbone, stage: str) -> None:
+def tune_stage(backbone: AnyBackbone, stage: str) -> None:
     """Holds the weights of all other stages of the network; batch-norm statistics move in all of them."""
     named = [(name.rpartition("network.")[2], parameter) for name, parameter in backbone.named_parameters()]
     if not any(name.startswith(stage) for name, _ in named):

@@ -22,7 +22,7 @@ from fewtag.pictures.decode import squash_bytes, stack
 from fewtag.pictures.files import Picture
 from fewtag.pictures.prefetch import prefetch
 from fewtag.research.data.images import LabelledImages
-from fewtag.research.features.backbone import Backbone, JoinedBackbone, join_maps
+from fewtag.research.features.backbone import AnyBackbone, Backbone, JoinedBackbone, join_maps
 from fewtag.research.features.inference import fuse_batch_norms, precision_of, start
 
 Advance = Callable[[int], None]
@@ -199,7 +199,7 @@ def pixel_rows(images: LabelledImages, size: int, cache: Path, advance: Advance 
 
 def feature_rows(
     images: LabelledImages,
-    backbone: Backbone | JoinedBackbone,
+    backbone: AnyBackbone,
     cache: Path,
     *,
     batch: int = 32,
@@ -210,13 +210,13 @@ def feature_rows(
     return JoinedRows(rows) if isinstance(backbone, JoinedBackbone) else rows[0]
 
 
-def drop_features(backbone: Backbone | JoinedBackbone, cache: Path) -> None:
+def drop_features(backbone: AnyBackbone, cache: Path) -> None:
     """Removes a network's maps from the cache: those of a fine-tuned one are of no use after its run."""
     for extractor in _feature_extractors(backbone, cache):
         extractor.space.clear()
 
 
-def _feature_extractors(backbone: Backbone | JoinedBackbone, cache: Path) -> list[Extractor]:
+def _feature_extractors(backbone: AnyBackbone, cache: Path) -> list[Extractor]:
     parts = backbone.parts if isinstance(backbone, JoinedBackbone) else (backbone,)
     opened = Cache(cache)
     return [_feature_extractor(part, opened) for part in parts]

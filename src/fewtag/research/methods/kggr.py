@@ -78,9 +78,10 @@ class KGGR(Method):
         support = episode.support
         if support.labels != self.base_labels:
             raise InputError(f"kggr was prepared for the base labels {self.base_labels}, found {support.labels}")
-        nodes = self.network(torch.cat([support.maps, episode.maps]), support.words, self.base_edges)
+        maps, targets = episode.batch
+        nodes = self.network(maps, support.words, self.base_edges)
         weight = self.propagation(self.base_weight, self.base_words) if self.propagation else self.base_weight
-        return bce(judge(nodes, weight, self.base_bias), torch.cat([support.targets, episode.targets]))
+        return bce(judge(nodes, weight, self.base_bias), targets)
 
     def adapt(self, support: Support) -> Classifier:
         support.need_images()
