@@ -75,7 +75,12 @@ def _fabric(accelerator: str, precision: str, *, launched: bool) -> Fabric:
     gpu = accelerator != "cpu" and torch.cuda.is_available()
     if accelerator == "gpu" and not gpu:
         raise InputError("--accelerator gpu, but torch sees no GPU here; use --accelerator cpu")
-    here, machines = _world() if launched else (1, 1)
+    here, everywhere = (int(os.environ[key]) if launched else 1 for key in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    if everywhere % here:
+        raise InputError(
+            f"torchrun started {here} of {everywhere} processes on this machine; "
+            "start as many on each: the same --nproc-per-node"
+        )
     if gpu and here > torch.cuda.device_count():
         raise InputError(
             f"{here} processes need a GPU each, but torch sees {torch.cuda.device_count()} here; "
@@ -90,21 +95,10 @@ def _fabric(accelerator: str, precision: str, *, launched: bool) -> Fabric:
     return Fabric(
         accelerator="cuda" if gpu else "cpu",
         devices=here,
-        num_nodes=machines,
+        num_nodes=everywhere // here,
         strategy=DDPStrategy(timeout=TIMEOUT) if launched else "auto",
         precision=chosen,
     )
-
-
-def _world() -> tuple[int, int]:
-    """How many processes torchrun started on this machine, and on how many machines."""
-    here, everywhere = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
-    if everywhere % here:
-        raise InputError(
-            f"torchrun started {here} of {everywhere} processes on this machine; "
-            "start as many on each: the same --nproc-per-node"
-        )
-    return here, everywhere // here
 
 
 def rank_share(fabric: Fabric, items: Sequence[Item]) -> Sequence[Item]:

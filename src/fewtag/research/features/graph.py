@@ -149,23 +149,20 @@ def wrap_graph(source: Path, path: Path, size: int) -> tuple[dict[str, Any], Con
     except Exception as error:  # onnxruntime has many kinds, without a base of their own
         found = f"{source} cannot be run on 1 × 3 × {size} × {size} numbers ({first_line(error)})"
         raise InputError(f"{found}; check --size") from error
-    steps, places, channels = _to_places(features.shape, source)
-    constants = {"pool": pooling(math.isqrt(places), min(SIDE, math.isqrt(places)))}
+    shape, turned = _to_places(features.shape, source)
+    channels, side = (shape[1], math.isqrt(shape[2])) if turned else (shape[2], math.isqrt(shape[1]))
+    constants = {"pool": pooling(side, min(SIDE, side))}
     shift, scale = (np.array(each, np.float32).reshape(1, 3, 1, 1) for each in (IMAGENET_MEAN, IMAGENET_STD))
+    fixed = {"fewtag.shift": shift, "fewtag.scale": scale, "fewtag.shape": np.array(shape)}
     before = [
         helper.make_node("Cast", ["pixels"], ["fewtag.numbers"], to=TensorProto.FLOAT),
         helper.make_node("Sub", ["fewtag.numbers", "fewtag.shift"], ["fewtag.centred"]),
         helper.make_node("Div", ["fewtag.centred", "fewtag.scale"], [wanted]),
     ]
-    after, last = [], given
-    for number, (kind, facts) in enumerate(steps):
-        constant = [f"fewtag.constant{number}"] if "constant" in facts else []
-        if constant:
-            graph.graph.initializer.append(numpy_helper.from_array(np.array(facts.pop("constant")), constant[0]))
-        after.append(helper.make_node(kind, [last, *constant], [f"fewtag.step{number}"], **facts))
-        last = f"fewtag.step{number}"
-    after += [
-        helper.make_node("Sub", [last, "mean"], ["fewtag.rest"]),
+    after = [
+        helper.make_node("Reshape", [given, "fewtag.shape"], ["fewtag.flat"]),
+        helper.make_node("Transpose", ["fewtag.flat"], ["fewtag.local"], perm=[0, 2, 1] if turned else [0, 1, 2]),
+        helper.make_node("Sub", ["fewtag.local", "mean"], ["fewtag.rest"]),
         helper.make_node("MatMul", ["fewtag.rest", "basis"], ["fine"]),
         helper.make_node("MatMul", ["pool", "fine"], ["places"]),
     ]
@@ -173,9 +170,7 @@ def wrap_graph(source: Path, path: Path, size: int) -> tuple[dict[str, Any], Con
     for part in (graph.graph.node, graph.graph.input, graph.graph.output):
         del part[:]
     graph.graph.node.extend(nodes)
-    graph.graph.initializer.extend(
-        [numpy_helper.from_array(shift, "fewtag.shift"), numpy_helper.from_array(scale, "fewtag.scale")]
-    )
+    graph.graph.initializer.extend([numpy_helper.from_array(value, name) for name, value in fixed.items()])
     shapes: dict[str, tuple[int, list[str | int | None]]] = {
         "pixels": (TensorProto.UINT8, ["images", 3, size, size]),
         "mean": (TensorProto.FLOAT, [channels]),
@@ -191,17 +186,14 @@ def wrap_graph(source: Path, path: Path, size: int) -> tuple[dict[str, Any], Con
     return _write(graph, path, source.name, size, channels, constants), constants
 
 
-def _to_places(shape: Sequence[int], source: Path) -> tuple[list[tuple[str, dict[str, Any]]], int, int]:
-    """Nodes from a network's output to images × places × channels; how many places and channels there are."""
+def _to_places(shape: Sequence[int], source: Path) -> tuple[list[int], bool]:
+    """A network's output as images × places × channels, or as images × channels × places, which is to be turned."""
     if len(shape) == 4 and shape[2] == shape[3]:  # images × channels × rows × columns
-        channels, places = shape[1], shape[2] * shape[3]
-        reshape = ("Reshape", {"constant": np.array([0, channels, places])})
-        return [reshape, ("Transpose", {"perm": [0, 2, 1]})], places, channels
+        return [0, shape[1], shape[2] * shape[3]], True
     if len(shape) == 4 and shape[1] == shape[2]:
-        places, channels = shape[1] * shape[2], shape[3]
-        return [("Reshape", {"constant": np.array([0, places, channels])})], places, channels
+        return [0, shape[1] * shape[2], shape[3]], False
     if len(shape) == 3 and math.isqrt(shape[1]) ** 2 == shape[1]:
-        return [], shape[1], shape[2]
+        return [0, *shape[1:]], False
     found = " × ".join(map(str, shape))
     raise InputError(f"the first output of {source} is {found} numbers; a feature map of one square grid is needed")
 

@@ -4,7 +4,6 @@ import functools
 import hashlib
 import io
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -20,7 +19,7 @@ from fewtag.errors import InputError
 from fewtag.files import LIMIT_VARIABLE, format_size
 from fewtag.pictures.decode import squash_bytes, stack
 from fewtag.pictures.files import Picture
-from fewtag.pictures.prefetch import prefetch
+from fewtag.pictures.prefetch import batches, prefetch
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.features.backbone import AnyBackbone, Backbone, JoinedBackbone, join_maps
 from fewtag.research.features.inference import fuse_batch_norms, precision_of, start
@@ -135,29 +134,16 @@ def extract(
         return digest, None if known else squash_bytes(data, str(picture), size)
 
     digests: list[bytes] = []
-    waiting: dict[bytes, Square] = {}
-    under_way: deque[Callable[[], None]] = deque()
-    pending = 0
+    keep = _begin([], {})
     try:
-        for digest, pixels in prefetch(read, pictures, most=2 * batch):
-            digests.append(digest)
-            pending += 1
-            if pixels is not None:
-                waiting[digest] = pixels
-            if len(waiting) == batch:
-                under_way.append(_begin(extractors, waiting))
-                waiting = {}
-                if len(under_way) > 1:
-                    under_way.popleft()()
-            if pending == batch:
-                advance(pending)
-                pending = 0
-        if waiting:
-            under_way.append(_begin(extractors, waiting))
+        for group in batches(prefetch(read, pictures, most=2 * batch), batch):
+            digests += [digest for digest, _ in group]
+            started = _begin(extractors, {digest: pixels for digest, pixels in group if pixels is not None})
+            keep_last, keep = keep, started
+            keep_last()
+            advance(len(group))
     finally:
-        while under_way:  # also where a picture cannot be read: what was made of the others is kept
-            under_way.popleft()()
-    advance(pending)
+        keep()  # also where a picture cannot be read: what was made of the others is kept
     return [CachedRows(pictures, digests, extractor) for extractor in extractors]
 
 
