@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,15 @@ class Network:
         return self.limit or usable_cores()
 
     @property
+    def likely_device(self) -> str:
+        """Where it will work, as far as that is known without loading it: by what is installed."""
+        if self.wanted != "auto":
+            return self.wanted
+        spec = find_spec("onnxruntime")
+        places = (spec and spec.submodule_search_locations) or ()
+        return "cuda" if any(next(Path(place).glob("capi/*providers_cuda*"), None) for place in places) else "cpu"
+
+    @property
     def device(self) -> str:
         """Where it works: cpu or cuda."""
         return "cuda" if self._session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
@@ -94,6 +104,7 @@ class Network:
     def _opened(self) -> "InferenceSession":
         import onnxruntime
 
+        onnxruntime.disable_telemetry_events()  # if it was imported before us
         providers = self._providers(onnxruntime.get_available_providers())
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1

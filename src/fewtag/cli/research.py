@@ -111,10 +111,9 @@ def train(
 
     fabric = open_fabric(accelerator, precision)
     with collective_refusal():
-        recipes = [(file, found) for file, found in _recipes(recipe, changes, only) if found.training is not None]
+        recipes = [each for each in _recipes(recipe, changes, only, data) if each[1].training is not None]
         if not recipes:
             raise InputError(f"no run of recipe {recipe} has a [training] table, so there is nothing to train")
-        _check_folder(data)
     summaries: dict[str, Any] = {}
     for file, settings in recipes:
         experiment = _experiment(settings, file, data, skip_bad=skip_bad, compiled=compiled)
@@ -154,8 +153,7 @@ def bench(
 
     fabric = open_fabric(accelerator, precision)
     with collective_refusal():
-        recipes = _recipes(recipe, changes, only)
-        _check_folder(data)
+        recipes = _recipes(recipe, changes, only, data)
     found: dict[str, Any] = {}
     sessions: dict[str, Any] = {}
     for file, settings in recipes:
@@ -207,8 +205,7 @@ def draws(
     """Draw the test episodes of a recipe's runs from the seed and save them as protocol files, pictures by id."""
     from fewtag.research.data.sampling import save_draws
 
-    _check_folder(data)
-    for path, (file, settings, phase) in _draws_files(_recipes(recipe, changes, only), out).items():
+    for path, (file, settings, phase) in _draws_files(_recipes(recipe, changes, only, data), out).items():
         experiment, evaluation = _experiment(settings, file, data), settings.evaluation
         save_draws(
             path,
@@ -263,15 +260,15 @@ def report(
     show({"files": files, "measured": written.measured, "comparisons": written.comparisons}, as_json=True, title="")
 
 
-def _recipes(path: Path, changes: list[str] | None, only: list[str] | None) -> "list[tuple[Path, Recipe]]":
+def _recipes(
+    path: Path, changes: list[str] | None, only: list[str] | None, data: Path | None
+) -> "list[tuple[Path, Recipe]]":
     from fewtag.research.bench.recipe_files import load_recipes
 
-    return load_recipes(path, changes=changes or (), only=only or ())
-
-
-def _check_folder(data: Path | None) -> None:
+    found = load_recipes(path, changes=changes or (), only=only or ())
     if data is not None and not data.is_dir():
         raise InputError(f"--data {data} is not a folder; name the one that the recipe's paths are relative to")
+    return found
 
 
 def _experiment(

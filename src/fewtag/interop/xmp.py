@@ -7,13 +7,13 @@ file and its ledger are never at odds.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
 from fewtag.errors import InputError
-from fewtag.interop.keywords import NO_TAGS, SLASH, Path, Tags, fold, join_tags, path_of, unlike
+from fewtag.interop.keywords import NO_TAGS, SLASH, Path, Tags, check_label, fold, join_tags, path_of, unlike
 from fewtag.interop.rdf import RDF, Changes, Element, Name, before, parse, spliced
 
 MOST_BYTES = 10_000_000
@@ -303,6 +303,15 @@ class Wanted(NamedTuple):
     """All labels that are spoken of, folded: of the ledger's, those that are not among them stay."""
     prefix: Path = ()
     """The branch that all labels hang under, in the fields that have branches."""
+
+    @classmethod
+    def among(
+        cls, labels: Iterable[str], former: Iterable[str] = (), prefix: str = ""
+    ) -> Callable[[Iterable[str]], "Wanted"]:
+        """What some of these labels come to on a picture; `former` are names that the labels had before."""
+        paths, branch = {label: check_label(label) for label in labels}, check_label(prefix) if prefix else ()
+        vocabulary = frozenset(fold(path_of(name)) for name in (*paths, *former))
+        return lambda given: cls(tuple(paths[label] for label in given), vocabulary, branch)
 
 
 def rewrite(data: bytes | None, name: str, wanted: Wanted, elsewhere: Tags, *, empty: bytes = EMPTY) -> bytes | None:

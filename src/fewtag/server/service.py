@@ -107,9 +107,6 @@ class BankService:
                 _rounded(thresholds.get(name)),
                 _rounded(priors.get(name)),
                 _rounded(trusts.get(name)),
-                tags=0,
-                waiting=0,
-                expected_precision=None,
             )
             for name in sorted(definitions)
         ]
@@ -123,16 +120,8 @@ class BankService:
         return self.label(name)
 
     def define_all(self, names: Sequence[str]) -> None:
-        """Labels by their names, or where those are no known words, by pictures to come; saved once."""
-
-        def change(tagger: Tagger) -> None:
-            for name in names:
-                try:
-                    tagger.define(name)
-                except UnknownWordError:
-                    tagger.define(name, words=False)
-
-        self._change(change)
+        """Saved once."""
+        self._change(lambda tagger: define_all(tagger, names))
 
     def teach(self, name: str, uploads: Sequence[Upload]) -> LabelRow:
         """Examples of a known or a new label."""
@@ -177,7 +166,7 @@ class BankService:
             self._answered[answer.id] = None
         while len(self._answered) > _ANSWERS_KNOWN:
             self._answered.popitem(last=False)
-        return Acknowledged(tuple(answer.id for answer in answers), "")
+        return Acknowledged(tuple(answer.id for answer in answers))
 
     def explain(self, upload: Upload, label: str) -> Explanation:
         """The probability, and how much the label leans on each of 5 × 5 parts of the picture."""
@@ -215,6 +204,15 @@ class BankService:
                 raise
             with self._reading:  # a reader may have loaded what another process wrote meanwhile, without this change
                 self._tagger, self._seen = tagger, file_state(self.path)
+
+
+def define_all(taught: Tagger | Studio, names: Sequence[str]) -> None:
+    """Labels by their names, or where those are no known words, by pictures to come."""
+    for name in names:
+        try:
+            taught.define(name)
+        except UnknownWordError:
+            taught.define(name, words=False)
 
 
 def file_state(path: Path) -> tuple[int, ...]:

@@ -95,12 +95,14 @@ class Fold:
             label = self.merged[label]
         return label
 
+    def get(self, name: str) -> Label | None:
+        return next((label for label in self.labels.values() if label.name == name), None)
+
     def find(self, name: str) -> Label:
         """A label by its name; refuses one that is not known."""
         wanted = label_name(name)
-        for label in self.labels.values():
-            if label.name == wanted:
-                return label
+        if (found := self.get(wanted)) is not None:
+            return found
         names = [label.name for label in self.labels.values()]
         raise UnknownError(f"there is no label {wanted!r}; {nearest(wanted, names) if names else 'none is known yet'}")
 

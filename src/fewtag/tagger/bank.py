@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,6 +135,8 @@ class Bank:
     """Classifiers that a file held, or that an earlier bank was asked for."""
     _checked: set[str] = field(default_factory=set)
     """Labels whose classifier is known to be this bank's."""
+    leave_out: ClassVar[bool] = False
+    """Whether a fit tells what it would be without each example."""
 
     @cached_property
     def members(self) -> Mapping[str, tuple[str, ...]]:
@@ -188,7 +190,8 @@ class Bank:
         whole = np.array([each.seen[1] for each in chosen], np.float32).reshape(len(chosen), space)
         evidence = replace(model.evidence, prior=THING if definition.thing else OTHER)
         pictures = Pictures(places, lengths, whole)
-        return fit_label(pictures, shown, weights, definition.guide, model.strengths, evidence)
+        strengths = model.strengths
+        return fit_label(pictures, shown, weights, definition.guide, strengths, evidence, leave_out=self.leave_out)
 
     def said(self, label: str) -> Said:
         """Which examples speak for and against a label.
@@ -316,7 +319,11 @@ class Bank:
                 for number in range(len(keys)):
                     examples[hashlib.sha256(f"{number} {label}".encode()).hexdigest()] = stand_in
         known = {label: Known(self.classifier(model, label)) for label in self.classes}
-        kept = {label: each for label, each in self.definitions.items() if each.explicit or self.members[label]}
+        # what is known by nothing but a no would go with it
+        kept = {
+            label: each if self.members[label] else replace(each, explicit=True)
+            for label, each in self.definitions.items()
+        }
         return Bank(kept, dict(sorted(examples.items())), known)
 
     def _change(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example]) -> "Bank":

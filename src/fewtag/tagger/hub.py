@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import fewtag
 from fewtag.errors import InputError
-from fewtag.files import make_folder, write_atomically
+from fewtag.files import digest, make_folder, write_atomically
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -15,13 +15,23 @@ if TYPE_CHECKING:
     from fewtag.tagger.tagger import Tagger
 
 BANK, CARD = "bank.fewtag", "README.md"
+_MARK, _END = b"<!-- fewtag ", b" -->\n"
 
 
 def save(tagger: "Tagger", folder: Path, *, examples: bool, license: str) -> None:  # noqa: A002
-    """The bank and a model card."""
+    """The bank and a model card; a card that somebody else wrote, or changed, stays."""
     make_folder(folder)
     tagger.save(folder / BANK, examples=examples)
-    write_atomically(folder / CARD, _card(tagger, license).encode())
+    card = folder / CARD
+    if not card.exists() or _is_ours(card.read_bytes()):
+        text = _card(tagger, license).encode()
+        write_atomically(card, text + _MARK + digest(text).encode() + _END)
+
+
+def _is_ours(card: bytes) -> bool:
+    """Whether nobody has changed it since."""
+    text, _, mark = card.rpartition(_MARK)
+    return mark == digest(text).encode() + _END
 
 
 def upload(folder: Path, repository: str, *, private: bool, token: str | None, api: "HfApi | None") -> str:

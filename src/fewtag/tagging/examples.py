@@ -124,7 +124,8 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
                 f"{path} line {row.line} says both that {name!r} shows {both[0]!r} and that it does not; choose"
             )
         guess = guesses.get(picture_mark(name))
-        taken_out = frozenset() if guess is None else guess - labels - absent
+        spelt = {label.casefold() for label in labels}  # another case is another spelling, no refusal
+        taken_out = frozenset(each for each in (guess or frozenset()) - labels - absent if each.casefold() not in spelt)
         if labels or absent or taken_out or complete:
             guessed = not absent and guess == labels
             shown.append(Shown(Picture(place / name, name=str(place / name)), labels, absent, guessed, taken_out))
@@ -180,15 +181,38 @@ def read_rows(path: Path) -> Iterator[Row]:
         yield row
 
 
-def read_tagged(path: Path) -> list[Tagged]:
+def read_tagged(path: Path, threshold: float | None = None) -> list[Tagged]:
     """The rows of a table that `tag` wrote, or of one with the columns image and labels.
 
-    Tags that a person put "!" before are left out, for they are not shown.
+    With a threshold tags are what reaches it, but a person's word comes first: what was put in stays, and neither what
+    was taken out nor a tag with "!" before it comes back.
     """
-    return [
-        Tagged(row.image, tuple(tag for tag in row.labels if not tag.startswith(NOT)), row.scores)
-        for row in read_rows(path)
-    ]
+    rows = list(read_rows(path))
+    scored = _scored(path, rows)
+    if threshold is not None and not scored:
+        raise InputError(f"{path} has no probabilities to compare with; tag with --scores, or leave --threshold out")
+    guesses, found = read_guesses(path), []
+    for row in rows:
+        refused = {each.removeprefix(NOT) for each in row.labels if each.startswith(NOT)} | set(row.absent)
+        tags = [tag for tag in row.labels if not tag.startswith(NOT) and tag not in refused]
+        scores = {label: score for label, score in row.scores.items() if label in scored}
+        if threshold is not None:
+            guess = guesses.get(picture_mark(picture_name(row.image)), frozenset(tags))
+            own = [tag for tag in tags if tag not in guess or tag not in scores]
+            refused |= guess - set(tags)
+            over = [label for label, score in scores.items() if score >= threshold and label not in refused]
+            tags = list(dict.fromkeys(over + own))
+        found.append(Tagged(row.image, tuple(tags), scores))
+    return found
+
+
+def _scored(path: Path, rows: Sequence[Row]) -> set[str]:
+    """The labels with probabilities: of all columns of numbers those that `tag` wrote, or could have written."""
+    known = read_record(path).get("labels")
+    if isinstance(known, list):
+        return {label for row in rows for label in row.scores} & set(map(str, known))
+    impossible = {label for row in rows for label, score in row.scores.items() if not 0 <= score <= 1}
+    return {label for row in rows for label in row.scores} - impossible
 
 
 def _read_facts(path: Path) -> Iterator[Row]:

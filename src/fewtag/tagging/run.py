@@ -57,7 +57,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Summary:
-    """How it went; `cached` are pictures that the network did not see, `seconds` are without starting up."""
+    """How it went; `seconds` are without starting up, and with the look at a sample by which shares are estimated.
+
+    `cached` are pictures whose features were known when their row was made, those of that sample too.
+    """
 
     pictures: int
     tagged: int
@@ -115,8 +118,10 @@ def tag(
     }
     labels = tagger.scorer().labels
     with open_output(out, labels, about, scores=options.scores, shard=options.shard, force=force) as output:
+        estimating = time.time()
         if output.begun is None:
             output.shares = shares_in(source, tagger, options, begin)
+        estimated = time.time() - estimating
         scorer = tagger.scorer(options.threshold, output.shares)
         scored = labels if options.scores or (look is not None and output.parts.ending == "jsonl") else None
         if ray is not None:
@@ -140,8 +145,8 @@ def tag(
         tagged=tagged,
         failed=failed,
         cached=sum(each.cached for each in counts),
-        seconds=round(ended - ready, 3),
-        startup_seconds=round(ready - since, 3),
+        seconds=round(ended - ready + estimated, 3),
+        startup_seconds=round(ready - since - estimated, 3),
         workers=min(workers, len(counts) - output.finished_before),
         shards=len(counts),
         finished_before=output.finished_before,
@@ -172,6 +177,12 @@ def _tag_on_ray(
         missing = output.missing(source, options.shard or shard_size(len(source), share.workers))
         advance = begin(output.task, sum(shard.size for shard in missing))
         ready, finished = finish_on_ray(missing, work, share, advance)
+    written = output.parts.folder.names()
+    if lost := [name for name in map(output.parts.name, finished) if name not in written]:
+        raise InputError(
+            f"{len(lost)} of {len(finished)} parts are not in {output.parts.folder.location}, where the workers wrote "
+            "them: --out must lie at the same path on every machine, or be a URL"
+        )
     output.done |= finished
     return ready, share.workers
 

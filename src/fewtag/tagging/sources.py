@@ -4,7 +4,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
@@ -114,16 +114,6 @@ class Shard:
             from fewtag.tagging.parquet import read_rows
 
             yield from (row for rows in read_rows(self.table, self.first, self.size, batch) for row in rows)
-
-    def to_json(self) -> str:
-        """Escaped, since a file's name may be no text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "Shard":
-        facts = json.loads(text)
-        facts["entries"] = tuple(Entry(*entry) for entry in facts["entries"])
-        return cls(**facts)
 
 
 @dataclass(frozen=True)

@@ -257,11 +257,12 @@ def test_the_rows_of_two_processes_are_those_of_one(shapes: Path, monkeypatch: p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("cycle", [0, 2])
 def test_training_in_two_processes_then_measuring_gives_the_rows_of_one_with_twice_the_episodes_a_step(
-    shapes: Path, monkeypatch: pytest.MonkeyPatch
+    shapes: Path, monkeypatch: pytest.MonkeyPatch, cycle: int
 ) -> None:
     monkeypatch.setenv("FEWTAG_COMMIT", "abc123")
-    changes = ("training.episodes=8", "training.validate_every=4", "training.warmup=0")
+    changes = ("training.episodes=8", "training.validate_every=4", "training.warmup=0", f"training.cycle={cycle}")
 
     def work(fabric: Fabric) -> list[dict[str, Any]]:
         return bench(shapes, fabric, "attention", *changes, out="two", runs="two")

@@ -71,6 +71,8 @@ def test_defaults_are_the_papers(write) -> None:
         "validation_episodes": 100,
         "patience": 10,
         "keep": "best",
+        "cycle": 0,
+        "backbone_share": 1.0,
         "checkpoint_every": 500,
     }
     assert (recipe.evaluation.episodes, recipe.evaluation.shots, recipe.evaluation.queries) == (200, 1, 4)
@@ -149,6 +151,11 @@ def test_a_source_takes_its_formats_keys_and_survives_being_saved_whole(write, s
 def test_a_frozen_network_has_no_stage_to_tune(write) -> None:
     with pytest.raises(InputError, match="tuned = 'layer4' of a frozen backbone; write frozen = false"):
         load_recipes(write(DATA + METHOD + '[backbone]\ntuned = "layer4"\n'))
+
+
+def test_a_frozen_network_has_no_share_of_the_rate(write) -> None:
+    with pytest.raises(InputError, match="backbone_share is of a backbone that learns"):
+        only(write(DATA + METHOD + "[training]\nbackbone_share = 0.5\n"))
 
 
 def test_a_role_that_the_sampling_would_not_look_at_is_refused(write) -> None:
@@ -365,6 +372,30 @@ def test_the_digest_names_the_content(write) -> None:
     assert only(path).digest == only(path).digest == only(path, "seed=0", "method.heads=8").digest
     assert only(path, "data.note=hello").digest == only(path).digest
     assert len({only(path, f"seed={seed}", f"method.heads={heads}").digest for seed in (0, 1) for heads in (2, 8)}) == 4
+
+
+def test_settings_that_came_later_do_not_change_the_digests_of_before(write) -> None:
+    path = write(DATA + "[method]\nname = 'pla'\n[training]\n[backbone]\nfrozen = false\n")
+    recipe = only(path)
+    trained = recipe.training_settings
+    assert not {"cycle", "backbone_share", "keep", "encoder_episodes"} & {*trained["training"], *trained["method"]}
+    later = ("training.cycle=4", "training.backbone_share=0.1", "method.encoder_episodes=9")
+    assert len({recipe.digest, *(only(path, change).digest for change in later)}) == 4
+    as_before = ("training.cycle=0", "training.backbone_share=1.0", "method.encoder_episodes=0")
+    assert only(path, *as_before).digest == recipe.digest
+
+
+@pytest.mark.slow
+def test_published_curves_are_of_the_recipes_we_ship() -> None:
+    folder = RECIPES[0].parent
+    curves = list((folder.parent / "results").glob("*/*.training.json"))
+    assert len(curves) > 200
+    for name in {path.parent.name for path in curves}:
+        recipes = {recipe.name: recipe for _, recipe in load_recipes(folder / f"{name}.toml")}
+        for path in curves:
+            if path.parent.name == name:
+                recipe = recipes[path.name.removesuffix(".training.json")]
+                assert json.loads(path.read_text())["recipe"] in recipe.digests, path
 
 
 def change_scale(monkeypatch: pytest.MonkeyPatch) -> None:

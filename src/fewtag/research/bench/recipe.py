@@ -166,6 +166,11 @@ class Training(Settings):
     """Validations without a gain before training stops; 0: none are made, all `episodes` count."""
     keep: Literal["best", "last"] = "best"
     """Last: nothing stops training early, and the weights after all `episodes` count; validations make the curve."""
+    cycle: int = Field(default=0, ge=0)
+    """Steps in which the rate falls in a line to a thousandth, again and again (cyclic rate); the mean of the weights
+    at the cycles' ends is judged and kept (stochastic weight averaging). 0: neither."""
+    backbone_share: float = Field(default=1.0, gt=0)
+    """The rate of a backbone that learns, as a share of `learning_rate`."""
     checkpoint_every: int = Field(default=500, gt=0)
     """Episodes between the states that a killed run goes on from; saved at the next validation."""
 
@@ -229,6 +234,8 @@ class Recipe(Settings):
                 f"a source has the role {roles[0]!r}, which evaluation.sampling = {evaluation.sampling!r} does not "
                 'look at; write sampling = "at-least" in [evaluation], or remove the role'
             )
+        if self.training is not None and self.training.backbone_share != 1.0 and self.backbone.frozen:
+            raise InputError("training.backbone_share is of a backbone that learns; remove it, or set frozen = false")
         if self.training is not None and (self.space is not None or self.sessions is not None):
             table = "space" if self.space is not None else "sessions"
             raise InputError(f"[{table}] is for methods that train nothing; remove it, or [training]")
@@ -272,7 +279,8 @@ class Recipe(Settings):
 
 LATER: dict[str, object] = {
     **dict.fromkeys(("names", "space", "sessions", "grid", "tuned", "most_a_label")),
-    **{"supports": "complete", "propagation": 0, "keep": "best"},
+    **dict.fromkeys(("propagation", "encoder_episodes", "cycle"), 0),
+    **{"supports": "complete", "keep": "best", "backbone_share": 1.0},
 }
 """Settings that came after rows had been published, as things were before there were any: so they do not count."""
 

@@ -13,6 +13,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 from torch.optim import Adam
+from torch.optim.swa_utils import AveragedModel
 
 from fewtag.errors import InputError, nearest
 from fewtag.research.bench.distributed import (
@@ -97,9 +98,16 @@ class Learner:
 
     def __init__(self, method: Method, training: Training, seed: int, fabric: Fabric) -> None:
         self.method, self.training, self.seed, self.fabric = method, training, seed, fabric
-        optimizer = Adam(method.parameters(), lr=training.learning_rate, fused=fabric.device.type == "cuda")
+        groups, self._shares = [list(method.parameters())], [1.0]
+        if isinstance(method, EndToEnd) and training.backbone_share != 1.0:
+            groups = [list(method.backbone.parameters()), list(method.method.parameters())]
+            self._shares = [training.backbone_share, 1.0]
+        optimizer = Adam([{"params": group} for group in groups], fused=fabric.device.type == "cuda")
         self.model, self.optimizer = fabric.setup(method, optimizer)
         self.model.mark_forward_method("loss")
+        self.model.mark_forward_method("encoder_loss")
+        # batch-norm statistics are averaged along: to count them anew would take a pass over all base pictures
+        self.averaged = AveragedModel(method, avg_fn=running_mean, use_buffers=True) if training.cycle else None
         self.state = TrainingState(processes=fabric.world_size)
         self._begun = time.perf_counter()
 
@@ -107,6 +115,8 @@ class Learner:
         """Goes on from a checkpoint."""
         self.method.load_state_dict(checkpoint.method)
         self.optimizer.load_state_dict(checkpoint.optimizer)
+        if self.averaged is not None and checkpoint.averaged is not None:
+            self.averaged.load_state_dict(checkpoint.averaged)
         self.state = checkpoint.state
         self._begun = time.perf_counter() - self.state.seconds
 
@@ -116,7 +126,16 @@ class Learner:
         return self.training.keep == "best" and 0 < self.training.patience <= self.state.stale
 
     def checkpoint(self) -> Checkpoint:
-        return Checkpoint(self.state, self.method.state_dict(), self.optimizer.state_dict())
+        averaged = None if self.averaged is None else self.averaged.state_dict()
+        return Checkpoint(self.state, self.method.state_dict(), self.optimizer.state_dict(), averaged)
+
+    @property
+    def kept(self) -> Method:
+        """The method with the weights to judge and to keep: their average, once there is one."""
+        if self.averaged is None or not self.averaged.n_averaged:
+            return self.method
+        assert isinstance(self.averaged.module, Method)
+        return self.averaged.module
 
     def learn(self, base: Phase, report: Reporter) -> float:
         """Takes steps until the next validation; returns the mean loss, the same on every rank."""
@@ -140,8 +159,10 @@ class Learner:
     def take_step(self, base: Phase) -> Tensor:
         """One gradient step over some episodes; all its randomness comes from the seed and the episodes' numbers."""
         training, turns = self.training, self.training.episodes_per_step
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(training, self.state.episode)
+        since = self.state.episode - self.method.encoder_episodes
+        rate, step = learning_rate(training, self.state.episode), since // (turns * self.fabric.world_size)
+        for group, share in zip(self.optimizer.param_groups, self._shares, strict=True):
+            group["lr"] = share * rate * (cyclic_share(training.cycle, step) if since >= 0 else 1.0)
         total = torch.zeros((), device=self.fabric.device)
         first = self.state.episode + turns * self.fabric.global_rank
         for index in range(first, first + turns):
@@ -152,11 +173,13 @@ class Learner:
             with nullcontext() if last else self.fabric.no_backward_sync(self.model):
                 # on one device Fabric calls `loss` directly, without its precision
                 with self.fabric.autocast():
-                    loss = self.model.loss(episode) / turns
+                    loss = (self.model.loss if since >= 0 else self.model.encoder_loss)(episode) / turns
                 self.fabric.backward(loss + self._touch_all_parameters())
             total += loss.detach()
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.averaged is not None and since >= 0 and (step + 1) % training.cycle == 0:
+            self.averaged.update_parameters(self.method)
         return total
 
     def _touch_all_parameters(self) -> Tensor | float:
@@ -166,13 +189,13 @@ class Learner:
         return 0.0 * torch.stack([each.sum() for each in self.method.parameters() if each.requires_grad]).sum()
 
     def judge(self, run: RunFolder, validation: Phase | None, loss: float | None, report: Reporter) -> None:
-        """Validates the weights, saves them if they are the best so far, and logs what they came to.
+        """Validates the weights to keep, saves them if they are the best so far, and logs what they came to.
 
         Without validation, or where the last are to be kept, the latest weights are the best.
         """
         state, scores = self.state, dict[str, float]()
         if validation is not None:
-            scores = validate(self.fabric, self.method, validation, self.training.validation_episodes)
+            scores = validate(self.fabric, self.kept, validation, self.training.validation_episodes)
         score = scores.get("macro_ap")
         better = self.training.keep == "last" or score is None or state.best is None or score > state.best
         if better:
@@ -185,7 +208,7 @@ class Learner:
         with collective_refusal():
             if self.fabric.is_global_zero:
                 if better:
-                    run.save_best(self.method, state)
+                    run.save_best(self.kept, state)
                 run.log({"episode": state.episode, **told, "seconds": round(state.seconds, 2), **scores})
 
 
@@ -195,6 +218,16 @@ def learning_rate(training: Training, episode: int) -> float:
         return training.learning_rate
     climbed = (episode + 1) / training.warmup
     return training.warmup_from + climbed * (training.learning_rate - training.warmup_from)
+
+
+def cyclic_share(cycle: int, step: int) -> float:
+    """Of the rate: from all of it in a line to a thousandth at the last step of each cycle."""
+    return 1.0 - 0.999 * (step % cycle) / max(1, cycle - 1) if cycle else 1.0
+
+
+def running_mean(mean: Tensor, new: Tensor, count: Tensor | int) -> Tensor:
+    """torch's own for many tensors at once divides no integers, and batch norms count their batches."""
+    return mean + (new - mean) / (count + 1)
 
 
 def validate(fabric: Fabric, method: Method, phase: Phase, episodes: int) -> dict[str, float]:

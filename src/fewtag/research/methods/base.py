@@ -113,6 +113,9 @@ class Method(nn.Module):
     "features": it solves on the base images' features, so it comes once the backbone is as it will be used.
     """
 
+    encoder_episodes = 0
+    """So many episodes of training come first, and lower `encoder_loss` alone."""
+
     def __post_init__(self) -> None:
         super().__init__()
 
@@ -126,6 +129,10 @@ class Method(nn.Module):
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
         """What training lowers: how wrongly the adapted classifier tags the query images."""
         return bce(self.adapt(episode.support)(episode.maps), episode.targets)
+
+    def encoder_loss(self, episode: Episode) -> Float[Tensor, ""]:
+        """What the encoder's own stage lowers, in a method that has one."""
+        raise NotImplementedError
 
 
 class Precoded(Method):
@@ -158,16 +165,22 @@ class EndToEnd(Method):
     def __init__(self, backbone: nn.Module, method: Method) -> None:
         super().__init__(channels=3, dimensions=method.dimensions)
         self.backbone, self.method = backbone, method
-        self.serves_words_alone = method.serves_words_alone
+        self.serves_words_alone, self.encoder_episodes = method.serves_words_alone, method.encoder_episodes
 
     def adapt(self, support: Support) -> Classifier:
         classifier = self.method.adapt(support._replace(maps=self.backbone(support.maps)))
         return lambda pixels: classifier(self.backbone(pixels))
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
+        return self.method.loss(self._with_maps(episode))
+
+    def encoder_loss(self, episode: Episode) -> Float[Tensor, ""]:
+        return self.method.encoder_loss(self._with_maps(episode))
+
+    def _with_maps(self, episode: Episode) -> Episode:
         """One pass of the backbone over support and query, so that they share batch-norm statistics and kernels."""
         support, query = self.backbone(episode.batch[0]).split([len(episode.support.maps), len(episode.maps)])
-        return self.method.loss(Episode(episode.support._replace(maps=support), query, episode.targets))
+        return Episode(episode.support._replace(maps=support), query, episode.targets)
 
 
 def bce(logits: Logits, targets: Targets) -> Float[Tensor, ""]:
