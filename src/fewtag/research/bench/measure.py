@@ -35,7 +35,7 @@ from fewtag.research.bench.train import train
 from fewtag.research.data.images import LabelledImages, refuse_unreadable
 from fewtag.research.data.sampling import Draw
 from fewtag.research.features.backbone import AnyBackbone
-from fewtag.research.features.rows import Rows, drop_features, feature_rows
+from fewtag.research.features.rows import Rows, drop_features, feature_rows, take_all
 from fewtag.research.methods import METHODS, Base, ClassNames, EndToEnd, Method
 from fewtag.research.methods.base import pool
 
@@ -149,7 +149,7 @@ def solve(
             classifier = experiment.build_classifier().to(device)
             class_words, numbers = experiment.class_words()
         soft = read_features(images, classifier, cache, fabric, report, "class probabilities of train")
-        chances = torch.cat([some[:, numbers].float() for some in _take_all(soft)])
+        chances = torch.cat([some[:, numbers].float() for some in take_all(soft)])
         names = ClassNames(class_words.to(device), chances.to(device), settings.weight)
     key = (images.digest, backbone.fingerprint)
     if key not in _base_features:
@@ -161,12 +161,7 @@ def solve(
 
 def global_features(rows: Rows) -> Float[Tensor, "images channels"]:
     """Every picture's mean over places."""
-    return torch.cat([pool(some.float()) for some in _take_all(rows)])
-
-
-def _take_all(rows: Rows, batch: int = 256) -> Iterator[Tensor]:
-    for start in range(0, len(rows), batch):
-        yield rows.take(range(start, min(start + batch, len(rows))))
+    return torch.cat([pool(some.float()) for some in take_all(rows)])
 
 
 def load_trained(experiment: Experiment, run: RunFolder | None) -> tuple[AnyBackbone, Method]:

@@ -33,7 +33,7 @@ from fewtag.research.bench.run_folder import Checkpoint, RunFolder, TrainingStat
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.backbone import AnyBackbone
-from fewtag.research.features.rows import MemoryRows, Rows, feature_rows, pixel_rows
+from fewtag.research.features.rows import MemoryRows, Rows, feature_rows, pixel_rows, take_all
 from fewtag.research.methods import METHODS, EndToEnd, Method
 
 
@@ -294,14 +294,11 @@ MOST_IN_MEMORY = 2**31
 
 def on_device(rows: Rows, device: torch.device) -> Rows:
     """The same rows in the device's memory: an accelerator's if they fit in half of what is free."""
-    if device.type not in ("cuda", "cpu"):
-        return rows
     first = rows.take([0])
     room = torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else MOST_IN_MEMORY
     if first.nbytes * len(rows) > room:
         return rows
     tensor = torch.empty(len(rows), *first.shape[1:], dtype=first.dtype, device=device)
-    for start in range(0, len(rows), 256):
-        chunk = range(start, min(start + 256, len(rows)))
-        tensor[chunk.start : chunk.stop] = rows.take(chunk).to(device)
+    for there, some in zip(torch.split(tensor, 256), take_all(rows), strict=True):
+        there.copy_(some)
     return MemoryRows(tensor)

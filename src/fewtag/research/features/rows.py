@@ -4,7 +4,7 @@ import functools
 import hashlib
 import io
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -38,6 +38,12 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, rows: Sequence[int]) -> Num[Tensor, "images *shape"]: ...
+
+
+def take_all(rows: Rows, batch: int = 256) -> Iterator[Tensor]:
+    """All rows in their order, some at a time."""
+    for first in range(0, len(rows), batch):
+        yield rows.take(range(first, min(first + batch, len(rows))))
 
 
 class MemoryRows:

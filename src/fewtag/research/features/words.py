@@ -1,6 +1,6 @@
 """Word vectors for research: GloVe-50 and MiniLM from their packages, several joined, and what `fewtag.words` reads."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fewtag.core.posterior import unit
 from fewtag.errors import InputError
 from fewtag.words import vectors as product
-from fewtag.words.files import Entries, keep_entries
+from fewtag.words.files import Entries
 from fewtag.words.vectors import WordTable
 
 NAMES = (product.SHIPPED, "glove-50", "minilm")
@@ -45,21 +45,18 @@ class JoinedWords:
         return next((near for part in self.parts if (near := part.nearest(word, most))), [])
 
 
-def load_words(source: str = product.SHIPPED, *, only: Collection[str] | None = None) -> WordTable:
-    """`glove-50`, `minilm`, whatever `fewtag.words` reads, or several joined by +; `only` keeps what labels need."""
+def load_words(source: str = product.SHIPPED) -> WordTable:
+    """`glove-50`, `minilm`, whatever `fewtag.words` reads, or several joined by +."""
     file, _, key = source.partition("#")
     if "+" in source and not Path(source).is_file() and ("+" in key or not Path(file).is_file()):
-        return JoinedWords([load_words(part.strip(), only=only) for part in source.split("+")])
+        return JoinedWords([load_words(part.strip()) for part in source.split("+")])
     match product.parse_source(source, NAMES).name:
         case "glove-50":
-            entries = load_glove_50()
-            if only is not None:
-                entries = keep_entries(entries, product.wanted(only), "glove-50")
-            return product.WordVectors("glove-50", entries.words, entries.vectors)
+            return product.WordVectors("glove-50", *load_glove_50())
         case "minilm":
             return load_minilm()
         case _:
-            return product.load_words(source, only=only)
+            return product.load_words(source)
 
 
 def load_glove_50() -> Entries:
