@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors this small are slower on two
+MEMORY = "/dev/shm"
+if Path(MEMORY).is_dir() and shutil.disk_usage(MEMORY).free > 4e9:  # a container's own has 64 MB
+    os.environ.setdefault(
+        "PYTEST_DEBUG_TEMPROOT", MEMORY
+    )  # for a disk, the tests wait minutes: all that is kept is synced
 
 import numpy as np
 import pytest
