@@ -10,11 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors this small are slower on two
-MEMORY = "/dev/shm"
-if Path(MEMORY).is_dir() and shutil.disk_usage(MEMORY).free > 4e9:  # a container's own has 64 MB
-    os.environ.setdefault(
-        "PYTEST_DEBUG_TEMPROOT", MEMORY
-    )  # for a disk, the tests wait minutes: all that is kept is synced
 
 import numpy as np
 import pytest
@@ -26,6 +21,11 @@ from fewtag.cli import main as command_line
 
 settings.register_profile("fewtag", deadline=None)  # other load is none of a test's business
 settings.load_profile("fewtag")
+
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4e9:  # a container's has 64 MB
+    # tests keep their files there: a disk takes milliseconds for each that is synced, and all that fewtag keeps is
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 LABELS = {
     "circle": "red",
