@@ -184,8 +184,7 @@ def class_names(classes: str) -> list[str]:
         info = ImageNetInfo(classes)
     except AssertionError as error:
         raise InputError(f"timm knows no classes {classes!r}; write classes = 'imagenet-1k' in [names]") from error
-    number = info.num_classes()  # type: ignore[no-untyped-call]
-    return [info.index_to_description(each) for each in range(number)]
+    return [info.index_to_description(each) for each in range(info.num_classes())]
 
 
 def overlaps(classes: str, split: str) -> list[Overlap]:
