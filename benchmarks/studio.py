@@ -5,6 +5,9 @@
 A label is taught, then answered page by page; 95th percentiles, of the clock and of the processor. Each size is a
 process of its own, so that memory is its own. Pictures are topics on a few places over noise, by seed; past what memory
 holds, places come from a pool in memory, in place of the feature cache.
+
+Where there is a Chromium, the command is started on a project of ten thousand known pictures too: until its page shows
+some of them and takes a key.
 """
 
 import argparse
@@ -12,15 +15,19 @@ import io
 import json
 import os
 import resource
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from drawn import write_jpegs
 from measuring import Figure, answer, run
 from numpy.typing import NDArray
 from PIL import Image
@@ -34,6 +41,7 @@ from fewtag.studio.values import Answer
 SIZES = (10_000, 100_000)
 TOPICS, POOL = 40, 1_500
 PAGES, PAGE = 12, 24
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LABELS = ("heron", "boat", "bridge", "dog", "cat", "bicycle", "pizza", "umbrella")
 
 
@@ -94,7 +102,7 @@ def measure(count: int, pages: int) -> dict[str, Any]:
         studio = Studio.open(Path(place) / "project", cache=Path(place) / "cache", index=False)
         studio.model.encode(np.zeros((1, 3, studio.model.size, studio.model.size), np.uint8))  # as its server begins
         pool, photograph = fill(studio, count), noise_jpeg()
-        studio._read = lambda digest: photograph  # type: ignore[method-assign]  # noqa: ARG005
+        studio._read = lambda *_: photograph  # type: ignore[method-assign]
         clock = time.process_time  # of all threads, those behind the person's back too
         found: dict[str, list[tuple[float, float]]] = {}
 
@@ -148,14 +156,72 @@ def measure(count: int, pages: int) -> dict[str, Any]:
     return {"pictures": count, "latencies": facts, "peak_mb": round(peak), "pool_mb": round(pool_size)}
 
 
+def make_project(folder: Path, count: int) -> Sequence[str]:
+    """A project whose pictures are all known, with the features of the pool in place of their own; how to open it."""
+    album = write_jpegs(folder / "album", count, (320, 240))
+    command = [str(folder / "project"), str(album), "--cache", str(folder / "cache")]
+    with Studio.open(command[0], [album], cache=folder / "cache", index=False) as studio:
+        model = studio.model
+        topics = unit(np.random.default_rng(1).standard_normal((TOPICS, model.space.size), dtype=np.float32))
+        pool = Pool(model.places, model.space.size, topics)
+        # the network would take minutes
+        fake = SimpleNamespace(size=model.size, encode=lambda squares: pool.places[: len(squares)])
+        studio._indexer.model = fake  # type: ignore[assignment]
+        studio._indexer.scan()
+    return command
+
+
+def usable(count: int, rounds: int, environment: Mapping[str, str]) -> Iterator[tuple[float, float, float]]:
+    """Seconds from the command's start until its address is printed, its page shows pictures, and takes a key."""
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as place, sync_playwright() as starter:
+        command = [sys.executable, "-m", "fewtag", "studio", *make_project(Path(place), count), "--no-browser"]
+        # a person's browser is open already; as root it has no sandbox
+        browser = starter.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        for _ in range(rounds):
+            page, since = browser.new_page(), time.perf_counter()
+            process = subprocess.Popen(
+                [*command, "--json", "--port", "0"], stdout=subprocess.PIPE, text=True, env=environment
+            )
+            try:
+                assert process.stdout is not None
+                told = json.loads(process.stdout.readline())
+                address = time.perf_counter() - since
+                page.goto(f"{told['url']}/#token={told['token']}", wait_until="commit")
+                page.wait_for_function(
+                    "() => [...document.querySelectorAll('.picture img')].some((i) => i.naturalWidth)"
+                )
+                shown = time.perf_counter() - since
+                page.keyboard.press("?")
+                page.wait_for_selector("dialog[open]")
+                yield address, shown, time.perf_counter() - since
+            finally:
+                process.terminate()
+                process.wait()
+                page.close()
+
+
 def figures(*, quick: bool = False) -> Iterator[Figure]:
-    """Both sizes, with what was promised of each."""
+    """Both sizes, with what was promised of each; the page's start where there is a browser."""
     promises = {"answer safe on disk": 50, "page of answers safe on disk": 50}
     promises |= {"first glance of a heat-map": 150, "heat-map of another label": 150}
+    # one thread for each product of matrices, as the command itself has it: threads of ours share the pictures
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed is compiled
+    if CHROMIUM:
+        count = 200 if quick else SIZES[0]
+        times = 1000 * np.array(list(usable(count, 1 if quick else PAGES + 1, environment)))[-PAGES:]  # one to warm up
+        facts = {
+            f"{what}_median_ms": round(float(median), 1)
+            for what, median in zip(("address", "pictures", "key"), np.median(times, axis=0), strict=True)
+        }
+        late, promise = round(float(np.quantile(times[:, -1], 0.95)), 1), "" if quick else "≤ 1000"
+        yield Figure(
+            f"studio, {count:,} pictures: page usable after start", late, "ms, 95th percentile", promise, facts
+        )
     for count in (200,) if quick else SIZES:
         ranked = 200 if count <= SIZES[0] else 1000
-        # one thread for each product of matrices, as the command itself has it: threads of ours share the pictures
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
         command = [sys.executable, __file__, "--one", str(count), *(["--quick"] if quick else [])]
         found = answer(run(command, environment))
         for what, facts in found["latencies"].items():
@@ -179,6 +245,8 @@ def main() -> None:
         print(json.dumps(measure(arguments.one, 2 if arguments.quick else PAGES)))
         return
     found = []
+    if CHROMIUM is None:
+        print("there is no chromium: how soon the page is usable is not measured; apt-get install chromium", flush=True)
     for figure in figures(quick=arguments.quick):
         found.append(figure.as_dict())
         kept = {True: "kept", False: "BROKEN", None: ""}[figure.kept]

@@ -4,8 +4,11 @@ python onnx_tag.py pets-onnx/tagger.onnx garden.jpg street.jpg
 """
 
 import json
+import os
 import sys
 from pathlib import Path
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # onnxruntime reports to its maker, unless it is told before its import
 
 import numpy as np
 import onnxruntime

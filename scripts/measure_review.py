@@ -1,17 +1,21 @@
-"""Measures what the studio's own review teaches: a simulated person answers its pages, in its default order.
+"""Measures what the studio's own Review teaches: two simulated persons answer its questions, in its default order.
 
     python scripts/measure_review.py --data DIR --model coco52 --out results/review-coco52.json
 
-The problems are those of `measure_sessions.py`: half of a phase's pictures can be asked about, the other half measures;
-a label begins with one example. There each answer is learnt before the next question; here a page is. AP is the mean
-over labels and seeds.
+The problems are those of `measure_sessions.py`, whose unsure order is run here too: half of a phase's pictures can be
+asked about, the other half measures; a label begins with one example. One person answers picture after picture, the
+other whole pages with one key, each as long as Review makes it on a screen for so many. AP is the mean over labels and
+seeds; `less_sessions` is paired, with its 95 % interval.
 """
 
 import argparse
 import json
+import shlex
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +25,16 @@ from packs import Packs, add_arguments
 
 from fewtag.cache import content_digest
 from fewtag.core.metrics import average_precision
-from fewtag.core.posterior import Classifiers, Places, unit
+from fewtag.core.posterior import Classifiers, Pictures, Places, unit
 from fewtag.files import write_atomically
 from fewtag.research.bench.recipe import SessionSettings
-from fewtag.research.bench.results import commit
-from fewtag.research.bench.sessions import Problem, problems
+from fewtag.research.bench.results import commit, mean_and_interval
+from fewtag.research.bench.sessions import Gallery, Problem, problems, run_sessions
+from fewtag.research.methods import METHODS
 from fewtag.studio.project import FileRow, PictureRow, Project
 from fewtag.studio.studio import Studio
-from fewtag.studio.values import Answer
+from fewtag.studio.values import PAGE, Answer
+from fewtag.tagger.bank import THING
 from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import cached_places, encode_stream, items_of
 
@@ -45,9 +51,9 @@ def fill(studio: Studio, rows: Sequence[int], digests: Sequence[str], places: Pl
 
 
 def session(
-    problem: Problem, label: str, model: Model, digests: Sequence[str], places: Places, order: str, page: int
+    problem: Problem, label: str, model: Model, digests: Sequence[str], places: Places, screen: int
 ) -> Iterator[float]:
-    """The average precision on the other half after each of ANSWERS."""
+    """The average precision on the other half after each of ANSWERS, of a person whose screen has room for so many."""
     row_of = {digest: row for row, digest in enumerate(digests)}
     held, said = ~problem.askable, 0
     with tempfile.TemporaryDirectory() as place:
@@ -56,21 +62,29 @@ def session(
         studio._begin(index=False)
         fill(studio, np.flatnonzero(problem.askable).tolist(), digests, places)
         studio.teach(label, [digests[row] for row in problem.first])
-        for wanted in ANSWERS:
-            while said < wanted:
-                asked = studio.review(label, order, min(page, wanted - said)).pictures
-                words = ["yes" if problem.shown[row_of[cell.digest]] else "no" for cell in asked]
-                studio.answer(
-                    [
-                        Answer(str(uuid.uuid4()), cell.digest, label, word)
-                        for cell, word in zip(asked, words, strict=True)
-                    ]
-                )
-                said += len(asked)
-            fitted = studio.tagger.bank_.classifier(studio.model, label)
+
+        def precision() -> float:
+            fitted = studio._current().classifier(studio.model, label)
             logits = Classifiers.of([fitted]).logits(places[held], studio.model.strengths)[:, 0]
-            yield average_precision(logits, problem.shown[held])
+            return average_precision(logits, problem.shown[held])
+
+        yield precision()
+        while said < ANSWERS[-1]:
+            for cell in studio.review(label, size=screen).pictures:
+                word = "yes" if problem.shown[row_of[cell.digest]] else "no"
+                studio.answer([Answer(str(uuid.uuid4()), cell.digest, label, word, PAGE)])
+                said += 1
+                if said in ANSWERS:  # nothing is asked for before the page's end: its pictures were chosen together
+                    yield precision()
         studio.close()
+
+
+def sessions(model: Model, guides: NDArray[np.float32], places: Places, started: Sequence[Problem]) -> Any:
+    """answers × problems: the unsure order of `measure_sessions.py`, which learns each answer before the next."""
+    method: Any = METHODS["posterior"](model.space.size, model.words.dimensions)
+    method.strengths, method.evidence = model.strengths, replace(model.evidence, prior=THING)
+    found = list(run_sessions(method, Gallery(Pictures.of(places)), guides, started, "unsure", ANSWERS[-1]))
+    return 100 * np.stack(found)[list(ANSWERS)]
 
 
 def main() -> None:
@@ -79,26 +93,33 @@ def main() -> None:
     parser.add_argument("--model", default="coco52")
     parser.add_argument("--phase", default="mixed")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--page", type=int, nargs="+", default=[8, 24])
-    parser.add_argument("--orders", nargs="+", default=["auto"])
+    parser.add_argument("--screens", type=int, nargs="+", default=[1, 12, 24], help="pictures that each has room for")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    model, images = load_model(arguments.model), Packs(arguments.data, arguments.cache).images(arguments.phase)
+    packs = Packs(arguments.data, arguments.cache)
+    model, images = load_model(arguments.model), packs.images(arguments.phase)
     digests = [content_digest(picture.read()).hex() for picture in images.pictures]
     with cached_places(model, arguments.cache) as space:
         places = np.concatenate(list(encode_stream(model, items_of(images.pictures), space=space)))
     started = problems(images.targets, images.labels, SessionSettings(examples=1, seeds=arguments.seeds), 0)
-    found: dict[str, Any] = {"commit": commit(), "model": model.name, "phase": arguments.phase}
+    guides = model.word_prototypes(model.words.vectors(packs.names(images.labels)))
+    usual = sessions(model, guides, places, started)
+    found: dict[str, Any] = {
+        "commit": commit(),
+        "command": shlex.join(["python", *sys.argv]),
+        "model": model.name,
+        "phase": arguments.phase,
+    }
     found |= {"examples": 1, "seeds": arguments.seeds, "answers": ANSWERS}
-    for order in arguments.orders:
-        for page in arguments.page:
-            rows: list[list[float]] = [
-                list(session(each, images.labels[each.label], model, digests, places, order, page)) for each in started
-            ]
-            ap: NDArray[np.float64] = 100 * np.array(rows)
-            found[f"{order}, pages of {page}"] = {"ap": ap.mean(axis=0).round(2).tolist()}
-            print(order, page, found[f"{order}, pages of {page}"], flush=True)
-            write_atomically(arguments.out, json.dumps(found, indent=1).encode())
+    found["sessions, unsure"] = {"ap": usual.mean(axis=1).round(2).tolist()}
+    for screen in arguments.screens:
+        rows = [list(session(each, images.labels[each.label], model, digests, places, screen)) for each in started]
+        ap = 100 * np.array(rows).T
+        gains = [[round(value, 2) for value in mean_and_interval(each.tolist())] for each in ap - usual]
+        name = "Review, picture after picture" if screen == 1 else f"Review, pages on a screen for {screen}"
+        found[name] = {"ap": ap.mean(axis=1).round(2).tolist(), "less_sessions": gains}
+        print(name, found[name], flush=True)
+        write_atomically(arguments.out, json.dumps(found, indent=1).encode())
 
 
 if __name__ == "__main__":

@@ -241,7 +241,7 @@ def read_names(variant: str, device: torch.device, source: str = SHIPPED) -> Nam
     every[known] = vectors
     left_out = [number for overlap in overlaps("imagenet-1k", "coco") for number in overlap.classes]
     usable = {"all": known, "clean": known & ~np.isin(np.arange(len(classes)), left_out), "none": np.zeros_like(known)}
-    labels = words.vectors([split.words(label) for label in split.labels])
+    labels = words.vectors([split.spelt(label) for label in split.labels])
     of_labels, of_classes, used = (torch.from_numpy(each).to(device) for each in (labels, every, usable[variant]))
     return Names(tuple(split.labels), of_labels, of_classes, used)
 

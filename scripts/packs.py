@@ -79,7 +79,7 @@ class Packs:
 
     def names(self, labels: Sequence[str]) -> list[str]:
         """What each label is looked up as: the split file says it where the name itself is no word."""
-        return [self.experiment.split.words(label) for label in labels]
+        return [self.experiment.split.spelt(label) for label in labels]
 
     def words(self, labels: Sequence[str]) -> Vectors:
         """labels × dimensions"""

@@ -204,7 +204,7 @@ class Hands:
         self.film.take(1800)
         row.hover()
         self.film.point(row)
-        self.page.wait_for_function("() => document.querySelector('.heat')?.naturalWidth > 0")
+        expect(self.page.get_by_text(f"Where “{label}” is seen")).to_be_attached(timeout=60_000)  # after a first glance
         self.settle()
         self.film.take(2800)
         self.picture("picture")
@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=Path, default=ALBUM)
     parser.add_argument("--teach", nargs="+", default=TAUGHT, metavar="LABEL=PICTURE")
     parser.add_argument("--show", default="american-wigeon.jpg", help="the picture to open")
-    parser.add_argument("--pages", type=int, default=2)
+    parser.add_argument("--pages", type=int, default=3)
     parser.add_argument("--all", action="store_true", help="each screen in each look")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -262,7 +262,7 @@ def main() -> None:
                 for name, example in taught:
                     film.on = not suffix and name == label
                     hands.teach(name, example, shoot=name == label)
-                    for number in range(options.pages if name == label else 1):
+                    for number in range(options.pages):
                         hands.answer_page(name, shoot="review" if name == label and number == options.pages - 1 else "")
                 hands.open_picture(options.show, label)
                 hands.deliver()

@@ -144,4 +144,5 @@ def test_the_page_says_which_promises_are_kept() -> None:
 def test_the_studios_benchmark_runs() -> None:
     found = list(studio.figures(quick=True))
     assert any("page ranked again" in figure.what for figure in found)
+    assert any("page usable" in figure.what for figure in found) == (studio.CHROMIUM is not None)
     assert all(figure.value > 0 for figure in found)

@@ -1,5 +1,6 @@
 """The wheel that people install: with its data, and of use away from this repository."""
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -79,6 +80,19 @@ def test_the_unpacked_wheel_finds_its_splits_and_its_model(wheel: Path, tmp_path
     command = [sys.executable, "-c", CHECK, str(tmp_path / "site")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.split() == ["80", "20", "night"], done.stderr
+
+
+def test_the_runtime_of_the_network_is_told_to_report_to_nobody(tmp_path: Path) -> None:
+    """From its import on, onnxruntime 1.31 keeps a device's number and what it is about to send under these folders."""
+    environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}
+    places = dict.fromkeys(
+        ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "LOCALAPPDATA"), str(tmp_path)
+    )
+    program = "import os, fewtag, onnxruntime; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment | places, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+    assert not list(tmp_path.rglob("*"))
 
 
 def test_the_package_offers_its_names_and_nothing_else() -> None:

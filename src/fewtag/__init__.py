@@ -5,6 +5,7 @@
 ('zebra',)
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from fewtag.tagger.tagger import Tagger
 
     __version__: str
+
+# onnxruntime reports to its maker from its import on, unless it is told; the processes that we start inherit this
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = ["InputError", "Tagged", "Tagger", "__version__"]
 _WHERE = {"Tagger": "fewtag.tagger.tagger", "Tagged": "fewtag.tagger.stream"}

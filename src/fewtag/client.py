@@ -7,15 +7,15 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 Picture = str | Path | bytes | tuple[str, bytes]
 """A file, or its bytes, or its bytes under a name."""
-WORDS = ("yes", "no", "unknown")
 _AT_ONCE, _BYTES_AT_ONCE = 64, 45_000_000
 _AGAIN = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)  # the second is what Windows says
 
@@ -79,6 +79,7 @@ class Client:
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError(f"{url!r} is no address of a server; give one such as http://127.0.0.1:8766")
         self.url, self._token, self._parts = url.rstrip("/"), token, parts
+        self._prefix = parts.path.rstrip("/")  # of a server behind another
         self._timeout, self._patience = timeout, patience
         self._local = threading.local()
 
@@ -93,45 +94,44 @@ class Client:
         except ApiError:
             return False
 
-    def tag(self, pictures: Sequence[Picture]) -> list[Row]:
-        """A row for each picture, in order; many are sent in several requests."""
+    def tag(self, pictures: Iterable[Picture]) -> list[Row]:
+        """A row for each picture, in order; many are read and sent in several requests."""
         rows: list[Row] = []
-        for some in _portions([_named(picture, number) for number, picture in enumerate(pictures, 1)]):
+        for some in _portions(pictures):
             found = self._send_files("/v1/tag", some)["rows"]
-            rows += [_row(row | {"image": name}) for row, (name, _) in zip(found, some, strict=True)]
+            rows += [_known(Row, row | {"image": name}) for row, (name, _) in zip(found, some, strict=True)]
         return rows
 
     def tag_known(self, digests: Sequence[str]) -> list[Row]:
         """Of pictures that the server knows."""
-        return [_row(row) for row in self._ask("POST", "/v1/tag", {"pictures": list(digests)})["rows"]]
+        return [_known(Row, row) for row in self._ask("POST", "/v1/tag", {"pictures": list(digests)})["rows"]]
 
     def labels(self) -> list[Label]:
-        return [Label(**label) for label in self._ask("GET", "/v1/labels")["labels"]]
+        return [_known(Label, label) for label in self._ask("GET", "/v1/labels")["labels"]]
 
     def define(self, name: str, *, like: Sequence[str] | None = None, words: bool = True) -> Label:
         """A label by its name, like other words, or without words."""
         asked = {"name": name, "words": words} | ({} if like is None else {"like": list(like)})
-        return Label(**self._ask("POST", "/v1/labels", asked))
+        return _known(Label, self._ask("POST", "/v1/labels", asked))
 
-    def teach(self, name: str, pictures: Sequence[Picture]) -> Label:
+    def teach(self, name: str, pictures: Iterable[Picture]) -> Label:
         """Pictures that show a label, known or new; of a bank."""
-        named = [_named(picture, number) for number, picture in enumerate(pictures, 1)]
-        found = [self._send_files(f"{_label_path(name)}/examples", some) for some in _portions(named)]
+        found = [self._send_files(f"{_label_path(name)}/examples", some) for some in _portions(pictures)]
         if not found:
             raise ValueError("there is no picture to learn from; give at least one")
-        return Label(**found[-1])
+        return _known(Label, found[-1])
 
     def teach_known(self, name: str, digests: Sequence[str]) -> Label:
         """The same by pictures that the server knows."""
-        return Label(**self._ask("POST", f"{_label_path(name)}/examples", {"pictures": list(digests)}))
+        return _known(Label, self._ask("POST", f"{_label_path(name)}/examples", {"pictures": list(digests)}))
 
     def rename(self, name: str, new: str, *, merge: bool = False) -> Label:
         """With `merge` it may become one with a label that is there."""
-        return Label(**self._ask("PATCH", _label_path(name), {"name": new, "merge": merge}))
+        return _known(Label, self._ask("PATCH", _label_path(name), {"name": new, "merge": merge}))
 
     def set_threshold(self, name: str, threshold: float | None) -> Label:
         """None goes back to the model's own."""
-        return Label(**self._ask("PATCH", _label_path(name), {"threshold": threshold}))
+        return _known(Label, self._ask("PATCH", _label_path(name), {"threshold": threshold}))
 
     def forget(self, name: str) -> None:
         self._ask("DELETE", _label_path(name))
@@ -159,21 +159,19 @@ class Client:
         return self._ask("POST", "/v1/search", {"query": query, **options})
 
     def job(self, number: str) -> Job:
-        return Job(**self._ask("GET", f"/v1/jobs/{quote(number, safe='')}"))
+        return _known(Job, self._ask("GET", f"/v1/jobs/{quote(number, safe='')}"))
 
     def follow(self, number: str) -> Iterator[Job]:
         """A job at each of its steps, until it has ended."""
-        connection = self._connect()
-        try:
-            connection.request("GET", f"/v1/jobs/{quote(number, safe='')}/events", headers=self._headers())
+        path = f"{self._prefix}/v1/jobs/{quote(number, safe='')}/events"
+        with closing(self._connect()) as connection:
+            connection.request("GET", path, headers=self._headers())
             response = connection.getresponse()
             if response.status != 200:
                 raise _refused(response.status, response.read())
             for line in response:
                 if line.startswith(b"data: "):
-                    yield Job(**json.loads(line[6:]))
-        finally:
-            connection.close()
+                    yield _known(Job, json.loads(line[6:]))
 
     def get(self, path: str, **query: Any) -> Any:
         """Any other address of the API: JSON, or bytes."""
@@ -191,7 +189,8 @@ class Client:
             parts += [head.encode(), value.encode(), b"\r\n"]
         for name, data in files:
             kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-            called = quote(Path(name).name, safe=" ()+,;=@[]{}~!#$&'^`|")  # as browsers do; rows have the name itself
+            # as browsers do; rows have the name itself
+            called = quote(Path(name).name, safe=" ()+,;=@[]{}~!#$&'^`|", errors="surrogateescape")
             head = f'--{boundary}\r\nContent-Disposition: form-data; name="files"; filename="{called}"\r\n'
             parts += [head.encode(), f"Content-Type: {kind}\r\n\r\n".encode(), data, b"\r\n"]
         parts.append(f"--{boundary}--\r\n".encode())
@@ -227,32 +226,23 @@ class Client:
         self, method: str, path: str, content: bytes | None, headers: dict[str, str]
     ) -> tuple[int, bytes, float]:
         """Status, body, and for how long to wait; a connection that the server closed meanwhile is opened again."""
-        for again in (True, False):
+        while True:
             connection = getattr(self._local, "connection", None) or self._connect()
             self._local.connection = connection
             fresh = connection.sock is None
             try:
-                try:
-                    connection.request(method, path, content, headers)
-                except _AGAIN:
-                    if not fresh:
-                        raise
-                    # refused before all of it was sent: the reply says why
+                with suppress(*(_AGAIN if fresh else ())):  # refused before all of it was sent: the reply says why
+                    connection.request(method, self._prefix + path, content, headers)
                 response = connection.getresponse()
                 reply = response.read()
                 if response.will_close:
                     connection.close()
                 return response.status, reply, float(response.headers.get("Retry-After") or 1)
-            except (*_AGAIN, http.client.CannotSendRequest):
+            except BaseException as error:
                 connection.close()
                 self._local.connection = None
-                if not again or fresh:
+                if fresh or not isinstance(error, (*_AGAIN, http.client.CannotSendRequest)):
                     raise
-            except BaseException:
-                connection.close()
-                self._local.connection = None
-                raise
-        raise AssertionError("the second attempt returns or raises")
 
     def _connect(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
@@ -276,10 +266,11 @@ def _named(picture: Picture, number: int) -> tuple[str, bytes]:
     return picture if isinstance(picture, tuple) else (str(picture), Path(picture).read_bytes())
 
 
-def _portions(files: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    """As many as one request may hold."""
+def _portions(pictures: Iterable[Picture]) -> Iterator[list[tuple[str, bytes]]]:
+    """As many as one request may hold, read when it is their turn."""
     some: list[tuple[str, bytes]] = []
-    for each in files:
+    for number, picture in enumerate(pictures, 1):
+        each = _named(picture, number)
         if some and (len(some) == _AT_ONCE or sum(len(data) for _, data in some) + len(each[1]) > _BYTES_AT_ONCE):
             yield some
             some = []
@@ -288,14 +279,13 @@ def _portions(files: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, by
         yield some
 
 
-def _row(row: dict[str, Any]) -> Row:
-    return Row(
-        row["image"],
-        row.get("digest", ""),
-        tuple(row.get("tags", ())),
-        row.get("scores", {}),
-        row.get("failure", ""),
-    )
+Reply = TypeVar("Reply", Row, Label, Job)
+
+
+def _known(kind: type[Reply], facts: dict[str, Any]) -> Reply:
+    """Without what a newer server says beside it."""
+    known = {each.name: facts[each.name] for each in fields(kind) if each.name in facts}
+    return kind(**known | ({"tags": tuple(known["tags"])} if isinstance(known.get("tags"), list) else {}))
 
 
 def _label_path(name: str) -> str:

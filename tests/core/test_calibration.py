@@ -272,5 +272,17 @@ def test_a_share_that_is_known_mends_a_curve_that_is_off() -> None:
     assert (np.abs(few) <= np.abs(20 * said - sigmoid(evidence[:20] + log_odds(said)).sum(axis=0)) + 1e-4).all()
 
 
+def test_answers_about_pictures_chosen_by_score_mend_a_curve_that_is_off() -> None:
+    """All near the threshold, though they are nothing like a random sample of the pictures."""
+    share, off = np.array([0.05], np.float32), 1.5
+    generator = np.random.default_rng(3)
+    evidence = np.sort(generator.normal(-2, 3, 5_000))[3_500:4_500].astype(np.float32)
+    shown = generator.random(1_000) < sigmoid(evidence + log_odds(share))
+    found = match_shares(evidence[:, None] - np.float32(off), np.array([5]), share, shown=float(shown.sum()))
+    assert log_odds(found) - log_odds(share) == pytest.approx(off, abs=0.3)
+    few = match_shares(evidence[:1, None], np.array([5]), share, shown=1.0)
+    assert 0 < log_odds(few) - log_odds(share) < 1
+
+
 def test_log_odds_by_hand() -> None:
     assert log_odds(np.array([0.5, 0.2])).tolist() == pytest.approx([0, np.log(0.25)])

@@ -16,6 +16,7 @@ from fewtag.core.posterior import (
     Pictures,
     Strengths,
     fit_label,
+    leave_one_out,
     map_logistic,
     prototype,
     score,
@@ -67,6 +68,24 @@ def test_the_posterior_is_where_scipy_finds_the_least_penalised_log_loss(yes: in
     best = minimize(loss, np.zeros(features.shape[1]), method="BFGS", options={"gtol": 1e-9}).x
     expected = before + features @ best
     assert np.allclose(Classifiers.of([found]).logits(places, STRENGTHS)[:, 0], expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_left_out_logits_are_those_of_fits_without_each_picture(seed: int) -> None:
+    """Up to what a second Newton step would change; the logits with the picture are much further off."""
+    generator = np.random.default_rng(seed)
+    features = generator.normal(size=(24, 8))
+    covariances, before = features @ features.T / 4, generator.normal(size=24)
+    shown, weights = before + generator.normal(size=24) > 0, generator.uniform(0.3, 1, 24)
+
+    def fit(rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        dual = map_logistic(covariances[np.ix_(rows, rows)], before[rows], shown[rows], weights[rows])
+        return before + covariances[:, rows] @ dual
+
+    every = np.arange(24)
+    logits, refitted = fit(every), np.array([fit(np.delete(every, row))[row] for row in every])
+    error = np.abs(leave_one_out(covariances, logits, shown, weights) - refitted)
+    assert error.mean() < 0.15 * np.abs(logits - refitted).mean()
 
 
 def test_without_examples_a_label_has_the_score_of_its_word() -> None:

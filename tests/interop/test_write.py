@@ -1,5 +1,6 @@
 """`fewtag write`: tags into sidecars and pictures, shown before, taken back after, and never at a person's cost."""
 
+import csv
 import hashlib
 import json
 import os
@@ -88,7 +89,7 @@ def test_a_bank_tags_first(cli: Cli, bank: Path, photos: Path) -> None:
 
 def test_thresholds_go_by_the_probabilities_of_the_table(cli: Cli, album: Path) -> None:
     for table, text in {
-        "scores.csv": "image,tags,dog,Cat\na.jpg,dog,0.9,0.55\nc.webp,,0.2,0.1\n",
+        "scores.csv": "image,tags,dog,Cat,width\na.jpg,dog,0.9,0.55,640\nc.webp,,0.2,0.1,480\n",
         "scores.jsonl": '{"image": "a.jpg", "tags": ["dog"], "scores": {"dog": 0.9, "Cat": 0.55}}\n',
     }.items():
         Path(table).write_text(text)
@@ -100,6 +101,21 @@ def test_thresholds_go_by_the_probabilities_of_the_table(cli: Cli, album: Path) 
         assert not (album / "a.jpg.xmp").exists()
     said = cli("write", "tags.csv", album, "--threshold", 0.5)
     assert (said.code, "has no probabilities" in said.err) == (2, True)
+
+
+def test_a_threshold_does_not_overrule_a_person(cli: Cli, bank: Path, photos: Path) -> None:
+    assert cli("tag", bank, photos, "--out", "tags.csv", "--scores", "--threshold", 0).code == 0
+    header, *rows = csv.reader(Path("tags.csv").read_text().splitlines(keepends=True))
+    names = {row[0]: row for row in rows}
+    assert all(set(row[1].split(";")) == set(header[2:]) for row in rows), "at 0 everything is tagged"
+    names["z.webp"][1] = "!dog"  # and everything else taken out
+    names["b, c.png"][1] += ";heron"  # put in
+    with Path("tags.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([[*header, "width", "rating"], *([*row, 640, 1] for row in rows)])
+    assert cli("write", "tags.csv", photos, "--threshold", 0).code == 0
+    assert not (photos / "z.webp.xmp").exists()
+    assert sorted(tags(photos / "b, c.png.xmp")) == sorted([*header[2:], "heron"])
+    assert sorted(tags(photos / "sub/deep/ä.png.xmp")) == sorted(header[2:]), "no tag is called width or rating"
 
 
 def test_only_what_a_person_said_with_confirmed(cli: Cli, bank: Path, tmp_path: Path, photos: Path) -> None:
@@ -130,6 +146,8 @@ def test_a_projects_answers_are_written(cli: Cli, album: Path, tiny_model: Path,
     assert {path.name for path in album.rglob("*.xmp")} == {"a.jpg.xmp", "ä b.png.xmp"}
     assert cli("write", "project", album, "--threshold", 1).code == 0
     assert [path.name for path in album.rglob("*.xmp")] == ["a.jpg.xmp"]
+    said = cli("write", "project", album, "--confirmed", "--threshold", 0)
+    assert (said.code, "--confirmed writes no guesses" in said.err) == (2, True)
     said = cli("write", "project", tmp_path / "cache")
     assert (said.code, "has no picture under" in said.err) == (2, True)
 

@@ -545,9 +545,21 @@ def test_the_word_of_a_worker_that_was_taken_over_is_not_trusted(monkeypatch: py
 
 
 def test_a_token_has_256_bits_of_its_own_at_each_start() -> None:
-    tokens = {read_token(None) for _ in range(100)}
+    tokens = {read_token(None)[0] for _ in range(100)}
     assert len(tokens) == 100
     assert {len(token) for token in tokens} == {43}
+
+
+def test_a_token_that_is_kept_is_not_printed(tmp_path: Path, bank: Path) -> None:
+    for token, shown in ((TOKEN, False), ("", True)):
+        command = [sys.executable, "-m", "fewtag", "serve", str(bank), "--port", "0"]
+        environment = os.environ | {"FEWTAG_TOKEN": token}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path) as process:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            process.terminate()
+        assert "http://127.0.0.1:" in first
+        assert ("#token=" in first, TOKEN in first) == (shown, False)
 
 
 def test_a_token_file_that_others_can_read_or_that_could_be_guessed_is_refused(
@@ -556,7 +568,7 @@ def test_a_token_file_that_others_can_read_or_that_could_be_guessed_is_refused(
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
     file.chmod(0o600)
-    assert read_token(file) == TOKEN
+    assert read_token(file) == (TOKEN, True)
     if os.name == "posix":
         file.chmod(0o644)
         with pytest.raises(InputError, match="chmod 600"):

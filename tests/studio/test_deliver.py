@@ -10,7 +10,6 @@ import pytest
 from album import answer_page, digests, say
 
 from fewtag.errors import InputError
-from fewtag.studio.deliver import CancelledError
 from fewtag.studio.log import UnknownError
 from fewtag.studio.studio import Studio
 
@@ -58,6 +57,10 @@ def test_a_dry_run_writes_nothing_and_counts_what_would_change(studio: Studio) -
     assert not (studio.folder / "deliveries").exists()
     assert studio.deliver("csv").changes == 120
     assert studio.deliver("csv", dry_run=True).changes == 0
+    with studio.project.writing() as connection:  # one that is not there any more
+        connection.execute("INSERT INTO delivered VALUES ('csv', 'gone.png', '')")
+    assert studio.deliver("csv", dry_run=True).changes == 1
+    assert studio.deliver("csv").changes == 1
     studio.set_threshold("dog", studio.label("dog").threshold)
     before = studio.deliver("csv", dry_run=True, confirmed_only=True).changes
     refused = studio.search("dog").pictures[0]
@@ -67,8 +70,12 @@ def test_a_dry_run_writes_nothing_and_counts_what_would_change(studio: Studio) -
 
 def test_a_delivery_that_is_stopped_leaves_nothing(studio: Studio) -> None:
     studio.define("dog")
-    with pytest.raises(CancelledError):
-        studio.deliver("csv", cancelled=lambda: True)
+
+    def stop(_done: int, _total: int) -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        studio.deliver("csv", progress=stop)
     assert list((studio.folder / "deliveries").iterdir()) == []
 
 
@@ -125,6 +132,14 @@ def test_sidecars_are_written_and_taken_back_to_the_byte(open_studio: Callable[.
     assert b"mine" in own.read_bytes()
     assert b"dog" in own.read_bytes()
     assert studio.deliver("xmp", confirmed_only=True, dry_run=True).changes == 0
+    studio.rename("animals/dog", "animals/hound")
+    assert studio.deliver("xmp", confirmed_only=True).changes == 1
+    assert (b"dog" in own.read_bytes(), b"hound" in own.read_bytes()) == (False, True)
+    studio.forget("animals/hound")
+    assert studio.deliver("xmp", confirmed_only=True).changes == 1
+    assert (b"hound" in own.read_bytes(), b"mine" in own.read_bytes()) == (False, True)
+    studio.undo()
+    assert studio.deliver("xmp", confirmed_only=True).changes == 1
     assert studio.take_back().changes == 1
     assert {path: path.read_bytes() for path in album.rglob("*") if path.is_file()} == before
 

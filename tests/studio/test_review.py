@@ -112,6 +112,23 @@ def test_an_audit_is_a_fair_sample() -> None:
     assert held >= 460
 
 
+def test_an_audit_of_other_tags_is_not_shown() -> None:
+    chances = np.linspace(0.2, 1, 400)
+    asked = np.arange(400) >= 380  # by a threshold of 0.96
+    words = dict.fromkeys(range(380, 400), YES)
+    high, low = (ground(chances, words=words, audited=asked, threshold=at) for at in (0.96, 0.5))
+    assert review.audit(high) == review.wilson(20, 20)
+    assert review.audit(low) is None
+    assert not review.enough(low, "heron").startswith("Look again")
+
+
+def test_what_a_person_has_answered_whole_is_done_whatever_the_audit_found() -> None:
+    chances = np.where(np.arange(160) < 30, 0.97, 0.01)
+    words = dict.fromkeys(range(30), NO) | dict.fromkeys(range(5), YES)
+    asked = np.arange(160) < 30
+    assert review.enough(ground(chances, words=words, audited=asked), "heron").startswith("Done:")
+
+
 def test_answers_that_are_no_audit_measure_nothing() -> None:
     assert review.audit(ground(np.array([0.9, 0.8]), words={0: YES, 1: NO})) is None
 
@@ -150,7 +167,7 @@ def test_enough_is_said_in_the_end() -> None:
     assert "about 19 are wrong" in review.enough(ground(unsure, words=some), "heron")
     audited = np.arange(160) < 30
     wrong = some | dict.fromkeys(range(12, 30), NO)
-    assert review.enough(ground(many, words=wrong, audited=audited), "heron").startswith("Look again: 98% right")
+    assert review.enough(ground(many, words=wrong, audited=audited), "heron").startswith("Look again: 97% right")
 
 
 def test_the_default_order_asks_the_unsure_then_the_sure_then_the_missed() -> None:
@@ -172,6 +189,18 @@ def test_review_begins_with_the_unsure_and_never_asks_twice(studio: Studio) -> N
     assert all(cell.marked == (cell.p is not None and cell.p >= 0.5) for cell in after.pictures)
 
 
+def test_pages_of_unsure_ones_grow_with_what_was_said(studio: Studio) -> None:
+    studio.define("dog")
+    sizes = []
+    for _ in range(5):
+        page = studio.review("dog", "unsure", 12).pictures
+        studio.answer([say(cell.digest, "dog", "yes" if shows(cell.name, "dog") else "no") for cell in page])
+        sizes.append(len(page))
+    assert sizes == [4, 4, 8, 12, 12]
+    studio.define("cat")
+    assert len(studio.review("cat", "missed", 12).pictures) == 12, "the other orders' pages are as long as one sees"
+
+
 def test_a_label_is_no_rarer_than_what_was_confirmed(studio: Studio) -> None:
     """Estimated shares of hard labels would else fall to nothing, and all that is tagged with them."""
     found = list(digests(studio).values())
@@ -179,6 +208,20 @@ def test_a_label_is_no_rarer_than_what_was_confirmed(studio: Studio) -> None:
         share = studio.teach("SKU-4711", found[:count]).prior
         assert share is not None
         assert min(0.99, count / len(found)) - 1e-6 <= share < 1
+
+
+def test_the_share_follows_answers_to_what_review_chose_and_not_to_what_a_person_chose(studio: Studio) -> None:
+    """A person who looks for a label's pictures finds more of them than there are."""
+    studio.teach("dog", [next(digest for name, digest in digests(studio).items() if shows(name, "dog"))])
+    page = studio.review("dog", "unsure", 4).pictures
+    shares: dict[tuple[str, str], float] = {}
+    for source in ("click", "page"):
+        for word in ("yes", "no"):
+            studio.answer([say(cell.digest, "dog", word, source) for cell in page])
+            shares[source, word] = studio.label("dog").prior or 0
+            studio.undo()
+    assert shares["page", "yes"] > shares["click", "yes"]
+    assert shares["page", "no"] < shares["click", "no"]
 
 
 def test_audits_measure_and_teach_nothing(studio: Studio) -> None:

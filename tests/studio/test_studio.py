@@ -65,7 +65,7 @@ def test_the_same_answer_again_counts_once(studio: Studio) -> None:
     answer = say(picture, "dog", "yes")
     first = studio.answer([answer])
     again = studio.answer([answer])
-    assert (first.acknowledged, again.acknowledged, again.undo) == ((answer.id,), (answer.id,), "")
+    assert (first.acknowledged, again.acknowledged, again.undo) == ((answer.id,), (answer.id,), None)
     assert studio.overview().answers == 1
     with pytest.raises(InputError, match="about something else"):
         studio.answer([Answer(answer.id, picture, "dog", "no")])
@@ -93,7 +93,7 @@ def test_of_a_group_with_a_wrong_answer_nothing_is_taken(
 def test_a_page_is_one_undo_and_an_undo_can_be_undone(studio: Studio) -> None:
     studio.define("dog")
     before = [cell.p for cell in studio.search("label:dog is:unsure", stacked=False).pictures]
-    page = studio.review("dog", size=6).pictures
+    page = studio.review("dog", "sure", 6).pictures
     acknowledged = studio.answer([say(cell.digest, "dog", "yes") for cell in page])
     undone = studio.undo()
     assert {(each.picture, each.was, each.now) for each in undone.undone} == {(c.digest, "yes", None) for c in page}

@@ -22,10 +22,11 @@ def say(picture: str, label: str, word: str, source: str = "click") -> Answer:
 
 
 def answer_page(studio: Studio, label: str, order: str = "auto", size: int = 8) -> int:
-    """A truthful person answers a page; how many pictures there were."""
-    page = studio.review(label, order, size)
-    words = {cell.digest: "yes" if shows(cell.name, label) else "no" for cell in page.pictures}
-    source = "audit" if page.order == "audit" else "page"
-    if words:
+    """A truthful person answers so many pictures, or as many as there are, in a page or in several short ones."""
+    said = 0
+    while said < size and (page := studio.review(label, order, size - said)).pictures:
+        source = "audit" if page.order == "audit" else "page"
+        words = {cell.digest: "yes" if shows(cell.name, label) else "no" for cell in page.pictures}
         studio.answer([say(picture, label, word, source) for picture, word in words.items()])
-    return len(words)
+        said += len(words)
+    return said

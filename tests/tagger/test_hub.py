@@ -21,6 +21,8 @@ from fewtag.tagger import hub
 def test_a_shared_bank_gives_the_same_probabilities_and_holds_no_picture(bank: Path, tmp_path: Path) -> None:
     tagger = Tagger.load(bank)
     tagger.partial_fit([draw(80, "ball")], [["ball"]], absent=[["dog"]]).define("zebra")
+    # known by nothing but a no
+    tagger.partial_fit([draw(81, "cat")], [["clock"]]).partial_fit([draw(81, "cat")], [[]], absent=[["clock"]])
     tagger.set_thresholds({"cat": 0.25})
     tagger.save_pretrained(tmp_path / "shared", license="cc-by-4.0")
     shared = Tagger.from_pretrained(tmp_path / "shared")
@@ -43,6 +45,18 @@ def test_a_shared_bank_gives_the_same_probabilities_and_holds_no_picture(bank: P
     assert "| cat | 2 | 0.25 | its name |" in card
     tagger.save_pretrained(tmp_path / "whole", examples=True)
     assert set(Tagger.from_pretrained(tmp_path / "whole").bank_.examples) == set(own)
+
+
+def test_a_card_that_somebody_wrote_or_changed_stays(bank: Path, tmp_path: Path) -> None:
+    tagger, card = Tagger.load(bank), tmp_path / hub.CARD
+    tagger.save_pretrained(tmp_path)
+    tagger.define("zebra").save_pretrained(tmp_path)
+    assert "| zebra | 0 |" in card.read_text()
+    for text in ("# My birds\n", card.read_text().replace("calibrated", "my own")):
+        card.write_text(text)
+        tagger.define("heron").save_pretrained(tmp_path)
+        assert card.read_text() == text
+    assert "heron" in Tagger.from_pretrained(tmp_path).classes_
 
 
 def test_saving_a_copy_to_share_is_not_saving(bank: Path, tmp_path: Path) -> None:

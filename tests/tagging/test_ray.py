@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ import pytest
 from tiny import draw
 
 from fewtag.errors import InputError
-from fewtag.tagging.ray_engine import Nodes, Share, check_address, open_cluster, refuse_deadly
-from fewtag.tagging.run import Cluster, Options, Summary, tag
+from fewtag.tagging.ray_engine import Share, check_address, finish_on_ray, open_cluster, share_out
+from fewtag.tagging.run import Cluster, Options, Summary, Work, tag
+from fewtag.tagging.sources import Shard
+from fewtag.tagging.tables import Counts, Parts
 
 Cli = Callable[..., Any]
 NAMES = ["b, c.png", 'sub/"q"\n.JPG', "sub/deep/ä.png", "z.webp"]
@@ -80,7 +83,7 @@ class Deadly(http.server.ThreadingHTTPServer):
                 server.asked[self.path.lstrip("/")] += 1
                 if server.deadly[self.path.lstrip("/")] > 0:
                     server.deadly[self.path.lstrip("/")] -= 1
-                    for process in processes(b"ray::MapWorker"):
+                    for process in processes(b"ray::Worker"):
                         os.kill(process, signal.SIGKILL)
                     return
                 super().do_GET()
@@ -167,6 +170,7 @@ def test_a_killed_worker_loses_and_repeats_nothing(cli: Cli, bank: Path, tmp_pat
         run(bank, ["list.parquet"], "tags", options)
     sentence = "1 of 4 shards could not be tagged, the first is part-00002.parquet: its worker died 2 times"
     assert sentence in str(refused.value)
+    assert server.asked[pictures[25]] == 2
     assert [len(rows(f"tags/part-0000{number}.parquet")) for number in (0, 1, 3)] == [10, 10, 10]
     server.deadly.clear()
     before = Counter(server.asked)
@@ -188,7 +192,7 @@ def test_a_killed_worker_loses_and_repeats_nothing(cli: Cli, bank: Path, tmp_pat
     [
         ("127.0.0.1:9", "no Ray cluster answers at --address 127.0.0.1:9 "),
         ("nowhere", "give HOST:PORT"),
-        ("ray://127.0.0.1:10001", "does not work through Ray's client"),
+        ("ray://127.0.0.1:10001", "Ray's client is not for this"),
     ],
 )
 def test_an_address_where_no_cluster_answers_is_refused_at_once(address: str, sentence: str) -> None:
@@ -220,17 +224,83 @@ def test_without_ray_the_extra_is_named(cli: Cli, bank: Path, photos: Path, monk
     assert not Path("tags").exists()
 
 
+def test_parts_that_workers_wrote_elsewhere_are_missed(
+    cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fewtag.tagging.ray_engine.open_cluster", lambda _: nullcontext([{"CPU": 1.0}]))
+    wrote = lambda shards, *_: (0.0, {shard.number: Counts(shard.size, 0) for shard in shards})  # noqa: E731
+    monkeypatch.setattr("fewtag.tagging.ray_engine.finish_on_ray", wrote)
+    said = cli("tag", bank, photos, "--out", "tags", "--engine", "ray")
+    assert (said.code, "--out must lie at the same path on every machine" in said.err) == (2, True)
+
+
 def test_a_worker_has_its_share_of_one_machine() -> None:
-    assert Nodes([{"CPU": 2.0}]).share(None) == Share(workers=2, cores=1.0, gpu=False)
-    assert Nodes([{"CPU": 8.0}]).share(2) == Share(workers=2, cores=4.0, gpu=False)
-    assert Nodes([{"CPU": 2.0}]).share(4) == Share(workers=4, cores=0.5, gpu=False)
-    assert Nodes([{"CPU": 16.0}, {"CPU": 4.0}]).share(3) == Share(workers=3, cores=5.0, gpu=False)
-    assert Nodes([{"CPU": 32.0, "GPU": 4.0}, {"CPU": 64.0}]).share(None) == Share(workers=4, cores=8.0, gpu=True)
+    assert share_out([{"CPU": 2.0}], None) == Share(workers=2, cores=1.0, gpu=False)
+    assert share_out([{"CPU": 8.0}], 2) == Share(workers=2, cores=4.0, gpu=False)
+    assert share_out([{"CPU": 2.0}], 4) == Share(workers=4, cores=0.5, gpu=False)
+    assert share_out([{"CPU": 16.0}, {"CPU": 4.0}], 3) == Share(workers=3, cores=5.0, gpu=False)
+    assert share_out([{"CPU": 32.0, "GPU": 4.0}, {"CPU": 64.0}], None) == Share(workers=4, cores=8.0, gpu=True)
     with pytest.raises(InputError, match="--workers 5, but there are 4 GPUs"):
-        Nodes([{"CPU": 32.0, "GPU": 4.0}]).share(5)
+        share_out([{"CPU": 32.0, "GPU": 4.0}], 5)
 
 
-def test_a_shard_that_kills_is_not_tried_for_ever() -> None:
-    refuse_deadly(3, 3)
-    with pytest.raises(InputError, match="its worker died 3 times"):
-        refuse_deadly(4, 3)
+def test_a_share_is_one_that_the_machines_have() -> None:
+    three = [{"CPU": 1.0}] * 3
+    assert share_out(three, 4) == Share(workers=4, cores=0.5, gpu=False)
+    assert share_out([{"CPU": 1.0}], 10) == Share(workers=10, cores=0.1, gpu=False)
+    assert share_out([{"CPU": 1.0, "GPU": 4.0}, {"CPU": 64.0}], None) == Share(workers=4, cores=0.25, gpu=True)
+    with pytest.raises(InputError, match="no machine of the cluster has cores for them"):
+        share_out([{"GPU": 1.0}, {"CPU": 4.0}], None)
+
+
+def four_shards(*, workers: int) -> tuple[list[Shard], Work, Share, Callable[[int], None]]:
+    work = Work(b"", None, Options(), Parts("parts", "jsonl"), {})
+    return [Shard(number, "", 1) for number in range(4)], work, Share(workers, 1.0, gpu=False), lambda _count: None
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_a_worker_of_another_version_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fewtag.tagging.ray_engine.__version__", "other")  # here alone, not in the worker
+    with pytest.raises(InputError, match="this is other; install the same one on every machine"):
+        finish_on_ray(*four_shards(workers=1))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_workers_that_die_before_their_first_picture_are_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stillborn:
+        def open(self, *_: object) -> str:
+            os._exit(1)
+
+    monkeypatch.setattr("fewtag.tagging.ray_engine.Worker", Stillborn)
+    with pytest.raises(InputError, match="the workers cannot go on: 3 died before their first picture"):
+        finish_on_ray(*four_shards(workers=1))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_a_worker_without_room_keeps_no_shard_and_one_bad_shard_keeps_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    class Simple:
+        def open(self, *_: object) -> str:
+            return ""
+
+        def finish(self, shard: Shard) -> Counts:
+            if shard.size > 1:
+                raise MemoryError("too large")
+            return Counts(shard.number, 0)
+
+    monkeypatch.setattr("fewtag.tagging.ray_engine.Worker", Simple)
+    shards, work, share, advance = four_shards(workers=2)
+    cores = sum(node["Resources"].get("CPU", 0) for node in ray.nodes())
+    # each wants more than half: there is never room for the second
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(finish_on_ray, shards, work, Share(2, 0.6 * cores, gpu=False), advance)
+        _, finished = done.result(timeout=SECONDS)
+    assert finished == {number: Counts(number, 0) for number in range(4)}
+    told: list[int] = []
+    with pytest.raises(InputError, match=r"1 of 5 shards .* MemoryError: too large"):
+        finish_on_ray([Shard(9, "", 2), *shards], work, share, told.append)
+    assert told == [1, 1, 1, 1], "the others are finished"

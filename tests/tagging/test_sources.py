@@ -21,7 +21,7 @@ from fewtag.errors import InputError
 from fewtag.pictures.files import Picture, encoded_bytes
 from fewtag.tagger.stream import Item
 from fewtag.tagging import parquet, sources
-from fewtag.tagging.sources import Shard, Source, open_source
+from fewtag.tagging.sources import Source, open_source
 
 Cli = Callable[..., Any]
 NAMES = ["b, c.png", 'sub/"q"\n.JPG', "sub/deep/ä.png", "z.webp"]
@@ -178,13 +178,6 @@ def test_a_shard_changes_with_its_pictures_and_with_nothing_else(photos: Path) -
     assert (again.digest, [entry.name for entry in again.entries]) == (first.digest, NAMES[:2])
     assert [entry.name for entry in changed.entries] == [entry.name for entry in second.entries]
     assert changed.digest != second.digest
-
-
-def test_a_shard_travels_as_json(photos: Path) -> None:
-    for shard in open_source([str(photos)]).shards(2):
-        there = Shard.from_json(shard.to_json())
-        assert [item.name for item in there.items(2)] == [item.name for item in shard.items(2)]
-        assert (there.digest, there.size) == (shard.digest, shard.size)
 
 
 def test_a_picture_far_away_is_tried_again(web: str, photos: Path) -> None:

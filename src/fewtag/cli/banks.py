@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Bank, Label, ModelName, SkipBad, WordSource, check_page, plural, printable
+from fewtag.cli.terminal import AsJson, Bank, Label, ModelName, Root, SkipBad, WordSource, check_page, plural, printable
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ def learn(
     complete: Annotated[
         bool, typer.Option("--complete", help="The pictures show nothing but what is said: all else is absent.")
     ] = False,
-    root: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")
-    ] = None,
+    root: Root = None,
     all_rows: Annotated[
         bool, typer.Option("--all-rows", help="Of a table that `tag` wrote, rows too that nobody changed.")
     ] = False,
@@ -144,14 +142,13 @@ def learn(
         raise InputError(f"{error} ({moved}--skip-bad leaves out what cannot be read)") from error
 
     with Bars() as bars:
-        bars.start("learning", len(shown))
         tagger.partial_fit(
             [each.picture for each in shown],
             [each.labels for each in shown],
             absent=refused,
             complete=complete,
             on_error=skipped.append if skip_bad else refuse,
-            progress=bars.advance,
+            progress=bars.begin("learning", len(shown)),
         )
     tagger.save(bank)
     warn_of_names(tagger, names)
@@ -204,8 +201,8 @@ def from_carried(
     shown = only(carried.shown, names) if names else carried.shown
     if shown and most is not None and most < max(carried.counts.values()):
         with Bars() as bars:
-            bars.start("looking for typical and varied ones", len(shown))
-            shown, failed = at_most(shown, most, tagger.model, bars.advance)
+            told = bars.begin("looking for typical and varied ones", len(shown))
+            shown, failed = at_most(shown, most, tagger.model, told)
         skip(failed)
     if not shown:
         raise InputError(f"none of {plural(carried.pictures, 'picture')} carries a tag; tag some in your photo program")

@@ -5,9 +5,9 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -103,68 +103,44 @@ def _rows(
     source: Path, photos: Path, threshold: float | None, prefix: str, device: str, *, confirmed: bool
 ) -> "tuple[Iterator[tuple[str, Path, Wanted | InputError]], int]":
     """What is to be written of each picture, and of how many."""
-    from fewtag.interop.keywords import check_label, fold
     from fewtag.interop.xmp import Wanted
     from fewtag.tagging.examples import TABLES
 
-    given = Given(source, photos, threshold, device)
+    if confirmed and threshold is not None:
+        raise InputError("--confirmed writes no guesses, and --threshold is for those; leave one of them out")
+    former: Iterable[str] = ()
     if source.is_dir():
-        labels, rows, total = _of_project(given, confirmed=confirmed)
+        (labels, rows, total), former = _of_project(source, photos, threshold, device, confirmed=confirmed)
     elif source.name.lower().endswith(TABLES):
         if confirmed:
             raise InputError("--confirmed needs a bank or a project: a table does not say who confirmed what")
-        labels, rows, total = _of_table(given)
+        labels, rows, total = _of_table(source, photos, threshold)
     else:
-        labels, rows, total = _of_examples(given) if confirmed else _of_bank(given)
-    paths = {label: check_label(label) for label in labels}
-    vocabulary = frozenset(fold(path) for path in paths.values())
-    branch = check_label(prefix) if prefix else ()
-
-    def wanted() -> "Iterator[tuple[str, Path, Wanted | InputError]]":
-        for name, path, found in rows:
-            if isinstance(found, InputError):
-                yield name, path, found
-            else:
-                yield name, path, Wanted(tuple(paths[label] for label in found), vocabulary, branch)
-
-    return wanted(), total
-
-
-class Given(NamedTuple):
-    """What the command was given."""
-
-    source: Path
-    photos: Path
-    threshold: float | None
-    device: str
+        of_bank = _of_examples(source, photos) if confirmed else _of_bank(source, photos, threshold, device)
+        labels, rows, total = of_bank
+    wanted = Wanted.among(labels, former, prefix)
+    return ((name, path, each if isinstance(each, InputError) else wanted(each)) for name, path, each in rows), total
 
 
 Rows = tuple[Sequence[str], Iterable[tuple[str, Path, "Sequence[str] | InputError"]], int]
 """All labels spoken of; names, pictures and their labels, or why there are none; how many pictures."""
 
 
-def _of_table(given: Given) -> Rows:
+def _of_table(source: Path, photos: Path, threshold: float | None) -> Rows:
     from fewtag.tagging.examples import read_tagged
 
-    table = read_tagged(given.source)
-    if given.threshold is not None:
-        if not any(row.scores for row in table):
-            raise InputError(f"{given.source} has no probabilities to compare with; tag with --scores, or leave it out")
-        least = given.threshold
-        table = [
-            replace(row, tags=tuple(label for label, score in row.scores.items() if score >= least)) for row in table
-        ]
+    table = read_tagged(source, threshold)
     labels = sorted({label for row in table for label in (*row.tags, *row.scores)})
-    alone = not given.photos.is_dir()
-    folder = Path(os.path.normpath((given.photos.parent if alone else given.photos).absolute()))
+    alone = not photos.is_dir()
+    folder = Path(os.path.normpath((photos.parent if alone else photos).absolute()))
     tags: dict[str, dict[str, None]] = {}
     for row in table:
         boxed = re.fullmatch(r"(.+)#[0-9]+", row.image)  # a detector's box: its tags are the picture's
         name = boxed[1] if boxed and not (folder / row.image).exists() else row.image
-        if not alone or name == given.photos.name:
+        if not alone or name == photos.name:
             tags.setdefault(name, {}).update(dict.fromkeys(row.tags))
     if not tags:
-        raise InputError(f"{given.source} has no row of {given.photos}; give the folder that was tagged")
+        raise InputError(f"{source} has no row of {photos}; give the folder that was tagged")
 
     def rows() -> Iterator[tuple[str, Path, Sequence[str] | InputError]]:
         for name, found in tags.items():
@@ -177,61 +153,65 @@ def _of_table(given: Given) -> Rows:
     return labels, rows(), len(tags)
 
 
-def _of_project(given: Given, *, confirmed: bool) -> Rows:
-    """A studio's answers, and unless confirmed ones alone are wanted what its bank says; of pictures under PHOTOS."""
+def _of_project(
+    source: Path, photos: Path, threshold: float | None, device: str, *, confirmed: bool
+) -> tuple[Rows, set[str]]:
+    """A studio's answers, and unless confirmed ones alone are wanted what its bank says; of pictures under PHOTOS.
+
+    And all names that its labels ever had.
+    """
     from fewtag.studio.project import FILE
     from fewtag.studio.studio import Studio
 
-    if not (given.source / FILE).is_file():
-        raise InputError(f"{given.source} is no project of the studio; give a bank, a project or a table, then PHOTOS")
-    with Studio.open(given.source, device=given.device) as studio:
+    if not (source / FILE).is_file():
+        raise InputError(f"{source} is no project of the studio; give a bank, a project or a table, then PHOTOS")
+    with Studio.open(source, device=device) as studio:
         studio.wait()
         found = studio.tags_by_file(confirmed_only=confirmed)
-        labels = [label.name for label in studio.labels()]
-    root = given.photos.resolve()
+        labels, former = [label.name for label in studio.labels()], studio.names_ever
+    root = photos.resolve()
     rows: list[tuple[str, Path, Sequence[str] | InputError]] = []
     for path, row in found.items():
         if path.is_relative_to(root):
-            least = given.threshold
-            over = row.tags if least is None else [tag for tag, score in row.scores.items() if score >= least]
-            rows.append((str(path.relative_to(root.parent if root.is_file() else root)), path, tuple(over)))
+            over = row.tags if threshold is None else [tag for tag, p in row.scores.items() if p >= threshold]
+            rows.append((str(path.relative_to(root.parent if root.is_file() else root)), path, over))
     if not rows:
-        raise InputError(f"the project {given.source} has no picture under {given.photos}; give a folder of its own")
-    return labels, rows, len(rows)
+        raise InputError(f"the project {source} has no picture under {photos}; give a folder of its own")
+    return (labels, rows, len(rows)), former
 
 
-def _of_bank(given: Given) -> Rows:
+def _of_bank(source: Path, photos: Path, threshold: float | None, device: str) -> Rows:
     from fewtag.files import user_cache_folder
     from fewtag.interop.carried import paired_raws
     from fewtag.tagger.bank_file import read_header
     from fewtag.tagging.run import Options, tag_rows
     from fewtag.tagging.sources import open_source
 
-    labels = [label["name"] for label in read_header(given.source)["labels"]]
-    options = Options(threshold=given.threshold, device=given.device, cache=str(user_cache_folder()))
-    folder = given.photos if given.photos.is_dir() else given.photos.parent
-    source = open_source([str(given.photos)])
-    paired = paired_raws([Path(each.name) for each in source.entries])
+    labels = [label["name"] for label in read_header(source)["labels"]]
+    options = Options(threshold=threshold, device=device, cache=str(user_cache_folder()))
+    folder = photos if photos.is_dir() else photos.parent
+    pictures = open_source([str(photos)])
+    paired = paired_raws([Path(each.name) for each in pictures.entries])
 
     def rows() -> Iterator[tuple[str, Path, Sequence[str] | InputError]]:
-        for item, row in tag_rows(given.source, [str(given.photos)], options):
+        for item, row in tag_rows(source, [str(photos)], options):
             if not row.failure:
                 yield row.image, folder / item.name, row.tags
             elif Path(item.name) not in paired:  # else the tags are beside what was made of the RAW file
                 yield row.image, folder / item.name, InputError(row.failure)
 
-    return labels, rows(), len(source) - len(paired)
+    return labels, rows(), len(pictures) - len(paired)
 
 
-def _of_examples(given: Given) -> Rows:
+def _of_examples(source: Path, photos: Path) -> Rows:
     """Of the pictures that the bank was taught with, what a person said."""
     from fewtag.pictures.decode import pixel_digest
     from fewtag.pictures.files import Picture, walk
     from fewtag.tagger.bank_file import read_bank
 
-    bank = read_bank(given.source)[1]
-    found = [(each.name, each.path) for each in walk(given.photos) if not each.problem] if given.photos.is_dir() else []
-    pictures = found or [(given.photos.name, given.photos)]
+    bank = read_bank(source)[1]
+    found = [(each.name, each.path) for each in walk(photos) if not each.problem] if photos.is_dir() else []
+    pictures = found or [(photos.name, photos)]
 
     def rows() -> Iterator[tuple[str, Path, Sequence[str] | InputError]]:
         for name, path in pictures:

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Bank, Cache, DataFolder, Device, NoCache, SkipBad, check_page, plural, printable
+from fewtag.cli.terminal import (
+    AsJson,
+    Bank,
+    Cache,
+    DataFolder,
+    Device,
+    NoCache,
+    Root,
+    SkipBad,
+    check_page,
+    plural,
+    printable,
+)
 from fewtag.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -85,11 +97,10 @@ def tag(
 
     Example: fewtag tag pets.fewtag s3://bucket/photos --out s3://bucket/tags --engine ray --address auto
     """
-    from fewtag.files import user_cache_folder
+    from fewtag.tagging.page import MOST, write_page
     from fewtag.tagging.run import Cluster, Options
 
-    if cache is not None and no_cache:
-        raise InputError("--cache and --no-cache exclude each other; give one of them")
+    kept = cache_folder(cache, no_cache)
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}; {nearest(engine, ENGINES)}")
     if engine == "local" and (
@@ -98,17 +109,30 @@ def tag(
         raise InputError(f"{given[0]} is for --engine ray; add that, or leave it out")
     if page is not None:
         check_page(page, out)
-    kept = None if no_cache else str((cache or user_cache_folder()).resolve())
-    options = Options(scores, threshold, read_prior(prior), batch, device, kept, shard)
+    options = Options(scores, threshold, read_prior(prior), batch, device, None if kept is None else str(kept), shard)
+    cards: list[Card] | None = None if page is None else []
     if out is None:
         if engine == "ray":
             raise InputError("--engine ray needs --out: a table, or a folder for Parquet parts")
-        failed = _to_terminal(bank, sources, page, options, as_json=as_json)
+        failed = _to_terminal(bank, sources, options, cards, as_json=as_json)
     else:
         ray = Cluster(address, workers) if engine == "ray" else None
-        failed = _to_table(bank, sources, out, page, options, ray, force=force, as_json=as_json)
+        failed = _to_table(bank, sources, out, options, ray, cards, force=force, as_json=as_json)
+    if page is not None and cards is not None:
+        facts = f"{plural(len(cards), 'picture')}, tagged by {bank.name}"
+        write_page(page, bank.stem, facts + (f"; only the first {MOST} are shown" if len(cards) == MOST else ""), cards)
+        print(f"the page: {page}", file=sys.stderr)
     if failed:
         raise typer.Exit(1)
+
+
+def cache_folder(cache: Path | None, no_cache: bool = False) -> Path | None:
+    """What --cache and --no-cache say."""
+    from fewtag.files import user_cache_folder
+
+    if cache is not None and no_cache:
+        raise InputError("--cache and --no-cache exclude each other; give one of them")
+    return None if no_cache else (cache or user_cache_folder()).resolve()
 
 
 def read_prior(text: str) -> "float | Literal['estimate', 'bank']":
@@ -128,9 +152,9 @@ def _to_table(
     bank: Path,
     sources: list[str],
     out: str,
-    page: Path | None,
     options: "Options",
     ray: "Cluster | None",
+    cards: "list[Card] | None",
     *,
     force: bool,
     as_json: bool,
@@ -141,16 +165,13 @@ def _to_table(
     from fewtag.tagging.run import tag as tag_all
     from fewtag.tagging.tables import failures_of
 
-    cards: list[Card] = []
-
     def look(rows: Rows) -> None:
+        assert cards is not None
         cards.extend(tagged_card(item, row) for item, row in itertools.islice(rows, MOST))
 
-    shown = None if page is None else look
     with Bars() as bars:
+        shown = None if cards is None else look
         done = tag_all(bank, sources, out, options, ray=ray, force=force, begin=bars.begin, look=shown)
-    if page is not None:
-        _to_page(bank, page, cards)
     if as_json:
         print(json.dumps(asdict(done)))
     else:
@@ -160,17 +181,18 @@ def _to_table(
     return done.failed
 
 
-def _to_terminal(bank: Path, sources: list[str], page: Path | None, options: "Options", *, as_json: bool) -> int:
+def _to_terminal(
+    bank: Path, sources: list[str], options: "Options", cards: "list[Card] | None", *, as_json: bool
+) -> int:
     """A line for each picture as soon as it is known; JSON has a line for each, too, in ASCII."""
     from fewtag.tagging.page import MOST, tagged_card
     from fewtag.tagging.run import tag_rows
     from fewtag.tagging.tables import record
 
     failed = 0
-    cards: list[Card] = []
     for item, row in tag_rows(bank, sources, options):
         failed += bool(row.failure)
-        if page is not None and len(cards) < MOST:
+        if cards is not None and len(cards) < MOST:
             cards.append(tagged_card(item, row))
         if as_json:
             facts = {"image": row.image, "failure": row.failure} if row.failure else record(row, list(row.scores))
@@ -182,17 +204,7 @@ def _to_terminal(bank: Path, sources: list[str], page: Path | None, options: "Op
             ranked = sorted(shown, key=lambda name: -row.scores[name])
             tags = ", ".join(f"{name} {row.scores[name]:.2f}" for name in ranked) or "–"
             typer.echo(f"{printable(row.image)}: {printable(tags)}")
-    if page is not None:
-        _to_page(bank, page, cards)
     return failed
-
-
-def _to_page(bank: Path, page: Path, cards: "list[Card]") -> None:
-    from fewtag.tagging.page import MOST, write_page
-
-    facts = f"{plural(len(cards), 'picture')}, tagged by {bank.name}"
-    write_page(page, bank.stem, facts + (f"; only the first {MOST} are shown" if len(cards) == MOST else ""), cards)
-    print(f"the page: {page}", file=sys.stderr)
 
 
 def check(
@@ -200,9 +212,7 @@ def check(
     truth: Annotated[
         Path, typer.Argument(metavar="TRUTH", help="Pictures with all they show: a CSV, or a folder per label.")
     ],
-    root: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")
-    ] = None,
+    root: Root = None,
     all_rows: Annotated[
         bool, typer.Option("--all-rows", help="A table that `tag` wrote is right, though nobody changed it.")
     ] = False,
@@ -235,7 +245,6 @@ def check(
     """
     from fewtag.cli.banks import open_bank
     from fewtag.cli.terminal import Bars, show
-    from fewtag.files import user_cache_folder
     from fewtag.tagging.check import check_bank, shares_of
     from fewtag.tagging.examples import read_examples
     from fewtag.tagging.run import Options
@@ -243,22 +252,19 @@ def check(
     setting = set_thresholds or set_priors
     if setting and prior not in {None, "bank"}:
         raise InputError(f"--prior {prior} is for measuring; what is kept is for the bank's own: leave it out")
-    asked = read_prior(prior or ("bank" if setting else "estimate"))
+    asked, kept = read_prior(prior or ("bank" if setting else "estimate")), cache_folder(cache, no_cache)
     shown = read_examples([truth], root=root, complete=True)
     if all(each.guessed for each in shown) and not all_rows:
         raise InputError(f"{truth} is as `fewtag tag` wrote it, no truth; mend it, or give --all-rows if it is right")
     tagger = open_bank(bank)
     with Bars() as bars:
-        kept = None if no_cache else cache or user_cache_folder()
         shares = shares_of(shown, tagger, Options(prior=asked, cache=None if kept is None else str(kept)), bars.begin)
-        measure = partial(check_bank, tagger, shown, cache=kept, skip_bad=skip_bad, progress=bars.advance)
-        bars.start("checking", len(shown))
-        found = measure(prior=asked, shares=shares)
+        measure = partial(check_bank, tagger, shown, cache=kept, skip_bad=skip_bad)
+        found = measure(prior=asked, shares=shares, progress=bars.begin("checking", len(shown)))
         if set_priors:
             tagger.set_priors(found.priors)
         if set_priors and set_thresholds:  # thresholds are for the probabilities that the new priors make
-            bars.start("checking again with these priors", len(shown))
-            found = measure()
+            found = measure(progress=bars.begin("checking again with these priors", len(shown)))
     if set_thresholds:
         tagger.set_thresholds(found.best_thresholds)
     if setting:
@@ -326,9 +332,7 @@ def export(
         Path | None,
         typer.Option(metavar="PICTURES", help="A folder or a picture to compare on, beside random pixels."),
     ] = None,
-    root: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")
-    ] = None,
+    root: Root = None,
     boxes: Annotated[bool, typer.Option("--boxes", help="coco: a box around the whole picture for each tag.")] = False,
     as_json: AsJson = False,
 ) -> None:

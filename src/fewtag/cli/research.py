@@ -2,8 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -111,10 +110,9 @@ def train(
 
     fabric = open_fabric(accelerator, precision)
     with collective_refusal():
-        recipes = [(file, found) for file, found in _recipes(recipe, changes, only) if found.training is not None]
+        recipes = [each for each in _recipes(recipe, changes, only, data) if each[1].training is not None]
         if not recipes:
             raise InputError(f"no run of recipe {recipe} has a [training] table, so there is nothing to train")
-        _check_folder(data)
     summaries: dict[str, Any] = {}
     for file, settings in recipes:
         experiment = _experiment(settings, file, data, skip_bad=skip_bad, compiled=compiled)
@@ -154,8 +152,7 @@ def bench(
 
     fabric = open_fabric(accelerator, precision)
     with collective_refusal():
-        recipes = _recipes(recipe, changes, only)
-        _check_folder(data)
+        recipes = _recipes(recipe, changes, only, data)
     found: dict[str, Any] = {}
     sessions: dict[str, Any] = {}
     for file, settings in recipes:
@@ -207,8 +204,7 @@ def draws(
     """Draw the test episodes of a recipe's runs from the seed and save them as protocol files, pictures by id."""
     from fewtag.research.data.sampling import save_draws
 
-    _check_folder(data)
-    for path, (file, settings, phase) in _draws_files(_recipes(recipe, changes, only), out).items():
+    for path, (file, settings, phase) in _draws_files(_recipes(recipe, changes, only, data), out).items():
         experiment, evaluation = _experiment(settings, file, data), settings.evaluation
         save_draws(
             path,
@@ -263,15 +259,15 @@ def report(
     show({"files": files, "measured": written.measured, "comparisons": written.comparisons}, as_json=True, title="")
 
 
-def _recipes(path: Path, changes: list[str] | None, only: list[str] | None) -> "list[tuple[Path, Recipe]]":
+def _recipes(
+    path: Path, changes: list[str] | None, only: list[str] | None, data: Path | None
+) -> "list[tuple[Path, Recipe]]":
     from fewtag.research.bench.recipe_files import load_recipes
 
-    return load_recipes(path, changes=changes or (), only=only or ())
-
-
-def _check_folder(data: Path | None) -> None:
+    found = load_recipes(path, changes=changes or (), only=only or ())
     if data is not None and not data.is_dir():
         raise InputError(f"--data {data} is not a folder; name the one that the recipe's paths are relative to")
+    return found
 
 
 def _experiment(
@@ -311,9 +307,14 @@ def explain_run(folder: Path, image: Path, labels: Sequence[str], out: Path, dat
     experiment = Experiment(recipe, data or Path(), data or Path())
     picture = Picture(image)
     shown, pixels = picture.open(), torch.from_numpy(picture.pixels(recipe.backbone.size))[None]
-    with _hint_at_data(data):  # these are files that the recipe names
+    try:
         _ = experiment.split, experiment.vectors
         backbone, method = load_trained(experiment, RunFolder(folder, recipe))
+    except InputError as error:  # the recipe's paths are relative to a folder that the run does not know
+        if data is not None:
+            raise
+        hint = "if that file lies in the folder of the run's recipe, or of its data, name the folder with --data"
+        raise InputError(f"{error}; {hint}") from error
     assert isinstance(method, WordAttention)
     words = experiment.words(labels)
     with torch.inference_mode():
@@ -322,15 +323,3 @@ def explain_run(folder: Path, image: Path, labels: Sequence[str], out: Path, dat
     low, high = float(relevance.min()), float(relevance.max())
     scaled = (relevance - low) / max(high - low, 1e-12)
     save_heat(out, shown, {label: stretch(each, shown.size) for label, each in zip(labels, scaled, strict=True)})
-
-
-@contextmanager
-def _hint_at_data(data: Path | None) -> Iterator[None]:
-    """Where a file of the recipe's is not found: its path is relative to a folder that the run does not know."""
-    try:
-        yield
-    except InputError as error:
-        if data is not None:
-            raise
-        hint = "if that file lies in the folder of the run's recipe, or of its data, name the folder with --data"
-        raise InputError(f"{error}; {hint}") from error

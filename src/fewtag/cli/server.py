@@ -5,27 +5,29 @@ import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fewtag.cli.pictures import cache_folder
 from fewtag.cli.terminal import AsJson, Cache, Device, ModelName, NoCache, WordSource
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
-    from fewtag.server.security import Guard
+    from fewtag.server.security import Guard, Settings
     from fewtag.server.service import BankService
     from fewtag.server.uploads import Decoders
     from fewtag.studio.studio import Studio
 
 PORT = 8766
 """The same each time: what a browser keeps for a page, it keeps by the page's port."""
-FILE = "studio.sqlite"
-"""By which a folder is a project."""
 NEEDED = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
 
+ProjectFolder = Annotated[Path, typer.Argument(metavar="PROJECT", help="The project's folder, new or known.")]
+Folders = Annotated[list[Path] | None, typer.Argument(metavar="PICTURES", help="Folders of pictures to add to it.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 is any free one.")]
 Host = Annotated[
     str, typer.Option(metavar="ADDRESS", help="The interface to listen on; another needs --allow-network.")
@@ -95,40 +97,27 @@ def serve(
     Example: fewtag serve pets.fewtag --service label-studio --label-studio http://localhost:8080
     """
     _check_extra("serve")
-    kept = _cache_folder(cache, no_cache)
-    exposure = _Exposure(host, port, allow_network, tuple(allow_host or ()), token_file, read_only)
-    exposure.add_services([each.value for each in service or ()], label_studio)
-    if bank.is_dir():
-        if no_cache:
-            raise InputError(
-                f"{bank} is a project, which keeps what the network made of its pictures; leave --no-cache out"
-            )
-        _check_project(bank)
-        from fewtag.studio.studio import Studio
-
-        def open_project(_decoders: "Decoders") -> "Studio":
-            return Studio.open(bank, model=model, words=words, device=device, cache=kept)
-
-        exposure.run(open_project, kept, as_json=as_json, what=f"{bank} is served at")
-        return
     from fewtag.cli.banks import open_bank
     from fewtag.server.service import BankService
+    from fewtag.studio.studio import Studio
 
-    tagger = open_bank(bank, model, words, device)
-
-    def open_service(decoders: "Decoders") -> "BankService":
-        return BankService(bank, tagger, decoders)
-
-    exposure.run(open_service, kept, as_json=as_json, what=f"{bank} is served at")
+    kept = cache_folder(cache, no_cache)
+    settings = _settings(host, port, allow_network, allow_host, token_file, service, label_studio, read_only=read_only)
+    run = partial(_run, settings, kept, f"{bank} is served at", as_json=as_json)
+    if not bank.is_dir():
+        run(partial(BankService, bank, open_bank(bank, model, words, device)))
+        return
+    if no_cache:
+        raise InputError(
+            f"{bank} is a project, which keeps what the network made of its pictures; leave --no-cache out"
+        )
+    _check_project(bank)
+    run(lambda _: Studio.open(bank, model=model, words=words, device=device, cache=kept))
 
 
 def studio(
-    project: Annotated[Path, typer.Argument(metavar="PROJECT", help="The project's folder, new or known.")] = Path(
-        "fewtag-studio"
-    ),
-    pictures: Annotated[
-        list[Path] | None, typer.Argument(metavar="PICTURES", help="Folders of pictures to add to it.")
-    ] = None,
+    project: ProjectFolder = Path("fewtag-studio"),
+    pictures: Folders = None,
     port: Port = PORT,
     host: Host = "127.0.0.1",
     allow_network: AllowNetwork = False,
@@ -159,28 +148,21 @@ def studio(
     _check_extra("studio")
     from fewtag.studio.studio import Studio
 
-    kept = _cache_folder(cache)
+    kept = cache_folder(cache)
     if check or backup is not None:
         _check_project(project)
         with Studio.open(project, model=model, words=words, device=device, cache=kept, index=False) as opened:
             _look_after(opened, check=check, backup=backup, as_json=as_json)
         return
-    if project.is_dir() and not (project / FILE).exists():
-        _check_new(project, pictures or [])
-
-    def open_project(_decoders: "Decoders") -> Studio:
-        return Studio.open(project, pictures or (), model=model, words=words, device=device, cache=kept)
-
-    exposure = _Exposure(host, port, allow_network, tuple(allow_host or ()), token_file, read_only=False)
-    exposure.add_services([each.value for each in service or ()], label_studio)
-    exposure.run(open_project, kept, as_json=as_json, what=f"{project} is open at", browser=not no_browser)
+    _check_new(project, pictures)
+    settings = _settings(host, port, allow_network, allow_host, token_file, service, label_studio)
+    run = partial(_run, settings, kept, f"{project} is open at", as_json=as_json, browser=not no_browser)
+    run(lambda _: Studio.open(project, pictures or (), model=model, words=words, device=device, cache=kept))
 
 
 def mcp(
-    project: Annotated[Path, typer.Argument(metavar="PROJECT", help="The project's folder, new or known.")],
-    pictures: Annotated[
-        list[Path] | None, typer.Argument(metavar="PICTURES", help="Folders of pictures to add to it.")
-    ] = None,
+    project: ProjectFolder,
+    pictures: Folders = None,
     allow_write: Annotated[
         bool, typer.Option("--allow-write", help="Let the tool `write` write; without it, it only tells what it would.")
     ] = False,
@@ -200,8 +182,7 @@ def mcp(
         raise InputError('fewtag mcp needs a package more; install it with: pip install "fewtag[mcp]"')
     if not project.is_dir() and not pictures:
         raise InputError(f"there is no project {project}; name folders of pictures, and one is made of them")
-    if project.is_dir() and not (project / FILE).exists():
-        _check_new(project, pictures or [])
+    _check_new(project, pictures)
     from fewtag.server.mcp import create_server
     from fewtag.studio.studio import Studio
 
@@ -209,15 +190,23 @@ def mcp(
         create_server(opened, allow_write=allow_write).run("stdio")
 
 
+def _is_project(folder: Path) -> bool:
+    from fewtag.studio.project import FILE
+
+    return (folder / FILE).exists()
+
+
 def _check_project(folder: Path) -> None:
-    if not (folder / FILE).exists():
+    if not _is_project(folder):
         raise InputError(f"there is no project {folder}; make one with: {_command(folder)} PICTURES")
 
 
-def _check_new(folder: Path, pictures: list[Path]) -> None:
+def _check_new(folder: Path, pictures: list[Path] | None) -> None:
     """A folder of pictures is not to become a project by a slip."""
     from fewtag.pictures.files import is_image_name
 
+    if not folder.is_dir() or _is_project(folder):
+        return
     found = [path for path in folder.iterdir() if not path.name.startswith(".")]
     if found and (not pictures or any(is_image_name(path.name) for path in found)):
         raise InputError(
@@ -251,87 +240,74 @@ def _look_after(opened: "Studio", *, check: bool, backup: Path | None, as_json: 
             raise typer.Exit(1)
 
 
-class _Exposure:
+def _settings(
+    host: str,
+    port: int,
+    allow_network: bool,
+    names: list[str] | None,
+    token_file: Path | None,
+    services: list[Service] | None,
+    label_studio: str,
+    *,
+    read_only: bool = False,
+) -> "Settings":
     """Who may reach the server: what the command line says, and nothing else can."""
+    from fewtag.server.security import Settings, is_loopback, read_token
+    from fewtag.server.services import MOST_JSON
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        allow_network: bool,
-        names: tuple[str, ...],
-        token_file: Path | None,
-        read_only: bool,
-    ) -> None:
-        from fewtag.server.security import is_loopback, read_token
-
-        if not is_loopback(host) and not allow_network:
-            raise InputError(
-                f"--host {host} lets other machines reach the server; add --allow-network if they shall, "
-                "on a network that you trust"
-            )
-        self.host, self.port, self.names, self.read_only = host, port, names, read_only
-        self.token = read_token(token_file)
-        self.services: tuple[str, ...] = ()
-        self.label_studio = ""
-
-    def add_services(self, names: list[str], label_studio: str) -> None:
-        """Those for other programs."""
-        if "label-studio" in names and not label_studio:
-            raise InputError(
-                "--service label-studio fetches pictures from one host; say which, "
-                "such as --label-studio http://localhost:8080"
-            )
-        if label_studio:
-            names = [*names, "label-studio"]
-        self.services, self.label_studio = tuple(dict.fromkeys(names)), label_studio
-
-    def run(
-        self,
-        open_service: "Callable[[Decoders], BankService | Studio]",
-        cache: Path | None,
-        *,
-        as_json: bool,
-        what: str,
-        browser: bool = False,
-    ) -> None:
-        """Until it is interrupted."""
-        from fewtag.server.app import listen, run
-        from fewtag.server.security import Settings
-        from fewtag.server.services import MOST_JSON
-
-        with listen(self.host, self.port) as socket:
-            port = socket.getsockname()[1]
-            settings = Settings(self.token, self.host, port, self.names, self.read_only)
-            if self.services:
-                settings = replace(
-                    settings, services=self.services, label_studio=self.label_studio, most_json=MOST_JSON
-                )
-
-            def started(guard: "Guard") -> None:
-                """The first line is printed when the server answers."""
-                if as_json:
-                    print(json.dumps({"url": settings.url, "token": settings.token}), flush=True)
-                else:
-                    typer.echo(f"{what} {settings.url}/#token={settings.token}")
-                    typer.echo("end it with Ctrl-C")
-                if browser:
-                    import threading
-                    import webbrowser
-
-                    address = f"{settings.url}/#token={guard.one_time_token()}"
-                    # one in the terminal would not give the server its turn
-                    threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-
-            run(open_service, settings, socket, cache=cache, started=started)
+    if not is_loopback(host) and not allow_network:
+        raise InputError(
+            f"--host {host} lets other machines reach the server; add --allow-network if they shall, "
+            "on a network that you trust"
+        )
+    token, kept = read_token(token_file)
+    settings = Settings(token, host, port, tuple(names or ()), read_only, keeps_token=kept)
+    asked = {each.value for each in services or ()}
+    if label_studio:
+        asked.add("label-studio")
+    elif "label-studio" in asked:
+        raise InputError(
+            "--service label-studio fetches pictures from one host; say which, "
+            "such as --label-studio http://localhost:8080"
+        )
+    if not asked:
+        return settings
+    return replace(settings, services=tuple(sorted(asked)), label_studio=label_studio, most_json=MOST_JSON)
 
 
-def _cache_folder(cache: Path | None, no_cache: bool = False) -> Path | None:
-    from fewtag.files import user_cache_folder
+def _run(
+    settings: "Settings",
+    cache: Path | None,
+    what: str,
+    open_service: "Callable[[Decoders], BankService | Studio]",
+    *,
+    as_json: bool,
+    browser: bool = False,
+) -> None:
+    """Until it is interrupted."""
+    from fewtag.server.app import listen, run
 
-    if cache is not None and no_cache:
-        raise InputError("--cache and --no-cache exclude each other; give one of them")
-    return None if no_cache else (cache or user_cache_folder()).resolve()
+    with listen(settings.host, settings.port) as socket:
+        bound = replace(settings, port=socket.getsockname()[1])
+
+        def started(guard: "Guard") -> None:
+            """The first line is printed when the server answers."""
+            if as_json:
+                print(json.dumps({"url": bound.url, "token": bound.token}), flush=True)
+            else:
+                # one that is kept would stay in a log
+                shown = "" if bound.keeps_token else f"/#token={bound.token}"
+                typer.echo(f"{what} {bound.url}{shown}")
+                typer.echo("end it with Ctrl-C")
+            if browser:
+                import threading
+                import webbrowser
+
+                address = f"{bound.url}/#token={guard.one_time_token()}"
+                # one in the terminal would not give the server its turn
+                threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+        run(open_service, bound, socket, cache=cache, started=started)
 
 
 def _check_extra(command: str) -> None:

@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any
 
 import typer
@@ -39,6 +38,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines."
 DataFolder = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder that the recipe's paths are relative to (the recipe's own).")
 ]
+Root = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read, and count them.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto: a GPU where there is one.")]
 
@@ -108,9 +108,7 @@ class Bars:
     def __enter__(self) -> "Bars":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._task is not None:  # else rich would print an empty line
             self._progress.stop()
 

@@ -120,19 +120,23 @@ OFFSET_SPREAD = 1.0
 """Standard deviation, between labels, of what a curve's offset is off by; chosen by log-loss on validation labels."""
 
 
-def match_shares(evidence: NDArray[np.float32], counts: Counts, said: Shares, *, steps: int = 50) -> Shares:
+def match_shares(
+    evidence: NDArray[np.float32], counts: Counts, said: Shares, *, shown: float | None = None, steps: int = 50
+) -> Shares:
     """Shares by which a sample's probabilities agree with the part of the pictures that is said to show each label.
 
     One curve cannot know how hard a label is, nor how crowded an archive. Where the share is known, the sum of the
     probabilities tells: each label's log-odds are moved by the likeliest offset, given that sum and a normal prior.
     What comes back is a share, since an offset and a prior shift are one. `evidence` is that of `estimate_shares`.
+    `shown` is how many of the sample show the label, where a person has looked: its pictures may then be chosen by
+    their scores, which says nothing of what each shows beyond its score.
     """
-    usual = log_odds(said).astype(np.float64)
+    usual, wanted = log_odds(said).astype(np.float64), len(evidence) * said if shown is None else shown
     low, high = usual - 10, usual + 10
     for _ in range(steps):  # the gradient rises with the log-odds but for the steepness, so halving finds a zero of it
         middle = (low + high) / 2
         steep = steepness(counts, sigmoid(middle))
-        over = sigmoid(steep * evidence + middle).sum(axis=0) - len(evidence) * said
+        over = sigmoid(steep * evidence + middle).sum(axis=0) - wanted
         over += (middle - usual) / OFFSET_SPREAD**2
         low, high = np.where(over < 0, middle, low), np.where(over < 0, high, middle)
     return sigmoid((low + high) / 2).astype(np.float32)

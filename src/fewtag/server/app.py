@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -61,8 +61,8 @@ def create_app(served: Served) -> Guard:
         },
     )
     app.state.served = served
-    for kind, reply in _REPLIES.items():
-        app.add_exception_handler(kind, reply)
+    for kind in (ClientDisconnect, InputError, BusyError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _reply)
     app.include_router(routes.open_routes)
     app.include_router(routes.router)
     if served.is_project:
@@ -72,8 +72,7 @@ def create_app(served: Served) -> Guard:
     for service in served.settings.services:
         for router in SERVICES[service]:
             app.include_router(router)
-    app.add_middleware(Idempotency)
-    guard = Guard(app, served.settings, served.metrics.observe)
+    guard = Guard(Idempotency(app), served.settings, served.metrics.observe)
     served.metrics.watch("fewtag_bytes_in_flight", "Of request bodies at work.", lambda: guard.in_flight)
     return guard
 
@@ -86,58 +85,40 @@ async def _life(app: FastAPI) -> AsyncIterator[None]:
     served.close()
 
 
-def _missing(_request: Request, error: Exception) -> Response:
-    return problem(404, str(error))
+def _reply(request: Request, error: Exception) -> Response:
+    """Whatever went wrong, in one sentence; with the fields by which another program knows an error of its service."""
+    headers: Mapping[str, str] | None = None
+    match error:
+        case ClientDisconnect():  # nobody reads it
+            status, said = 400, "the request ended too early; send it again"
+        case InputError():
+            status, said = 404 if isinstance(error, MissingError) else 400, str(error)
+        case BusyError():
+            status, said, headers = 503, str(error), {"Retry-After": str(error.seconds)}
+        case RequestValidationError():
+            first: dict[str, Any] = error.errors()[0]
+            # without the names of our models, of which one is tried after the other
+            where = ".".join(str(part) for part in first["loc"] if part != "body" and not str(part)[:1].isupper())
+            wrong = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+            status, said = 422, f"{where or 'the body'} is not as it should be: {wrong}; mend it"
+        case HTTPException():
+            status, said, headers = error.status_code, _refusal(request, error), error.headers
+        case _:
+            status = 500
+            said = f"something went wrong in the server ({type(error).__name__}); its terminal says what"
+    path = getattr(request.scope.get("route"), "path", "")
+    return problem(status, said, headers, **services.error_fields(path, status, said))
 
 
-def _gone(_request: Request, _error: Exception) -> Response:
-    """Which nobody reads: the client went away in the middle of its request."""
-    return problem(400, "the request ended too early; send it again")
-
-
-def _bad_input(_request: Request, error: Exception) -> Response:
-    return problem(400, str(error))
-
-
-def _busy(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, BusyError)
-    return problem(503, str(error), {"Retry-After": str(error.seconds)})
-
-
-def _http(request: Request, error: Exception) -> Response:
+def _refusal(request: Request, error: HTTPException) -> str:
     """Starlette's own words are not ours: who is refused hears what to do."""
-    assert isinstance(error, HTTPException)
-    said = error.detail if error.detail != HTTPStatus(error.status_code).phrase else ""
-    if error.status_code == 404 and not said:
-        said = "there is nothing at this address; /docs lists what there is"
     if error.status_code == 405:
-        said = f"{request.method} is not for this address; /docs lists what is"
-    return problem(error.status_code, said or "the request was refused; /docs says what is taken", error.headers)
-
-
-def _invalid(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first: dict[str, Any] = error.errors()[0]
-    # without the names of our models, of which one is tried after the other
-    where = ".".join(str(part) for part in first["loc"] if part != "body" and not str(part)[:1].isupper())
-    return problem(
-        422, f"{where or 'the body'} is not as it should be: {first['msg'][:1].lower()}{first['msg'][1:]}; mend it"
-    )
-
-
-def _failed(_request: Request, error: Exception) -> Response:
-    return problem(500, f"something went wrong in the server ({type(error).__name__}); its terminal says what")
-
-
-_REPLIES: dict[int | type[Exception], Any] = {
-    ClientDisconnect: _gone,
-    MissingError: _missing,
-    InputError: _bad_input,
-    BusyError: _busy,
-    HTTPException: _http,
-    RequestValidationError: _invalid,
-    Exception: _failed,
-}
+        return f"{request.method} is not for this address; /docs lists what is"
+    if error.detail != HTTPStatus(error.status_code).phrase:
+        return error.detail
+    if error.status_code == 404:
+        return "there is nothing at this address; /docs lists what there is"
+    return "the request was refused; /docs says what is taken"
 
 
 def listen(host: str, port: int) -> socket.socket:

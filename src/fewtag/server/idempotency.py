@@ -6,11 +6,9 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from fastapi import HTTPException
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from fewtag.server.security import problem
 
 KEPT_SECONDS = 86_400.0
 KEPT_BYTES = 64_000_000
@@ -30,7 +28,7 @@ class _Reply:
 
 
 class Idempotency:
-    """The middleware, inside of the guard: strangers get no stored reply.
+    """The middleware, just inside of the guard, which answers what is refused here: strangers get no stored reply.
 
     A refusal is not kept: nothing was done, and what was wrong (a picture not read yet) may be mended meanwhile.
     """
@@ -44,17 +42,11 @@ class Idempotency:
         if key is None or scope["method"] != "POST" or scope.get("fewtag") is None:
             return await self.app(scope, receive, send)
         if not key or len(key) > LONGEST_KEY:
-            refusal = problem(400, f"the `Idempotency-Key` has {len(key)} characters; send a UUID")
-            return await refusal(scope, receive, send)
-        try:
-            body, asked = await _read(scope, receive)
-        except HTTPException as error:  # too slow; the application's own replies to errors are further in
-            refusal = problem(error.status_code, error.detail, {"Connection": "close"})
-            return await refusal(scope, receive, send)
+            raise HTTPException(400, f"the `Idempotency-Key` has {len(key)} characters; send a UUID")
+        body, asked = await _read(scope, receive)
         while (known := self._replies.get(key)) is not None and time.monotonic() - known.since < KEPT_SECONDS:
             if known.asked != asked:
-                refusal = problem(422, "this `Idempotency-Key` came with another request before; choose a new one")
-                return await refusal(scope, receive, send)
+                raise HTTPException(422, "this `Idempotency-Key` came with another request before; choose a new one")
             await known.done.wait()
             if known.messages:
                 for message in known.messages:

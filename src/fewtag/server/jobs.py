@@ -5,15 +5,13 @@ import json
 import threading
 import uuid
 import weakref
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from fewtag.errors import InputError, MissingError
 from fewtag.server.queue import BusyError
 
-State = Literal["running", "done", "failed", "cancelled"]
 RUNNING, KEPT = 4, 16
 """Jobs at once, and jobs that are remembered."""
 HEARTBEAT = 15.0
@@ -27,34 +25,20 @@ class Job:
 
     id: str
     kind: str
-    state: State = "running"
-    done: int = 0
-    total: int = 0
-    detail: str = ""
+    state: Literal["running", "done", "failed", "cancelled"]
+    done: int
+    total: int
+    detail: str
     """Why it failed, in one sentence."""
-    result: Any = None
+    result: Any
 
 
 class CancelledError(Exception):
-    """Raised by `Progress` in the job's own thread, so that the work ends."""
+    """Raised by a job's progress in its own thread, so that the work ends."""
 
 
-class Progress:
-    """What a job's work is given: tells of progress, and ends the work where that was asked for."""
-
-    def __init__(self, tell: Callable[[int, int], None]) -> None:
-        self._tell, self._cancelled = tell, threading.Event()
-
-    def __call__(self, done: int, total: int) -> None:
-        if self.cancelled():
-            raise CancelledError
-        self._tell(done, total)
-
-    def cancel(self) -> None:
-        self._cancelled.set()
-
-    def cancelled(self) -> bool:
-        return self._cancelled.is_set()
+Progress = Callable[[int, int], None]
+"""What a job's work tells how many of how many are done; it ends the work where that was asked for."""
 
 
 class Jobs:
@@ -62,67 +46,68 @@ class Jobs:
 
     def __init__(self, events: "Events") -> None:
         self._events, self._lock = events, threading.Lock()
-        self._jobs: OrderedDict[str, tuple[Job, Progress]] = OrderedDict()
+        self._jobs: dict[str, Job] = {}
+        self._cancelled: set[str] = set()
 
     def start(self, kind: str, work: Callable[[Progress], Any]) -> Job:
         """Work in a thread of its own; its result must be JSON."""
-        number = str(uuid.uuid4())
-        progress = Progress(lambda done, total: self._note(number, done=done, total=total))
-        job = Job(number, kind)
+        job = Job(str(uuid.uuid4()), kind, "running", 0, 0, "", None)
         with self._lock:
             self.check_room()
-            self._jobs[number] = job, progress
+            self._jobs[job.id] = job
             while len(self._jobs) > KEPT:
-                oldest = next(key for key, (each, _) in self._jobs.items() if each.state != "running")
-                del self._jobs[oldest]
-        threading.Thread(target=self._run, args=(number, work, progress), daemon=True, name="fewtag-job").start()
+                del self._jobs[next(key for key, each in self._jobs.items() if each.state != "running")]
+        threading.Thread(target=self._run, args=(job.id, work), daemon=True, name="fewtag-job").start()
         return job
 
     def check_room(self) -> None:
         """Refused where too many run."""
-        if sum(each.state == "running" for each, _ in list(self._jobs.values())) >= RUNNING:
+        if sum(each.state == "running" for each in list(self._jobs.values())) >= RUNNING:
             raise BusyError(5)
 
-    def _run(self, number: str, work: Callable[[Progress], Any], progress: Progress) -> None:
+    def _run(self, number: str, work: Callable[[Progress], Any]) -> None:
+        def progress(done: int, total: int) -> None:
+            if number in self._cancelled:
+                raise CancelledError
+            self._note(number, done=done, total=total)
+
         try:
             result = work(progress)
-            state: State = "cancelled" if progress.cancelled() else "done"
-            self._note(number, state=state, result=result if state == "done" else None)
+            if number in self._cancelled:
+                raise CancelledError
+            self._note(number, state="done", result=result)
         except CancelledError:
             self._note(number, state="cancelled")
         except InputError as error:
-            # a delivery that is stopped says so in a sentence of its own
-            self._note(number, state="cancelled" if progress.cancelled() else "failed", detail=str(error))
+            self._note(number, state="failed", detail=str(error))
         except Exception as error:  # whoever waits for it must hear of it
             self._note(number, state="failed", detail=f"something went wrong ({type(error).__name__})")
             raise
 
     def _note(self, number: str, **facts: Any) -> None:
         with self._lock:
-            job, progress = self._jobs[number]
-            job = replace(job, **facts)
-            self._jobs[number] = job, progress
+            job = self._jobs[number] = replace(self._jobs[number], **facts)
         self._events.tell("job", asdict(job))
 
     def list(self) -> list[Job]:
         with self._lock:
-            return [job for job, _ in self._jobs.values()]
+            return [*self._jobs.values()]
 
     def get(self, number: str) -> Job:
         with self._lock:
             if number not in self._jobs:
                 raise MissingError(f"there is no job {number}; it may have been long ago")
-            return self._jobs[number][0]
+            return self._jobs[number]
 
     def cancel(self, number: str) -> Job:
         """It ends at its next step."""
         job = self.get(number)
-        self._jobs[number][1].cancel()
+        self._cancelled.add(number)
         return job
 
     def close(self) -> None:
-        for _, progress in self._jobs.values():
-            progress.cancel()
+        with self._lock:
+            self._cancelled |= self._jobs.keys()
 
 
 class Events:
@@ -172,28 +157,19 @@ class Stream:
             self._queue.get_nowait()
         self._queue.put_nowait(event)
 
-    async def lines(
-        self, first: Sequence[Event], wanted: Callable[[Event], bool], last: Callable[[Event], bool]
-    ) -> AsyncIterator[str]:
-        """What is so already, then what is `wanted`, until the `last`; a comment now and then keeps proxies awake."""
-        for event in first:
-            yield _line(*event)
-            if last(event):
-                return
-        while True:
-            try:
-                async with asyncio.timeout(HEARTBEAT):
-                    heard = await self._queue.get()
-            except TimeoutError:
-                yield ": still here\n\n"
-                continue
-            if heard is None:
-                return
-            if wanted(heard):
-                yield _line(*heard)
-                if last(heard):
+    async def lines(self, first: Event, job: str | None = None) -> AsyncIterator[str]:
+        """What is so already, then what is told; of a `job` alone, until it has ended. Comments keep proxies awake."""
+        heard: Event | None = first
+        while heard is not None:
+            event, value = heard
+            if job is None or (event == "job" and value["id"] == job):
+                yield f"event: {event}\ndata: {json.dumps(value)}\n\n"
+                if job is not None and value["state"] != "running":
                     return
-
-
-def _line(event: str, value: Any) -> str:
-    return f"event: {event}\ndata: {json.dumps(value)}\n\n"
+            while True:
+                try:
+                    async with asyncio.timeout(HEARTBEAT):
+                        heard = await self._queue.get()
+                    break
+                except TimeoutError:
+                    yield ": still here\n\n"

@@ -24,11 +24,12 @@ from fastapi import APIRouter, Depends, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from fewtag.errors import InputError, UnknownWordError
+from fewtag.errors import InputError
+from fewtag.pictures.prefetch import batches
 from fewtag.server.queue import Upload
 from fewtag.server.routes import CHANGES, Server
 from fewtag.server.security import authorised
-from fewtag.server.service import Served
+from fewtag.server.service import Served, define_all
 from fewtag.server.services import from_base64
 from fewtag.studio.values import Answer
 from fewtag.tagger.bank import label_name
@@ -49,6 +50,7 @@ SECONDS = 20.0
 _STEP_SECONDS = 5.0
 _KEY_SECONDS = 200.0
 """An access token that a refresh token was exchanged for lives 5 minutes."""
+_PORTS = {"http": 80, "https": 443}
 _SAFE = "/%~!$&'()*+,;=:@-._?"
 _REFRESH_TOKEN = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+")
 
@@ -209,8 +211,7 @@ def predict(asked: Tasks, server: Server) -> Response:
     known = _define(server, tags)
     version, results, failures = server.version, list[dict[str, Any]](), list[str]()
     with ThreadPoolExecutor(8) as pool:
-        for first in range(0, len(asked.tasks), AT_ONCE):
-            some = asked.tasks[first : first + AT_ONCE]
+        for some in batches(iter(asked.tasks), AT_ONCE):
             for task, rows in zip(some, _rows(server, some, tags, pool.map), strict=True):
                 failed = [row.failure for row in rows.values() if row.failure]
                 failures += failed[:1]
@@ -274,11 +275,7 @@ def _define(server: Served, tags: Sequence[Control]) -> dict[str, str]:
     new = [choice for choice in dict.fromkeys(choices) if choice.casefold() not in names]
     if new and not server.settings.read_only:
         if server.is_project:
-            for choice in new:
-                try:
-                    server.studio.define(choice)
-                except UnknownWordError:
-                    server.studio.define(choice, words=False)
+            define_all(server.studio, new)
         else:
             server.bank.define_all(new)  # Label Studio waits 3 seconds, however many there are
         names = {label.name.casefold(): label.name for label in server.actions.labels()} | names
@@ -335,15 +332,17 @@ class OneHost:
 
     def __init__(self, url: str, most_bytes: int) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
+        if parts.scheme not in _PORTS or not parts.hostname or parts.username or parts.query:
             raise InputError(f"--label-studio {url!r} is no address; give one like http://localhost:8080")
         self.scheme, self.host, self.base = parts.scheme, parts.hostname, parts.path.rstrip("/")
         try:
-            self.port = parts.port or (443 if parts.scheme == "https" else 80)
+            self.port = parts.port or _PORTS[parts.scheme]
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
             self.addresses = [str(each[4][0]) for each in found]  # localhost is ::1 first, where few listen
         except (OSError, ValueError) as error:
             raise InputError(f"--label-studio {url!r} cannot be found ({error}); check its name") from error
+        named = f"[{self.host}]" if ":" in self.host else self.host
+        self._places = {f"{named}:{self.port}", named} if self.port == _PORTS[self.scheme] else {f"{named}:{self.port}"}
         self.most_bytes = most_bytes
         self._key, self._access = os.environ.get(KEY_VARIABLE, ""), ("", 0.0)
         self._lock = threading.Lock()
@@ -354,7 +353,8 @@ class OneHost:
             parts = urlsplit(link)
         except ValueError as error:
             raise InputError(f"the picture {link[:100]!r} is no link ({error}); upload it to Label Studio") from error
-        if (parts.scheme or parts.netloc) and self._where(link) != (self.scheme, self.host, self.port):
+        ours = parts.scheme == self.scheme and parts.netloc.lower() in self._places
+        if (parts.scheme or parts.netloc) and not ours:
             raise InputError(
                 f"the picture {link[:100]!r} is not at {self.scheme}://{self.host}:{self.port}, and nothing else is "
                 "fetched; upload it to Label Studio, or serve it as one of its local files"
@@ -371,15 +371,6 @@ class OneHost:
             said = {401: f"set {KEY_VARIABLE}", 403: f"set {KEY_VARIABLE}", 404: "upload it again"}.get(status)
             raise InputError(f"Label Studio answers {status} to {link[:100]!r}; {said or 'look at its log'}")
         return content
-
-    @staticmethod
-    def _where(link: str) -> tuple[str, str | None, int] | None:
-        parts = urlsplit(link)
-        try:
-            port = parts.port or (443 if parts.scheme == "https" else 80)
-        except ValueError:
-            return None
-        return None if parts.username is not None else (parts.scheme, parts.hostname, port)
 
     def _headers(self) -> dict[str, str]:
         """A legacy token goes as it is; a personal access token is exchanged for one that lives for minutes."""

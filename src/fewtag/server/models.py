@@ -1,9 +1,12 @@
-"""The requests and replies of the API, as its schema has them; what a request does not know is refused."""
+"""Requests of the API, which refuse what they do not know, and replies that are no value of the studio's."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from fewtag.server.jobs import Job
+from fewtag.studio.values import Failure, LabelRow, Word
 
 Digest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]
 """Of a picture's encoded bytes: 16 bytes of their SHA-256, in hexadecimal digits."""
@@ -45,7 +48,7 @@ class OneAnswer(_Asked):
     id: UUID
     picture: Digest
     label: Name
-    answer: Literal["yes", "no", "unknown"]
+    answer: Word
     source: Annotated[str, StringConstraints(pattern="^[a-z-]{1,20}$")] = "click"
     stack: bool = False
     """In a project: whether it holds for all pictures of the stack, but for those that were answered one by one."""
@@ -108,51 +111,10 @@ class Rows(BaseModel):
     rows: list[Row]
 
 
-class Label(BaseModel):
-    """What a label means and from how many pictures; the last three in a project alone."""
-
-    name: str
-    means: str
-    examples: int
-    absent: int
-    threshold: float | None
-    prior: float | None
-    trust: float | None
-    tags: int | None = None
-    waiting: int | None = None
-    expected_precision: float | None = None
-
-
 class Labels(BaseModel):
     """Sorted by name."""
 
-    labels: list[Label]
-
-
-class Taken(BaseModel):
-    """The answers that are on disk, and what undoes them together, where that can be done."""
-
-    acknowledged: list[str]
-    undo: str | None = None
-
-
-class Heat(BaseModel):
-    """The label's probability, and how much it leans on each of 5 × 5 parts of the picture, from the top left."""
-
-    probability: float
-    heat: list[list[float]]
-
-
-class Job(BaseModel):
-    """Work under way, or how it ended."""
-
-    id: str
-    kind: str
-    state: Literal["running", "done", "failed", "cancelled"]
-    done: int
-    total: int
-    detail: str
-    result: Any
+    labels: list[LabelRow]
 
 
 class JobList(BaseModel):
@@ -161,17 +123,10 @@ class JobList(BaseModel):
     jobs: list[Job]
 
 
-class Failed(BaseModel):
-    """A picture that could not be read."""
-
-    name: str
-    reason: str
-
-
 class Failures(BaseModel):
     """All of them."""
 
-    failures: list[Failed]
+    failures: list[Failure]
 
 
 class Health(BaseModel):

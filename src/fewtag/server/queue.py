@@ -91,20 +91,14 @@ class TagQueue:
     def submit(self, uploads: Sequence[Upload]) -> list[Future[Tagged]]:
         """A row for each, later; all are taken, or none where the queue is full. Looks into the cache: not for an event
         loop."""
+        keys = [upload.digest for upload in uploads]
+        known = self._space.get_many(keys) if self._space is not None else [None] * len(keys)
         with self._lock:
             # an empty queue takes any request, or one that is larger than the queue could never be answered
             if self.waiting and self.waiting + len(uploads) > self.most:
                 raise self._busy()
             self.waiting += len(uploads)
-            self._decoding += len(uploads)
-        keys = [upload.digest for upload in uploads]
-        try:
-            known = self._space.get_many(keys) if self._space is not None else [None] * len(keys)
-        except BaseException:
-            with self._lock:
-                self.waiting -= len(uploads)
-                self._decoding -= len(uploads)
-            raise
+            self._decoding += sum(places is None for places in known)
         return [self._begin(upload, places) for upload, places in zip(uploads, known, strict=True)]
 
     def _begin(self, upload: Upload, places: NDArray[np.float16] | None) -> Future[Tagged]:
@@ -112,29 +106,21 @@ class TagQueue:
         row.set_running_or_notify_cancel()  # one that could be cancelled would fail the others of its batch
         row.add_done_callback(self._leave)
         if places is not None:
-            self._enter(_Waiting(upload, row, places=places))
+            self._ready.put(_Waiting(upload, row, places=places))
             return row
 
         def decoded(found: Future[Decoded]) -> None:
+            with self._lock:
+                self._decoding -= 1
             try:
-                picture = _Waiting(upload, row, pixels=found.result().squares[0])
-            except BaseException as error:
-                with self._lock:
-                    self._decoding -= 1
-                if isinstance(error, InputError):
-                    row.set_result(Tagged(upload.name, failure=str(error)))
-                else:  # the server is closing
-                    row.set_exception(error)
-                return
-            self._enter(picture)
+                self._ready.put(_Waiting(upload, row, pixels=found.result().squares[0]))
+            except InputError as error:
+                row.set_result(Tagged(upload.name, failure=str(error)))
+            except BaseException as error:  # the server is closing
+                row.set_exception(error)
 
         self._decoders.submit(upload.data, upload.name, (self.model.size,)).add_done_callback(decoded)
         return row
-
-    def _enter(self, picture: _Waiting) -> None:
-        with self._lock:
-            self._decoding -= 1
-        self._ready.put(picture)
 
     def _leave(self, _row: Future[Tagged]) -> None:
         with self._lock:

@@ -19,11 +19,11 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException as StarletteError
 
 from fewtag.server import models
-from fewtag.server.jobs import Progress
+from fewtag.server.jobs import Job, Progress
 from fewtag.server.queue import Upload
 from fewtag.server.security import authorised
 from fewtag.server.service import Served
-from fewtag.studio.values import Answer, LabelRow, as_json
+from fewtag.studio.values import Acknowledged, Answer, Explanation, LabelRow, as_json
 from fewtag.tagger.bank import label_name
 from fewtag.tagger.stream import Tagged
 
@@ -122,16 +122,10 @@ def session(request: Request, server: Server) -> Response:
     return response
 
 
-FILES: dict[str, Any] = {
-    "type": "object",
-    "required": ["files"],
-    "properties": {"files": {"type": "array", "items": {"type": "string", "format": "binary"}, "maxItems": 64}},
-}
-
-
 def _takes(model: type[BaseModel], **fields: Any) -> dict[str, Any]:
     """The schema of a request that comes as files or as JSON."""
-    form = FILES | {"properties": FILES["properties"] | fields, "required": [*FILES["required"], *fields]}
+    files = {"type": "array", "items": {"type": "string", "format": "binary"}, "maxItems": 64}
+    form = {"type": "object", "required": ["files", *fields], "properties": {"files": files, **fields}}
     content = {"multipart/form-data": {"schema": form}, "application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -185,7 +179,7 @@ def _uploads(server: Served, files: Files, asked: Any) -> list[Upload]:
     "/tag",
     response_model=models.Rows,
     openapi_extra=_takes(models.Pictures),
-    responses={202: {"model": models.Job, "description": "With `Prefer: respond-async`: a job that will have rows."}},
+    responses={202: {"model": Job, "description": "With `Prefer: respond-async`: a job that will have rows."}},
     tags=["Pictures"],
 )
 async def tag(request: Request, server: Server) -> Response:
@@ -234,7 +228,7 @@ def labels(server: Server) -> Response:
     return JSONResponse({"labels": [_label(server, label) for label in server.actions.labels()]})
 
 
-@router.post("/labels", response_model=models.Label, status_code=201, dependencies=CHANGES, tags=["Labels"])
+@router.post("/labels", response_model=LabelRow, status_code=201, dependencies=CHANGES, tags=["Labels"])
 def define(asked: models.NewLabel, server: Server) -> Response:
     """Defines a label by its name alone, like other words, or without words; a known one means this from now on."""
     return JSONResponse(_label(server, server.actions.define(asked.name, like=asked.like, words=asked.words)), 201)
@@ -242,7 +236,7 @@ def define(asked: models.NewLabel, server: Server) -> Response:
 
 @router.post(
     "/labels/{name:path}/examples",
-    response_model=models.Label,
+    response_model=LabelRow,
     openapi_extra=_takes(models.Pictures),
     dependencies=CHANGES,
     tags=["Labels"],
@@ -259,7 +253,7 @@ async def teach(name: str, request: Request, server: Server) -> Response:
     return JSONResponse(_label(server, await run_in_threadpool(lambda: learn(_uploads(server, files, asked)))))
 
 
-@router.patch("/labels/{name:path}", response_model=models.Label, dependencies=CHANGES, tags=["Labels"])
+@router.patch("/labels/{name:path}", response_model=LabelRow, dependencies=CHANGES, tags=["Labels"])
 def change(name: str, asked: models.ChangedLabel, server: Server) -> Response:
     """Renames a label, merges it into another, or sets the probability from which it is given."""
     label = server.actions.label(name)
@@ -281,22 +275,20 @@ def forget(name: str, server: Server) -> Response:
     return Response(status_code=204)
 
 
-@router.post("/answers", response_model=models.Taken, dependencies=CHANGES, tags=["Labels"])
+@router.post("/answers", response_model=Acknowledged, dependencies=CHANGES, tags=["Labels"])
 def answer(asked: models.OneAnswer | models.SeveralAnswers, server: Server) -> Response:
     """Says of pictures whether they show a label; on disk before the reply. An id that comes again counts once.
 
     A bank takes answers about pictures that it tagged lately. Where one label or picture is unknown, nothing is taken.
     """
     several = asked.answers if isinstance(asked, models.SeveralAnswers) else [asked]
-    taken = server.actions.answer(
-        [Answer(str(each.id), each.picture, each.label, each.answer, each.source, each.stack) for each in several]
-    )
-    return JSONResponse({"acknowledged": list(taken.acknowledged), "undo": taken.undo or None})
+    answers = [Answer(**dict(each) | {"id": str(each.id)}) for each in several]
+    return JSONResponse(as_json(server.actions.answer(answers)))
 
 
 @router.post(
     "/explain",
-    response_model=models.Heat,
+    response_model=Explanation,
     openapi_extra=_takes(models.Explained, label={"type": "string"}),
     tags=["Pictures"],
 )
@@ -323,13 +315,13 @@ def jobs(server: Server) -> Response:
     return JSONResponse({"jobs": [asdict(job) for job in server.jobs.list()]})
 
 
-@router.get("/jobs/{job}", response_model=models.Job, tags=["Jobs"])
+@router.get("/jobs/{job}", response_model=Job, tags=["Jobs"])
 def job(job: str, server: Server) -> Response:
     """How far a job is."""
     return JSONResponse(asdict(server.jobs.get(job)))
 
 
-@router.delete("/jobs/{job}", response_model=models.Job, tags=["Jobs"])
+@router.delete("/jobs/{job}", response_model=Job, tags=["Jobs"])
 def cancel(job: str, server: Server) -> Response:
     """Asks a job to end; it does at its next step."""
     return JSONResponse(asdict(server.jobs.cancel(job)))
@@ -339,14 +331,7 @@ def cancel(job: str, server: Server) -> Response:
 async def job_events(job: str, server: Server) -> Response:
     """Server-sent events, `event: job`, each with the job as it is then; the last says how it ended."""
     stream = server.events.listen()
-    first = [("job", asdict(server.jobs.get(job)))]
-    return event_stream(
-        stream.lines(
-            first,
-            wanted=lambda event: event[0] == "job" and event[1]["id"] == job,
-            last=lambda event: event[1]["state"] != "running",
-        )
-    )
+    return event_stream(stream.lines(("job", asdict(server.jobs.get(job))), job))
 
 
 def event_stream(lines: Any) -> Response:

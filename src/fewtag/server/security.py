@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import HTTPException, Request, Response
 from fastapi.responses import JSONResponse
@@ -80,6 +80,8 @@ class Settings:
     """Those for other programs: names of `app.SERVICES`."""
     label_studio: str = ""
     """Where Label Studio is: the one host that pictures are fetched from."""
+    keeps_token: bool = False
+    """Over restarts; then it is not printed at each."""
 
     @property
     def url(self) -> str:
@@ -140,12 +142,15 @@ def _own_names() -> set[str]:
     return {"localhost", "127.0.0.1", "[::1]", name} | {f"[{each}]" if ":" in each else each for each in found}
 
 
-def read_token(file: Path | None) -> str:
-    """A token for a service that is started again and again: from its file, or the environment; else a new one."""
+def read_token(file: Path | None) -> tuple[str, bool]:
+    """A token for a service that is started again and again: from its file, or the environment; else a new one.
+
+    And whether it is kept so.
+    """
     if file is None:
         given, source = os.environ.get(TOKEN_VARIABLE, ""), f"the variable {TOKEN_VARIABLE}"
         if not given:
-            return secrets.token_urlsafe(32)
+            return secrets.token_urlsafe(32), False
     else:
         source = f"the token file {file}"
         try:
@@ -159,30 +164,22 @@ def read_token(file: Path | None) -> str:
             f"{source} holds no token of {SHORTEST_TOKEN} or more letters and digits; make one with: "
             'python -c "import secrets; print(secrets.token_urlsafe(32))"'
         )
-    return given
+    return given, True
 
 
-def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+def problem(status: int, detail: str, headers: Mapping[str, str] | None = None, **also: Any) -> Response:
     """An error as RFC 9457 has it, our one sentence in `detail`."""
     body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
-    return JSONResponse(body, status, headers, media_type="application/problem+json")
-
-
-class RefusedError(Exception):
-    """A request that is answered with a problem, before anything is done."""
-
-    def __init__(self, status: int, detail: str, **headers: str) -> None:
-        self.status, self.detail = status, detail
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
-        super().__init__(detail)
+    return JSONResponse(body | also, status, headers, media_type="application/problem+json")
 
 
 async def authorised(request: Request) -> None:
     """The dependency of each route that needs a token; like all of them no plain function, which a thread would run."""
     if request.scope.get("fewtag") is None:
-        raise HTTPException(401, TOKEN_NEEDED, {"WWW-Authenticate": "Bearer"})
+        raise HTTPException(401, TOKEN_NEEDED, BEARER)
 
 
+BEARER = {"WWW-Authenticate": "Bearer"}
 TOKEN_NEEDED = "a token is needed; send the one that the server printed as `Authorization: Bearer TOKEN`"
 Observe = Callable[[Scope, int, float], None]
 
@@ -225,10 +222,10 @@ class Guard:
             length = self._judge(scope)
             self.in_flight += length
             await self.app(scope, _timed(receive, length), answer)
-        except RefusedError as refusal:
+        except HTTPException as refusal:  # the application has answered its own
             # the body was not read: the connection cannot be used again
-            headers = refusal.headers | {"Connection": "close"}
-            await problem(refusal.status, refusal.detail, headers)(scope, receive, answer)
+            headers = {**(refusal.headers or {}), "Connection": "close"}
+            await problem(refusal.status_code, refusal.detail, headers)(scope, receive, answer)
         finally:
             self.in_flight -= length
             self._observe(scope, status, time.perf_counter() - began)
@@ -239,16 +236,16 @@ class Guard:
         headers, safe = Headers(scope=scope), scope["method"] in _SAFE
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or hosts[0].lower() not in self.settings.hosts:
-            raise RefusedError(400, "this server does not go by the name in `Host`; use the address that it printed")
+            raise HTTPException(400, "this server does not go by the name in `Host`; use the address that it printed")
         # "null" is what a page says that hides where it is from
         if origins and (len(origins) > 1 or origins[0] not in self.settings.origins):
-            raise RefusedError(403, "pages of another origin may not use this server; open its own page")
+            raise HTTPException(403, "pages of another origin may not use this server; open its own page")
         same_site = headers.get("sec-fetch-site", "none") in {"same-origin", "none"}
         if not safe and not same_site:
-            raise RefusedError(403, "pages of another site may not change anything here; open the server's own page")
+            raise HTTPException(403, "pages of another site may not change anything here; open the server's own page")
         identity = scope["fewtag"] = self._identify(headers, scope, cookies=same_site)
         if not safe and identity == "cookie" and (not origins or headers.get("x-fewtag") != "1"):
-            raise RefusedError(403, "changes by cookie need `Origin` and `X-Fewtag: 1`; or send the token as Bearer")
+            raise HTTPException(403, "changes by cookie need `Origin` and `X-Fewtag: 1`; or send the token as Bearer")
         return self._length(headers, scope["method"], identity)
 
     def _identify(self, headers: Headers, scope: Scope, *, cookies: bool) -> Identity | None:
@@ -275,32 +272,34 @@ class Guard:
         if len(self._failures) > _ADDRESSES:
             self._failures.popitem(last=False)
         if len(times) >= FAILURES:
-            raise RefusedError(429, "too many wrong tokens; wait a minute", Retry_After=str(round(FAILURE_SECONDS)))
-        raise RefusedError(401, "the token is wrong; send the one that the server printed", WWW_Authenticate="Bearer")
+            raise HTTPException(
+                429, "too many wrong tokens; wait a minute", {"Retry-After": str(round(FAILURE_SECONDS))}
+            )
+        raise HTTPException(401, "the token is wrong; send the one that the server printed", BEARER)
 
     def _length(self, headers: Headers, method: str, identity: Identity | None) -> int:
         if headers.get("transfer-encoding") is not None:
-            raise RefusedError(411, "the body's length must be known before it comes; send `Content-Length`")
+            raise HTTPException(411, "the body's length must be known before it comes; send `Content-Length`")
         given = headers.get("content-length", "0")
         if not given.isascii() or not given.isdigit() or len(given) > 15:
-            raise RefusedError(400, "`Content-Length` is no number; send the body's length in bytes")
+            raise HTTPException(400, "`Content-Length` is no number; send the body's length in bytes")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         length, most = int(given), self.settings.most_json if kind == _TYPES[0] else self.settings.most_bytes
         if not length:
             return 0
         if identity is None:
-            raise RefusedError(401, TOKEN_NEEDED, WWW_Authenticate="Bearer")
+            raise HTTPException(401, TOKEN_NEEDED, BEARER)
         if method in _BODILESS:
-            raise RefusedError(400, f"a {method} request has no body here; leave it out")
+            raise HTTPException(400, f"a {method} request has no body here; leave it out")
         if length > most:
-            raise RefusedError(
+            raise HTTPException(
                 413, f"the body has {length:,} bytes, at most {most:,} are read; send fewer pictures at once"
             )
         if kind not in _TYPES:
-            raise RefusedError(415, f"the body must be one of {' and '.join(_TYPES)}; say which in `Content-Type`")
+            raise HTTPException(415, f"the body must be one of {' and '.join(_TYPES)}; say which in `Content-Type`")
         if self.in_flight and self.in_flight + length > self.settings.bytes_at_once:
-            raise RefusedError(
-                503, "the server has too much to read at the moment; try again in a second", Retry_After="1"
+            raise HTTPException(
+                503, "the server has too much to read at the moment; try again in a second", {"Retry-After": "1"}
             )
         return length
 

@@ -22,7 +22,7 @@ from fewtag.server.uploads import Decoded, Decoders
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Acknowledged, Answer, Explanation, LabelRow, as_json
 from fewtag.tagger.explain import hide_parts
-from fewtag.tagger.stream import ReadExample, Scorer, Tagged
+from fewtag.tagger.stream import DIGITS, ReadExample, Scorer, Tagged
 from fewtag.tagger.tagger import Tagger
 
 RECENT_BYTES = 128_000_000
@@ -96,23 +96,12 @@ class BankService:
 
     def labels(self) -> list[LabelRow]:
         tagger = self.tagger
-        counts, absent, definitions = tagger.counts_, tagger.absent_counts_, tagger.definitions_
-        thresholds, priors, trusts = tagger.thresholds_, tagger.priors_, tagger.trusts_
-        return [
-            LabelRow(
-                name,
-                str(definitions[name]),
-                counts.get(name, 0),
-                absent.get(name, 0),
-                _rounded(thresholds.get(name)),
-                _rounded(priors.get(name)),
-                _rounded(trusts.get(name)),
-                tags=0,
-                waiting=0,
-                expected_precision=None,
-            )
-            for name in sorted(definitions)
-        ]
+        counts, numbers = (tagger.counts_, tagger.absent_counts_), (tagger.thresholds_, tagger.priors_, tagger.trusts_)
+        found = []
+        for name, meant in sorted(tagger.definitions_.items()):
+            rounded = [None if (value := each.get(name)) is None else round(value, DIGITS) for each in numbers]
+            found.append(LabelRow(name, str(meant), *(each.get(name, 0) for each in counts), *rounded))
+        return found
 
     def label(self, name: str) -> LabelRow:
         found = self.tagger.bank_.find(name)
@@ -123,16 +112,8 @@ class BankService:
         return self.label(name)
 
     def define_all(self, names: Sequence[str]) -> None:
-        """Labels by their names, or where those are no known words, by pictures to come; saved once."""
-
-        def change(tagger: Tagger) -> None:
-            for name in names:
-                try:
-                    tagger.define(name)
-                except UnknownWordError:
-                    tagger.define(name, words=False)
-
-        self._change(change)
+        """Saved once."""
+        self._change(lambda tagger: define_all(tagger, names))
 
     def teach(self, name: str, uploads: Sequence[Upload]) -> LabelRow:
         """Examples of a known or a new label."""
@@ -177,7 +158,7 @@ class BankService:
             self._answered[answer.id] = None
         while len(self._answered) > _ANSWERS_KNOWN:
             self._answered.popitem(last=False)
-        return Acknowledged(tuple(answer.id for answer in answers), "")
+        return Acknowledged(tuple(answer.id for answer in answers))
 
     def explain(self, upload: Upload, label: str) -> Explanation:
         """The probability, and how much the label leans on each of 5 × 5 parts of the picture."""
@@ -217,6 +198,15 @@ class BankService:
                 self._tagger, self._seen = tagger, file_state(self.path)
 
 
+def define_all(taught: Tagger | Studio, names: Sequence[str]) -> None:
+    """Labels by their names, or where those are no known words, by pictures to come."""
+    for name in names:
+        try:
+            taught.define(name)
+        except UnknownWordError:
+            taught.define(name, words=False)
+
+
 def file_state(path: Path) -> tuple[int, ...]:
     """By which a change of the file is noticed; a file that is gone stays as it was."""
     try:
@@ -224,10 +214,6 @@ def file_state(path: Path) -> tuple[int, ...]:
     except OSError as error:
         raise InputError(f"the bank {path} cannot be read: {error.strerror}; put it back") from error
     return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
 
 
 class Metrics:

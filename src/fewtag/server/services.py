@@ -5,18 +5,14 @@ vision.yml names), and the Open Inference Protocol 2 over REST, which clients of
 import base64
 import binascii
 import io
-import json
-import logging
 import math
-from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
 
 import numpy as np
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from PIL import Image
 from pydantic import BaseModel, Field
 
@@ -29,32 +25,13 @@ from fewtag.server.service import Served
 
 MOST_JSON = 16_000_000
 """Bytes of a JSON body where a service is asked for: its pictures come in it."""
-_log = logging.getLogger("uvicorn.error")
 
 
-def errors_with(fields: Callable[[int, str], dict[str, Any]]) -> type[APIRoute]:
-    """The class of routes whose problems (RFC 9457) also have the fields by which another program knows an error."""
-
-    class Route(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle = super().get_route_handler()
-
-            async def handler(request: Request) -> Response:
-                try:
-                    return await handle(request)
-                except Exception as error:
-                    known = request.app.exception_handlers
-                    reply = next(known[kind] for kind in type(error).__mro__ if kind in known)(request, error)
-                    if reply.status_code == 500:  # which says that the terminal tells more
-                        _log.error("an error in %s", request.url.path, exc_info=error)
-                    facts = json.loads(reply.body)
-                    facts |= fields(reply.status_code, facts["detail"])
-                    headers = {key: value for key, value in reply.headers.items() if not key.startswith("content-")}
-                    return JSONResponse(facts, reply.status_code, headers, "application/problem+json")
-
-            return handler
-
-    return Route
+def error_fields(path: str, status: int, detail: str) -> dict[str, Any]:
+    """What problems (RFC 9457) have besides at the addresses of a service, for the program that it is for."""
+    if path.startswith(photoprism.prefix):
+        return {"code": status, "error": detail}
+    return {"error": detail} if path.startswith(kserve.prefix) else {}
 
 
 def from_base64(text: str, name: str) -> Upload:
@@ -72,21 +49,12 @@ def from_base64(text: str, name: str) -> Upload:
         raise InputError(f"{name} is no base64 ({error}); encode the picture's bytes by it") from error
 
 
-_Kserve = errors_with(lambda _status, detail: {"error": detail})
-_PhotoPrism = errors_with(lambda status, detail: {"code": status, "error": detail})
 _GUARDED = [Depends(authorised)]
-photoprism = APIRouter(prefix="/photoprism", tags=["PhotoPrism"], dependencies=_GUARDED, route_class=_PhotoPrism)
-kserve_open = APIRouter(prefix="/v2", tags=["KServe"], route_class=_Kserve)
-kserve = APIRouter(prefix="/v2", tags=["KServe"], dependencies=_GUARDED, route_class=_Kserve)
-INPUTS: list[dict[str, Any]] = [
-    {"name": "images", "datatype": "BYTES", "shape": [-1]},
-    {"name": "pixels", "datatype": "UINT8", "shape": [-1, -1, -1, 3]},
-]
-OUTPUTS: list[dict[str, Any]] = [
-    {"name": "probabilities", "datatype": "FP32", "shape": [-1, -1]},
-    {"name": "labels", "datatype": "BYTES", "shape": [-1]},
-    {"name": "thresholds", "datatype": "FP32", "shape": [-1]},
-]
+photoprism = APIRouter(prefix="/photoprism", tags=["PhotoPrism"], dependencies=_GUARDED)
+kserve_open = APIRouter(prefix="/v2", tags=["KServe"])
+kserve = APIRouter(prefix="/v2", tags=["KServe"], dependencies=_GUARDED)
+INPUTS = {"images": ("BYTES", [-1]), "pixels": ("UINT8", [-1, -1, -1, 3])}
+OUTPUTS = {"probabilities": ("FP32", [-1, -1]), "labels": ("BYTES", [-1]), "thresholds": ("FP32", [-1])}
 MOST_PIXELS = 8_000_000
 """Of one `pixels` tensor: numbers in JSON are for small pictures, large ones come encoded in `images`."""
 
@@ -177,7 +145,8 @@ async def model_ready(model: str, server: Server) -> Response:
 @kserve.get("/models/{model}")
 async def about_model(model: str, server: Server) -> Response:
     """Inputs, of which a request has one, and outputs."""
-    facts = {"name": _known(model, server), "platform": "onnx_onnxv1", "inputs": INPUTS, "outputs": OUTPUTS}
+    inputs, outputs = ([_tensor(name, *facts) for name, facts in each.items()] for each in (INPUTS, OUTPUTS))
+    facts = {"name": _known(model, server), "platform": "onnx_onnxv1", "inputs": inputs, "outputs": outputs}
     return JSONResponse(facts)
 
 
@@ -185,9 +154,9 @@ async def about_model(model: str, server: Server) -> Response:
 async def infer(model: str, asked: Inference, server: Server) -> Response:
     """Probabilities of all labels for each picture: encoded files as `images`, or pixels as `pixels`."""
     name = _known(model, server)
-    wanted = [each["name"] for each in OUTPUTS] if asked.outputs is None else [each.name for each in asked.outputs]
-    if unknown := [each for each in wanted if each not in {output["name"] for output in OUTPUTS}]:
-        raise InputError(f"there is no output {unknown[0]!r}; {nearest(unknown[0], _names(OUTPUTS))}")
+    wanted = list(OUTPUTS) if asked.outputs is None else [each.name for each in asked.outputs]
+    if unknown := [each for each in wanted if each not in OUTPUTS]:
+        raise InputError(f"there is no output {unknown[0]!r}; {nearest(unknown[0], OUTPUTS)}")
     rows = await server.tag_all(await run_in_threadpool(_uploads, asked.inputs[0], server.settings.most_files))
     # a label may have come or gone between two batches: those that all rows have
     labels = [label for label in rows[0].scores if all(label in row.scores for row in rows)]
@@ -198,16 +167,13 @@ async def infer(model: str, asked: Inference, server: Server) -> Response:
         "labels": ([len(labels)], labels),
         "thresholds": ([len(labels)], [round(thresholds.get(label, 1.0), 6) for label in labels]),
     }
-    kinds = {each["name"]: each["datatype"] for each in OUTPUTS}
-    outputs = [
-        {"name": each, "datatype": kinds[each], "shape": values[each][0], "data": values[each][1]} for each in wanted
-    ]
+    outputs = [_tensor(each, OUTPUTS[each][0], values[each][0]) | {"data": values[each][1]} for each in wanted]
     reply: dict[str, Any] = {"model_name": name, "outputs": outputs}
     return JSONResponse(reply if asked.id is None else reply | {"id": asked.id})
 
 
-def _names(tensors: list[dict[str, Any]]) -> list[str]:
-    return [each["name"] for each in tensors]
+def _tensor(name: str, datatype: str, shape: list[int]) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": shape}
 
 
 def _known(model: str, server: Served) -> str:
@@ -218,22 +184,22 @@ def _known(model: str, server: Served) -> str:
 
 def _uploads(tensor: Tensor, most: int) -> list[Upload]:
     """The pictures of a tensor; those of pixels as uncompressed files, so that they go the way of all others."""
-    kinds = {each["name"]: each for each in INPUTS}
-    if tensor.name not in kinds or tensor.datatype != kinds[tensor.name]["datatype"]:
+    if tensor.name not in INPUTS or tensor.datatype != INPUTS[tensor.name][0]:
         raise InputError(
             f"the input {tensor.name[:60]!r} of {tensor.datatype[:20]} is not taken; "
             "send `images` of BYTES (base64 of files), or `pixels` of UINT8"
         )
-    if math.prod(tensor.shape if tensor.name == "images" else tensor.shape[:1]) > most:  # before any of them is made
+    count = math.prod(tensor.shape)
+    if (count if tensor.name == "images" else math.prod(tensor.shape[:1])) > most:  # before any of them is made
         raise InputError(f"the request has more than {most} pictures; send at most {most} at once")
     if tensor.name == "images":
         texts = _flat(tensor.data)
-        if len(texts) != int(np.prod(tensor.shape)) or not texts or not all(isinstance(each, str) for each in texts):
+        if len(texts) != count or not texts or not all(isinstance(each, str) for each in texts):
             raise InputError(
                 f"`images` has the shape {tensor.shape} and {len(texts)} elements; send as many texts of base64"
             )
         return [from_base64(text, f"image {number}") for number, text in enumerate(texts, 1)]
-    if len(tensor.shape) != 4 or tensor.shape[3] != 3 or not 0 < int(np.prod(tensor.shape)) <= 3 * MOST_PIXELS:
+    if len(tensor.shape) != 4 or tensor.shape[3] != 3 or not 0 < count <= 3 * MOST_PIXELS:
         raise InputError(
             f"`pixels` has the shape {tensor.shape}; send [pictures, height, width, 3], "
             f"at most {MOST_PIXELS:,} pixels, and larger ones as `images`"
@@ -244,7 +210,10 @@ def _uploads(tensor: Tensor, most: int) -> list[Upload]:
         raise InputError(f"the data of `pixels` do not fill {tensor.shape} ({error}); send whole numbers") from error
     if pixels.min() < 0 or pixels.max() > 255:
         raise InputError(f"`pixels` go from {pixels.min()} to {pixels.max()}; send 0 to 255")
-    return [_file(each, f"image {number}") for number, each in enumerate(pixels.astype(np.uint8), 1)]
+    files = [io.BytesIO() for _ in pixels]
+    for each, file in zip(pixels.astype(np.uint8), files, strict=True):
+        Image.fromarray(each).save(file, "BMP")
+    return [Upload.of(f"image {number}", file.getvalue()) for number, file in enumerate(files, 1)]
 
 
 def _flat(data: list[Any]) -> list[Any]:
@@ -254,9 +223,3 @@ def _flat(data: list[Any]) -> list[Any]:
             raise InputError("the data of the tensor are nested unevenly; send them flat, or as the shape says")
         data = [value for each in data for value in each]
     return data
-
-
-def _file(pixels: Any, name: str) -> Upload:
-    content = io.BytesIO()
-    Image.fromarray(pixels).save(content, "BMP")
-    return Upload.of(name, content.getvalue())

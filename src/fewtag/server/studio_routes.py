@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 
 from fewtag.errors import InputError
 from fewtag.server import models
-from fewtag.server.jobs import Progress
+from fewtag.server.jobs import Job
 from fewtag.server.routes import CHANGES, Server, event_stream
 from fewtag.server.security import authorised
 from fewtag.studio import values
@@ -38,16 +38,7 @@ def failures(server: Server) -> Response:
 @router.post("/search", response_model=values.Page)
 def search(asked: models.Search, server: Server) -> Response:
     """Pictures by labels, words, states, folders and dates; or like a picture, or like a part of it."""
-    left, top, right, bottom = asked.box or (0.0, 0.0, 1.0, 1.0)
-    found = server.studio.search(
-        asked.query,
-        offset=asked.offset,
-        limit=asked.limit,
-        like=asked.like,
-        box=(left, top, right, bottom) if asked.box else None,
-        stacked=asked.stacked,
-    )
-    return JSONResponse(as_json(found))
+    return JSONResponse(as_json(server.studio.search(**dict(asked))))
 
 
 @router.get("/pictures", response_model=values.Page)
@@ -108,23 +99,18 @@ def redo(asked: models.Undo, server: Server) -> Response:
 @router.post(
     "/deliver",
     response_model=values.Delivery,
-    responses={202: {"model": models.Job, "description": "Not a dry run: a job whose result names the file."}},
+    responses={202: {"model": Job, "description": "Not a dry run: a job whose result names the file."}},
     dependencies=CHANGES,
 )
 def deliver(asked: models.Deliver, server: Server) -> Response:
     """Writes all tags into the project's folder `deliveries`, or as sidecars; `dry_run` only tells."""
-    write = partial(server.studio.deliver, asked.format, confirmed_only=asked.confirmed_only, scores=asked.scores)
     if asked.take_back and asked.format != "xmp":
         raise InputError(f"a delivery as {asked.format} is a file of its own and needs no taking back; delete the file")
+    write = partial(server.studio.deliver, asked.format, confirmed_only=asked.confirmed_only, scores=asked.scores)
+    act = server.studio.take_back if asked.take_back else write
     if asked.dry_run:
-        return JSONResponse(as_json(server.studio.take_back(dry_run=True) if asked.take_back else write(dry_run=True)))
-
-    def work(progress: Progress) -> Any:
-        if asked.take_back:
-            return as_json(server.studio.take_back(progress=progress))
-        return as_json(write(progress=progress, cancelled=progress.cancelled))
-
-    return JSONResponse(asdict(server.jobs.start("deliver", work)), 202)
+        return JSONResponse(as_json(act(dry_run=True)))
+    return JSONResponse(asdict(server.jobs.start("deliver", lambda progress: as_json(act(progress=progress)))), 202)
 
 
 @router.get("/deliveries/{name}", response_class=FileResponse)
@@ -142,5 +128,4 @@ def delivery(name: str, server: Server) -> Response:
 async def events(server: Server) -> Response:
     """Server-sent events: `project`, with the numbers of now, at each change; `job`, at each step of one."""
     stream = server.events.listen()
-    first = [("project", as_json(await run_in_threadpool(server.studio.overview)))]
-    return event_stream(stream.lines(first, wanted=lambda _event: True, last=lambda _event: False))
+    return event_stream(stream.lines(("project", as_json(await run_in_threadpool(server.studio.overview)))))

@@ -4,7 +4,6 @@ A dry run says what would be written, and what of it is new.
 """
 
 import json
-import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typing import Any
 from fewtag.errors import InputError, nearest
 from fewtag.files import digest, make_folder
 from fewtag.interop.datasets import FORMS, Set, write_set
-from fewtag.interop.keywords import check_label, fold
 from fewtag.interop.write import Change, Options, Report, undo, write_tags
 from fewtag.interop.xmp import Wanted
 from fewtag.studio.log import UnknownError
@@ -29,10 +27,8 @@ FOLDER = "deliveries"
 TABLES = ("csv", "jsonl", "parquet")
 FORMATS = (*TABLES, "xmp", *FORMS, "onnx")
 _SAMPLE = 20
-
-
-class CancelledError(InputError):
-    """A person stopped it; nothing was written."""
+Progress = Callable[[int, int], None]
+"""Told how many of how many are done; what it raises stops a delivery, and no table or data set is written then."""
 
 
 def deliver(
@@ -44,8 +40,7 @@ def deliver(
     scores: bool,
     dry_run: bool,
     paths: Mapping[str, Path],
-    progress: Callable[[int, int], None],
-    cancelled: Callable[[], bool],
+    progress: Progress,
 ) -> Delivery:
     """Writes a table or a data set into the project's folder of deliveries; a dry run goes the same way but for that.
 
@@ -58,14 +53,12 @@ def deliver(
     if format in TABLES:
         check_table(out, labels, scores=scores)
     kept = labels if scores else None
-    before = _delivered(project, format)
+    before: dict[str, str] = dict(project.select("SELECT image, row FROM delivered WHERE format = ?", format))
     now: dict[str, str] = {}
     sample: list[Mapping[str, Any]] = []
 
     def told() -> Iterator[Tagged]:
         for done, row in enumerate(rows, 1):
-            if cancelled():
-                raise CancelledError("the delivery was stopped; nothing was written, start it again")
             facts = record(row, kept)
             now[row.image] = digest(json.dumps(facts, sort_keys=True))[:16]
             if before.get(row.image) != now[row.image] and len(sample) < _SAMPLE:
@@ -83,7 +76,10 @@ def deliver(
             write_table(out, told(), kept)
         else:
             write_set(Set(list(told()), project.folder, paths=paths), out, format)
-        _remember(project, format, now)
+        with project.writing() as connection:
+            connection.execute("DELETE FROM delivered WHERE format = ?", (format,))
+            added = [(format, image, state) for image, state in now.items()]
+            connection.executemany("INSERT INTO delivered VALUES (?, ?, ?)", added)
     changes = sum(before.get(image) != state for image, state in now.items()) + len(before.keys() - now.keys())
     return Delivery(format, dry_run, len(now), changes, tuple(sample), None if dry_run else out.name)
 
@@ -103,30 +99,22 @@ def write_graph(project: Project, tagger: Tagger, *, dry_run: bool) -> Delivery:
 def write_sidecars(
     folders: Mapping[Path, Sequence[tuple[Tagged, Path]]],
     labels: Sequence[str],
+    names_ever: Iterable[str],
     *,
     dry_run: bool,
-    progress: Callable[[int, int], None],
-    cancelled: Callable[[], bool],
+    progress: Progress,
 ) -> Delivery:
     """Sidecars beside the pictures of each folder; what fewtag wrote before and is not meant any more goes."""
-    paths = {label: check_label(label) for label in labels}
-    vocabulary = frozenset(fold(path) for path in paths.values())
+    wanted = Wanted.among(labels, names_ever)
 
-    def rows(some: Iterable[tuple[Tagged, Path]]) -> Iterator[tuple[str, Path, Wanted | InputError]]:
-        for row, path in some:
-            if cancelled():
-                raise CancelledError("the delivery was stopped; deliver again, or take back what was written")
-            yield row.image, path, Wanted(tuple(paths[label] for label in row.tags), vocabulary)
+    def write(root: Path, options: Options) -> Report:
+        rows = [(row.image, path, wanted(row.tags)) for row, path in folders[root]]
+        return write_tags(root, rows, len(rows), options)
 
-    return _carried_out(
-        folders,
-        lambda root, options: write_tags(root, rows(folders[root]), len(folders[root]), options),
-        dry_run,
-        progress,
-    )
+    return _carried_out(folders, write, dry_run, progress)
 
 
-def take_back(folders: Sequence[Path], *, dry_run: bool, progress: Callable[[int, int], None]) -> Delivery:
+def take_back(folders: Sequence[Path], *, dry_run: bool, progress: Progress) -> Delivery:
     """Whatever fewtag wrote into sidecars under these folders, to the byte."""
     return _carried_out(dict.fromkeys(folders, ()), undo, dry_run, progress)
 
@@ -135,7 +123,7 @@ def _carried_out(
     folders: Mapping[Path, Sequence[object]],
     work: Callable[[Path, Options], Report],
     dry_run: bool,
-    progress: Callable[[int, int], None],
+    progress: Progress,
 ) -> Delivery:
     sample: list[Mapping[str, Any]] = []
     done, total = 0, sum(map(len, folders.values()))
@@ -183,18 +171,3 @@ def _free_name(folder: Path, format: str) -> Path:  # noqa: A002
         number += 1
         path = folder / f"{stem}-{number}{ending}"
     return path
-
-
-def _delivered(project: Project, format: str) -> dict[str, str]:  # noqa: A002
-    query = "SELECT image, row FROM delivered WHERE format = ?"
-    return dict(project.read(lambda reader: reader.execute(query, (format,)).fetchall()))
-
-
-def _remember(project: Project, format: str, rows: Mapping[str, str]) -> None:  # noqa: A002
-    def put(connection: sqlite3.Connection) -> None:
-        connection.execute("DELETE FROM delivered WHERE format = ?", (format,))
-        connection.executemany(
-            "INSERT INTO delivered VALUES (?, ?, ?)", [(format, image, state) for image, state in rows.items()]
-        )
-
-    project.write(put)

@@ -1,15 +1,15 @@
 """The derived bank: a project's answers as a bank that every other command can use, and each label's scores."""
 
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.calibration import estimate_shares, log_odds, sigmoid
+from fewtag.core.calibration import Shares, estimate_shares, log_odds, match_shares, sigmoid
 from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError, UnknownWordError
 from fewtag.files import digest, locked
@@ -17,16 +17,14 @@ from fewtag.pictures.decode import decode, pixel_digest, squash, thumbnail
 from fewtag.studio.library import Library
 from fewtag.studio.log import Fold, Label
 from fewtag.studio.project import BANK, ExampleRow, Project
-from fewtag.studio.values import UNTAUGHT
-from fewtag.tagger.bank import Bank, Definition, Example, Said, Told, define, label_name
+from fewtag.studio.values import PAGE, UNTAUGHT
+from fewtag.tagger.bank import Bank, Definition, Example, Said, Told, by_name, define, label_name
 from fewtag.tagger.bank_file import read_header, write_bank
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import SAME, Scorer
 
 SMALLEST_SAMPLE, SAMPLE = 100, 1000
 """Pictures by which a label's share is estimated; fewer say too little, more change nothing."""
-Read = Callable[[str], bytes]
-"""The encoded bytes of a picture by its digest."""
 
 
 def path_name(name: object) -> str:
@@ -44,13 +42,12 @@ def word_of(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def definition(label: Label, model: Model) -> Definition:
-    """What a label means; a word that this model's table lacks means nothing."""
-    like = None if label.like is None else list(label.like)
+def by_word(word: str, model: Model) -> Definition | None:
+    """What a word alone suggests; None for one that says nothing."""
     try:
-        return define(word_of(label.name), model, {}, like=like, vector=None, words=label.words)
-    except UnknownWordError:
-        return Definition("none", explicit=True)
+        return by_name(word, model, explicit=True)
+    except InputError:
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +58,21 @@ class AnswersBank(Bank):
     one label would take tags away from all the others.
     """
 
+    asked: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Of each label, the examples that Review asked about: the studio chose them, by their scores, and no person."""
+    leave_out: ClassVar[bool] = True
+
     def said(self, label: str) -> Said:
         return super().said(label)._replace(unnamed=())
 
 
 class Deriver:
-    """Makes banks of folds; what did not change is taken over from the last one, to the bit."""
+    """Makes banks of folds; what did not change is taken over from the last one, to the bit.
 
-    def __init__(self, project: Project, library: Library, model: Model, read: Read) -> None:
+    `read` has the encoded bytes of a picture by its digest.
+    """
+
+    def __init__(self, project: Project, library: Library, model: Model, read: Callable[[str], bytes]) -> None:
         self.project, self.library, self.model, self._read = project, library, model, read
         self.path = project.folder / BANK
         self._keys: dict[str, str] = {}
@@ -89,22 +93,36 @@ class Deriver:
         definitions = {label.name: self._definition(label) for label in fold.labels.values()}
         said: dict[str, Told] = {}
         chosen: dict[str, str] = {}
+        keys: dict[str, str] = {}
         for picture, told in sorted(told_in(fold).items()):
             if (key := self.key(picture)) is None:
                 continue
+            keys[picture] = key
             before = said.get(key, Told())
             shown = before.labels | told.labels
             said[key] = Told(shown, (before.absent | told.absent) - shown)
             chosen.setdefault(key, picture)
         examples = {key: self._example(key, chosen[key], said[key]) for key in sorted(said)}
         known = {label: each for label, each in self._last.known.items() if label in definitions}
-        self._last = AnswersBank(dict(sorted(definitions.items())), examples, known)
+        asked = {
+            label.name: frozenset(
+                keys[picture]
+                for picture, each in fold.said[label.id].items()
+                if each.source == PAGE and picture in keys
+            )
+            for label in fold.labels.values()
+        }
+        self._last = AnswersBank(dict(sorted(definitions.items())), examples, known, asked=asked)
         return self._last
 
     def _definition(self, label: Label) -> Definition:
         facts = word_of(label.name), label.like, label.words
         if facts not in self._definitions:
-            self._definitions[facts] = definition(label, self.model)
+            try:
+                meant = define(facts[0], self.model, {}, like=label.like, vector=None, words=label.words)
+            except UnknownWordError:  # which the table of another model had
+                meant = Definition("none", explicit=True)
+            self._definitions[facts] = meant
         return replace(self._definitions[facts], threshold=label.threshold, prior=label.prior)
 
     def _example(self, key: str, picture: str, said: Told) -> Example:
@@ -140,7 +158,8 @@ class Deriver:
 
     def lacking(self, fold: Fold) -> list[str]:
         """Answered pictures whose pixels were not looked at yet."""
-        return sorted(picture for picture in told_in(fold) if picture not in self._keys)
+        answered = {picture for label in fold.labels for picture in fold.said[label]}
+        return sorted(answered - self._keys.keys())
 
     def keep(self, pictures: Iterable[str]) -> None:
         """Looks at these pictures' pixels and keeps what a bank needs of them beside the answers."""
@@ -178,9 +197,7 @@ class Deriver:
         if state == self._written and self.path.exists():
             return False
         pictures = {key: picture for picture, key in self._keys.items() if key in bank.examples}
-        small = {
-            row.pixels: row.small for row in self.project.examples(self.model.space_key, sorted(pictures.values()))
-        }
+        small = self.project.small_copies(self.model.space_key, sorted(pictures.values()))
         whole = {key: replace(each, picture=small.get(key, b"")) for key, each in bank.examples.items()}
         full = AnswersBank(bank.definitions, whole, dict(bank.known))
         with locked(self.path):
@@ -219,10 +236,6 @@ class Deriver:
             )
             for each in header["examples"]
         }
-
-    def lacking_features(self, fold: Fold) -> int:
-        """Answered pictures that no bank can be made of now."""
-        return sum(self.key(picture) is None for picture in told_in(fold))
 
 
 def told_in(fold: Fold) -> dict[str, Told]:
@@ -322,18 +335,19 @@ class Scores:
         noes = np.array([scored.fitted.noes], np.float32)
         share = known.prior
         if share is None:
-            share = calibration.share
+            found = start = np.array([calibration.share], np.float32)
             rows = np.flatnonzero(self.library.alive[: len(scored.logits)] & scored.exact)
-            if len(rows) >= SMALLEST_SAMPLE and known.threshold is None:
-                if self.library.features.count > self.library.features.resident:
-                    rows = self.library.features.sample(len(scored.logits))
-                sample = rows[np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(np.int64)]
-                start = np.array([share], np.float32)
-                slope, offset = calibration.curves(counts, noes, start)
-                evidence = (slope * scored.logits[sample] + offset - log_odds(start))[:, None]
+            if len(rows) and known.threshold is None:
+                if len(rows) >= SMALLEST_SAMPLE:
+                    if self.library.features.count > self.library.features.resident:
+                        rows = self.library.features.sample(len(scored.logits))
+                    sample = rows[np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(np.int64)]
+                    slope, offset = calibration.curves(counts, noes, start)
+                    found = estimate_shares((slope * scored.logits[sample] + offset - log_odds(start))[:, None], start)
                 # what a person has found is there, if its files are
                 confirmed = min(0.99, int(counts[0]) / int(self.library.alive.sum()))
-                share = round(max(float(estimate_shares(evidence, start)[0]), confirmed), 6)
+                found = np.maximum(self._by_answers(bank, label, scored.fitted, found), confirmed)
+            share = round(float(found[0]), 6)
         shares = np.array([share], np.float32)
         slopes, offsets = calibration.curves(counts, noes, shares)
         scored.slope, scored.offset, scored.share = float(slopes[0]), float(offsets[0]), share
@@ -342,6 +356,25 @@ class Scores:
         scored.never = np.zeros(len(scored.logits), np.bool_)
         scored.never[self._one_with(bank, bank.refused[label], len(scored.logits))] = True
         scored.calibrate()
+
+    def _by_answers(self, bank: Bank, label: str, fitted: Fitted, share: Shares) -> Shares:
+        """Moved to where probabilities agree with what was said of the pictures that Review chose.
+
+        Each is seen by the other answers alone. They are no random sample, but fair at every score; what the share of
+        all pictures is estimated by falls too low with each 'no' to an unsure one.
+        """
+        if fitted.left_out is None or not isinstance(bank, AnswersBank):
+            return share
+        said, calibration = bank.said(label), self.model.calibration
+        asked = np.array([key in bank.asked[label] for key in (*said.yes, *said.no)], np.bool_)
+        if not asked.any():
+            return share
+        shown, usual = np.arange(len(asked)) < len(said.yes), np.full(len(asked), calibration.share, np.float32)
+        counts, noes = len(bank.members[label]) - shown, (fitted.noes - ~shown).astype(np.float32)
+        slopes, offsets = calibration.curves(counts, noes, usual)
+        evidence = (slopes * fitted.left_out + offsets - log_odds(usual)).astype(np.float32)[asked, None]
+        every = np.array([len(bank.members[label])])
+        return match_shares(evidence, every, share, shown=float(shown[asked].sum()))
 
     def _one_with(self, bank: Bank, keys: Sequence[str], count: int) -> list[int]:
         """The rows that are the same picture as one of the examples, by whichever file."""
@@ -360,13 +393,3 @@ class Scores:
     def shares(self) -> Mapping[str, float]:
         """Of each label that was scored, the share of the library's pictures that show it."""
         return {label: each.share for label, each in list(self.kept.items())}
-
-
-def by_word(word: str, model: Model) -> Definition | None:
-    """What a word alone suggests; None for one that says nothing."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return define(word, model, {}, like=None, vector=None, words=True)
-        except InputError:
-            return None

@@ -95,12 +95,14 @@ class Fold:
             label = self.merged[label]
         return label
 
+    def get(self, name: str) -> Label | None:
+        return next((label for label in self.labels.values() if label.name == name), None)
+
     def find(self, name: str) -> Label:
         """A label by its name; refuses one that is not known."""
         wanted = label_name(name)
-        for label in self.labels.values():
-            if label.name == wanted:
-                return label
+        if (found := self.get(wanted)) is not None:
+            return found
         names = [label.name for label in self.labels.values()]
         raise UnknownError(f"there is no label {wanted!r}; {nearest(wanted, names) if names else 'none is known yet'}")
 
@@ -115,8 +117,6 @@ class Log:
         for change in changes:
             self._keep(change)
         self.fold = self.folded()
-        self.done: list[int] = []
-        self.undone: list[int] = []
         self._sort_out()
 
     def _keep(self, change: Change) -> None:
@@ -151,7 +151,7 @@ class Log:
 
     def _sort_out(self) -> None:
         """What undo and redo would take back, the next one last: fresh changes that stand, undos since the last one."""
-        self.done, self.undone = [], []
+        self.done, self.undone = list[int](), list[int]()
         for n, change in self.changes.items():
             if change.kind == "carry":
                 continue

@@ -10,10 +10,10 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from fewtag.errors import InputError
 from fewtag.files import locked, make_folder
@@ -53,7 +53,6 @@ _SCHEMA = (
 )
 MIGRATIONS: tuple[tuple[str, ...], ...] = ()
 """What leads from version 1 to 2, from 2 to 3 and so on; each sets its `user_version` last."""
-Result = TypeVar("Result")
 
 
 class PictureRow(NamedTuple):
@@ -96,14 +95,14 @@ class Project:
         self.folder = Path(folder).absolute()
         self.path = self.folder / FILE
         self.notice = ""
-        self._writing, self._closing = threading.RLock(), ExitStack()
+        self._one_writer, self._closing = threading.RLock(), ExitStack()
         self._readers: list[sqlite3.Connection] = []
         make_folder(self.folder)
-        self._closing.enter_context(self._lock())
+        self._lock()
         try:
             self._writer = self._prepare()
             self._closing.callback(self._writer.close)
-            self.log = Log(self._changes(self._writer))
+            self.log = Log(self._changes())
         except sqlite3.Error as error:
             self._closing.close()
             raise self._refusal(error, "be opened") from error
@@ -116,32 +115,29 @@ class Project:
         return self.log.fold
 
     def close(self) -> None:
-        with self._writing:
+        with self._one_writer:
             while self._readers:
                 self._readers.pop().close()
             self._closing.close()
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def _lock(self) -> None:
         """Two studios would each miss what the other is told."""
-        with ExitStack() as held:
-            try:
-                held.enter_context(locked(self.path, seconds=0.2))
-            except InputError as error:
-                if "in use" not in str(error):
-                    raise InputError(
-                        f"the project {self.folder} cannot be written: {error}".partition("; ")[0]
-                        + "; make it writable, or name another folder"
-                    ) from error
-                raise InputError(
-                    f"the project {self.folder} is open in another studio; use that one, or close it first"
-                ) from error
-            yield
+        try:
+            self._closing.enter_context(locked(self.path, seconds=0.2))
+        except InputError as error:
+            if "in use" in str(error):
+                said = f"the project {self.folder} is open in another studio; use that one, or close it first"
+            else:
+                cannot = f"the project {self.folder} cannot be written: {error}".partition("; ")[0]
+                said = f"{cannot}; make it writable, or name another folder"
+            raise InputError(said) from error
 
     def _prepare(self) -> sqlite3.Connection:
         connection = self._connect()
         try:
-            application, version = (_one(connection, f"PRAGMA {name}") for name in ("application_id", "user_version"))
+            application, version = (
+                connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+            )
             if version and application != _APPLICATION:
                 raise InputError(f"{self.path} is another program's database; name another folder for the project")
             if version > VERSION:
@@ -176,37 +172,34 @@ class Project:
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self.path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)
 
-    def _changes(self, connection: sqlite3.Connection) -> Iterator[Change]:
+    def _changes(self) -> Iterator[Change]:
         answers: dict[int, list[tuple[str, str, int, Word, str]]] = {}
-        for n, *answer in connection.execute(
-            "SELECT change, id, picture, label, answer, source FROM answer ORDER BY rowid"
-        ):
+        for n, *answer in self.select("SELECT change, id, picture, label, answer, source FROM answer ORDER BY rowid"):
             answers.setdefault(n, []).append(tuple(answer))
-        for n, op, kind, facts, undoes in connection.execute(
-            "SELECT n, op, kind, facts, undoes FROM change ORDER BY n"
-        ):
+        for n, op, kind, facts, undoes in self.select("SELECT n, op, kind, facts, undoes FROM change ORDER BY n"):
             yield Change(n, op, kind, json.loads(facts), undoes, tuple(answers.get(n, ())))
 
-    def read(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """What `work` finds, on a connection that waits for no writer."""
+    def select(self, query: str, *values: object) -> list[Any]:
+        """All rows of a query, on a connection that waits for no writer."""
         try:
             try:
                 connection = self._readers.pop()
             except IndexError:
                 connection = self._connect()
             try:
-                return work(connection)
+                return connection.execute(query, values).fetchall()
             finally:
                 self._readers.append(connection)
         except sqlite3.Error as error:
             raise self._refusal(error, "be read") from error
 
-    def write(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """What `work` does is on disk when this returns, or nothing of it is."""
-        with self._writing:
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: what is done in it is on disk when it ends, or nothing of it is."""
+        with self._one_writer:
             try:
                 with _transaction(self._writer):
-                    return work(self._writer)
+                    yield self._writer
             except sqlite3.Error as error:
                 raise self._refusal(error, "be saved") from error
 
@@ -226,35 +219,29 @@ class Project:
         facts: Mapping[str, Any],
         answers: Sequence[tuple[str, str, int | None, Word, str]] = (),
         *,
-        op: str | None = None,
         undoes: int | None = None,
     ) -> Change:
         """Appends to the log; on disk before anything in memory moves. A label of None is the one that this defines."""
-        with self._writing:
-            name, text = op or str(uuid.uuid4()), json.dumps(facts, ensure_ascii=False)
-
-            def insert(connection: sqlite3.Connection) -> Change:
+        op, text = str(uuid.uuid4()), json.dumps(facts, ensure_ascii=False)
+        with self._one_writer:
+            with self.writing() as connection:
                 n = connection.execute(
                     "INSERT INTO change (op, at, kind, facts, undoes) VALUES (?, ?, ?, ?, ?)",
-                    (name, time.time(), kind, text, undoes),
+                    (op, time.time(), kind, text, undoes),
                 ).lastrowid
                 assert n is not None
-                rows = tuple(
-                    (each, picture, label or n, word, source) for each, picture, label, word, source in answers
-                )
+                rows = tuple((*answer[:2], answer[2] or n, *answer[3:]) for answer in answers)
                 connection.executemany(
                     "INSERT INTO answer (id, picture, label, answer, source, change) VALUES (?, ?, ?, ?, ?, ?)",
                     [(*row, n) for row in rows],
                 )
-                return Change(n, name, kind, json.loads(text), undoes, rows)
-
-            change = self.write(insert)
+            change = Change(n, op, kind, json.loads(text), undoes, rows)
             self.log.add(change)
             return change
 
     def undo(self, n: int) -> Change:
         """Takes a change back; refuses where two labels would have one name."""
-        with self._writing:
+        with self._one_writer:
             names = [label.name for label in self.log.with_undo(n).labels.values()]
             if twice := sorted({name for name in names if names.count(name) > 1}):
                 raise InputError(
@@ -263,79 +250,63 @@ class Project:
             return self.change("undo", {}, undoes=n)
 
     def meta(self, key: str) -> str | None:
-        row = self.read(lambda reader: reader.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone())
-        return None if row is None else row[0]
+        return next((value for (value,) in self.select("SELECT value FROM meta WHERE key = ?", key)), None)
 
     def set_meta(self, **values: str) -> None:
-        def upsert(connection: sqlite3.Connection) -> None:
+        with self.writing() as connection:
             connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
 
-        self.write(upsert)
-
     def folders(self) -> list[str]:
-        query = "SELECT path FROM folder ORDER BY rowid"
-        return [path for (path,) in self.read(lambda reader: reader.execute(query).fetchall())]
+        return [path for (path,) in self.select("SELECT path FROM folder ORDER BY rowid")]
 
     def add_folders(self, paths: Sequence[str]) -> None:
-        insert = "INSERT OR IGNORE INTO folder VALUES (?)"
-        self.write(lambda connection: connection.executemany(insert, [(path,) for path in paths]))
+        with self.writing() as connection:
+            connection.executemany("INSERT OR IGNORE INTO folder VALUES (?)", [(path,) for path in paths])
 
     def pictures(self) -> list[PictureRow]:
-        return self.read(lambda reader: [PictureRow(*row) for row in reader.execute("SELECT * FROM picture")])
+        return [PictureRow(*row) for row in self.select("SELECT * FROM picture")]
 
     def knows(self, digest: str) -> bool:
         """Whether this picture was ever indexed here, be it in memory yet or not."""
-        query = "SELECT 1 FROM picture WHERE digest = ?"
-        return self.read(lambda reader: reader.execute(query, (digest,)).fetchone() is not None)
+        return bool(self.select("SELECT 1 FROM picture WHERE digest = ?", digest))
 
     def files(self) -> list[FileRow]:
-        return self.read(lambda reader: [FileRow(*row) for row in reader.execute("SELECT * FROM file ORDER BY path")])
+        return [FileRow(*row) for row in self.select("SELECT * FROM file ORDER BY path")]
 
     def record(
         self, pictures: Sequence[PictureRow] = (), files: Sequence[FileRow] = (), gone: Sequence[str] = ()
     ) -> None:
         """What the folders hold; `gone` are paths that are no more."""
-
-        def upsert(connection: sqlite3.Connection) -> None:
+        with self.writing() as connection:
             connection.executemany("INSERT OR REPLACE INTO picture VALUES (?, ?, ?, ?, ?)", pictures)
             connection.executemany("DELETE FROM file WHERE path = ?", [(path,) for path in gone])
             connection.executemany("INSERT OR REPLACE INTO file VALUES (?, ?, ?, ?, ?, ?, ?)", files)
 
-        self.write(upsert)
+    def examples(self, space: str) -> Iterator[ExampleRow]:
+        """All of a model's space, without their small copies."""
+        columns = "picture, pixels, name, codes, scales, x''"
+        return (ExampleRow(*row) for row in self.select(f"SELECT {columns} FROM example WHERE space = ?", space))
 
-    def examples(self, space: str, pictures: Sequence[str] | None = None) -> Iterator[ExampleRow]:
-        """Those of a model's space: of these pictures with their small copies, or of all without."""
-        columns = "picture, pixels, name, codes, scales"
-        if pictures is None:
-            query = f"SELECT {columns}, x'' FROM example WHERE space = ?"
-            yield from self.read(lambda reader: [ExampleRow(*row) for row in reader.execute(query, (space,))])
-            return
-        query = f"SELECT {columns}, small FROM example WHERE space = ? AND picture = ?"
-        for picture in pictures:
-            row = self.read(lambda reader, each=picture: reader.execute(query, (space, each)).fetchone())  # type: ignore[misc]
-            if row is not None:
-                yield ExampleRow(*row)
+    def small_copies(self, space: str, pictures: Iterable[str]) -> dict[str, bytes]:
+        """Of these pictures in a model's space, by their pixels."""
+        query = "SELECT pixels, small FROM example WHERE space = ? AND picture = ?"
+        return dict(row for picture in pictures for row in self.select(query, space, picture))
 
     def any_example(self, picture: str) -> ExampleRow | None:
         """Of whichever model's space, for its small copy."""
         query = "SELECT picture, pixels, name, codes, scales, small FROM example WHERE picture = ? LIMIT 1"
-        row = self.read(lambda reader: reader.execute(query, (picture,)).fetchone())
-        return None if row is None else ExampleRow(*row)
+        return next((ExampleRow(*row) for row in self.select(query, picture)), None)
 
     def keep_examples(self, space: str, rows: Sequence[ExampleRow]) -> None:
         insert = "INSERT OR REPLACE INTO example VALUES (?, ?, ?, ?, ?, ?, ?)"
-        self.write(lambda connection: connection.executemany(insert, [(row.picture, space, *row[1:]) for row in rows]))
+        with self.writing() as connection:
+            connection.executemany(insert, [(row.picture, space, *row[1:]) for row in rows])
 
     def check(self) -> list[str]:
         """What is wrong with the file: SQLite's own check, and a fold made anew compared with the one in memory."""
-        problems = [
-            f"{FILE}: {said}"
-            for (said,) in self.read(lambda reader: reader.execute("PRAGMA integrity_check").fetchall())
-        ]
-        problems = [] if problems == [f"{FILE}: ok"] else problems
-        again = self.read(lambda reader: Log(list(self._changes(reader))))
-        with self._writing:
-            if again.fold != self.fold:
+        problems = [f"{FILE}: {said}" for (said,) in self.select("PRAGMA integrity_check") if said != "ok"]
+        with self._one_writer:
+            if Log(self._changes()).fold != self.fold:
                 problems.append("the answers on disk amount to something else than those in memory")
         return problems
 
@@ -366,7 +337,3 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-
-
-def _one(connection: sqlite3.Connection, query: str) -> int:
-    return connection.execute(query).fetchone()[0]

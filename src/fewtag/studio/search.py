@@ -8,7 +8,7 @@ state that does not exist.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Literal
@@ -20,6 +20,7 @@ STATES = ("unsure", "confirmed", "rejected", "tagged", "untagged")
 Kind = Literal["label", "word", "state", "folder", "after", "before"]
 _TOKEN = re.compile(r'(?P<sign>-?)(?:(?P<key>[A-Za-z]+):)?(?:"(?P<quoted>[^"]*)"?|(?P<bare>\S+))|\S+')
 _KEYS = ("label", "is", "folder", "after", "before")
+Names = Mapping[str, tuple[str, ...]]
 _DATE = re.compile(r"(\d{4})(?:-(\d{1,2}))?(?:-(\d{1,2}))?")
 
 
@@ -37,7 +38,7 @@ class Part:
 
 def parse(query: str, labels: Iterable[str]) -> list[Part]:
     """What each part of a query means where these labels are known."""
-    known = _Names(labels)
+    known = _by_name(labels)
     parts: list[Part] = []
     loose: list[tuple[str, bool]] = []
     for found in _TOKEN.finditer(query):
@@ -54,37 +55,27 @@ def parse(query: str, labels: Iterable[str]) -> list[Part]:
         parts += _phrases(loose, known)
         loose.clear()
         if key in ("", "label"):
-            parts += _quoted(found[0], value, wanted, known, must=key == "label")
+            parts.append(_quoted(found[0], value, wanted, known, must=key == "label"))
         else:
             parts.append(_keyed(found[0], key, value, wanted))
     return parts + _phrases(loose, known)
 
 
-class _Names:
-    """Labels by their whole path, by the path above them and, where that is one's alone, by their last part."""
-
-    def __init__(self, labels: Iterable[str]) -> None:
-        self.labels = sorted(labels)
-        self._by_name: dict[str, set[str]] = {}
-        for label in self.labels:
-            *above, last = [part.strip() for part in label.split("/")]
-            self._add(label, label)
-            self._add(last, label)
-            for depth in range(1, len(above) + 1):
-                self._add("/".join(above[:depth]), label)
-
-    def _add(self, name: str, label: str) -> None:
-        self._by_name.setdefault(_folded(name), set()).add(label)
-
-    def find(self, text: str) -> tuple[str, ...]:
-        return tuple(sorted(self._by_name.get(_folded(text), ())))
+def _by_name(labels: Iterable[str]) -> Names:
+    """Labels by their whole path, by the path above them and by their last part, sorted."""
+    found: dict[str, dict[str, None]] = {}
+    for label in sorted(labels):
+        *above, last = [part.strip() for part in label.split("/")]
+        for name in (label, last, *("/".join(above[:depth]) for depth in range(1, len(above) + 1))):
+            found.setdefault(_folded(name), {})[label] = None
+    return {name: tuple(some) for name, some in found.items()}
 
 
 def _folded(name: str) -> str:
     return " ".join(name.casefold().split())
 
 
-def _phrases(loose: Sequence[tuple[str, bool]], known: _Names) -> list[Part]:
+def _phrases(loose: Sequence[tuple[str, bool]], known: Names) -> list[Part]:
     """Bare words: the longest runs that are labels, and the rest between them as phrases."""
     parts: list[Part] = []
     rest: list[str] = []
@@ -102,7 +93,7 @@ def _phrases(loose: Sequence[tuple[str, bool]], known: _Names) -> list[Part]:
             run += 1
         for length in range(run, 0, -1):
             text = " ".join(each for each, _ in loose[start : start + length])
-            if names := known.find(text):
+            if names := known.get(_folded(text)):
                 flush()
                 parts.append(Part(text if wanted else f"-{text}", "label", text, wanted, names))
                 start += length
@@ -118,13 +109,14 @@ def _phrases(loose: Sequence[tuple[str, bool]], known: _Names) -> list[Part]:
     return parts
 
 
-def _quoted(text: str, value: str, wanted: bool, known: _Names, *, must: bool) -> list[Part]:
-    if names := known.find(value):
-        return [Part(text, "label", value, wanted, names)]
+def _quoted(text: str, value: str, wanted: bool, known: Names, *, must: bool) -> Part:
+    if names := known.get(_folded(value)):
+        return Part(text, "label", value, wanted, names)
     if must:
-        hint = nearest(value, known.labels) if known.labels else "none is known yet"
+        labels = sorted({label for some in known.values() for label in some})
+        hint = nearest(value, labels) if labels else "none is known yet"
         raise UnknownError(f"there is no label {value!r}; {hint}")
-    return [Part(text, "word", value, wanted)]
+    return Part(text, "word", value, wanted)
 
 
 def _keyed(text: str, key: str, value: str, wanted: bool) -> Part:

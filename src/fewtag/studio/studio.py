@@ -4,33 +4,25 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fewtag.errors import InputError, UnknownWordError
+from fewtag.errors import InputError
 from fewtag.files import user_cache_folder
+from fewtag.pictures.prefetch import batches
 from fewtag.studio import deliver as delivering
-from fewtag.studio.derive import path_name, word_of
+from fewtag.studio import values
+from fewtag.studio.deliver import Progress
+from fewtag.studio.derive import by_word, path_name, told_in
 from fewtag.studio.library import RESIDENT
 from fewtag.studio.log import Change, UnknownError, told
-from fewtag.studio.project import Project
-from fewtag.studio.values import (
-    AUDIT,
-    STACK,
-    WORDS,
-    Acknowledged,
-    Answer,
-    Checked,
-    Delivery,
-    LabelRow,
-    Reverted,
-    Undone,
-    Word,
-)
+from fewtag.studio.project import FileRow, Project
+from fewtag.studio.values import AUDIT, STACK, WORDS, Word
 from fewtag.studio.view import MOST_AT_ONCE, View
-from fewtag.tagger.bank import by_name
-from fewtag.tagger.model import Model, load_model
+from fewtag.tagger.bank import define
+from fewtag.tagger.model import load_model
 from fewtag.tagger.stream import Tagged
 
 Row = tuple[str, str, int | None, Word, str]
@@ -121,23 +113,19 @@ class Studio(View):
         """Walks the folders again, behind this."""
         self._indexer.rescan()
 
-    def define(self, name: str, *, like: Sequence[str] | None = None, words: bool = True) -> LabelRow:
+    def define(self, name: str, *, like: Sequence[str] | None = None, words: bool = True) -> values.LabelRow:
         """A label by its name (the last part of its path), like other words, or by pictures alone; known ones anew."""
         wanted = path_name(name)
         with self._lock:
             alike = None if like is None else [each for word in like if (each := word.strip())]
-            known = [label for label in self._fold.labels.values() if label.name == wanted]
+            define(wanted, self.model, {}, like=alike, vector=None, words=words)  # refuses words that are not known
             facts: dict[str, Any] = {"name": wanted, "like": alike, "words": words}
-            if alike is not None and not words:
-                raise InputError(f"label {wanted!r} is defined in two ways; give words that it is like, or no words")
-            if alike is not None or words:  # refuses words that are not known
-                define_label(wanted, alike, self.model)
-            if known:
-                facts["label"] = known[0].id
+            if known := self._fold.get(wanted):
+                facts["label"] = known.id
             self._change("define", facts)
         return self.label(wanted)
 
-    def teach(self, name: str, pictures: Sequence[str], *, stacks: bool = False) -> LabelRow:
+    def teach(self, name: str, pictures: Sequence[str], *, stacks: bool = False) -> values.LabelRow:
         """A new or known label from pictures by digest: yes answers in one group with its definition.
 
         With `stacks` each picture speaks for its stack.
@@ -149,27 +137,30 @@ class Studio(View):
             rows = list(dict.fromkeys(pictures))
             for picture in rows:
                 self.library.row(picture)
-            known = [label for label in self._fold.labels.values() if label.name == wanted]
-            number = known[0].id if known else None
+            known = self._fold.get(wanted)
+            number = known.id if known else None
             answers: list[Row] = [(str(uuid.uuid4()), picture, number, "yes", "teach") for picture in rows]
             if stacks:
                 answers += [mate for row in answers for mate in self._mates(row, {*rows})]
-            facts = {"name": wanted, "like": None, "words": not known and _is_word(word_of(wanted), self.model)}
-            self._change("answers" if known else "define", {} if known else facts, answers)
+            if known:
+                self._change("answers", {}, answers)
+            else:
+                says = by_word(wanted, self.model) is not None
+                self._change("define", {"name": wanted, "like": None, "words": says}, answers)
         return self.label(wanted)
 
-    def rename(self, old: str, new: str, *, merge: bool = False) -> LabelRow:
+    def rename(self, old: str, new: str, *, merge: bool = False) -> values.LabelRow:
         """Refuses a name that is taken, unless the two shall become one."""
         wanted = path_name(new)
         with self._lock:
             label = self._fold.find(old)
-            taken = [each for each in self._fold.labels.values() if each.name == wanted and each.id != label.id]
-            if taken and not merge:
-                raise InputError(f"there is a label {wanted!r} already; merge the two, or choose another name")
-            if taken:
-                self._change("merge", {"label": label.id, "into": taken[0].id})
-            elif label.name != wanted:
+            taken = self._fold.get(wanted)
+            if taken is None:
                 self._change("rename", {"label": label.id, "name": wanted})
+            elif taken != label and not merge:
+                raise InputError(f"there is a label {wanted!r} already; merge the two, or choose another name")
+            elif taken != label:
+                self._change("merge", {"label": label.id, "into": taken.id})
         return self.label(wanted)
 
     def forget(self, name: str) -> None:
@@ -177,7 +168,7 @@ class Studio(View):
         with self._lock:
             self._change("forget", {"label": self._fold.find(name).id})
 
-    def set_threshold(self, name: str, threshold: float | None) -> LabelRow:
+    def set_threshold(self, name: str, threshold: float | None) -> values.LabelRow:
         """The probability from which a label is given; None goes back to the model's own."""
         if threshold is not None and not 0 <= threshold <= 1:
             raise InputError(f"the threshold of label {name!r} is {threshold}; give one from 0 to 1, or None")
@@ -190,8 +181,8 @@ class Studio(View):
             self._change("threshold", {"label": label.id, "threshold": threshold, "prior": share})
         return self.label(name)
 
-    def answer(self, answers: Sequence[Answer], *, group: str | None = None) -> Acknowledged:
-        """All of them on disk before it returns, or none; `group` is the UUID that undoes them together."""
+    def answer(self, answers: Sequence[values.Answer]) -> values.Acknowledged:
+        """All of them on disk before it returns, or none."""
         if not answers or len(answers) > MOST_AT_ONCE:
             raise InputError(f"{len(answers)} answers were given at once; give 1 to {MOST_AT_ONCE}")
         with self._lock:
@@ -217,10 +208,8 @@ class Studio(View):
                 if each.stack and each.source != AUDIT:
                     spoken = {other.picture for other in answers if other.label == each.label}
                     fresh += self._mates(row, {*spoken, *(other[1] for other in fresh if other[2] == label.id)})
-            undo = ""
-            if fresh:
-                undo = self._change("answers", {}, fresh, op=None if group is None else _uuid(group)).op
-            return Acknowledged(tuple(_uuid(each.id) for each in answers), undo)
+            undo = self._change("answers", {}, fresh).op if fresh else None
+            return values.Acknowledged(tuple(_uuid(each.id) for each in answers), undo)
 
     def _mates(self, row: Row, spoken: Set[str]) -> list[Row]:
         """The same word on the other pictures of its stack, but for those that a person spoke of themselves."""
@@ -235,54 +224,45 @@ class Studio(View):
             if mate not in spoken and (mate not in said or said[mate].source == STACK)
         ]
 
-    def undo(self, id: str | None = None) -> Undone:  # noqa: A002
+    def undo(self, id: str | None = None) -> values.Undone:  # noqa: A002
         """Takes back the last group, or that of this id, or the one that holds the answer of this id."""
-        with self._lock:
-            log = self.project.log
-            if id is None and not log.done:
-                raise InputError("there is nothing to undo; every change was taken back")
-            return self._take_back(log.done[-1] if id is None else self._number(id), "done")
+        return self._take_back(id, "done", "there is nothing to undo; every change was taken back")
 
-    def redo(self, id: str | None = None) -> Undone:  # noqa: A002
+    def redo(self, id: str | None = None) -> values.Undone:  # noqa: A002
         """Takes back the last undo, as long as nothing new was done since, or the undo of this id."""
+        return self._take_back(id, "undone", "there is nothing to redo; nothing was undone since the last change")
+
+    def _take_back(self, id: str | None, side: Literal["done", "undone"], nothing: str) -> values.Undone:  # noqa: A002
         with self._lock:
             log = self.project.log
-            if id is None and not log.undone:
-                raise InputError("there is nothing to redo; nothing was undone since the last change")
-            n = log.undone[-1] if id is None else self._number(id)
-            if log.changes[n].undoes is None:
-                by = next((each for each in reversed(log.undone) if log.changes[each].undoes == n), None)
-                if by is None:
+            pile: list[int] = getattr(log, side)
+            if id is None and not pile:
+                raise InputError(nothing)
+            n = pile[-1] if id is None else log.number_of.get(_uuid(id))
+            if n is None:
+                raise UnknownError(f"there is no change {id}; it was not made here")
+            if side == "undone" and log.changes[n].undoes is None:  # what was undone stands for its undo
+                n = next((each for each in reversed(pile) if log.changes[each].undoes == n), None)
+                if n is None:
                     raise InputError(f"{id} was not undone; there is nothing to redo")
-                n = by
-            return self._take_back(n, "undone")
-
-    def _number(self, id: str) -> int:  # noqa: A002
-        number = self.project.log.number_of.get(_uuid(id))
-        if number is None:
-            raise UnknownError(f"there is no change {id}; it was not made here")
-        return number
-
-    def _take_back(self, n: int, side: Literal["done", "undone"]) -> Undone:
-        log = self.project.log
-        if not log.stands(n):
-            raise InputError("that was undone already; redo it, or undo something else")
-        change = target = log.changes[n]
-        while target.undoes is not None:
-            target = log.changes[target.undoes]
-        before = self._words_of(target)
-        undo = self.project.undo(n)
-        after = self._words_of(target)
-        self._touch()
-        labels = log.fold.labels
-        reverted = tuple(
-            Reverted(key, picture, labels[label].name if label in labels else "", before[picture, label], now)
-            for key, picture, number, _, _ in target.answers
-            for label in [log.fold.resolve(number)]
-            for now in [after.get((picture, label))]
-            if (picture, label) in before
-        )
-        return Undone(undo.op, told(target, log.fold, back=change.undoes is None), reverted, len(getattr(log, side)))
+            if not log.stands(n):
+                raise InputError("that was undone already; redo it, or undo something else")
+            change = target = log.changes[n]
+            while target.undoes is not None:
+                target = log.changes[target.undoes]
+            before = self._words_of(target)
+            undo = self.project.undo(n)
+            after = self._words_of(target)
+            self._touch()
+            names = {label.id: label.name for label in log.fold.labels.values()}
+            reverted = tuple(
+                values.Reverted(key, picture, names.get(label, ""), before[picture, label], after.get((picture, label)))
+                for key, picture, number, _, _ in target.answers
+                for label in [log.fold.resolve(number)]
+                if (picture, label) in before
+            )
+            what = told(target, log.fold, back=change.undoes is None)
+            return values.Undone(undo.op, what, reverted, len(getattr(log, side)))
 
     def _words_of(self, change: Change) -> dict[tuple[str, int], Word | None]:
         """The present word on each picture and label that a change speaks of."""
@@ -305,9 +285,8 @@ class Studio(View):
         confirmed_only: bool = False,
         scores: bool = False,
         dry_run: bool = False,
-        progress: Callable[[int, int], None] = lambda _done, _total: None,
-        cancelled: Callable[[], bool] = lambda: False,
-    ) -> Delivery:
+        progress: Progress = lambda _done, _total: None,
+    ) -> values.Delivery:
         """All pictures as a table or a data set, or "onnx": the bank as a graph; into PROJECT/deliveries/.
 
         "xmp" writes sidecars beside the pictures. No path is taken, and a dry run writes nothing.
@@ -315,92 +294,71 @@ class Studio(View):
         if format == "onnx":
             return delivering.write_graph(self.project, self.tagger, dry_run=dry_run)
         labels = self.scorer().labels if self._current().classes else ()
-        files = self._files()
+        rows = self._delivered(confirmed_only)
         if format == "xmp":
-            rows = dict(zip((file.path for file in files), self._delivered(files, confirmed_only), strict=True))
-            folders = {
-                Path(folder): [(rows[file.path], Path(file.path)) for file in files if file.folder == folder]
-                for folder in self._indexer.folders
-            }
-            return delivering.write_sidecars(folders, labels, dry_run=dry_run, progress=progress, cancelled=cancelled)
+            folders: dict[Path, list[tuple[Tagged, Path]]] = {Path(folder): [] for folder in self._indexer.folders}
+            for file, row in rows:
+                folders[Path(file.folder)].append((row, Path(file.path)))
+            return delivering.write_sidecars(folders, labels, self.names_ever, dry_run=dry_run, progress=progress)
         return delivering.deliver(
             self.project,
-            self._delivered(files, confirmed_only),
+            (row for _, row in rows),
             labels,
             format,
             scores=scores,
             dry_run=dry_run,
-            paths={self.library.shown_name(file): Path(file.path) for file in files},
+            paths={self.library.shown_name(file): Path(file.path) for file in self._files()},
             progress=progress,
-            cancelled=cancelled,
         )
 
-    def _files(self) -> list[Any]:
-        """Of pictures that are indexed, by their name."""
-        files = [file for file in list(self.library.files.values()) if file.digest in self.library.row_of]
-        return sorted(files, key=self.library.shown_name)
-
-    def tags_by_file(self, *, confirmed_only: bool = False) -> dict[Path, Tagged]:
-        """What is to be written of each picture; a person's word comes first."""
-        files = self._files()
-        return {Path(file.path): row for file, row in zip(files, self._delivered(files, confirmed_only), strict=True)}
-
-    def take_back(
-        self, *, dry_run: bool = False, progress: Callable[[int, int], None] = lambda _done, _total: None
-    ) -> Delivery:
+    def take_back(self, *, dry_run: bool = False, progress: Progress = lambda _done, _total: None) -> values.Delivery:
         """Takes back what was delivered as XMP: sidecars are what they were before, to the byte."""
         folders = [Path(folder) for folder in self._indexer.folders]
         return delivering.take_back(folders, dry_run=dry_run, progress=progress)
 
-    def _delivered(self, files: Sequence[Any], confirmed_only: bool) -> Iterator[Tagged]:
-        """Each file's row; all by one state of the labels, whatever is taught meanwhile."""
+    @property
+    def names_ever(self) -> set[str]:
+        """Of labels, before they were renamed, merged or forgotten too: tags that were delivered under these may go."""
+        return {str(change.facts["name"]) for change in self.project.log.changes.values() if "name" in change.facts}
+
+    def tags_by_file(self, *, confirmed_only: bool = False) -> dict[Path, Tagged]:
+        """What is to be written of each picture; a person's word comes first."""
+        return {Path(file.path): row for file, row in self._delivered(confirmed_only)}
+
+    def _files(self) -> list[FileRow]:
+        """Of pictures that are indexed, by their name."""
+        files = [file for file in list(self.library.files.values()) if file.digest in self.library.row_of]
+        return sorted(files, key=self.library.shown_name)
+
+    def _delivered(self, confirmed_only: bool) -> Iterator[tuple[FileRow, Tagged]]:
+        """Each file and its row; all by one state of the labels, whatever is taught meanwhile."""
         scorer = self.scorer() if self._current().classes else None
         words = self._spoken()
-        for first in range(0, len(files), 64):
-            some = files[first : first + 64]
-            rows = self._rows([file.digest for file in some], scorer, words, confirmed_only)
+        for some in batches(iter(self._files()), 64):
+            rows = self._rows([str(file.digest) for file in some], scorer, words, confirmed_only)
             for file, row in zip(some, rows, strict=True):
-                yield Tagged(self.library.shown_name(file), row.tags, row.scores)
+                yield file, replace(row, image=self.library.shown_name(file))
 
     def delivery(self, file: str) -> Path:
         """Where a delivery of this name lies."""
         return delivering.find(self.project, file)
 
-    def check(self) -> Checked:
+    def check(self) -> values.Checked:
         """SQLite's own check, a fold made anew, and the bank on disk against the one that the answers make."""
         problems = self.project.check()
         with self._lock:
             fold = self._fold
             bank = self._current()
-        if missing := self._deriver.lacking_features(fold):
+        if missing := sum(self._deriver.key(picture) is None for picture in told_in(fold)):
             problems.append(f"{missing} answered pictures have neither a file nor kept features; they teach nothing")
         if self._derived.is_set() and (lost := self._deriver.differs(bank)):
             problems.append(lost)
         answers = sum(len(fold.said[label]) for label in fold.labels)
-        return Checked(answers, len(fold.labels), len(self.library), tuple(problems))
+        return values.Checked(answers, len(fold.labels), len(self.library), tuple(problems))
 
     def backup(self, path: str | os.PathLike[str]) -> None:
         """A consistent copy of the project's file, while others work on; refuses a file that is there."""
         self.project.backup(Path(path))
-
-
-def define_label(name: str, like: Sequence[str] | None, model: Model) -> None:
-    """Refuses a label whose words are not known, with the ways out."""
-    if like is None:
-        by_name(word_of(name), model)
-        return
-    if not like:
-        raise InputError(f"label {name!r} is like nothing; name at least one known word")
-    for word in like:
-        model.words.vector(word)
-
-
-def _is_word(word: str, model: Model) -> bool:
-    try:
-        model.words.vector(word)
-    except UnknownWordError:
-        return False
-    return True
 
 
 def _uuid(text: object) -> str:

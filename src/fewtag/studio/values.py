@@ -14,8 +14,10 @@ Word = Literal["yes", "no", "unknown"]
 WORDS: tuple[Word, ...] = ("yes", "no", "unknown")
 Order = Literal["sure", "unsure", "missed", "audit"]
 ORDERS: tuple[Order, ...] = ("sure", "unsure", "missed", "audit")
+PAGE = "page"
+"""The source of answers to what Review chose,"""
 AUDIT = "audit"
-"""The source of answers that measure,"""
+"""of those that measure,"""
 STACK = "stack"
 """and of those that a picture has from another one of its stack."""
 UNTAUGHT = (AUDIT, STACK)
@@ -44,8 +46,8 @@ class Acknowledged:
     """Answers that are on disk, and what takes them back together."""
 
     acknowledged: tuple[str, ...]
-    undo: str
-    """The group's UUID; empty where every answer was known already."""
+    undo: str | None = None
+    """The group's UUID, where it can be undone and not every answer was known already."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Undone:
 
 @dataclass(frozen=True)
 class LabelRow:
-    """A label as the list of labels shows it."""
+    """What a label means and from how many pictures; the last three in a project alone."""
 
     name: str
     means: str
@@ -83,11 +85,11 @@ class LabelRow:
     threshold: float | None
     prior: float | None
     trust: float | None
-    tags: int
+    tags: int | None = None
     """Pictures that it is on: over the threshold and not refused, or confirmed."""
-    waiting: int
+    waiting: int | None = None
     """Pictures near the threshold that nobody answered."""
-    expected_precision: float | None
+    expected_precision: float | None = None
     """Mean calibrated probability of what is tagged, a confirmed one counting as 1; none where nothing is."""
 
 

@@ -5,15 +5,15 @@ import math
 import os
 import socket
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-import numpy as np
 
 from fewtag import __version__
 from fewtag.cache import Space
@@ -29,12 +29,13 @@ from fewtag.tagging.tables import Counts
 # address of 127.0.0.1 does not do it: Ray replaces that by one that others can reach
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 _ANSWERS_WITHIN = 3.0
+# of a core, as Ray counts
+_SMALLEST_PARTS = 10_000
 # offline and private, and quiet: what matters to a person is told in one sentence
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
-    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     # as the local engine; Ray's own 15 leaves the workers nothing where another program is busy
     "RAY_worker_niceness": "0",
 }
@@ -48,55 +49,41 @@ class Share:
     cores: float
     gpu: bool
 
-    @property
-    def threads(self) -> int:
-        return max(1, int(self.cores))
 
+def share_out(nodes: Sequence[Mapping[str, float]], workers: int | None) -> Share:
+    """As many workers as there are GPUs, or else cores; fewer have more cores each, but never of two machines.
 
-@dataclass(frozen=True)
-class Nodes:
-    """What each machine of a cluster has: CPU, GPU."""
-
-    resources: Sequence[Mapping[str, float]]
-
-    def share(self, workers: int | None) -> Share:
-        """As many workers as there are GPUs, or else cores; fewer have more cores each, but never of two machines.
-
-        >>> Nodes([{"CPU": 16.0}, {"CPU": 4.0}]).share(3)
-        Share(workers=3, cores=5.0, gpu=False)
-        """
-        gpus = int(sum(node.get("GPU", 0) for node in self.resources))
-        cores = sum(node.get("CPU", 0) for node in self.resources)
-        if workers is None:
-            workers = gpus or max(int(cores), 1)
-        if gpus and workers > gpus:
-            raise InputError(f"--workers {workers}, but there are {gpus} GPUs, one for each; give at most {gpus}")
-        for each in range(math.floor(cores / workers), 0, -1):
-            if sum(_fit(node, each, gpus > 0) for node in self.resources) >= workers:
-                return Share(workers, float(each), gpus > 0)
-        # more workers than cores: Ray counts in ten thousandths of a core
-        return Share(workers, math.floor(1e4 * cores / workers) / 1e4, gpus > 0)
-
-
-def _fit(node: Mapping[str, float], cores: int, gpu: bool) -> int:
-    by_cores = int(node.get("CPU", 0) // cores)
-    return min(by_cores, int(node.get("GPU", 0))) if gpu else by_cores
+    >>> share_out([{"CPU": 16.0}, {"CPU": 4.0}], 3)
+    Share(workers=3, cores=5.0, gpu=False)
+    """
+    gpus = int(sum(node.get("GPU", 0) for node in nodes))
+    cores = sum(node.get("CPU", 0) for node in nodes)
+    if workers is None:
+        workers = gpus or max(int(cores), 1)
+    if gpus and workers > gpus:
+        raise InputError(f"--workers {workers}, but there are {gpus} GPUs, one for each; give at most {gpus}")
+    whole = (Fraction(each) for each in range(math.floor(cores / workers), 0, -1))
+    parts = (Fraction(1, each) for each in range(2, _SMALLEST_PARTS + 1))
+    for each in chain(whole, parts):
+        fit = (min(Fraction(node.get("CPU", 0)) // each, node.get("GPU", 0) if gpus else math.inf) for node in nodes)
+        if sum(fit) >= workers:
+            return Share(workers, math.floor(each * _SMALLEST_PARTS) / _SMALLEST_PARTS, gpus > 0)
+    raise InputError(f"--workers {workers}, but no machine of the cluster has cores for them; give fewer")
 
 
 @contextmanager
-def open_cluster(address: str | None) -> Iterator[Nodes]:
-    """Its machines; a cluster that was started here listens on the loopback alone and ends with the run."""
+def open_cluster(address: str | None) -> Iterator[list[Mapping[str, float]]]:
+    """What its machines have, CPU and GPU; one that is started here listens on the loopback and ends with the run."""
     if address is not None:
         check_address(address)
     ray = _import_ray(loopback=address is None)
     # Ray prints the deaths of workers on standard output, where --json is for machines
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         ours = not ray.is_initialized()
         if ours:
             _connect(ray, address)
         try:
-            yield Nodes([node["Resources"] for node in ray.nodes() if node["Alive"]])
+            yield [node["Resources"] for node in ray.nodes() if node["Alive"]]
         finally:
             if ours:
                 ray.shutdown()
@@ -125,7 +112,6 @@ def _import_ray(*, loopback: bool) -> ModuleType:
         os.environ.setdefault(name, value)
     try:
         import ray
-        import ray.data
     except ImportError as error:
         raise InputError('--engine ray needs Ray, which is not installed; run: pip install "fewtag[ray]"') from error
     return ray
@@ -150,8 +136,8 @@ def check_address(address: str) -> None:
         return
     if address.startswith("ray://"):
         raise InputError(
-            f"--address {address}: Ray Data does not work through Ray's client; run fewtag on a machine of the cluster "
-            "with --address auto, or send it there with: ray job submit -- fewtag tag ..."
+            f"--address {address}: Ray's client is not for this; run fewtag on a machine of the cluster with --address "
+            "auto, or send it there with: ray job submit -- fewtag tag ..."
         )
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -165,128 +151,126 @@ def check_address(address: str) -> None:
         ) from error
 
 
-class Attempts:
-    """How often each shard was begun, kept outside of the workers, since they may die of it."""
-
-    def __init__(self) -> None:
-        self._begun: Counter[int] = Counter()
-
-    def begin(self, shard: int) -> int:
-        self._begun[shard] += 1
-        return self._begun[shard]
-
-
 class Worker:
-    """Ray Data makes one in each process, and again after a death; a refusal is an answer, never a death."""
+    """An actor: opened once, then given one shard after another. A refusal is an answer, never a death."""
 
-    def __init__(self, work: Work, share: Share, attempts: Any, version: str = __version__) -> None:
-        self._work, self._attempts = work, attempts
-        self._opened: tuple[Tagger, Scorer] | None = None
-        self._space: Space | None = None
-        self._refusal = ""
+    _tagger: Tagger
+    _scorer: Scorer
+    _space: Space | None
+
+    def open(self, work: Work, share: Share, version: str) -> str:
+        """Why it cannot work; nothing if it can."""
+        self._work = work
         try:
             if version != __version__:
                 raise InputError(
                     f"a worker has fewtag {__version__}, this is {version}; install the same one on every machine"
                 )
-            self._opened = work.open("cuda" if share.gpu else "cpu", share.threads)
-            self._cache = cached_places(self._opened[0].model, work.options.cache)
+            self._tagger, self._scorer = work.open("cuda" if share.gpu else "cpu", max(1, int(share.cores)))
+            self._cache = cached_places(self._tagger.model, work.options.cache)
             self._space = self._cache.__enter__()  # for as long as this process lives
         except InputError as error:
-            self._refusal = str(error)
-        self._ready = time.time()  # not monotonic: it is compared with another machine's
+            return str(error)
+        return ""
 
-    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, list[Any]]:
-        """A row for each shard: its counts, or why it could not be finished and whether the others cannot either."""
-        answers = [self._finish(Shard.from_json(str(text))) for text in batch["shard"]]
-        return {key: [answer[key] for answer in answers] for key in answers[0]}
-
-    def _finish(self, shard: Shard) -> dict[str, Any]:
-        import ray
-
-        counts, refusal = Counts(0, 0), self._refusal
-        if self._opened is not None:
-            tagger, scorer = self._opened
-            attempt = ray.get(self._attempts.begin.remote(shard.number))
-            try:
-                refuse_deadly(attempt, self._work.options.max_attempts)
-                counts = finish_shards(tagger.model, scorer, [shard], self._work, self._space)[shard.number]
-            except InputError as error:
-                refusal = str(error)
-        return {
-            "shard": shard.number,
-            "tagged": counts.tagged,
-            "failed": counts.failed,
-            "cached": counts.cached,
-            "refusal": refusal,
-            "final": self._opened is None,
-            "ready": self._ready,
-        }
-
-
-def refuse_deadly(attempt: int, most: int) -> None:
-    """A shard that its workers keep dying of is not tried for ever."""
-    if attempt > most:
-        raise InputError(
-            f"its worker died {most} times: too little memory, or a picture that kills its reader; "
-            "give it fewer --workers, or move the pictures away that are suspect"
-        )
+    def finish(self, shard: Shard) -> Counts | str:
+        """How it went, or why it could not be finished."""
+        try:
+            return finish_shards(self._tagger.model, self._scorer, [shard], self._work, self._space)[shard.number]
+        except InputError as error:
+            return str(error)
 
 
 def finish_on_ray(
     shards: Sequence[Shard], work: Work, share: Share, advance: Advance
 ) -> tuple[float, dict[int, Counts]]:
     """When the first worker was ready, and the counts of each shard; refuses if some could not be finished."""
-    sizes = {shard.number: shard.size for shard in shards}
     ready, finished, refusals = math.inf, dict[int, Counts](), dict[int, str]()
-    for answer in _answers(shards, work, share):
-        ready = min(ready, answer["ready"])
-        number = int(answer["shard"])
-        if not answer["refusal"]:
-            finished[number] = Counts(int(answer["tagged"]), int(answer["failed"]), int(answer["cached"]))
-            advance(sizes[number])
-            continue
-        refusals[number] = answer["refusal"]
-        if answer["final"]:
-            raise InputError(f"{answer['refusal']} (finished shards are kept: the same command goes on from there)")
+    for shard, answer in _answers(shards, work, share):
+        if shard is None:
+            ready = min(ready, time.time())
+        elif isinstance(answer, str):
+            refusals[shard.number] = answer
+        else:
+            finished[shard.number] = answer
+            advance(shard.size)
     if refusals:
         number, why = min(refusals.items())
         raise InputError(
-            f"{len(refusals)} of {len(sizes)} shards could not be tagged, the first is {work.parts.name(number)}: "
+            f"{len(refusals)} of {len(shards)} shards could not be tagged, the first is {work.parts.name(number)}: "
             f"{why} (the others are finished: the same command goes on from there)"
         )
-    assert finished.keys() == sizes.keys(), "Ray Data answers for every shard"
     return ready, finished
 
 
-def _answers(shards: Sequence[Shard], work: Work, share: Share) -> Iterator[dict[str, Any]]:
-    """What the workers say of each shard, as they finish; Ray restarts one that dies and gives its shard out again."""
-    import ray
-    import ray.data
-    from ray.exceptions import RayError
+def _answers(shards: Sequence[Shard], work: Work, share: Share) -> Iterator[tuple[Shard | None, Counts | str]]:
+    """The actor pool: what the workers say of each shard, as they finish; no shard where one has come up.
 
-    # Ray Data tries for ever after a death, so we count; its own limit goes with Ray 2.64
-    attempts = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Attempts).remote()
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    items = [{"shard": shard.to_json()} for shard in shards]
-    tagged = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
-        Worker,
-        batch_size=1,
-        fn_constructor_args=(work, share, attempts),
-        # one at a time: a shard that waits in a worker would die with it
-        compute=ray.data.ActorPoolStrategy(
-            size=min(share.workers, len(items)), max_tasks_in_flight_per_actor=1, max_concurrent_calls_per_actor=1
-        ),
-        num_cpus=share.cores,
-        num_gpus=1 if share.gpu else None,
+    A worker has a shard only once it is up, so that one for which the cluster has no room keeps none. For the same
+    reason workers that died are replaced here, not restarted by Ray: their shard goes to whoever is free.
+    """
+    import ray
+    from ray.exceptions import RayActorError, RayError
+
+    actor = ray.remote(num_cpus=share.cores, num_gpus=int(share.gpu))(Worker)
+    shipped, most = ray.put(work), work.options.max_attempts
+    starting, busy, idle = dict[Any, Any](), dict[Any, tuple[Any, Shard]](), list[Any]()
+    waiting, deaths, stillborn = deque(shards), Counter[int](), 0
+
+    def hire() -> None:
+        worker: Any = actor.remote()
+        starting[worker.open.remote(shipped, share, __version__)] = worker
+
+    for _ in range(min(share.workers, len(shards))):
+        hire()
+    while waiting or busy:
+        while waiting and idle:
+            worker, shard = idle.pop(), waiting.popleft()
+            busy[worker.finish.remote(shard)] = worker, shard
+        if not starting and not busy:
+            raise _cannot_go_on(f"{stillborn} died before their first picture")
+        [done], _ = ray.wait([*starting, *busy])
+        try:
+            answer = ray.get(done)
+        except RayActorError:
+            if starting.pop(done, None) is not None:
+                stillborn += 1
+                if stillborn < most:
+                    hire()
+                continue
+            worker, shard = busy.pop(done)
+            ray.kill(worker)  # it may only be out of reach
+            hire()
+            deaths[shard.number] += 1
+            if deaths[shard.number] < most:
+                waiting.appendleft(shard)
+            else:
+                yield (
+                    shard,
+                    f"its worker died {most} times: too little memory, or a picture that kills its reader; "
+                    "give it fewer --workers, or move the pictures away that are suspect",
+                )
+        except RayError as error:
+            said = str(error).strip().splitlines()[-1]
+            if done not in busy:
+                raise _cannot_go_on(said) from error
+            worker, shard = busy.pop(done)
+            idle.append(worker)
+            yield shard, said
+        else:
+            if done in busy:
+                worker, shard = busy.pop(done)
+                idle.append(worker)
+                yield shard, answer
+            elif answer:
+                raise InputError(f"{answer} (finished shards are kept: the same command goes on from there)")
+            else:
+                idle.append(starting.pop(done))
+                yield None, answer
+
+
+def _cannot_go_on(why: str) -> InputError:
+    return InputError(
+        f"the workers cannot go on: {why}; see that fewtag {__version__} is installed on every machine, then run the "
+        "same command again: finished shards are kept"
     )
-    try:
-        yield from tagged.iter_rows()
-    except RayError as error:
-        said = str(error).strip().splitlines()[-1]
-        raise InputError(
-            f"the workers cannot go on: {said}; see that fewtag {__version__} is installed on every machine, "
-            "then run the same command again: finished shards are kept"
-        ) from error

@@ -24,7 +24,7 @@ from fewtag.research.bench.recipe import (
     Training,
     WordSettings,
 )
-from fewtag.research.bench.recipe_files import FILE_KEYS, load_recipes
+from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.data.splits import Split
 from fewtag.research.methods import METHODS
 from fewtag.research.methods.protonet import ProtoNet
@@ -71,6 +71,8 @@ def test_defaults_are_the_papers(write) -> None:
         "validation_episodes": 100,
         "patience": 10,
         "keep": "best",
+        "cycle": 0,
+        "backbone_share": 1.0,
         "checkpoint_every": 500,
     }
     assert (recipe.evaluation.episodes, recipe.evaluation.shots, recipe.evaluation.queries) == (200, 1, 4)
@@ -149,6 +151,11 @@ def test_a_source_takes_its_formats_keys_and_survives_being_saved_whole(write, s
 def test_a_frozen_network_has_no_stage_to_tune(write) -> None:
     with pytest.raises(InputError, match="tuned = 'layer4' of a frozen backbone; write frozen = false"):
         load_recipes(write(DATA + METHOD + '[backbone]\ntuned = "layer4"\n'))
+
+
+def test_a_frozen_network_has_no_share_of_the_rate(write) -> None:
+    with pytest.raises(InputError, match="backbone_share is of a backbone that learns"):
+        only(write(DATA + METHOD + "[training]\nbackbone_share = 0.5\n"))
 
 
 def test_a_role_that_the_sampling_would_not_look_at_is_refused(write) -> None:
@@ -367,6 +374,30 @@ def test_the_digest_names_the_content(write) -> None:
     assert len({only(path, f"seed={seed}", f"method.heads={heads}").digest for seed in (0, 1) for heads in (2, 8)}) == 4
 
 
+def test_settings_that_came_later_do_not_change_the_digests_of_before(write) -> None:
+    path = write(DATA + "[method]\nname = 'pla'\n[training]\n[backbone]\nfrozen = false\n")
+    recipe = only(path)
+    trained = recipe.training_settings
+    assert not {"cycle", "backbone_share", "keep", "encoder_episodes"} & {*trained["training"], *trained["method"]}
+    later = ("training.cycle=4", "training.backbone_share=0.1", "method.encoder_episodes=9")
+    assert len({recipe.digest, *(only(path, change).digest for change in later)}) == 4
+    as_before = ("training.cycle=0", "training.backbone_share=1.0", "method.encoder_episodes=0")
+    assert only(path, *as_before).digest == recipe.digest
+
+
+@pytest.mark.slow
+def test_published_curves_are_of_the_recipes_we_ship() -> None:
+    folder = RECIPES[0].parent
+    curves = list((folder.parent / "results").glob("*/*.training.json"))
+    assert len(curves) > 200
+    for name in {path.parent.name for path in curves}:
+        recipes = {recipe.name: recipe for _, recipe in load_recipes(folder / f"{name}.toml")}
+        for path in curves:
+            if path.parent.name == name:
+                recipe = recipes[path.name.removesuffix(".training.json")]
+                assert json.loads(path.read_text())["recipe"] in recipe.digests, path
+
+
 def change_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if somebody changed ProtoNet's default in code."""
 
@@ -429,7 +460,7 @@ def test_the_protocol_lists_every_key_with_its_default_and_every_option() -> Non
     assert set(listed) == {*top, *below}
     assert [row for row in starmap(reference_row, (top | below).items()) if row not in text] == []
     of_files = text.partition("| key of a file |")[2].partition("\n\n")[0]
-    assert re.findall(r"^\| `([a-z]+)` \|", of_files, re.M) == list(FILE_KEYS)
+    assert re.findall(r"^\| `([a-z]+)` \|", of_files, re.M) == ["runs", "grid", "extends", "include"]
     for name, method in METHODS.items():
         options = [p for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY]
         assert f"| `{name}` | " + ", ".join(f"`{p.name} = {p.default}`" for p in options) + " |" in text

@@ -38,9 +38,9 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
-def table(lines: list[str]) -> list[dict[str, str]]:
-    """The first table among the lines."""
-    start = next(number for number, line in enumerate(lines) if line.startswith("| "))
+def table(lines: list[str], first: str = "") -> list[dict[str, str]]:
+    """The first table among the lines, or the first whose first column has this title."""
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {first}"))
     end = next(number for number in range(start, len(lines) + 1) if number == len(lines) or lines[number] == "")
     return [dict(zip(cells(lines[start]), cells(line), strict=True)) for line in lines[start + 2 : end]]
 
@@ -226,16 +226,39 @@ def test_systems_are_compared_with_the_reading_best_on_validation_and_the_closed
     write_run("beyond/elsewhere", [0.1, 0.2, 0.1, 0.2], data_digest="other pictures")
     lines = page()
     lines = lines[lines.index("## Which differences are real") :]
-    found = table(lines)
+    found = table(lines, "system")
     assert list(found[0]) == ["system", "less word-attention-reference, test", "less closed, test"]
     assert [line["system"] for line in found] == ["other", "closed", "word-attention", "protonet"]
     assert found[1]["less word-attention-reference, test"].startswith("+19.25 ± ")
     assert found[1]["less closed, test"] == "–"
     assert re.match(r"≈ \+0\.00 ± \d\.\d\d, p = 1\.000", found[3]["less word-attention-reference, test"])
     assert found[0]["less closed, test"].endswith("p < 0.001")
-    assert next(line for line in lines if line.startswith("In ")) == (
-        "In 6 of 7 comparisons the difference is real. Not told apart: protonet and word-attention-reference on `test`."
-    )
+    assert "In 6 of 7 comparisons the difference is real.\n" in "\n".join(lines)
+
+
+def test_systems_that_are_not_told_apart_are_named_once_by_what_from_and_where(write_run: WriteRun, page: Page) -> None:
+    alike, apart = [0.40, 0.43, 0.41, 0.42], [0.70, 0.71, 0.72, 0.73]
+    for phase in ("test", "mixed"):
+        write_run("coco/word-attention", [0.40, 0.42, 0.41, 0.43], phase, trained_episodes=5, validation_macro_ap=0.6)
+        write_run("coco/protonet", alike, phase)
+        write_run("coco/knn", alike, phase)
+        write_run("coco/maml", alike if phase == "test" else apart, phase)
+        write_run("coco/pla", apart, phase)
+    lines = page()
+    lines = lines[lines.index("## Which differences are real") :]
+    assert "In 3 of 8 comparisons the difference is real.\n" in "\n".join(lines)
+    assert [list(line.values()) for line in table(lines, "not told from")] == [
+        ["word-attention", "`test`", "maml"],
+        ["word-attention", "`test`, `mixed`", "knn, protonet"],
+    ]
+
+
+def test_where_all_differences_are_real_no_table_says_which_are_not(write_run: WriteRun, page: Page) -> None:
+    write_run("coco/word-attention", [0.40, 0.42, 0.41, 0.43], trained_episodes=5, validation_macro_ap=0.6)
+    write_run("coco/pla", [0.70, 0.71, 0.72, 0.73])
+    lines = page()
+    assert "In 1 of 1 comparisons the difference is real.\n" in "\n".join(lines)
+    assert not [line for line in lines if line.startswith("| not told")]
 
 
 def test_where_nothing_was_validated_the_reading_that_did_best_on_the_last_backbone_stands_for_the_paper(
@@ -248,7 +271,7 @@ def test_where_nothing_was_validated_the_reading_that_did_best_on_the_last_backb
     ):
         write_run(f"laso/{run}-1-shot", [value, value + 0.01, value], data="laso", split="laso")
     lines = page()
-    found = table(lines[lines.index("## Which differences are real") :])
+    found = table(lines[lines.index("## Which differences are real") :], "system")
     assert list(found[0]) == ["system", "less word-attention-reference-1-shot, test"]
     assert [line["system"] for line in found] == ["word-attention-inception-v3-1-shot", "word-attention-1-shot"]
 

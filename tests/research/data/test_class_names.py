@@ -33,7 +33,7 @@ def test_each_listed_class_is_named_by_its_number_and_has_a_new_label_and_a_reas
 @pytest.mark.parametrize("split", SPLITS)
 def test_no_class_that_is_left_bears_the_name_of_a_new_label(split: str) -> None:
     left_out = {number for overlap in overlaps("imagenet-1k", split) for number in overlap.classes}
-    spelt = {Split.load(split).words(label).removesuffix("s") for label in new_labels(split)}
+    spelt = {Split.load(split).spelt(label).removesuffix("s") for label in new_labels(split)}
     pattern = re.compile(rf"\b({'|'.join(spelt)})s?\b")
     named = [
         (number, name)

@@ -85,6 +85,14 @@ def test_its_loss_teaches_the_backbone(name: str) -> None:
     assert backbone.convolution.weight.grad.abs().max() > 0
 
 
+def test_its_encoders_stage_is_the_methods_on_the_backbones_maps() -> None:
+    backbone, method = TinyBackbone(), create_method("pla", channels=5, dimensions=4, options={"encoder_episodes": 7})
+    method.prepare(Base(("a", "b", "c"), torch.randn(3, 4), SHOWN, torch.randn(4, 5)))
+    whole = EndToEnd(backbone, method)
+    assert whole.encoder_episodes == 7
+    torch.testing.assert_close(whole.encoder_loss(episode()), method.encoder_loss(on_maps(backbone, episode())))
+
+
 @every_method
 def test_it_serves_words_alone_where_its_method_does(name: str) -> None:
     _, method, whole = build(name)

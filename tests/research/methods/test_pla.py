@@ -202,6 +202,25 @@ def test_the_order_of_labels_has_no_say_even_where_all_score_the_same() -> None:
     assert torch.equal(method.adapt(turned)(episode.maps), method.adapt(support)(episode.maps)[:, order])
 
 
+@both
+def test_the_encoders_loss_is_that_of_a_linear_classifier_of_mean_places(kind: type[PLA]) -> None:
+    episode = an_episode()
+    method = told(kind, episode, encoder_episodes=5).train()
+    at = {name: value.detach().double().numpy() for name, value in method.named_parameters()}
+    maps = torch.cat([episode.support.maps, episode.maps]).double().numpy()
+    shown = torch.cat([episode.support.targets, episode.targets]).numpy()
+    encoded = maps.mean(axis=(2, 3)) @ at["visual.weight"].T + at["visual.bias"]
+    scores = encoded @ at["base_classifier.weight"].T + at["base_classifier.bias"]
+    expected = np.where(shown, np.log1p(np.exp(-scores)), np.log1p(np.exp(scores))).mean()
+    assert method.encoder_loss(episode).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_encoders_stage_leaves_the_first_weights_of_all_else_as_they_are() -> None:
+    with_stage, without = (told(PLA, an_episode(), encoder_episodes=count).state_dict() for count in (5, 0))
+    assert with_stage.keys() - without.keys() == {"base_classifier.weight", "base_classifier.bias"}
+    assert all(torch.equal(with_stage[name], value) for name, value in without.items())
+
+
 def test_labels_it_was_not_prepared_for_are_refused() -> None:
     episode = an_episode()
     with pytest.raises(InputError, match="prepared for 0 base labels, and the episode has 4"):

@@ -21,26 +21,23 @@ from fewtag.files import make_folder, write_atomically
 from fewtag.research.bench.distributed import (
     Reporter,
     Silent,
-    all_gather,
     collective_refusal,
-    interleave,
     on_rank_zero,
     rank_share,
     rows_by_all_ranks,
+    share_out,
 )
-from fewtag.research.bench.evaluate import Judged, Pool, evaluate
+from fewtag.research.bench.evaluate import Pool, evaluate
 from fewtag.research.bench.experiment import Experiment
-from fewtag.research.bench.results import ResultRow, commit, read_rows, result_rows, write_rows
+from fewtag.research.bench.results import ResultRow, Row, commit, read_rows_of, result_rows, write_rows
 from fewtag.research.bench.run_folder import RunFolder
 from fewtag.research.bench.train import train
 from fewtag.research.data.images import LabelledImages, refuse_unreadable
 from fewtag.research.data.sampling import Draw
-from fewtag.research.features.backbone import Backbone, JoinedBackbone
-from fewtag.research.features.rows import Rows, drop_features, feature_rows
+from fewtag.research.features.backbone import AnyBackbone
+from fewtag.research.features.rows import Rows, drop_features, feature_rows, take_all
 from fewtag.research.methods import METHODS, Base, ClassNames, EndToEnd, Method
 from fewtag.research.methods.base import pool
-
-Network = Backbone | JoinedBackbone
 
 _base_features: dict[tuple[str, str], Tensor] = {}
 """Of the last pictures and network: runs of a recipe mostly share them, and reading takes longer than solving."""
@@ -61,7 +58,7 @@ def measure(
     report = report or Silent()
     recipe = experiment.recipe
     files = {phase: out / f"{recipe.name}.{phase}.parquet" for phase in recipe.evaluation.phases}
-    rows = {} if force else on_rank_zero(fabric, lambda: _measured(files, experiment))
+    rows = {} if force else on_rank_zero(fabric, lambda: measured_rows(ResultRow, files, experiment))
     if len(rows) == len(files):
         return rows
 
@@ -80,10 +77,12 @@ def measure(
             for phase, phase_draws in draws.items():
                 images = experiment.phase(phase)
                 used, numbered = _used(images, phase_draws)  # a large pool is not encoded for a few draws
-                rows_of_used = _features(used, backbone, cache, fabric, report, phase)
-                pictures = Pool.of(used, rows_of_used, words[phase], fabric.device)
+                features = read_features(used, backbone, cache, fabric, report, phase)
+                pictures = Pool.of(used, features, words[phase], fabric.device)
                 since = time.perf_counter()
-                judged = _evaluate(method, pictures, numbered, fabric, report, f"measuring {recipe.name} on {phase}")
+                report.start(f"measuring {recipe.name} on {phase}", len(rank_share(fabric, numbered)))
+                judge = partial(evaluate, method, pictures, advance=report.advance)
+                judged = share_out(fabric, numbered, judge)
                 facts["seconds"] = round(time.perf_counter() - since, 2)
                 facts |= {"data_digest": images.digest, "draws_digest": draws_digest(phase_draws, images)}
                 means = np.mean([episode.label_aps for episode in judged], axis=0).round(6)
@@ -98,12 +97,8 @@ def _used(images: LabelledImages, draws: Sequence[Draw]) -> tuple[LabelledImages
     """The pictures that are drawn, in their order, and the draws by their row numbers among these."""
     rows = sorted({row for draw in draws for row in (*draw.support, *draw.query)})
     number = {row: place for place, row in enumerate(rows)}
-
-    def renumber(side: Sequence[int]) -> tuple[int, ...]:
-        return tuple(number[row] for row in side)
-
-    kept = [replace(draw, support=renumber(draw.support), query=renumber(draw.query)) for draw in draws]
-    return images.select(rows), kept
+    sides = [[tuple(number[row] for row in side) for side in (draw.support, draw.query)] for draw in draws]
+    return images.select(rows), [replace(draw, support=s, query=q) for draw, (s, q) in zip(draws, sides, strict=True)]
 
 
 def _train(
@@ -134,69 +129,42 @@ def _train(
     return facts
 
 
-def _evaluate(
-    method: Method, pictures: Pool, draws: Sequence[Draw], fabric: Fabric, report: Reporter, task: str
-) -> list[Judged]:
-    """The numbers of all draws in their order, of which each process measures a part."""
-    mine = rank_share(fabric, draws)
-    report.start(task, len(mine))
-    with collective_refusal():
-        found = evaluate(method, pictures, mine, advance=report.advance)
-    return interleave(all_gather(fabric, found))
-
-
-def _features(
-    images: LabelledImages, backbone: Network, cache: Path, fabric: Fabric, report: Reporter, what: str
+def read_features(
+    images: LabelledImages, backbone: AnyBackbone, cache: Path, fabric: Fabric, report: Reporter, what: str
 ) -> Rows:
-    return rows_by_all_ranks(
-        fabric, images, lambda part: feature_rows(part, backbone, cache, advance=report.advance), report, what
-    )
+    read = partial(feature_rows, backbone=backbone, cache=cache, advance=report.advance)
+    return rows_by_all_ranks(fabric, images, read, report, what)
 
 
 def solve(
-    method: Method, experiment: Experiment, backbone: Network, cache: Path, fabric: Fabric, report: Reporter
+    method: Method, experiment: Experiment, backbone: AnyBackbone, cache: Path, fabric: Fabric, report: Reporter
 ) -> None:
     """Fits a method that solves on the global features of all base pictures."""
     with collective_refusal():
         images = experiment.phase("train")
         words = experiment.words(images.labels)
-    rows = _features(images, backbone, cache, fabric, report, "train")
-    names = None
-    if method.uses_names and experiment.recipe.names is not None:
-        names = _class_names(experiment, images, cache, fabric, report)
+    rows, names, device = read_features(images, backbone, cache, fabric, report, "train"), None, fabric.device
+    if method.uses_names and (settings := experiment.recipe.names) is not None:
+        with collective_refusal():
+            classifier = experiment.build_classifier().to(device)
+            class_words, numbers = experiment.class_words()
+        soft = read_features(images, classifier, cache, fabric, report, "class probabilities of train")
+        chances = torch.cat([some[:, numbers].float() for some in take_all(soft)])
+        names = ClassNames(class_words.to(device), chances.to(device), settings.weight)
     key = (images.digest, backbone.fingerprint)
     if key not in _base_features:
         _base_features.clear()
         _base_features[key] = global_features(rows)
-    device, targets = fabric.device, torch.from_numpy(images.targets)
+    targets = torch.from_numpy(images.targets)
     method.prepare(Base(images.labels, words.to(device), targets.to(device), _base_features[key].to(device), names))
-
-
-def _class_names(
-    experiment: Experiment, images: LabelledImages, cache: Path, fabric: Fabric, report: Reporter
-) -> ClassNames:
-    """The recipe's class names, with what the classifier makes of the base pictures."""
-    settings = experiment.recipe.names
-    assert settings is not None
-    with collective_refusal():
-        classifier = experiment.build_classifier().to(fabric.device)
-        words, numbers = experiment.class_words()
-    rows = _features(images, classifier, cache, fabric, report, "class probabilities of train")
-    chances = torch.cat([some[:, numbers].float() for some in _take_all(rows)])
-    return ClassNames(words.to(fabric.device), chances.to(fabric.device), settings.weight)
 
 
 def global_features(rows: Rows) -> Float[Tensor, "images channels"]:
     """Every picture's mean over places."""
-    return torch.cat([pool(some.float()) for some in _take_all(rows)])
+    return torch.cat([pool(some.float()) for some in take_all(rows)])
 
 
-def _take_all(rows: Rows, batch: int = 256) -> Iterator[Tensor]:
-    for start in range(0, len(rows), batch):
-        yield rows.take(range(start, min(start + batch, len(rows))))
-
-
-def load_trained(experiment: Experiment, run: RunFolder | None) -> tuple[Network, Method]:
+def load_trained(experiment: Experiment, run: RunFolder | None) -> tuple[AnyBackbone, Method]:
     """The recipe's backbone and method with the best weights of the run; as built where the recipe trains nothing."""
     backbone, method = experiment.build()
     if run is not None:
@@ -207,7 +175,7 @@ def load_trained(experiment: Experiment, run: RunFolder | None) -> tuple[Network
 @contextmanager
 def _ready(
     experiment: Experiment, run: RunFolder | None, fabric: Fabric, cache: Path
-) -> Iterator[tuple[Network, Method]]:
+) -> Iterator[tuple[AnyBackbone, Method]]:
     """Network and method on the device; features of a fine-tuned network are used once, and dropped afterwards."""
     with collective_refusal():
         backbone, method = load_trained(experiment, run) if fabric.is_global_zero else experiment.build()
@@ -236,9 +204,9 @@ def _results_folder(fabric: Fabric, folder: Path) -> Iterator[None]:
                     place.rmdir()
 
 
-def _measured(files: Mapping[str, Path], experiment: Experiment) -> dict[str, list[ResultRow]]:
+def measured_rows(kind: type[Row], files: Mapping[str, Path], experiment: Experiment) -> dict[str, list[Row]]:
     """The phases measured already; rows of another recipe or of other pictures are refused, lest they be lost."""
-    found = {phase: rows for phase, path in files.items() if path.exists() and (rows := read_rows(path))}
+    found = {phase: rows for phase, path in files.items() if path.exists() and (rows := read_rows_of(kind, path))}
     for phase, rows in found.items():
         same_recipe = rows[0].recipe_digest in experiment.recipe.digests
         if not same_recipe or rows[0].data_digest != experiment.phase(phase).digest:

@@ -142,12 +142,6 @@ class MethodSettings(BaseModel):
         """The options that the recipe gives."""
         return dict(self.model_extra or {})
 
-    @property
-    def effective_options(self) -> dict[str, object]:
-        """All options of the method: the recipe's, over the defaults of the method's constructor."""
-        parameters = inspect.signature(METHODS[self.name]).parameters.values()
-        return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY} | self.options
-
 
 class Training(Settings):
     """Episodes of base labels, stopped early by the validation labels. The defaults are the paper's."""
@@ -166,6 +160,11 @@ class Training(Settings):
     """Validations without a gain before training stops; 0: none are made, all `episodes` count."""
     keep: Literal["best", "last"] = "best"
     """Last: nothing stops training early, and the weights after all `episodes` count; validations make the curve."""
+    cycle: int = Field(default=0, ge=0)
+    """Steps in which the rate falls in a line to a thousandth, again and again (cyclic rate); the mean of the weights
+    at the cycles' ends is judged and kept (stochastic weight averaging). 0: neither."""
+    backbone_share: float = Field(default=1.0, gt=0)
+    """The rate of a backbone that learns, as a share of `learning_rate`."""
     checkpoint_every: int = Field(default=500, gt=0)
     """Episodes between the states that a killed run goes on from; saved at the next validation."""
 
@@ -220,21 +219,17 @@ class Recipe(Settings):
     """Why this run cannot be measured where the recipe was written; the table then shows the reason instead."""
 
     @model_validator(mode="after")
-    def need_roles(self) -> "Recipe":
-        """Refuses sides of an episode that the sampling would not look at."""
-        roles = [source.role for source in self.data.sources if source.role is not None]
-        sampling = self.evaluation.sampling
-        if roles and sampling != "at-least":
-            raise InputError(
-                f"a source has the role {roles[0]!r}, which evaluation.sampling = {sampling!r} does not look at; "
-                'write sampling = "at-least" in [evaluation], or remove the role'
-            )
-        return self
-
-    @model_validator(mode="after")
     def fit_together(self) -> "Recipe":
         """Refuses tables that rule each other out."""
         evaluation, method = self.evaluation, METHODS.get(self.method.name)
+        roles = [source.role for source in self.data.sources if source.role is not None]
+        if roles and evaluation.sampling != "at-least":
+            raise InputError(
+                f"a source has the role {roles[0]!r}, which evaluation.sampling = {evaluation.sampling!r} does not "
+                'look at; write sampling = "at-least" in [evaluation], or remove the role'
+            )
+        if self.training is not None and self.training.backbone_share != 1.0 and self.backbone.frozen:
+            raise InputError("training.backbone_share is of a backbone that learns; remove it, or set frozen = false")
         if self.training is not None and (self.space is not None or self.sessions is not None):
             table = "space" if self.space is not None else "sessions"
             raise InputError(f"[{table}] is for methods that train nothing; remove it, or [training]")
@@ -249,7 +244,9 @@ class Recipe(Settings):
     @property
     def effective(self) -> "Recipe":
         """The same recipe with every option of the method written out, so that no default in code can change it."""
-        method = MethodSettings.model_validate({"name": self.method.name, **self.method.effective_options})
+        parameters = inspect.signature(METHODS[self.method.name]).parameters.values()
+        options = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+        method = MethodSettings.model_validate({"name": self.method.name} | options | self.method.options)
         return self.model_copy(update={"method": method})
 
     @property
@@ -266,43 +263,28 @@ class Recipe(Settings):
     def training_settings(self) -> dict[str, Any]:
         """The settings that trained weights depend on: not how they are measured, nor what things are called."""
         kept = self.effective.model_dump(mode="json", include={"backbone", "words", "method", "training", "seed"})
-        kept["training"], kept["method"] = _counted_training(kept["training"]), _counted_method(kept["method"])
         kept["training"].pop("checkpoint_every")
-        kept["backbone"] = _counted_backbone(kept["backbone"])
         sources = [
-            _counted_source(source.model_dump(mode="json", exclude={"role"}))
+            source.model_dump(mode="json", exclude={"role"})
             for source in self.data.sources
             if source.phases is None or {"train", "val"} & set(source.phases)
         ]
-        return {**kept, "split": self.data.split, "other_labels": self.data.other_labels, "sources": sources}
+        facts = {**kept, "split": self.data.split, "other_labels": self.data.other_labels, "sources": sources}
+        return _counted(facts)
 
 
-def _counted(settings: dict[str, Any]) -> dict[str, Any]:
-    """All settings but those that came after rows had been published, where they are as before there were any."""
-    later = {key for key in ("names", "space", "sessions") if settings[key] is None}
-    evaluation, backbone = dict(settings["evaluation"]), _counted_backbone(settings["backbone"])
-    if evaluation["supports"] == "complete":
-        del evaluation["supports"]
-    kept = {key: value for key, value in settings.items() if key not in later}
-    kept["method"] = _counted_method(settings["method"])
-    kept["data"] = settings["data"] | {"sources": [_counted_source(each) for each in settings["data"]["sources"]]}
-    return kept | {"evaluation": evaluation, "backbone": backbone, "training": _counted_training(settings["training"])}
+LATER: dict[str, object] = {
+    **dict.fromkeys(("names", "space", "sessions", "grid", "tuned", "most_a_label")),
+    **dict.fromkeys(("propagation", "encoder_episodes", "cycle"), 0),
+    **{"supports": "complete", "keep": "best", "backbone_share": 1.0},
+}
+"""Settings that came after rows had been published, as things were before there were any: so they do not count."""
 
 
-def _counted_backbone(backbone: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in backbone.items() if key not in ("grid", "tuned") or value is not None}
-
-
-def _counted_method(method: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in method.items() if (key, value) != ("propagation", 0)}
-
-
-def _counted_source(source: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in source.items() if (key, value) != ("most_a_label", None)}
-
-
-def _counted_training(training: dict[str, Any] | None) -> dict[str, Any] | None:
-    return training and {key: value for key, value in training.items() if (key, value) != ("keep", "best")}
+def _counted(settings: Any) -> Any:
+    if isinstance(settings, dict):
+        return {key: _counted(value) for key, value in settings.items() if key not in LATER or value != LATER[key]}
+    return [_counted(value) for value in settings] if isinstance(settings, list) else settings
 
 
 def digest_of(settings: object) -> str:

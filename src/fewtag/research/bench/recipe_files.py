@@ -7,27 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from fewtag.errors import InputError, nearest
-from fewtag.research.bench.recipe import (
-    BackboneSettings,
-    Data,
-    Evaluation,
-    NameSettings,
-    Recipe,
-    SessionSettings,
-    Source,
-    SpaceSettings,
-    Training,
-    WordSettings,
-)
+from fewtag.research.bench.recipe import Recipe
 from fewtag.research.methods import check_method
-
-FILE_KEYS = ("runs", "grid", "extends", "include")
-"""What a file says about its runs, beside the settings of a recipe."""
 
 
 def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str] = ()) -> list[tuple[Path, Recipe]]:
@@ -82,7 +68,14 @@ def _runs(path: Path, over: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _expand(run: dict[str, Any], path: Path) -> Iterator[dict[str, Any]]:
     """The run, or the cartesian product of its grid: a run for each choice of values, the last key varying fastest."""
-    axes = dict(_axes(run.pop("grid", {}), path))
+    axes = dict(_leaves(run.pop("grid", {})))
+    for key, values in axes.items():
+        if not key or not isinstance(values, list) or not values:
+            grid = f"grid.{key}" if key else "grid"
+            raise InputError(
+                f"recipe {path}: `{grid}` is {values!r}; give it a list of values, such as "
+                "grid.evaluation.shots = [1, 5]"
+            )
     for values in product(*axes.values()):
         chosen: dict[str, Any] = {}
         for key, value in zip(axes, values, strict=True):
@@ -90,20 +83,6 @@ def _expand(run: dict[str, Any], path: Path) -> Iterator[dict[str, Any]]:
                 value = {part: value}
             chosen = _merge(chosen, value)
         yield {**_merge(run, chosen), "name": _fill(str(run["name"]), dict(_leaves(chosen)), path)}
-
-
-def _axes(grid: object, path: Path, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """The grid's lists of values by dotted key, `evaluation.shots`."""
-    if isinstance(grid, dict):
-        for key, value in grid.items():
-            yield from _axes(value, path, f"{prefix}.{key}" if prefix else key)
-    elif isinstance(grid, list) and grid and prefix:
-        yield prefix, grid
-    else:
-        key = f"grid.{prefix}" if prefix else "grid"
-        raise InputError(
-            f"recipe {path}: `{key}` is {grid!r}; give it a list of values, such as grid.evaluation.shots = [1, 5]"
-        )
 
 
 def _leaves(settings: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -195,16 +174,9 @@ def _validate(settings: dict[str, Any], path: Path) -> Recipe:
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
     """The keys that the table has in which an unknown one was found."""
-    tables: dict[str, type[BaseModel]] = {
-        "data": Data,
-        "sources": Source,
-        "backbone": BackboneSettings,
-        "words": WordSettings,
-        "names": NameSettings,
-        "space": SpaceSettings,
-        "training": Training,
-        "evaluation": Evaluation,
-        "sessions": SessionSettings,
-    }
-    named = [part for part in location[:-1] if part in tables]
-    return list((tables[str(named[-1])] if named else Recipe).model_fields)
+    table: Any = Recipe
+    for key in (part for part in location[:-1] if isinstance(part, str)):
+        table = table.model_fields[key].annotation
+        while not hasattr(table, "model_fields"):  # such as `list[Source]` or `Training | None`
+            table = get_args(table)[0]
+    return list(table.model_fields)

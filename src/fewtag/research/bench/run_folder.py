@@ -50,6 +50,7 @@ class Checkpoint(NamedTuple):
     state: TrainingState
     method: dict[str, Tensor]
     optimizer: dict[str, Any]
+    averaged: dict[str, Tensor] | None = None
 
 
 class RunFolder:
@@ -111,7 +112,7 @@ class RunFolder:
             return None
         try:
             content = torch.load(self._last, map_location="cpu", weights_only=True)
-            checkpoint = Checkpoint(TrainingState(**content["state"]), content["method"], content["optimizer"])
+            checkpoint = Checkpoint(**content | {"state": TrainingState(**content["state"])})
         except Exception as error:
             raise InputError(f"checkpoint {self._last} cannot be read ({type(error).__name__}); remove it") from error
         begun = checkpoint.state.processes

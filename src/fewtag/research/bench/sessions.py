@@ -6,7 +6,7 @@ the next question. All problems of an order go on together, so that a pass over 
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -18,27 +18,13 @@ from numpy.typing import NDArray
 from fewtag.core.metrics import average_precision
 from fewtag.core.posterior import Classifiers, Fitted, Pictures, Places, Strengths, Vectors, softmax
 from fewtag.errors import InputError
-from fewtag.research.bench.distributed import (
-    Reporter,
-    Silent,
-    collective_refusal,
-    on_rank_zero,
-    rows_by_all_ranks,
-)
+from fewtag.research.bench.distributed import Reporter, Silent, collective_refusal, on_rank_zero
 from fewtag.research.bench.experiment import Experiment
-from fewtag.research.bench.measure import device_name, solve
+from fewtag.research.bench.measure import device_name, measured_rows, read_features, solve
 from fewtag.research.bench.recipe import SessionSettings
-from fewtag.research.bench.results import (
-    SESSIONS,
-    SessionRow,
-    Summary,
-    mean_and_interval,
-    read_rows_of,
-    run_columns,
-    write_rows,
-)
+from fewtag.research.bench.results import SESSIONS, SessionRow, Summary, mean_and_interval, run_columns, write_rows
 from fewtag.research.data.sampling import halve
-from fewtag.research.features.rows import Rows, feature_rows
+from fewtag.research.features.rows import take_all
 from fewtag.research.types import Maps, Words
 
 AT_ONCE = 128
@@ -165,7 +151,7 @@ def measure_sessions(
     recipe, settings = experiment.recipe, experiment.recipe.sessions
     assert settings is not None
     files = {phase: out / f"{recipe.name}.{phase}{SESSIONS}" for phase in recipe.evaluation.phases}
-    rows = {} if force else on_rank_zero(fabric, lambda: _measured(files, experiment))
+    rows = {} if force else on_rank_zero(fabric, lambda: measured_rows(SessionRow, files, experiment))
     if len(rows) == len(files):
         return rows
     with collective_refusal():
@@ -182,66 +168,32 @@ def measure_sessions(
             images = experiment.phase(phase)
             started = problems(images.targets, images.labels, settings, recipe.seed)
             words = experiment.words(images.labels)
-        read = partial(feature_rows, backbone=backbone, cache=cache, advance=report.advance)
-        gallery = Gallery(_pictures(method, rows_by_all_ranks(fabric, images, read, report, phase)))
-        guides = method.guides(words)
+        maps = take_all(read_features(images, backbone, cache, fabric, report, phase), AT_ONCE)
+        local = np.concatenate([method.local(some.float()) for some in maps])
+        gallery, guides = Gallery(Pictures.of(local)), method.guides(words)
         since, most = time.perf_counter(), max(settings.answers)
-        found = []
+        found: list[dict[str, object]] = []
         for order in settings.orders:
             report.start(f"{recipe.name} on {phase}, {order}", most + 1)
             precisions = []
             for precision in run_sessions(method, gallery, guides, started, order, most):
                 precisions.append(precision)
                 report.advance(1)
-            found += _tell(np.stack(precisions), started, images.labels, settings, order)
-        shared = run_columns(recipe, phase, command=command, device=device_name(fabric.device)) | {
-            "seconds": round(time.perf_counter() - since, 2),
-            "data_digest": images.digest,
-        }
+            ap, least = np.stack(precisions), np.minimum.accumulate(precisions, axis=0)
+            found += [
+                {
+                    **{"examples": settings.examples, "order": order, "session_seed": problem.seed},
+                    **{"label": images.labels[problem.label], "answers": answers},
+                    **{"ap": round(float(ap[answers, number]), 6), "least": round(float(least[answers, number]), 6)},
+                }
+                for number, problem in enumerate(started)
+                for answers in settings.answers
+            ]
+        shared = run_columns(recipe, phase, command=command, device=device_name(fabric.device))
+        shared |= {"seconds": round(time.perf_counter() - since, 2), "data_digest": images.digest}
         rows[phase] = told = [SessionRow.model_validate(shared | one) for one in found]
         on_rank_zero(fabric, partial(write_rows, files[phase], told, SessionRow))
     return rows
-
-
-def _pictures(method: Corrigible, rows: Rows) -> Pictures:
-    chunks = [range(first, min(first + AT_ONCE, len(rows))) for first in range(0, len(rows), AT_ONCE)]
-    return Pictures.of(np.concatenate([method.local(rows.take(chunk).float()) for chunk in chunks]))
-
-
-def _tell(
-    precisions: NDArray[np.float64],
-    started: Sequence[Problem],
-    labels: Sequence[str],
-    settings: SessionSettings,
-    order: str,
-) -> list[dict[str, object]]:
-    """The columns of each row that the run does not know, from answers × problems."""
-    least = np.minimum.accumulate(precisions, axis=0)
-    return [
-        {
-            "examples": settings.examples,
-            "order": order,
-            "session_seed": problem.seed,
-            "label": labels[problem.label],
-            "answers": answers,
-            "ap": round(float(precisions[answers, number]), 6),
-            "least": round(float(least[answers, number]), 6),
-        }
-        for number, problem in enumerate(started)
-        for answers in settings.answers
-    ]
-
-
-def _measured(files: Mapping[str, Path], experiment: Experiment) -> dict[str, list[SessionRow]]:
-    """The phases measured already; rows of another recipe or of other pictures are refused, lest they be lost."""
-    found = {phase: read_rows_of(SessionRow, path) for phase, path in files.items() if path.exists()}
-    for phase, rows in found.items():
-        if (rows[0].recipe_digest, rows[0].data_digest) != (experiment.recipe.digest, experiment.phase(phase).digest):
-            raise InputError(
-                f"{files[phase]} holds rows of another recipe or of other data; name another --out, or --force to "
-                "replace them"
-            )
-    return found
 
 
 def summarise_sessions(rows: Sequence[SessionRow]) -> dict[str, Summary]:

@@ -2,7 +2,9 @@
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -11,18 +13,17 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 from torch.optim import Adam
+from torch.optim.swa_utils import AveragedModel
 
 from fewtag.errors import InputError, nearest
 from fewtag.research.bench.distributed import (
     Reporter,
     Silent,
-    all_gather,
     broadcast_buffers,
     collective_refusal,
-    interleave,
     on_rank_zero,
-    rank_share,
     rows_by_all_ranks,
+    share_out,
 )
 from fewtag.research.bench.evaluate import Pool, evaluate
 from fewtag.research.bench.experiment import Experiment
@@ -31,8 +32,8 @@ from fewtag.research.bench.results import METRICS
 from fewtag.research.bench.run_folder import Checkpoint, RunFolder, TrainingState, TrainingSummary
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.data.sampling import EpisodeSampler
-from fewtag.research.features.backbone import Backbone, JoinedBackbone
-from fewtag.research.features.rows import MemoryRows, Rows, feature_rows, pixel_rows
+from fewtag.research.features.backbone import AnyBackbone
+from fewtag.research.features.rows import MemoryRows, Rows, feature_rows, pixel_rows, take_all
 from fewtag.research.methods import METHODS, EndToEnd, Method
 
 
@@ -71,37 +72,25 @@ def train(
         with collective_refusal():
             if fabric.is_global_zero:
                 held.enter_context(run.lock())
-        return _train(learner, run, base, validation, report)
-
-
-def _train(
-    learner: "Learner", run: RunFolder, base: Phase, validation: Phase | None, report: Reporter
-) -> TrainingSummary:
-    fabric, training = learner.fabric, learner.training
-    on_rank_zero(fabric, run.claim)
-    if checkpoint := on_rank_zero(fabric, lambda: run.load_checkpoint(processes=fabric.world_size)):
-        learner.load(checkpoint)
-    state = learner.state
-    report.start(f"training {run.recipe.name}", training.episodes)
-    report.advance(state.episode)
-    if validation is not None and state.episode == 0:
-        learner.judge(run, validation, None, report)  # the untrained weights are the ones to beat
-    saved_at = state.episode
-    while state.episode < training.episodes and not _is_stale(state, training):
-        loss = learner.learn(base, report)
-        learner.judge(run, validation, loss, report)
-        if state.episode - saved_at >= training.checkpoint_every:
-            on_rank_zero(fabric, lambda: run.save_checkpoint(learner.checkpoint()))
-            saved_at = state.episode
-    summary = TrainingSummary(
-        **vars(state), stopped_early=_is_stale(state, training), episodes_planned=training.episodes
-    )
-    on_rank_zero(fabric, lambda: run.finish(summary))
-    return summary
-
-
-def _is_stale(state: TrainingState, training: Training) -> bool:
-    return training.keep == "best" and 0 < training.patience <= state.stale
+        on_rank_zero(fabric, run.claim)
+        if checkpoint := on_rank_zero(fabric, lambda: run.load_checkpoint(processes=fabric.world_size)):
+            learner.load(checkpoint)
+        state = learner.state
+        report.start(f"training {recipe.name}", training.episodes)
+        report.advance(state.episode)
+        if validation is not None and state.episode == 0:
+            learner.judge(run, validation, None, report)  # the untrained weights are the ones to beat
+        saved_at = state.episode
+        while state.episode < training.episodes and not learner.is_stale:
+            loss = learner.learn(base, report)
+            learner.judge(run, validation, loss, report)
+            if state.episode - saved_at >= training.checkpoint_every:
+                on_rank_zero(fabric, lambda: run.save_checkpoint(learner.checkpoint()))
+                saved_at = state.episode
+        stopped_early = learner.is_stale
+        summary = TrainingSummary(**vars(state), stopped_early=stopped_early, episodes_planned=training.episodes)
+        on_rank_zero(fabric, lambda: run.finish(summary))
+        return summary
 
 
 class Learner:
@@ -109,9 +98,16 @@ class Learner:
 
     def __init__(self, method: Method, training: Training, seed: int, fabric: Fabric) -> None:
         self.method, self.training, self.seed, self.fabric = method, training, seed, fabric
-        optimizer = Adam(method.parameters(), lr=training.learning_rate, fused=fabric.device.type == "cuda")
+        groups, self._shares = [list(method.parameters())], [1.0]
+        if isinstance(method, EndToEnd) and training.backbone_share != 1.0:
+            groups = [list(method.backbone.parameters()), list(method.method.parameters())]
+            self._shares = [training.backbone_share, 1.0]
+        optimizer = Adam([{"params": group} for group in groups], fused=fabric.device.type == "cuda")
         self.model, self.optimizer = fabric.setup(method, optimizer)
         self.model.mark_forward_method("loss")
+        self.model.mark_forward_method("encoder_loss")
+        # batch-norm statistics are averaged along: to count them anew would take a pass over all base pictures
+        self.averaged = AveragedModel(method, avg_fn=running_mean, use_buffers=True) if training.cycle else None
         self.state = TrainingState(processes=fabric.world_size)
         self._begun = time.perf_counter()
 
@@ -119,11 +115,27 @@ class Learner:
         """Goes on from a checkpoint."""
         self.method.load_state_dict(checkpoint.method)
         self.optimizer.load_state_dict(checkpoint.optimizer)
+        if self.averaged is not None and checkpoint.averaged is not None:
+            self.averaged.load_state_dict(checkpoint.averaged)
         self.state = checkpoint.state
         self._begun = time.perf_counter() - self.state.seconds
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether training stops early."""
+        return self.training.keep == "best" and 0 < self.training.patience <= self.state.stale
+
     def checkpoint(self) -> Checkpoint:
-        return Checkpoint(self.state, self.method.state_dict(), self.optimizer.state_dict())
+        averaged = None if self.averaged is None else self.averaged.state_dict()
+        return Checkpoint(self.state, self.method.state_dict(), self.optimizer.state_dict(), averaged)
+
+    @property
+    def kept(self) -> Method:
+        """The method with the weights to judge and to keep: their average, once there is one."""
+        if self.averaged is None or not self.averaged.n_averaged:
+            return self.method
+        assert isinstance(self.averaged.module, Method)
+        return self.averaged.module
 
     def learn(self, base: Phase, report: Reporter) -> float:
         """Takes steps until the next validation; returns the mean loss, the same on every rank."""
@@ -147,8 +159,10 @@ class Learner:
     def take_step(self, base: Phase) -> Tensor:
         """One gradient step over some episodes; all its randomness comes from the seed and the episodes' numbers."""
         training, turns = self.training, self.training.episodes_per_step
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(training, self.state.episode)
+        since = self.state.episode - self.method.encoder_episodes
+        rate, step = learning_rate(training, self.state.episode), since // (turns * self.fabric.world_size)
+        for group, share in zip(self.optimizer.param_groups, self._shares, strict=True):
+            group["lr"] = share * rate * (cyclic_share(training.cycle, step) if since >= 0 else 1.0)
         total = torch.zeros((), device=self.fabric.device)
         first = self.state.episode + turns * self.fabric.global_rank
         for index in range(first, first + turns):
@@ -159,11 +173,13 @@ class Learner:
             with nullcontext() if last else self.fabric.no_backward_sync(self.model):
                 # on one device Fabric calls `loss` directly, without its precision
                 with self.fabric.autocast():
-                    loss = self.model.loss(episode) / turns
+                    loss = (self.model.loss if since >= 0 else self.model.encoder_loss)(episode) / turns
                 self.fabric.backward(loss + self._touch_all_parameters())
             total += loss.detach()
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.averaged is not None and since >= 0 and (step + 1) % training.cycle == 0:
+            self.averaged.update_parameters(self.method)
         return total
 
     def _touch_all_parameters(self) -> Tensor | float:
@@ -173,13 +189,13 @@ class Learner:
         return 0.0 * torch.stack([each.sum() for each in self.method.parameters() if each.requires_grad]).sum()
 
     def judge(self, run: RunFolder, validation: Phase | None, loss: float | None, report: Reporter) -> None:
-        """Validates the weights, saves them if they are the best so far, and logs what they came to.
+        """Validates the weights to keep, saves them if they are the best so far, and logs what they came to.
 
         Without validation, or where the last are to be kept, the latest weights are the best.
         """
         state, scores = self.state, dict[str, float]()
         if validation is not None:
-            scores = validate(self.fabric, self.method, validation, self.training.validation_episodes)
+            scores = validate(self.fabric, self.kept, validation, self.training.validation_episodes)
         score = scores.get("macro_ap")
         better = self.training.keep == "last" or score is None or state.best is None or score > state.best
         if better:
@@ -192,7 +208,7 @@ class Learner:
         with collective_refusal():
             if self.fabric.is_global_zero:
                 if better:
-                    run.save_best(self.method, state)
+                    run.save_best(self.kept, state)
                 run.log({"episode": state.episode, **told, "seconds": round(state.seconds, 2), **scores})
 
 
@@ -204,13 +220,25 @@ def learning_rate(training: Training, episode: int) -> float:
     return training.warmup_from + climbed * (training.learning_rate - training.warmup_from)
 
 
+def cyclic_share(cycle: int, step: int) -> float:
+    """Of the rate: from all of it in a line to a thousandth at the last step of each cycle."""
+    return 1.0 - 0.999 * (step % cycle) / max(1, cycle - 1) if cycle else 1.0
+
+
+def running_mean(mean: Tensor, new: Tensor, count: Tensor | int) -> Tensor:
+    """torch's own for many tensors at once divides no integers, and batch norms count their batches."""
+    return mean + (new - mean) / (count + 1)
+
+
 def validate(fabric: Fabric, method: Method, phase: Phase, episodes: int) -> dict[str, float]:
     """Mean metrics over the validation episodes, which the ranks share among them."""
     broadcast_buffers(fabric, method)
-    draws = [phase.sampler.draw(index) for index in rank_share(fabric, range(episodes))]
-    with collective_refusal(), fabric.autocast():
-        mine = evaluate(method, phase.pool, draws)
-    judged = interleave(all_gather(fabric, mine))
+    with fabric.autocast():
+        judged = share_out(
+            fabric,
+            range(episodes),
+            lambda mine: evaluate(method, phase.pool, [phase.sampler.draw(index) for index in mine]),
+        )
     return {name: round(fmean(episode.metrics[name] for episode in judged), 6) for name in METRICS}
 
 
@@ -221,15 +249,13 @@ def prepare(
 
     Without patience nothing is validated, and the split needs no validation labels.
     """
-    recipe, training = experiment.recipe, experiment.recipe.training
+    recipe, training, advance = experiment.recipe, experiment.recipe.training, report.advance
     assert training is not None
     with collective_refusal():
         backbone, method = experiment.build()
     if recipe.backbone.frozen:
         backbone.to(fabric.device)
-
-        def read(images: LabelledImages) -> Rows:
-            return feature_rows(images, backbone, cache, advance=report.advance)
+        read: Callable[[LabelledImages], Rows] = partial(feature_rows, backbone=backbone, cache=cache, advance=advance)
     else:
         method = EndToEnd(backbone, method)
         if recipe.backbone.tuned is not None:
@@ -237,9 +263,7 @@ def prepare(
                 tune_stage(backbone, recipe.backbone.tuned)
         if experiment.compiled:
             backbone.compile()  # in place: weights keep their names
-
-        def read(images: LabelledImages) -> Rows:
-            return pixel_rows(images, backbone.size, cache, advance=report.advance)
+        read = partial(pixel_rows, size=backbone.size, cache=cache, advance=advance)
 
     def phase(name: str) -> Phase:
         with collective_refusal():
@@ -254,7 +278,7 @@ def prepare(
     return method, phase("train"), phase("val") if training.patience else None
 
 
-def tune_stage(backbone: Backbone | JoinedBackbone, stage: str) -> None:
+def tune_stage(backbone: AnyBackbone, stage: str) -> None:
     """Holds the weights of all other stages of the network; batch-norm statistics move in all of them."""
     named = [(name.rpartition("network.")[2], parameter) for name, parameter in backbone.named_parameters()]
     if not any(name.startswith(stage) for name, _ in named):
@@ -270,14 +294,11 @@ MOST_IN_MEMORY = 2**31
 
 def on_device(rows: Rows, device: torch.device) -> Rows:
     """The same rows in the device's memory: an accelerator's if they fit in half of what is free."""
-    if device.type not in ("cuda", "cpu"):
-        return rows
     first = rows.take([0])
     room = torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else MOST_IN_MEMORY
     if first.nbytes * len(rows) > room:
         return rows
     tensor = torch.empty(len(rows), *first.shape[1:], dtype=first.dtype, device=device)
-    for start in range(0, len(rows), 256):
-        chunk = range(start, min(start + 256, len(rows)))
-        tensor[chunk.start : chunk.stop] = rows.take(chunk).to(device)
+    for there, some in zip(torch.split(tensor, 256), take_all(rows), strict=True):
+        there.copy_(some)
     return MemoryRows(tensor)

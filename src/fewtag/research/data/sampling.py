@@ -7,7 +7,7 @@ Row numbers only, so that no pixel is needed to test it. `EpisodeSampler` gives 
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,53 +32,58 @@ class Draw:
     """The one label (column) that each support image names; all that it shows, where nothing is said."""
 
 
-def check_counts(shots: int, queries: int, seed: int) -> None:
-    """Refuses numbers that no episode could be drawn with."""
-    for name, value, least in (("shots", shots, 1), ("queries", queries, 0), ("seed", seed, 0)):
-        if value < least:
-            raise InputError(f"`{name}` is {value}; it must be at least {least}")
+@dataclass(eq=False)
+class Sampler:
+    """Draws episodes over all labels by number: the same for the same seed, in any order and in any process."""
 
+    targets: Bool[np.ndarray, "images labels"]
+    labels: Sequence[str]
+    shots: int = field(default=1, kw_only=True)
+    queries: int = field(default=4, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
 
-class EpisodeSampler:
-    """Episodes over all labels: for each, `shots` support and `queries` query images that show it, all different."""
-
-    def __init__(
-        self,
-        targets: Bool[np.ndarray, "images labels"],
-        labels: Sequence[str],
-        *,
-        shots: int = 1,
-        queries: int = 4,
-        seed: int = 0,
-    ) -> None:
-        assert targets.shape[1] == len(labels), "a column for each label"
-        check_counts(shots, queries, seed)
-        self.shots, self.queries, self.seed = shots, queries, seed
-        self._targets = targets
-        self._wanted = shots + queries
-        self._pools = [np.flatnonzero(targets[:, column]) for column in range(len(labels))]
-        _refuse_impossible(targets, labels, self._pools, shots, queries)
-        # the rarest label chooses first; ties by name, so that the order of the columns does not matter
-        self._order = sorted(range(len(labels)), key=lambda column: (len(self._pools[column]), labels[column]))
+    def __post_init__(self) -> None:
+        assert self.targets.shape[1] == len(self.labels), "a column for each label"
+        for name, least in (("shots", 1), ("queries", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"`{name}` is {getattr(self, name)}; it must be at least {least}")
+        self._pools = [np.flatnonzero(column) for column in self.targets.T]
+        # by name, so that the order of the columns does not matter
+        self._order = sorted(range(len(self.labels)), key=lambda column: self.labels[column])
 
     def draw(self, index: int) -> Draw:
-        """Episode number `index`: the same for the same seed, in any order and in any process."""
-        generator = np.random.default_rng([self.seed, index])
-        for _ in range(_TRIES):
-            chosen = self._choose(generator)
-            if chosen is not None:
-                break
-        else:
-            chosen = self._match(generator)
-        # label by label: support[k * shots] shows label k, whatever else it shows
+        """Episode number `index`."""
+        raise NotImplementedError
+
+    def _deal(self, chosen: Sequence[np.ndarray]) -> Draw:
+        """Label by label: support[k * shots] shows label k, whatever else it shows."""
         return Draw(
             support=tuple(int(row) for rows in chosen for row in rows[: self.shots]),
             query=tuple(int(row) for rows in chosen for row in rows[self.shots :]),
         )
 
+
+class EpisodeSampler(Sampler):
+    """For each label, `shots` support and `queries` query images that show it, all different."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._wanted = self.shots + self.queries
+        self._refuse_impossible()
+        # the rarest label chooses first
+        self._order.sort(key=lambda column: len(self._pools[column]))
+
+    def draw(self, index: int) -> Draw:
+        generator = np.random.default_rng([self.seed, index])
+        for _ in range(_TRIES):
+            chosen = self._choose(generator)
+            if chosen is not None:
+                return self._deal(chosen)
+        return self._deal(self._match(generator))
+
     def _choose(self, generator: np.random.Generator) -> list[np.ndarray] | None:
         """Each label in turn takes unused images at random; None where one finds too few left."""
-        used = np.zeros(len(self._targets), dtype=bool)
+        used = np.zeros(len(self.targets), dtype=bool)
         chosen: list[np.ndarray] = [np.empty(0, dtype=int)] * len(self._pools)
         for column in self._order:
             pool = self._pools[column]
@@ -91,75 +96,62 @@ class EpisodeSampler:
 
     def _match(self, generator: np.random.Generator) -> list[np.ndarray]:
         """An exact matching of a shuffled data set, for requests so tight that chance keeps missing."""
-        rows = generator.permutation(len(self._targets))
+        rows = generator.permutation(len(self.targets))
         # shuffle in the order of _order, so that the order of the columns does not matter here either
         columns = generator.permutation(self._order)
-        owner = assign(self._targets[np.ix_(rows, columns)], self._wanted)
+        owner = assign(self.targets[np.ix_(rows, columns)], self._wanted)
         chosen: list[np.ndarray] = [np.empty(0, dtype=int)] * len(self._pools)
         for place, column in enumerate(columns):
             chosen[column] = generator.permutation(rows[owner == place])
         return chosen
 
-
-def _refuse_impossible(
-    targets: Bool[np.ndarray, "images labels"],
-    labels: Sequence[str],
-    pools: Sequence[np.ndarray],
-    shots: int,
-    queries: int,
-) -> None:
-    wanted = shots + queries
-    needs = f"{wanted} ({shots} support + {queries} query)"
-    for label, pool in zip(labels, pools, strict=True):
-        if len(pool) < wanted:
-            raise InputError(
-                f"label {label!r} has {len(pool)} images, an episode needs {needs}; "
-                "lower `shots` or `queries`, or drop the label"
-            )
-    short = shortage(targets, wanted)
-    if short is not None:
-        names = [labels[column] for column in short.labels]
-        shown = ", ".join(repr(name) for name in names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    def _refuse_impossible(self) -> None:
+        """Names the labels that stand in each other's way, where not every one can have images of its own."""
+        needs = f"{self._wanted} ({self.shots} support + {self.queries} query)"
+        for label, pool in zip(self.labels, self._pools, strict=True):
+            if len(pool) < self._wanted:
+                raise InputError(
+                    f"label {label!r} has {len(pool)} images, an episode needs {needs}; "
+                    "lower `shots` or `queries`, or drop the label"
+                )
+        owner = assign(self.targets, self._wanted)
+        short = np.flatnonzero(np.bincount(owner[owner >= 0], minlength=len(self.labels)) < self._wanted)
+        if not len(short):
+            return
+        # Hall's theorem: whoever holds an image that a short label shows is short too; followed until nobody new comes
+        together: set[int] = set()
+        following = [int(short[0])]
+        while following:
+            column = following.pop()
+            if column not in together:
+                together.add(column)
+                following += np.unique(owner[self.targets[:, column]]).tolist()
+        names = [repr(self.labels[column]) for column in sorted(together)]
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        images = self.targets[:, sorted(together)].any(axis=1).sum()
         raise InputError(
-            f"labels {shown} share {short.images} images, an episode needs {len(names) * wanted} different ones, "
+            f"labels {shown} share {images} images, an episode needs {len(names) * self._wanted} different ones, "
             f"{needs} a label; lower `shots` or `queries`, or drop a label"
         )
 
 
-class ReplacingSampler:
+class ReplacingSampler(Sampler):
     """Episodes drawn with replacement, as the paper's authors' public loader draws them: an image may come twice.
 
     For each label `shots` support and `queries` query images that show it, each drawn from all of them. So a query may
     be a support image, with its labels known: a leak, which is why this is an option of measuring alone.
     """
 
-    def __init__(
-        self,
-        targets: Bool[np.ndarray, "images labels"],
-        labels: Sequence[str],
-        *,
-        shots: int = 1,
-        queries: int = 4,
-        seed: int = 0,
-    ) -> None:
-        assert targets.shape[1] == len(labels), "a column for each label"
-        check_counts(shots, queries, seed)
-        self.shots, self.queries, self.seed = shots, queries, seed
-        self._pools = [np.flatnonzero(column) for column in targets.T]
-        for label, pool in zip(labels, self._pools, strict=True):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for label, pool in zip(self.labels, self._pools, strict=True):
             if not len(pool):
                 raise InputError(f"label {label!r} has no image to draw; drop the label")
-        self._order = sorted(range(len(labels)), key=lambda column: labels[column])
 
     def draw(self, index: int) -> Draw:
-        """Episode number `index`: the same for the same seed, in any order and in any process."""
         generator = np.random.default_rng([self.seed, index])
-        wanted = self.shots + self.queries
-        drawn = {column: generator.choice(self._pools[column], wanted).tolist() for column in self._order}
-        return Draw(
-            support=tuple(row for column in range(len(drawn)) for row in drawn[column][: self.shots]),
-            query=tuple(row for column in range(len(drawn)) for row in drawn[column][self.shots :]),
-        )
+        drawn = {each: generator.choice(self._pools[each], self.shots + self.queries) for each in self._order}
+        return self._deal([drawn[column] for column in range(len(drawn))])
 
 
 def leaked(draws: Sequence[Draw]) -> float:
@@ -168,8 +160,9 @@ def leaked(draws: Sequence[Draw]) -> float:
     return sum(queries) / max(1, len(queries))
 
 
-class AtLeastSampler:
-    """Episodes over all labels: each shown by at least `shots` support and `queries` query images, all different.
+@dataclass(eq=False)
+class AtLeastSampler(Sampler):
+    """Each label shown by at least `shots` support and `queries` query images, all different.
 
     The setting of Alfassy et al., LaSO: Label-Set Operations networks for multi-label few-shot learning (CVPR 2019).
     Support and query may come from two parts of a data set. The label that was shown least so far has its turn: that is
@@ -177,33 +170,15 @@ class AtLeastSampler:
     twice, and it counts for every label that it shows, whichever it was drawn for.
     """
 
-    def __init__(
-        self,
-        targets: Bool[np.ndarray, "images labels"],
-        labels: Sequence[str],
-        *,
-        support: Sequence[int] | None = None,
-        query: Sequence[int] | None = None,
-        shots: int = 1,
-        queries: int = 4,
-        seed: int = 0,
-    ) -> None:
-        assert targets.shape[1] == len(labels), "a column for each label"
-        check_counts(shots, queries, seed)
-        self.shots, self.queries, self.seed = shots, queries, seed
-        self._targets = targets
-        # by name, so that the order of the columns does not matter
-        self._order = sorted(range(len(labels)), key=lambda column: labels[column])
-        self._labels = labels
-        everything = range(len(targets))
-        self._support = np.array(everything if support is None else support, dtype=int)
-        self._query = np.array(everything if query is None else query, dtype=int)
+    support: Sequence[int] | None = field(default=None, kw_only=True)
+    query: Sequence[int] | None = field(default=None, kw_only=True)
 
     def draw(self, index: int) -> Draw:
-        """Episode number `index`: the same for the same seed, in any order and in any process."""
+        everything = range(len(self.targets))
+        first, second = (np.array(everything if side is None else side, int) for side in (self.support, self.query))
         # a generator each: the query does not depend on the shots where the two parts share no picture
-        support = self._cover(self._support, self.shots, "support", np.random.default_rng([self.seed, index, 0]))
-        rest = self._query[~np.isin(self._query, support)]
+        support = self._cover(first, self.shots, "support", np.random.default_rng([self.seed, index, 0]))
+        rest = second[~np.isin(second, support)]
         query = self._cover(rest, self.queries, "query", np.random.default_rng([self.seed, index, 1]))
         return Draw(support=tuple(support), query=tuple(query))
 
@@ -211,49 +186,49 @@ class AtLeastSampler:
         self, rows: Int[np.ndarray, "eligible"], least: int, part: str, generator: np.random.Generator
     ) -> list[int]:
         """Rows drawn one by one for the label shown least so far, until every label is shown often enough."""
-        self._refuse_rare(rows, least, part)
+        for label, images in zip(self.labels, self.targets[rows].sum(axis=0), strict=True):
+            if images < least:
+                raise InputError(
+                    f"label {label!r} has {images} images for the {part}, which needs at least {least}; "
+                    f"lower `{'shots' if part == 'support' else 'queries'}`, or drop the label"
+                )
         # the first of equals has its turn first: another one in each draw
         order = [int(column) for column in generator.permutation(self._order)]
-        waiting = {column: iter(generator.permutation(rows[self._targets[rows, column]])) for column in order}
+        waiting = {column: iter(generator.permutation(rows[self.targets[rows, column]])) for column in order}
         shown = np.zeros(len(order), dtype=int)
         drawn: dict[int, None] = {}
         while shown.min(initial=least) < least:
             column = min(order, key=lambda column: shown[column])
             row = next(int(row) for row in waiting[column] if row not in drawn)
             drawn[row] = None
-            shown += self._targets[row]
+            shown += self.targets[row]
         return list(drawn)
 
-    def _refuse_rare(self, rows: Int[np.ndarray, "eligible"], least: int, part: str) -> None:
-        for label, images in zip(self._labels, self._targets[rows].sum(axis=0), strict=True):
-            if images < least:
-                raise InputError(
-                    f"label {label!r} has {images} images for the {part}, which needs at least {least}; "
-                    f"lower `{'shots' if part == 'support' else 'queries'}`, or drop the label"
-                )
 
-
-class HalvesSampler:
+class HalvesSampler(Sampler):
     """Episodes at the images' own frequencies: examples from one half of them, all of the other half as queries.
 
     For each label `shots` images of the first half that show it, or all there are; an image counts for all that it
     shows. More shots of one seed and number add images and leave the queries as they are.
     """
 
-    def __init__(
-        self, targets: Bool[np.ndarray, "images labels"], labels: Sequence[str], *, shots: int = 1, seed: int = 0
-    ) -> None:
-        self._targets, self._labels, self.shots, self.seed = targets, labels, shots, seed
-
     def draw(self, index: int) -> Draw:
-        """Episode number `index`: the same for the same seed, in any order and in any process."""
-        first = halve(self._targets, self._labels, [self.seed, index])
+        first = halve(self.targets, self.labels, [self.seed, index])
         support: dict[int, None] = {}
-        for label, shown in sorted(zip(self._labels, self._targets.T, strict=True), key=lambda column: column[0]):
+        for column in self._order:
             # a generator for each label, by its name: what other labels take does not matter, nor does their order
-            generator = np.random.default_rng([self.seed, index, *label.encode()])
-            support |= dict.fromkeys(generator.permutation(np.flatnonzero(first & shown))[: self.shots].tolist())
+            generator = np.random.default_rng([self.seed, index, *self.labels[column].encode()])
+            pool = np.flatnonzero(first & self.targets[:, column])
+            support |= dict.fromkeys(generator.permutation(pool)[: self.shots].tolist())
         return Draw(support=tuple(support), query=tuple(np.flatnonzero(~first).tolist()))
+
+
+SAMPLERS: dict[str, type[Sampler]] = {
+    "per-label": EpisodeSampler,
+    "with-replacement": ReplacingSampler,
+    "at-least": AtLeastSampler,
+    "halves": HalvesSampler,
+}
 
 
 def halve(
@@ -269,14 +244,6 @@ def halve(
         if targets[first].any(axis=0).all() and targets[~first].any(axis=0).all():
             return first
     raise InputError(f"no two halves of {len(targets)} images show every label; drop a label that few images show")
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """Labels (columns) that together need more images than show any of them (Hall's theorem)."""
-
-    labels: tuple[int, ...]
-    images: int
 
 
 def assign(targets: Bool[np.ndarray, "images labels"], wanted: int) -> Int[np.ndarray, "images"]:
@@ -299,24 +266,6 @@ def assign(targets: Bool[np.ndarray, "images labels"], wanted: int) -> Int[np.nd
     return owner
 
 
-def shortage(targets: Bool[np.ndarray, "images labels"], wanted: int) -> Shortage | None:
-    """The labels that stand in each other's way, or None if every label can have `wanted` images of its own."""
-    owner = assign(targets, wanted)
-    given = np.bincount(owner[owner >= 0], minlength=targets.shape[1])
-    short = np.flatnonzero(given < wanted)
-    if not len(short):
-        return None
-    # whoever holds an image that a short label shows is short too: follow until nobody new comes
-    labels: set[int] = set()
-    following = [int(short[0])]
-    while following:
-        label = following.pop()
-        if label not in labels:
-            labels.add(label)
-            following += [int(other) for other in np.unique(owner[targets[:, label]])]
-    return Shortage(tuple(sorted(labels)), int(targets[:, sorted(labels)].any(axis=1).sum()))
-
-
 _FORMAT = 1
 
 
@@ -333,58 +282,41 @@ def save_draws(
     sampling: str = "per-label",
 ) -> None:
     """Write the draws as JSON, a line each; readers see the old file or the new one, never a part."""
-    header: dict[str, Any] = {
-        "format": _FORMAT,
-        "data": images.digest,
-        "split": split,
-        "phase": phase,
-        "sampling": sampling,
-        "shots": shots,
-        "queries": queries,
-        "seed": seed,
-    }
-    lines = [json.dumps({"support": _ids(images, draw.support), "query": _ids(images, draw.query)}) for draw in draws]
-    text = json.dumps(header)[:-1] + ', "draws": [\n' + ",\n".join(lines) + "\n]}\n"
+    header = {"format": _FORMAT, "data": images.digest, "split": split, "phase": phase, "sampling": sampling}
+    header |= {"shots": shots, "queries": queries, "seed": seed}
+    named = [
+        {side: [images.ids[row] for row in getattr(draw, side)] for side in ("support", "query")} for draw in draws
+    ]
+    text = json.dumps(header)[:-1] + ', "draws": [\n' + ",\n".join(map(json.dumps, named)) + "\n]}\n"
     write_atomically(path, text.encode())
 
 
 def load_draws(path: Path, images: LabelledImages) -> list[Draw]:
     """Read draws of this very data set; those of another are refused."""
-    content = _content(path)
-    if content.get("data") != images.digest:
-        raise InputError(
-            f"the draws {path} are of another data set (its digest is {content.get('data')!r}, this one's "
-            f"{images.digest!r}); load the data set, split and phase they were drawn from, or draw again"
-        )
-    return [_draw(path, number, raw, images) for number, raw in enumerate(content["draws"])]
-
-
-def _content(path: Path) -> dict[str, Any]:
     content = read_json(path, "file of draws")
     if not isinstance(content, dict) or not isinstance(content.get("draws"), list):
         raise InputError(f'{path} is no file of draws: it has no list "draws"; check the path')
     if content.get("format") != _FORMAT:
         raise InputError(f"the draws {path} have format {content.get('format')!r}, known is {_FORMAT}; draw again")
-    return content
+    if content.get("data") != images.digest:
+        raise InputError(
+            f"the draws {path} are of another data set (its digest is {content.get('data')!r}, this one's "
+            f"{images.digest!r}); load the data set, split and phase they were drawn from, or draw again"
+        )
+    return [_draw(f"draw {number} of {path}", raw, images) for number, raw in enumerate(content["draws"])]
 
 
-def _ids(images: LabelledImages, rows: Sequence[int]) -> list[str]:
-    return [images.ids[row] for row in rows]
-
-
-def _draw(path: Path, number: int, raw: Any, images: LabelledImages) -> Draw:
-    support, query = (_names(path, number, raw, key) for key in ("support", "query"))
-    twice = [name for name, times in Counter(support + query).items() if times > 1]
+def _draw(name: str, raw: Any, images: LabelledImages) -> Draw:
+    sides: list[list[str]] = []
+    for key in ("support", "query"):
+        ids = raw.get(key) if isinstance(raw, dict) else None
+        if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
+            raise InputError(f"{name} has no list of ids {key!r}; draw again")
+        sides.append(ids)
+    twice = [image for image, times in Counter([*sides[0], *sides[1]]).items() if times > 1]
     if twice:
-        raise InputError(f"draw {number} of {path} uses image {twice[0]!r} twice; draw again")
+        raise InputError(f"{name} uses image {twice[0]!r} twice; draw again")
     try:
-        return Draw(support=tuple(images.rows(support)), query=tuple(images.rows(query)))
+        return Draw(*(tuple(images.rows(ids)) for ids in sides))
     except InputError as error:
-        raise InputError(f"draw {number} of {path}: {error}") from error
-
-
-def _names(path: Path, number: int, raw: Any, key: str) -> list[str]:
-    names = raw.get(key) if isinstance(raw, dict) else None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InputError(f"draw {number} of {path} has no list of ids {key!r}; draw again")
-    return names
+        raise InputError(f"{name}: {error}") from error

@@ -36,13 +36,9 @@ class Backbone(nn.Module):
         grid: int | None = None,
     ) -> None:
         super().__init__()
-        self.name = name
-        self.size = size
-        self.channels = channels
-        self.preprocessing = preprocessing
+        self.name, self.size, self.channels, self.preprocessing = name, size, channels, preprocessing
         self.variant = variant if grid is None else f"{variant}, at most {grid} × {grid} places"
-        self.grid = grid
-        self.layout = layout
+        self.grid, self.layout = grid, layout
         self.known_as: str | None = None
         self.network: Network = network.to(memory_format=torch.channels_last)
         # not persistent: a state dict holds what was learnt, and these were not
@@ -88,26 +84,10 @@ def create_backbone(
 
     A map finer than `grid` × `grid` places is pooled, as the product's graphs do it.
     """
-    check_name(name)
-    if size < 1:
-        raise InputError(f"image size {size} is not a number of pixels; give one such as 224")
-    kind, argument = split_source(name, weights)
-    network = build_network(name, size, pretrained=kind == "timm")
-    preprocessing = load_weights(network, name, kind, argument)
+    network, loaded = load_network(name, weights, size, head=False)
     resize_network(network, name, size)
     layout, channels = find_layout(network, name, size)
-    backbone = Backbone(
-        name,
-        network,
-        size=size,
-        channels=channels,
-        layout=layout,
-        preprocessing=preprocessing,
-        # Keras' strides and epsilon are in no tensor, yet change the maps
-        variant="keras" if kind == "keras" else "timm",
-        grid=grid,
-    )
-    return backbone.eval()
+    return Backbone(name, network, channels=channels, layout=layout, grid=grid, **loaded).eval()
 
 
 class JoinedBackbone(nn.Module):
@@ -130,15 +110,16 @@ class JoinedBackbone(nn.Module):
         return hashlib.sha256(" ".join(part.fingerprint for part in self.parts).encode()).hexdigest()
 
 
+AnyBackbone = Backbone | JoinedBackbone
+
+
 def join_maps(maps: Sequence[Float[Tensor, "images _ _ _"]]) -> Float[Tensor, "images channels rows columns"]:
     """Channels side by side, on the coarsest of the grids."""
     grid = min(single.shape[2] for single in maps), min(single.shape[3] for single in maps)
     return torch.cat([F.adaptive_avg_pool2d(single.float(), grid).to(single.dtype) for single in maps], dim=1)
 
 
-def open_backbone(
-    name: str, *, weights: str | None = None, size: int = 224, grid: int | None = None
-) -> Backbone | JoinedBackbone:
+def open_backbone(name: str, *, weights: str | None = None, size: int = 224, grid: int | None = None) -> AnyBackbone:
     """A backbone by name, or several joined by `+`, with as many weights sources joined by `+`, or none."""
     names = [part.strip() for part in name.split("+")]
     if len(names) == 1:
@@ -149,46 +130,38 @@ def open_backbone(
             f"backbone {name!r} joins {len(names)} networks, and its weights {weights!r} are {len(sources)}; "
             "name one source for each, joined by +"
         )
-    parts = [
-        create_backbone(part, weights=source, size=size, grid=grid) for part, source in zip(names, sources, strict=True)
-    ]
-    return JoinedBackbone(parts)
+    named = zip(names, sources, strict=True)
+    return JoinedBackbone([create_backbone(part, weights=source, size=size, grid=grid) for part, source in named])
 
 
-def check_name(name: str) -> None:
-    """Refuse a network that timm does not have."""
+def load_network(name: str, weights: str | None, size: int, *, head: bool) -> tuple[Network, dict[str, Any]]:
+    """timm's network with its weights, and what a backbone must know of these."""
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
         raise InputError(f"there is no backbone {name!r} in timm; {nearest(architecture, timm.list_models())}")
     if tag and name not in (tagged := timm.list_pretrained(f"{architecture}.*")):
         raise InputError(f"backbone {architecture!r} has no weights tagged {tag!r} in timm; {nearest(name, tagged)}")
-
-
-def build_network(name: str, size: int, *, pretrained: bool, head: bool = False) -> Network:
-    """The network, its classifier left out unless `head`, at its weights' own size where it can be resized later."""
-    network = _create(name, pretrained=pretrained, head=head)
-    if network.pretrained_cfg["input_size"][0] != 3:
-        raise InputError(f"backbone {name!r} does not take colour images; choose another")
-    if network.pretrained_cfg.get("fixed_input_size") and not hasattr(network, "set_input_size"):
-        return _create(name, pretrained=pretrained, head=head, size=size)
-    return network
-
-
-def _create(name: str, *, pretrained: bool, head: bool, size: int | None = None) -> Network:
-    """timm's network, with a refusal in one sentence where timm has many kinds of traceback."""
-    options: dict[str, Any] = {} if size is None else {"img_size": size}
-    if not head:
-        options["num_classes"] = 0
+    if size < 1:
+        raise InputError(f"image size {size} is not a number of pixels; give one such as 224")
+    kind, argument = split_source(name, weights)
+    options: dict[str, Any] = {"pretrained": kind == "timm"} | ({} if head else {"num_classes": 0})
     try:
-        return timm.create_model(name, pretrained=pretrained, **options)
+        network: Network = timm.create_model(name, **options)  # at its weights' own size where it can be resized later
+        if network.pretrained_cfg.get("fixed_input_size") and not hasattr(network, "set_input_size"):
+            network = timm.create_model(name, img_size=size, **options)
     # what a failed download raises depends on the versions of timm, the hub's client and its transport
     except Exception as error:
-        if pretrained:
-            raise InputError(
-                f"timm's weights of {name!r} could not be had ({first_line(error)}); "
-                "go on line once, or give the path of a state dict"
-            ) from error
-        raise size_error(name, size, error) from error
+        if kind != "timm":
+            raise size_error(name, size, error) from error
+        raise InputError(
+            f"timm's weights of {name!r} could not be had ({first_line(error)}); "
+            "go on line once, or give the path of a state dict"
+        ) from error
+    if network.pretrained_cfg["input_size"][0] != 3:
+        raise InputError(f"backbone {name!r} does not take colour images; choose another")
+    # Keras' strides and epsilon are in no tensor, yet change the maps
+    variant, preprocessing = "keras" if kind == "keras" else "timm", load_weights(network, name, kind, argument)
+    return network, {"size": size, "preprocessing": preprocessing, "variant": variant}
 
 
 def resize_network(network: Network, name: str, size: int) -> None:
@@ -233,7 +206,7 @@ def to_maps(features: Tensor, layout: Layout, prefix_tokens: int) -> Tensor:
     return places.transpose(1, 2).reshape(places.shape[0], -1, side, side)
 
 
-def size_error(name: str, size: int | None, error: Exception) -> InputError:
+def size_error(name: str, size: int, error: Exception) -> InputError:
     """The refusal of an image size that a network cannot take."""
     return InputError(
         f"backbone {name!r} cannot take images of {size} pixels ({first_line(error)}); "
@@ -257,17 +230,6 @@ def create_classifier(
     name: str = "tf_efficientnet_lite2", *, weights: str | None = None, size: int = 224
 ) -> ImageClassifier:
     """A timm network by name with its head, in evaluation mode; weights as for a backbone, the head's among them."""
-    check_name(name)
-    kind, argument = split_source(name, weights)
-    network = build_network(name, size, pretrained=kind == "timm", head=True)
-    preprocessing = load_weights(network, name, kind, argument)
-    classifier = ImageClassifier(
-        f"{name}, class probabilities",
-        network,
-        size=size,
-        channels=network.num_classes,
-        layout="NCHW",
-        preprocessing=preprocessing,
-        variant="keras" if kind == "keras" else "timm",
-    )
-    return classifier.eval()
+    network, loaded = load_network(name, weights, size, head=True)
+    known_as = f"{name}, class probabilities"
+    return ImageClassifier(known_as, network, channels=network.num_classes, layout="NCHW", **loaded).eval()

@@ -1,37 +1,36 @@
 """The paper's ablations: its model (`word_attention.py`) with one piece replaced."""
 
 import math
+from dataclasses import field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Episode, Support, bce, pool, refuse_labels_without_image
+from fewtag.research.methods.base import Episode, Support, bce, options, pool
 from fewtag.research.methods.kggr import LowRankScores
-from fewtag.research.methods.word_attention import Joint, Local, Scores, WordAttention
+from fewtag.research.methods.word_attention import FloatMaps, Joint, Local, Scores, WordAttention
 from fewtag.research.types import Logits
 
 
-class NoCmwLoss(WordAttention):
+@options
+class NotFinetuned(WordAttention):
+    """A model without the options of fine-tuning."""
+
+    finetune_epochs: int = field(init=False, default=0)
+    finetune_rate: float = field(init=False, default=0.0)
+
+
+@options
+class NoCmwLoss(NotFinetuned):
     """Ablation "without CMW-loss": words and images meet in the attention alone, and learn from that."""
 
-    def __init__(
-        self,
-        channels: int,
-        dimensions: int,
-        *,
-        joint: int = 512,
-        heads: int = 8,
-        scale: float = 20.0,
-        dropout: float = 0.1,
-    ) -> None:
-        super().__init__(channels, dimensions, joint=joint, heads=heads, scale=scale, dropout=dropout)
+    gamma: float = field(init=False, default=1.0)
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
         """The query loss, with the support images as further query images."""
-        maps = torch.cat([episode.support.maps, episode.maps])
-        targets = torch.cat([episode.support.targets, episode.targets])
+        maps, targets = episode.batch
         return bce(self.infer(episode.support)(maps), targets)
 
 
@@ -42,22 +41,21 @@ class GlobalAttention(WordAttention):
         return super().prototypes(support._replace(maps=pool(support.maps)[:, :, None, None]), words)
 
 
-class SimpleLocalAttention(WordAttention):
+@options
+class SimpleLocalAttention(NotFinetuned):
     """Ablation "simple attention with local features": a mean of places, weighted by their cosine with the word.
 
     Softmax of λ·cos(word, place) over all places of a label's images; no heads and no MLP.
     """
 
-    def __init__(
-        self, channels: int, dimensions: int, *, joint: int = 512, scale: float = 20.0, gamma: float = 1.0
-    ) -> None:
-        super().__init__(channels, dimensions, joint=joint, heads=1, scale=scale, gamma=gamma)
+    heads: int = field(init=False, default=1)
+    dropout: float = field(init=False, default=0.0)
 
     def build_attention(self, inner: int) -> None:
         """Nothing beside the joint space."""
 
     def prototypes(self, support: Support, words: Joint) -> Joint:
-        refuse_labels_without_image(support)
+        support.need_images()
         local = self.local(support.maps)
         hidden = ~support.targets.T[:, :, None]
         scores = self.scores(words, local)[0].float().masked_fill(hidden, -math.inf)
@@ -85,27 +83,18 @@ class BilinearPooling(SimpleLocalAttention):
         return self.bilinear(local, words).transpose(0, 1)[None]
 
 
-class LocalQuery(WordAttention):
+@options
+class LocalQuery(NotFinetuned):
     """Ablation "local features for query images": a label's score is the sum of its `top` best places in the image."""
 
-    def __init__(
-        self,
-        channels: int,
-        dimensions: int,
-        *,
-        joint: int = 512,
-        heads: int = 8,
-        scale: float = 20.0,
-        gamma: float = 1.0,
-        dropout: float = 0.1,
-        top: int = 3,
-    ) -> None:
-        super().__init__(channels, dimensions, joint=joint, heads=heads, scale=scale, gamma=gamma, dropout=dropout)
-        if top < 1:
-            raise InputError(f"top = {top}: a label's score needs at least one place; write 1 or more")
-        self.top = top
+    top: int = 3
 
-    def compare(self, maps: Float[Tensor, "images channels height width"], prototypes: Joint) -> Logits:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top < 1:
+            raise InputError(f"top = {self.top}: a label's score needs at least one place; write 1 or more")
+
+    def compare(self, maps: FloatMaps, prototypes: Joint) -> Logits:
         local = self.local(maps)
         similarity = self.similarity(local.flatten(0, 1), prototypes)
         by_place = similarity.reshape(*local.shape[:2], len(prototypes))

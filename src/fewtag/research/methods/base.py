@@ -1,7 +1,8 @@
 """The contract of every method: prepare on base labels, train on episodes of them, adapt to a support of new ones."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple, TypeVar, dataclass_transform
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,18 @@ class Support(NamedTuple):
     maps: Maps
     targets: Targets
 
+    def need_images(self) -> None:
+        """Refuses the first label that no support image shows, in one of several episodes where they are stacked."""
+        if self.targets.is_cuda and torch.is_grad_enabled():
+            return  # training draws its episodes so that none is empty, and to look would stall the device at each step
+        shown = self.targets.any(dim=-2).reshape(-1, len(self.labels)).all(dim=0).tolist()
+        empty = [label for label, is_shown in zip(self.labels, shown, strict=True) if not is_shown]
+        if empty:
+            raise InputError(
+                f"label {empty[0]!r} has no support image ({len(empty)} of {len(self.labels)} labels "
+                "have none), and this method needs one; add a picture of it or drop the label"
+            )
+
 
 class Episode(NamedTuple):
     """A support and the query images, with their targets, on which it is judged."""
@@ -29,6 +42,11 @@ class Episode(NamedTuple):
     support: Support
     maps: Maps
     targets: Targets
+
+    @property
+    def batch(self) -> tuple[Maps, Targets]:
+        """All images alike, those of the support first."""
+        return torch.cat([self.support.maps, self.maps]), torch.cat([self.support.targets, self.targets])
 
 
 class ClassNames(NamedTuple):
@@ -58,32 +76,48 @@ class Base(NamedTuple):
         return self.global_features
 
 
+Kind = TypeVar("Kind")
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
+def options(kind: type[Kind]) -> type[Kind]:
+    """A method whose hyper-parameters are its annotated attributes, keyword-only; `__post_init__` makes its layers."""
+    return dataclass(eq=False, repr=False, kw_only=True)(kind)
+
+
+@dataclass(eq=False, repr=False)
 class Method(nn.Module):
     """Turns a support into a classifier. Hyper-parameters are keyword-only and default to the paper."""
 
-    serves_words_alone: bool = False
+    channels: int
+    """Of the maps."""
+    dimensions: int
+    """Of the word vectors."""
+
+    serves_words_alone = False
     """Whether a label without any support image is served from its word vector instead of refused."""
 
-    uses_images: bool = True
+    uses_images = True
     """Whether support images have a say; not so for a method that goes by the words alone."""
 
-    differentiable: bool = True
+    differentiable = True
     """Whether gradients reach the maps, and so a backbone; not so for a method that `fewtag.core` solves."""
 
-    uses_names: bool = False
+    uses_names = False
     """Whether `prepare` looks at a classifier's class names, where a recipe gives them."""
 
-    base_stage: Literal["labels", "features"] | None = None
+    base_stage: ClassVar[Literal["labels", "features"] | None] = None
     """What `prepare` looks at, if the method has such a stage.
 
     "labels": it makes parts for the base labels, so it comes before training and before trained weights are loaded.
     "features": it solves on the base images' features, so it comes once the backbone is as it will be used.
     """
 
-    def __init__(self, channels: int, dimensions: int) -> None:
-        """For maps with so many channels and word vectors with so many dimensions."""
+    encoder_episodes = 0
+    """So many episodes of training come first, and lower `encoder_loss` alone."""
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.channels, self.dimensions = channels, dimensions
 
     def prepare(self, base: Base) -> None:
         """The base stage, once, on all base labels: makes or solves for what they decide."""
@@ -96,11 +130,15 @@ class Method(nn.Module):
         """What training lowers: how wrongly the adapted classifier tags the query images."""
         return bce(self.adapt(episode.support)(episode.maps), episode.targets)
 
+    def encoder_loss(self, episode: Episode) -> Float[Tensor, ""]:
+        """What the encoder's own stage lowers, in a method that has one."""
+        raise NotImplementedError
+
 
 class Precoded(Method):
     """A method that first encodes each picture by itself: over many episodes, each picture is encoded once."""
 
-    stacks_episodes: bool = False
+    stacks_episodes = False
     """Whether `adapt_encoded` and its classifier serve several episodes at once, all with one more axis in front."""
 
     def encode(self, maps: Maps) -> Encoded:
@@ -127,18 +165,22 @@ class EndToEnd(Method):
     def __init__(self, backbone: nn.Module, method: Method) -> None:
         super().__init__(channels=3, dimensions=method.dimensions)
         self.backbone, self.method = backbone, method
-        self.serves_words_alone = method.serves_words_alone
+        self.serves_words_alone, self.encoder_episodes = method.serves_words_alone, method.encoder_episodes
 
     def adapt(self, support: Support) -> Classifier:
         classifier = self.method.adapt(support._replace(maps=self.backbone(support.maps)))
         return lambda pixels: classifier(self.backbone(pixels))
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
+        return self.method.loss(self._with_maps(episode))
+
+    def encoder_loss(self, episode: Episode) -> Float[Tensor, ""]:
+        return self.method.encoder_loss(self._with_maps(episode))
+
+    def _with_maps(self, episode: Episode) -> Episode:
         """One pass of the backbone over support and query, so that they share batch-norm statistics and kernels."""
-        support, query = len(episode.support.maps), len(episode.maps)
-        maps = self.backbone(torch.cat([episode.support.maps, episode.maps]))
-        support_maps, query_maps = maps.split([support, query])
-        return self.method.loss(Episode(episode.support._replace(maps=support_maps), query_maps, episode.targets))
+        support, query = self.backbone(episode.batch[0]).split([len(episode.support.maps), len(episode.maps)])
+        return Episode(episode.support._replace(maps=support), query, episode.targets)
 
 
 def bce(logits: Logits, targets: Targets) -> Float[Tensor, ""]:
@@ -149,6 +191,11 @@ def bce(logits: Logits, targets: Targets) -> Float[Tensor, ""]:
 def pool(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor, "images channels"]:
     """Global average pooling: the mean over places."""
     return maps.mean(dim=(2, 3))
+
+
+def unit_features(maps: Maps) -> Float[Tensor, "images channels"]:
+    """Global features of unit length, in full precision."""
+    return F.normalize(pool(maps.float()), dim=-1)
 
 
 def places(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor, "images places channels"]:
@@ -165,16 +212,3 @@ def cosine(
         # lengths divide the products, which are smaller than unit vectors of all images
         lengths = left.norm(dim=-1).clamp_min(1e-12)[..., None] * right.norm(dim=-1).clamp_min(1e-12)[..., None, :]
         return left @ right.mT / lengths
-
-
-def refuse_labels_without_image(support: Support) -> None:
-    """Raises for the first label that no support image shows, in one of several episodes where they are stacked."""
-    if support.targets.is_cuda and torch.is_grad_enabled():
-        return  # training draws its episodes so that none is empty, and to look would stall the device at every step
-    shown = support.targets.any(dim=-2).reshape(-1, len(support.labels)).all(dim=0).tolist()
-    empty = [label for label, is_shown in zip(support.labels, shown, strict=True) if not is_shown]
-    if empty:
-        raise InputError(
-            f"label {empty[0]!r} has no support image ({len(empty)} of {len(support.labels)} labels "
-            "have none), and this method needs one; add a picture of it or drop the label"
-        )

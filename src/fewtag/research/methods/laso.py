@@ -16,16 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import (
-    Base,
-    Classifier,
-    Episode,
-    Method,
-    Support,
-    bce,
-    pool,
-    refuse_labels_without_image,
-)
+from fewtag.research.methods.base import Base, Classifier, Episode, Method, Support, bce, options, unit_features
 from fewtag.research.methods.linear import fit_head
 from fewtag.research.types import Logits, Maps, Targets
 
@@ -70,37 +61,30 @@ class Operation(nn.Module):
         return self.plain(left, right) + self.correction(torch.cat([left, right], dim=1))
 
 
+@options
 class LaSO(Method):
     """Augments the support with the unions of its pairs of images, then trains a linear classifier."""
 
     base_stage = "labels"
 
-    def __init__(
-        self,
-        channels: int,
-        dimensions: int,
-        *,
-        hidden: int = 512,
-        blocks: int = 2,
-        dropout: float = 0.5,
-        symmetry: float = 1.0,
-        rebuild: float = 1.0,
-        augment: Literal["none", "union", "all"] = "union",
-        epochs: int = 40,
-        head_rate: float = 5e-3,
-        head_decay: float = 0.0,
-    ) -> None:
-        super().__init__(channels, dimensions)
-        if blocks < 1:
-            raise InputError(f"blocks = {blocks}: a network of LaSO has at least one block")
-        self.symmetry, self.rebuild, self.augment = symmetry, rebuild, augment
-        self.epochs, self.head_rate, self.head_decay = epochs, head_rate, head_decay
+    hidden: int = 512
+    blocks: int = 2
+    dropout: float = 0.5
+    symmetry: float = 1.0
+    rebuild: float = 1.0
+    augment: Literal["none", "union", "all"] = "union"
+    epochs: int = 40
+    head_rate: float = 5e-3
+    head_decay: float = 0.0
 
-        def network(plain: Plain) -> Operation:
-            return Operation(channels, plain, hidden=hidden, blocks=blocks, dropout=dropout)
-
-        self.union, self.intersection = network(torch.add), network(torch.minimum)
-        self.subtraction = network(subtract)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.blocks < 1:
+            raise InputError(f"blocks = {self.blocks}: a network of LaSO has at least one block")
+        self.union, self.intersection, self.subtraction = (
+            Operation(self.channels, plain, hidden=self.hidden, blocks=self.blocks, dropout=self.dropout)
+            for plain in (torch.add, torch.minimum, subtract)
+        )
 
     def prepare(self, base: Base) -> None:
         """Makes the classifier of the base labels that judges real and made features."""
@@ -112,8 +96,8 @@ class LaSO(Method):
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
         """All images of the episode, each paired with another: real and made features against their labels."""
-        features = self._features(torch.cat([episode.support.maps, episode.maps]))
-        targets = torch.cat([episode.support.targets, episode.targets])
+        maps, targets = episode.batch
+        features = self._features(maps)
         order = self._partners(len(features), features.device)
         others = features[order]
         union, intersection = self.union(features, others), self.intersection(features, others)
@@ -129,7 +113,7 @@ class LaSO(Method):
         return bce(self.head(features), targets) + judged + self.symmetry * swapped + self.rebuild * rebuilt
 
     def adapt(self, support: Support) -> Classifier:
-        refuse_labels_without_image(support)
+        support.need_images()
         features, targets = self._augment(self._features(support.maps), support.targets)
         head = fit_head(
             features, targets, epochs=self.epochs, learning_rate=self.head_rate, weight_decay=self.head_decay
@@ -155,4 +139,4 @@ class LaSO(Method):
 
     def _features(self, maps: Maps) -> Features:
         """Global features of length √channels, so that the rates fit any backbone."""
-        return math.sqrt(self.channels) * F.normalize(pool(maps.float()), dim=-1)
+        return math.sqrt(self.channels) * unit_features(maps)

@@ -16,8 +16,9 @@ from fewtag.research.methods.base import (
     Support,
     bce,
     full_precision,
+    options,
     pool,
-    refuse_labels_without_image,
+    unit_features,
 )
 from fewtag.research.types import Logits, Maps, Targets
 
@@ -33,25 +34,15 @@ class Head(NamedTuple):
     weight: Float[Tensor, "labels size"]
     bias: Float[Tensor, "labels"]
 
-    def __call__(self, features: Float[Tensor, "images size"]) -> Logits:
+    def __call__(self, features: "Features") -> Logits:
         with full_precision(features):  # half precision would tie many scores
             return features.float() @ self.weight.T + self.bias
 
 
-def global_features(maps: Maps, *, unit_length: bool) -> Float[Tensor, "images channels"]:
-    """Global features as a head sees them."""
-    pooled = pool(maps.float())
-    return F.normalize(pooled, dim=-1) if unit_length else pooled
+Features = Float[Tensor, "images size"]
 
 
-def fit_head(
-    features: Float[Tensor, "images size"],
-    targets: Targets,
-    *,
-    epochs: int,
-    learning_rate: float,
-    weight_decay: float,
-) -> Head:
+def fit_head(features: Features, targets: Targets, *, epochs: int, learning_rate: float, weight_decay: float) -> Head:
     """A head trained by AdamW on all images at once, from zero: the order of images and of labels has no say."""
     features, labels = features.detach().float(), targets.shape[1]
     weight = torch.zeros(labels, features.shape[1], device=features.device, requires_grad=True)
@@ -62,12 +53,7 @@ def fit_head(
 
 
 def descend(
-    loss: Callable[[], Float[Tensor, ""]],
-    parameters: Sequence[Tensor],
-    *,
-    epochs: int,
-    rate: float,
-    weight_decay: float = 0.0,
+    loss: Callable[[], Tensor], parameters: Sequence[Tensor], *, epochs: int, rate: float, weight_decay: float = 0.0
 ) -> None:
     """AdamW in these parameters alone, also where gradients are off, and in full precision."""
     fused = parameters[0].device.type in ("cpu", "cuda")
@@ -79,7 +65,26 @@ def descend(
             optimizer.step()
 
 
-class LinearClassifier(Method):
+@options
+class HeadMethod(Method):
+    """A fresh linear head for new labels, on global features."""
+
+    unit_length: bool = True
+
+    def features(self, maps: Maps) -> Features:
+        return unit_features(maps) if self.unit_length else pool(maps.float())
+
+    def fit(self, features: Features, targets: Targets) -> Head:
+        raise NotImplementedError
+
+    def adapt(self, support: Support) -> Classifier:
+        support.need_images()
+        head = self.fit(self.features(support.maps), support.targets)
+        return lambda maps: head(self.features(maps))
+
+
+@options
+class LinearClassifier(HeadMethod):
     """A classifier on a backbone: the rows named after their network alone (ResNet-50, …) in the paper's tables.
 
     First a linear multi-label head learns the base labels, and end to end the backbone with it. Then the backbone stays
@@ -89,22 +94,9 @@ class LinearClassifier(Method):
 
     base_stage = "labels"
 
-    base_head: nn.Linear
-
-    def __init__(
-        self,
-        channels: int,
-        dimensions: int,
-        *,
-        epochs: int = 40,
-        learning_rate: float = 0.2,
-        weight_decay: float = 0.0,
-        unit_length: bool = True,
-    ) -> None:
-        super().__init__(channels, dimensions)
-        self.epochs, self.learning_rate, self.weight_decay = epochs, learning_rate, weight_decay
-        self.unit_length = unit_length
-        self.base_labels: tuple[str, ...] = ()
+    epochs: int = 40
+    learning_rate: float = 0.2
+    weight_decay: float = 0.0
 
     def prepare(self, base: Base) -> None:
         """Makes the head for the base labels."""
@@ -114,50 +106,31 @@ class LinearClassifier(Method):
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
         """The base stage: support and query images are one batch of labelled images."""
         assert episode.support.labels == self.base_labels, "the base head has a column for each base label, in order"
-        maps = torch.cat([episode.support.maps, episode.maps])
-        targets = torch.cat([episode.support.targets, episode.targets])
+        maps, targets = episode.batch
         return bce(self.base_head(pool(maps.float())), targets)
 
-    def adapt(self, support: Support) -> Classifier:
-        refuse_labels_without_image(support)
-        head = fit_head(
-            global_features(support.maps, unit_length=self.unit_length),
-            support.targets,
-            epochs=self.epochs,
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
-        )
-        return lambda maps: head(global_features(maps, unit_length=self.unit_length))
+    def fit(self, features: Features, targets: Targets) -> Head:
+        rates = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
+        return fit_head(features, targets, epochs=self.epochs, **rates)
 
 
-class LogisticRegression(Method):
+@options
+class LogisticRegression(HeadMethod):
     """One label against the rest, on frozen global features: what many users would reach for first.
 
     The optimum is scikit-learn's, `LogisticRegression(C=1 / penalty, class_weight="balanced")` for each label, found
     for all labels at once by Newton's method in the span of the support images: the features' width costs nothing.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        dimensions: int,
-        *,
-        penalty: float = 1e-4,
-        balanced: bool = True,
-        unit_length: bool = True,
-    ) -> None:
-        super().__init__(channels, dimensions)
-        self.penalty, self.balanced, self.unit_length = penalty, balanced, unit_length
+    penalty: float = 1e-4
+    balanced: bool = True
 
-    def adapt(self, support: Support) -> Classifier:
-        refuse_labels_without_image(support)
-        seen = global_features(support.maps, unit_length=self.unit_length)
-        head = fit_logistic(seen, support.targets, penalty=self.penalty, balanced=self.balanced)
-        return lambda maps: head(global_features(maps, unit_length=self.unit_length))
+    def fit(self, features: Features, targets: Targets) -> Head:
+        return fit_logistic(features, targets, penalty=self.penalty, balanced=self.balanced)
 
 
 @torch.no_grad()
-def fit_logistic(features: Float[Tensor, "images size"], targets: Targets, *, penalty: float, balanced: bool) -> Head:
+def fit_logistic(features: Features, targets: Targets, *, penalty: float, balanced: bool) -> Head:
     """For each label: least log-loss, summed over the images, + penalty/2 · ‖weight‖², the bias free.
 
     Balanced, the images that show a label weigh as much in all as those that do not. A label that every image shows has

@@ -15,16 +15,7 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import (
-    Classifier,
-    Episode,
-    Method,
-    Support,
-    bce,
-    full_precision,
-    pool,
-    refuse_labels_without_image,
-)
+from fewtag.research.methods.base import Classifier, Episode, Method, Support, bce, full_precision, unit_features
 from fewtag.research.types import Logits, Maps, Targets
 
 Features = Float[Tensor, "images channels"]
@@ -77,7 +68,7 @@ class MAML(Method):
         self.log_rates = nn.Parameter(torch.full((4,), math.log(inner_rate)), requires_grad=learn_rates)
 
     def adapt(self, support: Support) -> Classifier:
-        refuse_labels_without_image(support)
+        support.need_images()
         return self._learn(support, self.test_steps)
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
@@ -108,7 +99,7 @@ class MAML(Method):
         )
 
     def _features(self, maps: Maps) -> Features:
-        return self.scale * F.normalize(pool(maps.float()), dim=-1)
+        return self.scale * unit_features(maps)
 
 
 def inner_loop(

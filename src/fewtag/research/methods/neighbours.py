@@ -6,32 +6,28 @@ Votes are shared out: a picture's neighbours have one vote between them, so a la
 import torch
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import (
-    Classifier,
-    Method,
-    Support,
-    cosine,
-    full_precision,
-    pool,
-    refuse_labels_without_image,
-)
+from fewtag.research.methods.base import Classifier, Method, Support, cosine, full_precision, options, pool
 from fewtag.research.methods.word_map import WordMapped, to_tensor
 from fewtag.research.types import Logits, Maps
 
 EPSILON = 1e-6  # no neighbour, or every one: a probability that still has a finite logit
 
 
+@options
 class NearestNeighbours(Method):
     """The k nearest support images by cosine, weighted by exp(cosine / temperature). Nothing to learn."""
 
-    def __init__(self, channels: int, dimensions: int, *, k: int = 10, temperature: float = 0.07) -> None:
-        super().__init__(channels, dimensions)
-        if k < 1 or temperature <= 0:
-            raise InputError(f"k = {k} and temperature = {temperature}; write at least one neighbour and more than 0")
-        self.k, self.temperature = k, temperature
+    k: int = 10
+    temperature: float = 0.07
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k < 1 or self.temperature <= 0:
+            found = f"k = {self.k} and temperature = {self.temperature}"
+            raise InputError(f"{found}; write at least one neighbour and more than 0")
 
     def adapt(self, support: Support) -> Classifier:
-        refuse_labels_without_image(support)
+        support.need_images()
         examples, shows = pool(support.maps.float()), support.targets.float()
         k = min(self.k, len(examples))
 
@@ -44,6 +40,7 @@ class NearestNeighbours(Method):
         return classify
 
 
+@options
 class TipAdapter(WordMapped):
     """A cache of the support beside a word prior, after Tip-Adapter (Zhang et al., 2022), for several labels an image.
 
@@ -53,18 +50,8 @@ class TipAdapter(WordMapped):
 
     serves_words_alone = True
 
-    def __init__(
-        self,
-        channels: int,
-        dimensions: int,
-        *,
-        sharpness: float = 16.0,
-        word_weight: float = 20.0,
-        ridge: float = 0.3,
-        shrinkage: float = 1.0,
-    ) -> None:
-        super().__init__(channels, dimensions, ridge=ridge, shrinkage=shrinkage)
-        self.sharpness, self.word_weight = sharpness, word_weight
+    sharpness: float = 16.0
+    word_weight: float = 20.0
 
     def adapt(self, support: Support) -> Classifier:
         shows = support.targets.float()

@@ -2,8 +2,9 @@
 
 An LSTM looks at an image through attention and emits its labels one at a time, until it emits a stop token. The truth
 is a set, without an order: a true label that the network emits of its own accord keeps its step, and the others go to
-the other steps in the way that makes the cross-entropy least; the stop token follows the last. New labels get a fresh
-output layer and fresh embeddings, trained on the support, as in the few-shot comparison of Yan et al. (AAAI 2022).
+the other steps in the way that makes the cross-entropy least; the stop token follows the last. Its first stage trains
+the encoder alone, as a plain classifier. New labels get a fresh output layer and fresh embeddings, trained on the
+support, as in the few-shot comparison of Yan et al. (AAAI 2022).
 """
 
 import math
@@ -18,16 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import (
-    Base,
-    Classifier,
-    Episode,
-    Precoded,
-    Support,
-    full_precision,
-    places,
-    refuse_labels_without_image,
-)
+from fewtag.research.methods.base import Base, Classifier, Episode, Precoded, Support, bce, full_precision, places, pool
 from fewtag.research.methods.linear import Head, descend
 from fewtag.research.types import Encoded, Logits, Maps, Targets, Words
 
@@ -110,7 +102,11 @@ class View(NamedTuple):
 
 
 class PLA(Precoded):
-    """The labels' embeddings are learnt: on the base labels, and from zero on a support."""
+    """The labels' embeddings are learnt: on the base labels, and from zero on a support.
+
+    `encoder_episodes` of training come first that teach the encoder alone: a backbone that learns, and the projection
+    of places that the decoder attends to.
+    """
 
     base_stage = "labels"
 
@@ -130,10 +126,12 @@ class PLA(Precoded):
         finetune_epochs: int = 40,
         finetune_rate: float = 1e-3,
         tune_decoder: bool = True,
+        encoder_episodes: int = 0,
     ) -> None:
         super().__init__(channels, dimensions)
         if steps < 2:
             raise InputError(f"steps = {steps}: to emit a label and to stop takes at least 2")
+        self.encoder_episodes = encoder_episodes
         self.joint, self.embedding, self.steps = joint, embedding, steps
         self.finetune_epochs, self.finetune_rate, self.tune_decoder = finetune_epochs, finetune_rate, tune_decoder
         self.base_labels: tuple[str, ...] = ()
@@ -151,6 +149,8 @@ class PLA(Precoded):
             if self.embeds_words
             else nn.Embedding(len(base.labels), self.embedding)
         )
+        if self.encoder_episodes:
+            self.base_classifier = nn.Linear(self.joint, len(base.labels))
 
     def embed_base(self, words: Words) -> Embeddings:
         """What the decoder is told of the base labels that it emits."""
@@ -160,23 +160,31 @@ class PLA(Precoded):
         """What it is told of new labels before it is tuned."""
         return self.embed(words) if self.embeds_words else words.new_zeros(len(words), self.embedding)
 
+    def encoder_loss(self, episode: Episode) -> Float[Tensor, ""]:
+        """Binary cross-entropy of a linear classifier of the mean places, in which the decoder has no part."""
+        maps, targets = self.batch(episode)
+        return bce(self.base_classifier(self.visual(pool(maps))), targets)
+
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
-        """Of all the episode's images with their base labels; which of them are the support does not matter."""
+        maps, targets = self.batch(episode)
+        local = self.dropout(self.visual(places(maps)))
+        view = View(local.float(), self.key(local).float())
+        # the recurrent part is small, and the alignment compares probabilities: in full precision
+        with full_precision(local):
+            order, running = sort_by_length(targets, self.steps)
+            output = Head(self.output.weight, self.output.bias)
+            logits = self.decoder(view.take(order), self.embed_base(episode.support.words), output, running)
+            return alignment_loss(logits, targets[order])
+
+    def batch(self, episode: Episode) -> tuple[Maps, Targets]:
+        """All the episode's images with their base labels; which of them are the support does not matter."""
         support = episode.support
         if support.labels != self.base_labels:
             raise InputError(
                 f"this method was prepared for {len(self.base_labels)} base labels, and the episode has "
                 f"{len(support.labels)} labels, not the same; call prepare with the labels that it is to learn"
             )
-        targets = torch.cat([support.targets, episode.targets])
-        local = self.dropout(self.visual(places(torch.cat([support.maps, episode.maps]))))
-        view = View(local.float(), self.key(local).float())
-        # the recurrent part is small, and the alignment compares probabilities: in full precision
-        with full_precision(local):
-            order, running = sort_by_length(targets, self.steps)
-            output = Head(self.output.weight, self.output.bias)
-            logits = self.decoder(view.take(order), self.embed_base(support.words), output, running)
-            return alignment_loss(logits, targets[order])
+        return torch.cat([support.maps, episode.maps]), torch.cat([support.targets, episode.targets])
 
     @torch.no_grad()
     def encode(self, maps: Maps) -> Encoded:
@@ -186,7 +194,7 @@ class PLA(Precoded):
             return local.transpose(1, 2).reshape(len(maps), self.joint, *maps.shape[2:])
 
     def adapt_encoded(self, support: Support) -> Classifier:
-        refuse_labels_without_image(support)
+        support.need_images()
         # of labels that score the same the first is emitted: so by name, lest the order of the labels decide
         order = sorted(range(len(support.labels)), key=support.labels.__getitem__)
         back = sorted(range(len(order)), key=order.__getitem__)

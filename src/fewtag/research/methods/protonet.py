@@ -16,29 +16,29 @@ from fewtag.research.methods.base import (
     Support,
     cosine,
     full_precision,
+    options,
     pool,
-    refuse_labels_without_image,
+    unit_features,
 )
 from fewtag.research.types import Encoded, Logits, Maps, Words
 
 Vectors = Float[Tensor, "labels channels"]
 
 
+@options
 class ProtoNet(Precoded):
     """Mean features as prototypes. Nothing to learn but, end to end, the backbone."""
 
     stacks_episodes = True
 
-    def __init__(self, channels: int, dimensions: int, *, scale: float = 20.0) -> None:
-        super().__init__(channels, dimensions)
-        self.scale = scale
+    scale: float = 20.0
 
     def encode(self, maps: Maps) -> Encoded:
         """Global features: images × channels."""
         return pool(maps.float())
 
     def adapt_encoded(self, support: Support) -> Classifier:
-        refuse_labels_without_image(support)
+        support.need_images()
         shows = support.targets.mT.float()
         with full_precision(shows):
             prototypes = shows @ support.maps  # sums serve as means: a cosine does not see their length
@@ -55,9 +55,9 @@ class CentredProtoNet(ProtoNet):
 
     mean: Tensor
 
-    def __init__(self, channels: int, dimensions: int, *, scale: float = 20.0) -> None:
-        super().__init__(channels, dimensions, scale=scale)
-        self.register_buffer("mean", torch.zeros(channels))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.register_buffer("mean", torch.zeros(self.channels))
 
     def prepare(self, base: Base) -> None:
         """Takes the mean of all base images."""
@@ -91,27 +91,22 @@ class AM3(Method):
     def prototypes(self, support: Support) -> Vectors:
         """What is seen and what is said, mixed by a weight that the word decides."""
         shows = support.targets.T.float()
-        seen = F.normalize(shows @ features(support.maps), dim=-1)
+        seen = F.normalize(shows @ unit_features(support.maps), dim=-1)
         said = self.say(support.words)
         share = self.weigh(said).sigmoid()
         return share * seen + (1 - share) * said
 
     def adapt(self, support: Support) -> Classifier:
-        refuse_labels_without_image(support)
+        support.need_images()
         # full precision throughout: the networks are small, and half precision would tie many scores
         with full_precision(support.maps):
             prototypes = self.prototypes(support)
 
         def classify(maps: Maps) -> Logits:
             with full_precision(maps):
-                return self.scale * (self.margin - squared_distances(features(maps), prototypes))
+                return self.scale * (self.margin - squared_distances(unit_features(maps), prototypes))
 
         return classify
-
-
-def features(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor, "images channels"]:
-    """Global features of unit length."""
-    return F.normalize(pool(maps.float()), dim=-1)
 
 
 def squared_distances(images: Float[Tensor, "images channels"], labels: Vectors) -> Logits:

@@ -17,20 +17,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import (
-    Classifier,
-    Episode,
-    Method,
-    Support,
-    bce,
-    cosine,
-    places,
-    pool,
-    refuse_labels_without_image,
-)
+from fewtag.research.methods.base import Classifier, Episode, Method, Support, bce, cosine, options, places, pool
 from fewtag.research.methods.linear import descend
 from fewtag.research.types import Logits, Words
 
+FloatMaps = Float[Tensor, "images channels height width"]
 Joint = Float[Tensor, "labels joint"]
 Local = Float[Tensor, "images places joint"]
 Scores = Float[Tensor, "heads labels images places"]
@@ -39,39 +30,33 @@ _EPSILON = 1e-6
 """Of the layer norms in the authors' code."""
 
 
+@options
 class WordAttention(Method):
     """The text's model: one softmax over all places of all images of a label, then an MLP; similarity is λ·cosine."""
 
     bias: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        channels: int,
-        dimensions: int,
-        *,
-        joint: int = 512,
-        heads: int = 8,
-        scale: float = 20.0,
-        gamma: float = 1.0,
-        dropout: float = 0.1,
-        finetune_epochs: int = 0,
-        finetune_rate: float = 1e-4,
-    ) -> None:
-        super().__init__(channels, dimensions)
+    joint: int = 512
+    heads: int = 8
+    scale: float = 20.0
+    gamma: float = 1.0
+    dropout: float = 0.1
+    finetune_epochs: int = 0
+    finetune_rate: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        joint, heads = self.joint, self.heads
         if not 1 <= heads <= joint:
             raise InputError(f"heads = {heads}: the joint space of {joint} dimensions takes from 1 to {joint} heads")
-        self.joint, self.heads, self.scale, self.gamma, self.dropout = joint, heads, scale, gamma, dropout
-        self.finetune_epochs, self.finetune_rate = finetune_epochs, finetune_rate
         self.width = joint // heads  # the paper's 6, 10, 12 and 14 heads do not divide 512
-        self.visual = nn.Linear(channels, joint, bias=self.bias)
-        self.text = nn.Linear(dimensions, joint, bias=self.bias)
+        self.visual = nn.Linear(self.channels, joint, bias=self.bias)
+        self.text = nn.Linear(self.dimensions, joint, bias=self.bias)
         self.build_attention(self.width * heads)
 
     def build_attention(self, inner: int) -> None:
         """What infers prototypes in the joint space, from heads that are `inner` wide together."""
-        self.query = nn.Linear(self.joint, inner, bias=self.bias)
-        self.key = nn.Linear(self.joint, inner, bias=self.bias)
-        self.value = nn.Linear(self.joint, inner, bias=self.bias)
+        self.query, self.key, self.value = (nn.Linear(self.joint, inner, bias=self.bias) for _ in range(3))
         self.block = self.build_block(inner)
 
     def build_block(self, inner: int) -> nn.Module:
@@ -84,7 +69,7 @@ class WordAttention(Method):
         """λ·cos: probability one half at a right angle."""
         return self.scale * cosine(images, labels)
 
-    def local(self, maps: Float[Tensor, "images channels height width"]) -> Local:
+    def local(self, maps: FloatMaps) -> Local:
         """The places of the maps in the joint space."""
         return self.visual(places(maps))
 
@@ -100,7 +85,7 @@ class WordAttention(Method):
         All maps before the MLP are linear, so a label's query goes backwards through key and projection, and what it
         gathers forwards through projection and value: the same numbers, without projecting any place.
         """
-        refuse_labels_without_image(support)
+        support.need_images()
         label, image = support.targets.T.nonzero(as_tuple=True)
         local = support.maps.flatten(2).index_select(0, image)
         asked = (self.ask(words) @ self.visual.weight)[label]
@@ -127,7 +112,7 @@ class WordAttention(Method):
     def _by_head(self, layer: nn.Linear) -> Float[Tensor, "heads width joint"]:
         return layer.weight.view(self.heads, self.width, -1)
 
-    def compare(self, maps: Float[Tensor, "images channels height width"], prototypes: Joint) -> Logits:
+    def compare(self, maps: FloatMaps, prototypes: Joint) -> Logits:
         """Query images with prototypes, by their global features."""
         return self.similarity(self.visual(pool(maps)), prototypes)
 
@@ -157,9 +142,7 @@ class WordAttention(Method):
         alignment = self.alignment(episode.support)
         return alignment + self.gamma * bce(self.infer(episode.support)(episode.maps), episode.targets)
 
-    def relevance(
-        self, maps: Float[Tensor, "images channels height width"], words: Words
-    ) -> Float[Tensor, "images labels height width"]:
+    def relevance(self, maps: FloatMaps, words: Words) -> Float[Tensor, "images labels height width"]:
         """The paper's figure: the scores before the softmax, summed over the heads, for each place and label."""
         scores = self.scores(self.text(words), self.local(maps)).sum(dim=0)
         return scores.transpose(0, 1).reshape(len(maps), len(words), *maps.shape[2:]).float()
@@ -186,7 +169,7 @@ class ReferenceWordAttention(WordAttention):
         squared = 2 - 2 * cosine(images, labels)
         return self.scale * (1 - squared.clamp_min(1e-6).sqrt())
 
-    def local(self, maps: Float[Tensor, "images channels height width"]) -> Local:
+    def local(self, maps: FloatMaps) -> Local:
         """By a projection of their own, with dropout, then the layer norm that words and places share."""
         return self.norm(self.drop(self.visual_local(places(maps))))
 

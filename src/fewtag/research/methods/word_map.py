@@ -4,7 +4,7 @@ The base images span a whitened space, and ridge regression leads from word vect
 suggests that an image of it looks like.
 """
 
-from collections.abc import Sequence
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -13,26 +13,14 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fewtag.core.posterior import (
-    Features,
-    Fitted,
-    Pictures,
-    Places,
-    Space,
-    Strengths,
-    Vectors,
-    WordMap,
-    class_prototypes,
-    fit_space,
-    fit_words,
-    unit,
-)
+from fewtag.core import posterior as core
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Base, Classifier, Method, Precoded, Support, places, pool
+from fewtag.research.methods.base import Base, Classifier, Method, Precoded, Support, options, places, pool
 from fewtag.research.methods.linear import LogisticRegression, fit_logistic
 from fewtag.research.types import Encoded, Logits, Maps, Words
 
 
+@options
 class WordMapped(Method):
     """A method that solves for a whitened feature space and for a linear map from words into it.
 
@@ -43,25 +31,18 @@ class WordMapped(Method):
     differentiable = False
     uses_names = True
 
-    space_: Space
-    word_map_: WordMap
+    ridge: float = 0.3
+    shrinkage: float = 1.0
+    space: int = field(init=False, default=512)
+    parts: list[int] | None = field(init=False, default=None)
+    space_: core.Space = field(init=False)
+    word_map_: core.WordMap = field(init=False)
 
-    def __init__(
-        self,
-        channels: int,
-        dimensions: int,
-        *,
-        ridge: float,
-        shrinkage: float,
-        space: int = 512,
-        parts: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(channels, dimensions)
-        self.ridge, self.shrinkage, self.space = ridge, shrinkage, space
-        self.parts = tuple(parts or [channels])
-        if sum(self.parts) != channels:
-            joined = " + ".join(str(part) for part in self.parts)
-            raise InputError(f"parts {joined} are {sum(self.parts)} channels, the maps have {channels}; name them all")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.parts and sum(self.parts) != self.channels:
+            joined = f"{' + '.join(map(str, self.parts))} are {sum(self.parts)} channels"
+            raise InputError(f"parts {joined}, the maps have {self.channels}; name them all")
 
     def prepare(self, base: Base) -> None:
         """Solves for the space, then for the map from words to prototypes, of base labels and of class names."""
@@ -71,28 +52,29 @@ class WordMapped(Method):
         words, prototypes, weights = to_array(base.words.float()), self.base_prototypes(projected, targets), None
         if (names := base.names) is not None:
             words = np.concatenate([words, to_array(names.words.float())])
-            prototypes = np.concatenate([prototypes, class_prototypes(projected, to_array(names.chances.float()))])
+            prototypes = np.concatenate([prototypes, core.class_prototypes(projected, to_array(names.chances.float()))])
             weights = np.full(len(names.words), names.weight, np.float32)
-        self.word_map_ = fit_words(words, prototypes, self.ridge, weights)
+        self.word_map_ = core.fit_words(words, prototypes, self.ridge, weights)
 
-    def fit_space(self, features: Features) -> Space:
+    def fit_space(self, features: core.Features) -> core.Space:
         """The whitened spaces of the networks, side by side."""
-        parts = np.split(features, np.cumsum(self.parts)[:-1], axis=1)
-        spaces = [fit_space(part, self.space, self.shrinkage) for part in parts]
+        parts = np.split(features, np.cumsum(self.parts or [self.channels])[:-1], axis=1)
+        spaces = [core.fit_space(part, self.space, self.shrinkage) for part in parts]
         basis = torch.block_diag(*(torch.from_numpy(space.basis) for space in spaces))  # type: ignore[no-untyped-call]
-        return Space(np.concatenate([space.mean for space in spaces]), basis.numpy())
+        return core.Space(np.concatenate([space.mean for space in spaces]), basis.numpy())
 
-    def base_prototypes(self, projected: Features, targets: NDArray[np.bool_]) -> Vectors:
+    def base_prototypes(self, projected: core.Features, targets: NDArray[np.bool_]) -> core.Vectors:
         """The base labels' mean images in the whitened space, as unit vectors."""
         # sums serve as means: only their direction counts, and a label without image has none
-        return unit(targets.T.astype(np.float64) @ projected).astype(np.float32)
+        return core.unit(targets.T.astype(np.float64) @ projected).astype(np.float32)
 
     def word_cosines(self, features: Float[Tensor, "images channels"], words: Words) -> Logits:
         """Cosine of each image with what each word alone suggests."""
         prototypes = self.word_map_.prototypes(to_array(words.float()))
-        return to_tensor(unit(self.space_.project(to_array(features))) @ prototypes.T, features)
+        return to_tensor(core.unit(self.space_.project(to_array(features))) @ prototypes.T, features)
 
 
+@options
 class WordOnly(WordMapped):
     """The word alone: cosine with what ridge regression on the base labels expects for it; no support image counts.
 
@@ -102,11 +84,7 @@ class WordOnly(WordMapped):
     serves_words_alone = True
     uses_images = False
 
-    def __init__(
-        self, channels: int, dimensions: int, *, ridge: float = 0.3, shrinkage: float = 1.0, scale: float = 20.0
-    ) -> None:
-        super().__init__(channels, dimensions, ridge=ridge, shrinkage=shrinkage)
-        self.scale = scale
+    scale: float = 20.0
 
     def adapt(self, support: Support) -> Classifier:
         return lambda maps: self.scale * self.word_cosines(pool(maps.float()), support.words)
@@ -118,8 +96,8 @@ class Whitened(Precoded):
     base_stage = "features"
     differentiable = False
 
-    space_: Space
-    strengths = Strengths()
+    space_: core.Space
+    strengths = core.Strengths()
 
     def __init__(self, method: Method, channels: int, *, shrinkage: float) -> None:
         super().__init__(channels, method.dimensions)
@@ -131,15 +109,15 @@ class Whitened(Precoded):
     def prepare(self, base: Base) -> None:
         """Solves for the space; the method's own base stage then sees the base pictures in it."""
         features = to_array(base.features.float())
-        self.space_ = fit_space(features, self.method.channels, self.shrinkage)
+        self.space_ = core.fit_space(features, self.method.channels, self.shrinkage)
         projected = to_tensor(self.space_.project(features), base.features)
         self.method.prepare(base._replace(global_features=projected))
 
-    def local(self, maps: Maps) -> Places:
+    def local(self, maps: Maps) -> core.Places:
         """The places of the maps in the whitened space."""
         return self.space_.project(to_array(places(maps.float())))
 
-    def guides(self, words: Words) -> Vectors:
+    def guides(self, words: Words) -> core.Vectors:
         """None: a rival in this space learns from answers alone."""
         return np.zeros((len(words), self.space_.size), np.float32)
 
@@ -154,7 +132,7 @@ class Whitened(Precoded):
             return self.method.adapt_encoded(support)
         return self.method.adapt(support)
 
-    def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]) -> Fitted:
+    def fit_answers(self, pictures: core.Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]) -> core.Fitted:
         """One label's logistic regression on whole pictures of unit length; its name plays no part."""
         if not isinstance(self.method, LogisticRegression) or not self.method.unit_length:
             raise InputError(
@@ -163,7 +141,7 @@ class Whitened(Precoded):
         whole, targets = torch.from_numpy(pictures.whole), torch.from_numpy(shown)[:, None]
         head = fit_logistic(whole, targets, penalty=self.method.penalty, balanced=self.method.balanced)
         nothing = np.zeros_like(guide)
-        return Fitted(nothing, to_array(head.weight)[0], nothing, float(head.bias[0]))
+        return core.Fitted(nothing, to_array(head.weight)[0], nothing, float(head.bias[0]))
 
 
 def to_array(tensor: Tensor) -> NDArray[Any]:

@@ -19,10 +19,10 @@ const MARKS = { yes: "✓", no: "✗", unknown: "?" };
 /** What a person changed on the page: kept while one looks at a picture, until the page is answered. @type {Map<string, Record<string, Word>>} */
 const changes = new Map();
 
-/** As many pictures as one sees at once, so that Enter answers nothing unseen. @param {HTMLElement} area */
-function shapeOfPage({ clientWidth, clientHeight }) {
+/** As many pictures as one sees at once, so that Enter answers nothing unseen; or so many, as large as can be. @param {HTMLElement} area @param {number} [wanted] */
+function shapeOfPage({ clientWidth, clientHeight }, wanted) {
   const wide = innerWidth < 700 ? 18 : 38;
-  return fitAll(clientWidth - wide, clientHeight - 4, clientWidth < 480 ? 12 : clientWidth * clientHeight < 7e5 ? 24 : 40);
+  return fitAll(clientWidth - wide, clientHeight - 4, wanted ?? (clientWidth < 480 ? 12 : clientWidth * clientHeight < 7e5 ? 24 : 40));
 }
 
 export function Review() {
@@ -40,10 +40,10 @@ export function Review() {
 
   const load = async () => {
     const turn = ++asked.current;
-    const shape = shapeOfPage(/** @type {HTMLElement} */ (area.current));
-    const got = await store.attempt(() => api.getReview(label, order, shape.size));
+    const room = /** @type {HTMLElement} */ (area.current);
+    const got = await store.attempt(() => api.getReview(label, order, shapeOfPage(room).size));
     if (turn !== asked.current || !got) return false;
-    columns.value = shape.columns;
+    columns.value = shapeOfPage(room, got.pictures.length).columns; // the first pages are short
     page.value = got;
     words.value = Object.fromEntries(got.pictures.map((cell) => [cell.digest, changes.get(label)?.[cell.digest] ?? (cell.marked ? "yes" : "no")]));
     return true;

@@ -86,12 +86,14 @@ def overview_table(systems: Systems) -> Iterator[str]:
 
 
 def comparison_section(comparison: SystemComparison) -> Iterator[str]:
-    """A sentence on all comparisons, and a table of them."""
+    """How many differences are real, a table of the systems that are not told apart, and one of all comparisons."""
     differences = comparison.differences
     if not differences:
         return
     yield f"### {comparison.systems.data_set.data}\n"
-    yield f"{_real_differences(differences)}\n"
+    real = sum(difference.real for difference in differences.values())
+    yield f"In {real} of {len(differences)} comparisons the difference is real.\n"
+    yield from _not_told_apart(differences)
     phases = [phase for phase in PHASES if any(pair.phase == phase for pair in differences)]
     columns = [(baseline, phase) for baseline in comparison.baselines for phase in phases]
     shown = {pair.run for pair in differences}
@@ -228,13 +230,18 @@ def _seconds(run: MeasuredRun) -> str:
     return NONE if run.shared.seconds is None else str(run.shared.seconds)
 
 
-def _real_differences(differences: Differences) -> str:
-    alike = [pair for pair, difference in differences.items() if not difference.real]
-    number = len(differences)
-    if not alike:
-        return f"In each of {number} comparisons the difference is real."
-    named = "; ".join(f"{pair.run.label} and {pair.baseline.label} on `{pair.phase}`" for pair in alike)
-    return f"In {number - len(alike)} of {number} comparisons the difference is real. Not told apart: {named}."
+def _not_told_apart(differences: Differences) -> Iterator[str]:
+    """A line for each baseline and the phases on which the same systems are not told from it; each named once."""
+    phases: dict[tuple[MeasuredRun, MeasuredRun], list[str]] = {}
+    for (run, baseline, phase), difference in differences.items():
+        if not difference.real:
+            phases.setdefault((baseline, run), []).append(f"`{phase}`")
+    systems: dict[tuple[str, str], list[str]] = {}
+    for (baseline, run), names in phases.items():
+        systems.setdefault((baseline.label, ", ".join(names)), []).append(run.label)
+    if systems:
+        lines = [[*key, ", ".join(names)] for key, names in systems.items()]
+        yield from markdown_table(["not told from", "on", "systems"], sorted(lines))
 
 
 def _tested_cell(difference: Difference | None) -> str:
