@@ -179,12 +179,13 @@ def ray(setting: Setting) -> Iterator[Figure]:
     def on_ray() -> float:
         out = setting.folder / "ray.csv"
         out.unlink(missing_ok=True)
-        arguments = ("--out", out, "--no-cache", "--engine", "ray", "--workers", 2, "--json")
+        arguments = ("--out", out, "--no-cache", "--prior", "bank", "--engine", "ray", "--workers", 2, "--json")
         said = answer(setting.fewtag("tag", setting.bank, folder, *arguments))
         startup.append(said["startup_seconds"])
         return float(said["seconds"])
 
-    local = {"local": lambda: tag(setting, setting.bank, BENCH, "--no-cache", folder=folder), "ray": on_ray}
+    plainly = ("--no-cache", "--prior", "bank")
+    local = {"local": lambda: tag(setting, setting.bank, BENCH, *plainly, folder=folder), "ray": on_ray}
     found = in_turns(local, 1 if setting.quick else 2)
     facts = {name: round(count / seconds, 1) for name, seconds in found.items()}
     facts["seconds until the first worker is up"] = round(min(startup), 1)

@@ -183,10 +183,14 @@ def test_a_tag_that_a_person_took_out_of_a_table_of_tags_is_a_no(cli: Cli, bank:
     assert cli("tag", bank, album, "--out", "tags.csv").code == 0
     written = Path("tags.csv").read_text()
     assert "cat1.png,cat\n" in written
+    Path("tags.csv").write_text(written.replace("cat1.png,cat\n", "cat1.png,cat;!sofa\n"))
+    assert cli("learn", shutil.copy(bank, "copy.fewtag"), "tags.csv").out.startswith("copy.fewtag: 1 picture learnt;")
     Path("tags.csv").write_text(written.replace("cat1.png,cat\n", "cat1.png,\n"))
     said = cli("learn", bank, "tags.csv")
     assert said.out == f"{bank}: 1 picture learnt; 3 labels, 0 of them new\n"
     assert "1 tag of `tag` that you took out: learnt as a 'no'" in said.err
+    Path("tags.csv").write_text(written.replace("cat1.png,cat\n", "cat1.png,Cat\n"))
+    assert "took out" not in cli("learn", shutil.copy(bank, "copy.fewtag"), "tags.csv").err
     assert Tagger.load(bank).predict(album / "cat1.png") == [()]
     assert cli("check", bank, "tags.csv", "--root", album).code == 0
 

@@ -49,6 +49,23 @@ def test_imagefolder_is_beside_copies_of_the_pictures(cli: Cli, tagged: dict[str
     assert set(photos.rglob("*")) - before == {photos / "metadata.jsonl"}
 
 
+def test_imagefolder_writes_neither_outside_nor_over_another_file(cli: Cli, photos: Path) -> None:
+    own = Path("out/b, c.png")
+    own.parent.mkdir()
+    own.write_bytes(b"mine")
+    Path("own.jsonl").write_text(json.dumps({"image": "b, c.png", "tags": ["dog"]}))
+    said = cli("export", "own.jsonl", "out", "--as", "imagefolder", "--root", photos)
+    assert (said.code, "is there and is another file" in said.err, own.read_bytes()) == (2, True, b"mine")
+    for name in ("../z.webp", str(photos.parent / "z.webp")):
+        Path("own.jsonl").write_text(json.dumps({"image": name, "tags": ["dog"]}))
+        said = cli("export", "own.jsonl", "out", "--as", "imagefolder", "--root", photos)
+        assert (said.code, "lies outside of" in said.err) == (2, True)
+    Path("own.jsonl").write_text(json.dumps({"image": str(photos / "z.webp"), "tags": ["dog"]}))
+    for _ in range(2):
+        assert cli("export", "own.jsonl", "out", "--as", "imagefolder", "--root", photos).code == 0
+    assert json.loads(Path("out/metadata.jsonl").read_text())["file_name"] == "z.webp"
+
+
 def test_fiftyone_finds_pictures_by_their_full_path(cli: Cli, tagged: dict[str, Any], photos: Path) -> None:
     found = exported(cli, "fiftyone")
     assert found["classes"] == ["cat", "dog", "sofa"]

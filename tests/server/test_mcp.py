@@ -107,6 +107,20 @@ def test_the_conversation_of_the_documentation_is_what_happens(studio: Studio) -
     talk(create_server(studio), steps)
 
 
+def test_an_assistant_does_not_overrule_a_person(studio: Studio) -> None:
+    first, second = (cell.digest for cell in studio.search(limit=2).pictures)
+    studio.teach("dog", [first])
+
+    async def steps(_: Client, call: Step) -> None:
+        said = await call("answer", label="dog", answers=[{"picture": first, "answer": "no"}])
+        assert said.endswith(f"a person said yes of {first}; ask them: the studio changes it")
+        for word in ("yes", "no"):  # its own it may change
+            assert "undo" in await call("answer", label="dog", answers=[{"picture": second, "answer": word}])
+
+    talk(create_server(studio), steps)
+    assert [row.tags for row in studio.tag([first, second])] == [("dog",), ()]
+
+
 def test_the_id_of_an_answer_takes_it_back(studio: Studio) -> None:
     async def steps(_client: Client, call: Step) -> None:
         found = digests(await call("search"))

@@ -57,6 +57,10 @@ def test_a_dry_run_writes_nothing_and_counts_what_would_change(studio: Studio) -
     assert not (studio.folder / "deliveries").exists()
     assert studio.deliver("csv").changes == 120
     assert studio.deliver("csv", dry_run=True).changes == 0
+    with studio.project.writing() as connection:  # one that is not there any more
+        connection.execute("INSERT INTO delivered VALUES ('csv', 'gone.png', '')")
+    assert studio.deliver("csv", dry_run=True).changes == 1
+    assert studio.deliver("csv").changes == 1
     studio.set_threshold("dog", studio.label("dog").threshold)
     before = studio.deliver("csv", dry_run=True, confirmed_only=True).changes
     refused = studio.search("dog").pictures[0]

@@ -4,6 +4,7 @@ import io
 import os
 import shutil
 import threading
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from fewtag.studio.index import Thumbnails
 from fewtag.studio.library import Features, box_guide, stack
 from fewtag.studio.log import UnknownError
 from fewtag.studio.studio import Studio
+from fewtag.studio.values import Answer
 
 Open = Callable[..., Studio]
 FINITE_HALVES = st.floats(-100, 100, width=16)
@@ -118,16 +120,23 @@ def test_only_the_label_that_changed_is_scored_again(studio: Studio, monkeypatch
 def test_files_that_are_moved_changed_or_gone_are_noticed(open_studio: Open, album: Path) -> None:
     studio = open_studio(album)
     names = digests(studio)
-    moved, edited, gone, noted = sorted(names)[:4]
+    moved, edited, gone, noted, audited, unsure = sorted(names)[:6]
     studio.teach("dog", [names[moved], names[edited], names[noted]])
+    studio.answer(
+        [
+            Answer(str(uuid.uuid4()), names[audited], "dog", "yes", "audit"),
+            Answer(str(uuid.uuid4()), names[unsure], "dog", "unknown"),
+        ]
+    )
     assert studio.wait(300)
     (album / "elsewhere").mkdir()
     (album / moved).rename(album / "elsewhere" / "moved.png")
     draw(900, "sofa").save(album / edited)
     (album / gone).unlink()
-    picture = Image.open(album / noted)
-    picture.load()
-    picture.save(album / noted, compress_level=1)  # other bytes, the same pixels
+    for name in (noted, audited, unsure):
+        picture = Image.open(album / name)
+        picture.load()
+        picture.save(album / name, compress_level=1)  # other bytes, the same pixels
     shutil.copy(album / "elsewhere" / "moved.png", album / "copy.png")
     studio.rescan()
     assert studio.wait(300)
@@ -137,7 +146,11 @@ def test_files_that_are_moved_changed_or_gone_are_noticed(open_studio: Open, alb
     assert gone not in after
     assert after[edited] != names[edited]
     confirmed = {cell.name for cell in studio.search("is:confirmed", stacked=False).pictures}
-    assert confirmed == {"copy.png", noted}, "what was said of pixels holds for them, in whichever file"
+    assert confirmed == {"copy.png", noted, audited}, "what was said of pixels holds for them, in whichever file"
+    fold = studio.project.fold
+    said = fold.about(fold.find("dog").id)
+    assert (after[unsure] != names[unsure], said[after[unsure]].answer) == (True, "unknown")
+    assert said[after[audited]].source == "audit"
     rows = [row["image"] for row in studio.deliver("csv", dry_run=True).sample]
     assert len(after) == 119
     assert rows == sorted(rows)
@@ -174,6 +187,50 @@ def test_a_link_out_of_the_folder_is_not_followed(open_studio: Open, album: Path
     (album / name).symlink_to(tmp_path / "secret.png")
     with pytest.raises(InputError, match="not there any more"):
         studio.thumbnail(digest, 1024)
+
+
+def test_a_folder_that_was_renamed_leaves_nothing_behind(open_studio: Open, album: Path, tmp_path: Path) -> None:
+    studio = open_studio(album)
+    kept = len(digests(studio))
+    studio.teach("dog", [next(iter(digests(studio).values()))])
+    studio.close()
+    album.rename(tmp_path / "renamed")
+    studio = open_studio(tmp_path / "renamed")
+    assert studio.deliver("csv", dry_run=True).rows == kept
+    old = [path for path in studio.library.files if not Path(path).is_relative_to(tmp_path / "renamed")]
+    assert [Path(path).name for path in old] == ["broken.jpg"], "nobody can tell whether that one moved"
+    assert studio.search("is:confirmed").total == 1
+
+
+@pytest.mark.parametrize("project", ["album/project", "album"])
+def test_a_projects_own_deliveries_are_no_pictures_of_it(open_studio: Open, album: Path, project: str) -> None:
+    studio = open_studio(album, project=project)
+    kept = len(digests(studio))
+    studio.define("dog")
+    studio.deliver("imagefolder")
+    studio.rescan()
+    assert studio.wait(300)
+    assert len(digests(studio)) == studio.deliver("csv", dry_run=True).rows == kept
+
+
+def test_what_could_not_be_read_is_tried_again_at_the_next_start(
+    open_studio: Open, album: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    draw(902, "dog").save(outside / "far.png")
+    (album / "link.png").symlink_to(outside / "far.png")
+    studio = open_studio(album)
+    assert "link.png" in {failure.name for failure in studio.failures()}
+    studio.close()
+    studio = open_studio(album, outside)  # as the message says
+    assert "link.png" not in {failure.name for failure in studio.failures()}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="rights of files are POSIX's")
+def test_thumbnails_can_be_read_by_their_person_alone(open_studio: Open, album: Path, tmp_path: Path) -> None:
+    open_studio(album, cache=tmp_path / "cache")
+    assert {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "cache").glob("thumbnails*")} == {"0o600"}
 
 
 def test_a_name_that_is_no_text_is_a_failure(open_studio: Open, album: Path) -> None:

@@ -54,6 +54,7 @@ def test_cold_warm_or_without_a_cache_every_digit_is_the_same(
     assert (cached, Path("cache/fewtag").exists()) == (0, False)
     assert tagged(cli, bank, photos) == (without, 0)
     assert tagged(cli, bank, photos) == (without, 4)
+    assert tagged(cli, bank, photos, "--device", "cpu", "--force") == (without, 4), "where there is no other"
     assert encoded == [4, 4]
 
 

@@ -142,14 +142,13 @@ def learn(
         raise InputError(f"{error} ({moved}--skip-bad leaves out what cannot be read)") from error
 
     with Bars() as bars:
-        bars.start("learning", len(shown))
         tagger.partial_fit(
             [each.picture for each in shown],
             [each.labels for each in shown],
             absent=refused,
             complete=complete,
             on_error=skipped.append if skip_bad else refuse,
-            progress=bars.advance,
+            progress=bars.begin("learning", len(shown)),
         )
     tagger.save(bank)
     warn_of_names(tagger, names)
@@ -202,8 +201,8 @@ def from_carried(
     shown = only(carried.shown, names) if names else carried.shown
     if shown and most is not None and most < max(carried.counts.values()):
         with Bars() as bars:
-            bars.start("looking for typical and varied ones", len(shown))
-            shown, failed = at_most(shown, most, tagger.model, bars.advance)
+            told = bars.begin("looking for typical and varied ones", len(shown))
+            shown, failed = at_most(shown, most, tagger.model, told)
         skip(failed)
     if not shown:
         raise InputError(f"none of {plural(carried.pictures, 'picture')} carries a tag; tag some in your photo program")

@@ -45,8 +45,7 @@ def cache(
             done = {"freed": opened.prune(parse_size(prune, "--prune"))}
         elif check:
             with Bars() as bars:
-                bars.start("checking", len(opened))
-                done = {"damaged": opened.check(bars.advance)}
+                done = {"damaged": opened.check(bars.begin("checking", len(opened)))}
         spaces = [
             space._asdict() | {"used": datetime.fromtimestamp(space.used).isoformat(" ", "seconds")}
             for space in opened.contents()

@@ -103,7 +103,6 @@ def _rows(
     source: Path, photos: Path, threshold: float | None, prefix: str, device: str, *, confirmed: bool
 ) -> "tuple[Iterator[tuple[str, Path, Wanted | InputError]], int]":
     """What is to be written of each picture, and of how many."""
-    from fewtag.interop.keywords import check_label, fold, path_of
     from fewtag.interop.xmp import Wanted
     from fewtag.tagging.examples import TABLES
 
@@ -117,20 +116,10 @@ def _rows(
             raise InputError("--confirmed needs a bank or a project: a table does not say who confirmed what")
         labels, rows, total = _of_table(source, photos, threshold)
     else:
-        found = _of_examples(source, photos) if confirmed else _of_bank(source, photos, threshold, device)
-        labels, rows, total = found
-    paths = {label: check_label(label) for label in labels}
-    vocabulary = frozenset(fold(path_of(label)) for label in (*labels, *former))
-    branch = check_label(prefix) if prefix else ()
-
-    def wanted() -> "Iterator[tuple[str, Path, Wanted | InputError]]":
-        for name, path, found in rows:
-            if isinstance(found, InputError):
-                yield name, path, found
-            else:
-                yield name, path, Wanted(tuple(paths[label] for label in found), vocabulary, branch)
-
-    return wanted(), total
+        of_bank = _of_examples(source, photos) if confirmed else _of_bank(source, photos, threshold, device)
+        labels, rows, total = of_bank
+    wanted = Wanted.among(labels, former, prefix)
+    return ((name, path, each if isinstance(each, InputError) else wanted(each)) for name, path, each in rows), total
 
 
 Rows = tuple[Sequence[str], Iterable[tuple[str, Path, "Sequence[str] | InputError"]], int]

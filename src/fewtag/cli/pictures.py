@@ -19,7 +19,6 @@ from fewtag.cli.terminal import (
     NoCache,
     Root,
     SkipBad,
-    cache_folder,
     check_page,
     plural,
     printable,
@@ -98,6 +97,7 @@ def tag(
 
     Example: fewtag tag pets.fewtag s3://bucket/photos --out s3://bucket/tags --engine ray --address auto
     """
+    from fewtag.tagging.page import MOST, write_page
     from fewtag.tagging.run import Cluster, Options
 
     kept = cache_folder(cache, no_cache)
@@ -110,15 +110,29 @@ def tag(
     if page is not None:
         check_page(page, out)
     options = Options(scores, threshold, read_prior(prior), batch, device, None if kept is None else str(kept), shard)
+    cards: list[Card] | None = None if page is None else []
     if out is None:
         if engine == "ray":
             raise InputError("--engine ray needs --out: a table, or a folder for Parquet parts")
-        failed = _to_terminal(bank, sources, page, options, as_json=as_json)
+        failed = _to_terminal(bank, sources, options, cards, as_json=as_json)
     else:
         ray = Cluster(address, workers) if engine == "ray" else None
-        failed = _to_table(bank, sources, out, page, options, ray, force=force, as_json=as_json)
+        failed = _to_table(bank, sources, out, options, ray, cards, force=force, as_json=as_json)
+    if page is not None and cards is not None:
+        facts = f"{plural(len(cards), 'picture')}, tagged by {bank.name}"
+        write_page(page, bank.stem, facts + (f"; only the first {MOST} are shown" if len(cards) == MOST else ""), cards)
+        print(f"the page: {page}", file=sys.stderr)
     if failed:
         raise typer.Exit(1)
+
+
+def cache_folder(cache: Path | None, no_cache: bool = False) -> Path | None:
+    """What --cache and --no-cache say."""
+    from fewtag.files import user_cache_folder
+
+    if cache is not None and no_cache:
+        raise InputError("--cache and --no-cache exclude each other; give one of them")
+    return None if no_cache else (cache or user_cache_folder()).resolve()
 
 
 def read_prior(text: str) -> "float | Literal['estimate', 'bank']":
@@ -138,9 +152,9 @@ def _to_table(
     bank: Path,
     sources: list[str],
     out: str,
-    page: Path | None,
     options: "Options",
     ray: "Cluster | None",
+    cards: "list[Card] | None",
     *,
     force: bool,
     as_json: bool,
@@ -151,16 +165,13 @@ def _to_table(
     from fewtag.tagging.run import tag as tag_all
     from fewtag.tagging.tables import failures_of
 
-    cards: list[Card] = []
-
     def look(rows: Rows) -> None:
+        assert cards is not None
         cards.extend(tagged_card(item, row) for item, row in itertools.islice(rows, MOST))
 
-    shown = None if page is None else look
     with Bars() as bars:
+        shown = None if cards is None else look
         done = tag_all(bank, sources, out, options, ray=ray, force=force, begin=bars.begin, look=shown)
-    if page is not None:
-        _to_page(bank, page, cards)
     if as_json:
         print(json.dumps(asdict(done)))
     else:
@@ -170,17 +181,18 @@ def _to_table(
     return done.failed
 
 
-def _to_terminal(bank: Path, sources: list[str], page: Path | None, options: "Options", *, as_json: bool) -> int:
+def _to_terminal(
+    bank: Path, sources: list[str], options: "Options", cards: "list[Card] | None", *, as_json: bool
+) -> int:
     """A line for each picture as soon as it is known; JSON has a line for each, too, in ASCII."""
     from fewtag.tagging.page import MOST, tagged_card
     from fewtag.tagging.run import tag_rows
     from fewtag.tagging.tables import record
 
     failed = 0
-    cards: list[Card] = []
     for item, row in tag_rows(bank, sources, options):
         failed += bool(row.failure)
-        if page is not None and len(cards) < MOST:
+        if cards is not None and len(cards) < MOST:
             cards.append(tagged_card(item, row))
         if as_json:
             facts = {"image": row.image, "failure": row.failure} if row.failure else record(row, list(row.scores))
@@ -192,17 +204,7 @@ def _to_terminal(bank: Path, sources: list[str], page: Path | None, options: "Op
             ranked = sorted(shown, key=lambda name: -row.scores[name])
             tags = ", ".join(f"{name} {row.scores[name]:.2f}" for name in ranked) or "–"
             typer.echo(f"{printable(row.image)}: {printable(tags)}")
-    if page is not None:
-        _to_page(bank, page, cards)
     return failed
-
-
-def _to_page(bank: Path, page: Path, cards: "list[Card]") -> None:
-    from fewtag.tagging.page import MOST, write_page
-
-    facts = f"{plural(len(cards), 'picture')}, tagged by {bank.name}"
-    write_page(page, bank.stem, facts + (f"; only the first {MOST} are shown" if len(cards) == MOST else ""), cards)
-    print(f"the page: {page}", file=sys.stderr)
 
 
 def check(
@@ -257,14 +259,12 @@ def check(
     tagger = open_bank(bank)
     with Bars() as bars:
         shares = shares_of(shown, tagger, Options(prior=asked, cache=None if kept is None else str(kept)), bars.begin)
-        measure = partial(check_bank, tagger, shown, cache=kept, skip_bad=skip_bad, progress=bars.advance)
-        bars.start("checking", len(shown))
-        found = measure(prior=asked, shares=shares)
+        measure = partial(check_bank, tagger, shown, cache=kept, skip_bad=skip_bad)
+        found = measure(prior=asked, shares=shares, progress=bars.begin("checking", len(shown)))
         if set_priors:
             tagger.set_priors(found.priors)
         if set_priors and set_thresholds:  # thresholds are for the probabilities that the new priors make
-            bars.start("checking again with these priors", len(shown))
-            found = measure()
+            found = measure(progress=bars.begin("checking again with these priors", len(shown)))
     if set_thresholds:
         tagger.set_thresholds(found.best_thresholds)
     if setting:

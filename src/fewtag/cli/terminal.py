@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any
 
 import typer
@@ -76,16 +75,6 @@ Cache = Annotated[
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")]
 
-
-def cache_folder(cache: Path | None, no_cache: bool = False) -> Path | None:
-    """What --cache and --no-cache say."""
-    from fewtag.files import user_cache_folder
-
-    if cache is not None and no_cache:
-        raise InputError("--cache and --no-cache exclude each other; give one of them")
-    return None if no_cache else (cache or user_cache_folder()).resolve()
-
-
 HEADLINES = ("macro_ap", "micro_ap", "macro_f1", "micro_f1")
 
 
@@ -119,9 +108,7 @@ class Bars:
     def __enter__(self) -> "Bars":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._task is not None:  # else rich would print an empty line
             self._progress.stop()
 

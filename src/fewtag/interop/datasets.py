@@ -1,6 +1,8 @@
 """Data sets in other programs' formats: Hugging Face, FiftyOne, Label Studio, COCO and MegaDetector, out and in."""
 
+import filecmp
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,16 +65,33 @@ def _imagefolder(given: Set, folder: Path) -> dict[str, Any]:
     """`load_dataset("imagefolder", data_dir=…)`: a line a picture, beside the pictures, which are copied if need be."""
     lines = []
     for row in given.rows:
+        name = _below(given.root, row.image)
         if folder.resolve() != given.root.resolve():
-            target = folder / row.image
-            make_folder(target.parent)
-            try:
-                shutil.copy2(given.path(row), target)
-            except OSError as error:
-                raise InputError(f"cannot copy image {row.image}: {error.strerror}; check --root") from error
-        facts: dict[str, Any] = {"file_name": row.image, "labels": list(row.tags)}
+            _copy(given.path(row), folder / name)
+        facts: dict[str, Any] = {"file_name": name, "labels": list(row.tags)}
         lines.append(json.dumps(facts | ({"scores": dict(row.scores)} if row.scores else {}), ensure_ascii=False))
     return {"metadata.jsonl": "\n".join(lines) + "\n"}
+
+
+def _below(root: Path, name: str) -> str:
+    """A picture's path in the folder of all; refuses what lies elsewhere."""
+    whole = os.path.normpath(root.absolute() / name)
+    try:
+        return Path(whole).relative_to(os.path.normpath(root.absolute())).as_posix()
+    except ValueError:
+        raise InputError(f"image {name} lies outside of {root}; give the folder of all pictures by --root") from None
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Unless it is there; refuses to replace another file."""
+    make_folder(target.parent)
+    try:
+        if not target.exists():
+            shutil.copy2(source, target)
+        elif not filecmp.cmp(source, target, shallow=False):
+            raise InputError(f"{target} is there and is another file; name another folder")
+    except OSError as error:
+        raise InputError(f"cannot copy image {source}: {error.strerror}; check --root") from error
 
 
 def _fiftyone(given: Set, _: Path) -> dict[str, Any]:
@@ -125,8 +144,12 @@ def _coco(given: Set, _: Path) -> dict[str, Any]:
 
 def _megadetector(given: Set, table: Path) -> dict[str, Any]:
     """The detections that were tagged, each with its classifications: for Timelapse and AddaxAI."""
-    source = _tagged_source(table)
-    found = read_detections(source)
+    sources = read_record(table).get("source")
+    if not isinstance(sources, list) or len(sources) != 1 or not str(sources[0]).endswith(".json"):
+        raise InputError(
+            f"{table} is not of a MegaDetector file; tag one: fewtag tag BANK detections.json --out {table}"
+        )
+    found = read_detections(Path(sources[0]))
     numbers = {label: str(number) for number, label in enumerate(given.labels, 1)}
     rows = {row.image: row for row in given.rows}
     for image in found["images"]:
@@ -139,15 +162,6 @@ def _megadetector(given: Set, table: Path) -> dict[str, Any]:
     found["classification_categories"] = {number: label for label, number in numbers.items()}
     found["info"] |= {"format_version": "1.6", "classifier": f"fewtag {__version__}"}
     return {"detections.json": found}
-
-
-def _tagged_source(table: Path) -> Path:
-    sources = read_record(table).get("source")
-    if not isinstance(sources, list) or len(sources) != 1 or not str(sources[0]).endswith(".json"):
-        raise InputError(
-            f"{table} is not of a MegaDetector file; tag one: fewtag tag BANK detections.json --out {table}"
-        )
-    return Path(sources[0])
 
 
 FORMS: dict[str, Callable[[Set, Path], dict[str, Any]]] = {

@@ -5,7 +5,7 @@ import json
 import threading
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -157,28 +157,19 @@ class Stream:
             self._queue.get_nowait()
         self._queue.put_nowait(event)
 
-    async def lines(
-        self, first: Sequence[Event], wanted: Callable[[Event], bool], last: Callable[[Event], bool]
-    ) -> AsyncIterator[str]:
-        """What is so already, then what is `wanted`, until the `last`; a comment now and then keeps proxies awake."""
-        for event in first:
-            yield _line(*event)
-            if last(event):
-                return
-        while True:
-            try:
-                async with asyncio.timeout(HEARTBEAT):
-                    heard = await self._queue.get()
-            except TimeoutError:
-                yield ": still here\n\n"
-                continue
-            if heard is None:
-                return
-            if wanted(heard):
-                yield _line(*heard)
-                if last(heard):
+    async def lines(self, first: Event, job: str | None = None) -> AsyncIterator[str]:
+        """What is so already, then what is told; of a `job` alone, until it has ended. Comments keep proxies awake."""
+        heard: Event | None = first
+        while heard is not None:
+            event, value = heard
+            if job is None or (event == "job" and value["id"] == job):
+                yield f"event: {event}\ndata: {json.dumps(value)}\n\n"
+                if job is not None and value["state"] != "running":
                     return
-
-
-def _line(event: str, value: Any) -> str:
-    return f"event: {event}\ndata: {json.dumps(value)}\n\n"
+            while True:
+                try:
+                    async with asyncio.timeout(HEARTBEAT):
+                        heard = await self._queue.get()
+                    break
+                except TimeoutError:
+                    yield ": still here\n\n"

@@ -25,6 +25,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from fewtag.errors import InputError
+from fewtag.pictures.prefetch import batches
 from fewtag.server.queue import Upload
 from fewtag.server.routes import CHANGES, Server
 from fewtag.server.security import authorised
@@ -210,8 +211,7 @@ def predict(asked: Tasks, server: Server) -> Response:
     known = _define(server, tags)
     version, results, failures = server.version, list[dict[str, Any]](), list[str]()
     with ThreadPoolExecutor(8) as pool:
-        for first in range(0, len(asked.tasks), AT_ONCE):
-            some = asked.tasks[first : first + AT_ONCE]
+        for some in batches(iter(asked.tasks), AT_ONCE):
             for task, rows in zip(some, _rows(server, some, tags, pool.map), strict=True):
                 failed = [row.failure for row in rows.values() if row.failure]
                 failures += failed[:1]

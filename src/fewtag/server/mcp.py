@@ -105,6 +105,12 @@ def create_server(studio: Studio, *, allow_write: bool = False) -> MCPServer:
             answers = [each for each in answers if each.answer != "yes"]
         elif label not in {each.name for each in studio.labels()}:
             raise InputError(f"there is no label {label!r}; give new_label to make it, or one that `labels` lists")
+        fold = studio.project.fold
+        own = fold.about(fold.find(label).id)
+        for each in answers:
+            before = own.get(each.picture)
+            if before and before.source != "mcp" and before.answer not in {"unknown", each.answer}:
+                raise InputError(f"a person said {before.answer} of {each.picture}; ask them: the studio changes it")
         said = [Answer(str(uuid.uuid4()), each.picture, label, each.answer, "mcp") for each in answers]
         return _text({"undo": studio.answer(said).undo if said else None, "label": studio.label(label)})
 

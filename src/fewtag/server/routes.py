@@ -122,16 +122,10 @@ def session(request: Request, server: Server) -> Response:
     return response
 
 
-FILES: dict[str, Any] = {
-    "type": "object",
-    "required": ["files"],
-    "properties": {"files": {"type": "array", "items": {"type": "string", "format": "binary"}, "maxItems": 64}},
-}
-
-
 def _takes(model: type[BaseModel], **fields: Any) -> dict[str, Any]:
     """The schema of a request that comes as files or as JSON."""
-    form = FILES | {"properties": FILES["properties"] | fields, "required": [*FILES["required"], *fields]}
+    files = {"type": "array", "items": {"type": "string", "format": "binary"}, "maxItems": 64}
+    form = {"type": "object", "required": ["files", *fields], "properties": {"files": files, **fields}}
     content = {"multipart/form-data": {"schema": form}, "application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -337,14 +331,7 @@ def cancel(job: str, server: Server) -> Response:
 async def job_events(job: str, server: Server) -> Response:
     """Server-sent events, `event: job`, each with the job as it is then; the last says how it ended."""
     stream = server.events.listen()
-    first = [("job", asdict(server.jobs.get(job)))]
-    return event_stream(
-        stream.lines(
-            first,
-            wanted=lambda event: event[0] == "job" and event[1]["id"] == job,
-            last=lambda event: event[1]["state"] != "running",
-        )
-    )
+    return event_stream(stream.lines(("job", asdict(server.jobs.get(job))), job))
 
 
 def event_stream(lines: Any) -> Response:

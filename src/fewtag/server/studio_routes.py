@@ -128,5 +128,4 @@ def delivery(name: str, server: Server) -> Response:
 async def events(server: Server) -> Response:
     """Server-sent events: `project`, with the numbers of now, at each change; `job`, at each step of one."""
     stream = server.events.listen()
-    first = [("project", as_json(await run_in_threadpool(server.studio.overview)))]
-    return event_stream(stream.lines(first, wanted=lambda _event: True, last=lambda _event: False))
+    return event_stream(stream.lines(("project", as_json(await run_in_threadpool(server.studio.overview)))))

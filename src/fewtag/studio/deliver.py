@@ -13,7 +13,6 @@ from typing import Any
 from fewtag.errors import InputError, nearest
 from fewtag.files import digest, make_folder
 from fewtag.interop.datasets import FORMS, Set, write_set
-from fewtag.interop.keywords import check_label, fold, path_of
 from fewtag.interop.write import Change, Options, Report, undo, write_tags
 from fewtag.interop.xmp import Wanted
 from fewtag.studio.log import UnknownError
@@ -106,15 +105,11 @@ def write_sidecars(
     progress: Progress,
 ) -> Delivery:
     """Sidecars beside the pictures of each folder; what fewtag wrote before and is not meant any more goes."""
-    paths = {label: check_label(label) for label in labels}
-    vocabulary = frozenset(fold(path_of(name)) for name in (*labels, *names_ever))
-
-    def rows(some: Iterable[tuple[Tagged, Path]]) -> Iterator[tuple[str, Path, Wanted | InputError]]:
-        for row, path in some:
-            yield row.image, path, Wanted(tuple(paths[label] for label in row.tags), vocabulary)
+    wanted = Wanted.among(labels, names_ever)
 
     def write(root: Path, options: Options) -> Report:
-        return write_tags(root, rows(folders[root]), len(folders[root]), options)
+        rows = [(row.image, path, wanted(row.tags)) for row, path in folders[root]]
+        return write_tags(root, rows, len(rows), options)
 
     return _carried_out(folders, write, dry_run, progress)
 

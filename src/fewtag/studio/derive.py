@@ -25,8 +25,6 @@ from fewtag.tagger.stream import SAME, Scorer
 
 SMALLEST_SAMPLE, SAMPLE = 100, 1000
 """Pictures by which a label's share is estimated; fewer say too little, more change nothing."""
-Read = Callable[[str], bytes]
-"""The encoded bytes of a picture by its digest."""
 
 
 def path_name(name: object) -> str:
@@ -69,9 +67,12 @@ class AnswersBank(Bank):
 
 
 class Deriver:
-    """Makes banks of folds; what did not change is taken over from the last one, to the bit."""
+    """Makes banks of folds; what did not change is taken over from the last one, to the bit.
 
-    def __init__(self, project: Project, library: Library, model: Model, read: Read) -> None:
+    `read` has the encoded bytes of a picture by its digest.
+    """
+
+    def __init__(self, project: Project, library: Library, model: Model, read: Callable[[str], bytes]) -> None:
         self.project, self.library, self.model, self._read = project, library, model, read
         self.path = project.folder / BANK
         self._keys: dict[str, str] = {}
@@ -157,7 +158,8 @@ class Deriver:
 
     def lacking(self, fold: Fold) -> list[str]:
         """Answered pictures whose pixels were not looked at yet."""
-        return sorted(picture for picture in told_in(fold) if picture not in self._keys)
+        answered = {picture for label in fold.labels for picture in fold.said[label]}
+        return sorted(answered - self._keys.keys())
 
     def keep(self, pictures: Iterable[str]) -> None:
         """Looks at these pictures' pixels and keeps what a bank needs of them beside the answers."""
@@ -234,10 +236,6 @@ class Deriver:
             )
             for each in header["examples"]
         }
-
-    def lacking_features(self, fold: Fold) -> int:
-        """Answered pictures that no bank can be made of now."""
-        return sum(self.key(picture) is None for picture in told_in(fold))
 
 
 def told_in(fold: Fold) -> dict[str, Told]:

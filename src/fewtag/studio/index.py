@@ -8,7 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fewtag.cache import THUMBNAILS, Cache, content_digest
+from fewtag.cache import THUMBNAILS, content_digest
 from fewtag.cache import Space as CacheSpace
 from fewtag.core.posterior import unit
 from fewtag.errors import InputError
@@ -25,7 +25,8 @@ from fewtag.files import make_folder
 from fewtag.pictures.decode import DRAFT, Square, decode, read_header, squash
 from fewtag.pictures.files import MOST_BYTES, Found, walk
 from fewtag.pictures.prefetch import batches, prefetch, usable_cores
-from fewtag.studio.library import Half, Library
+from fewtag.studio.deliver import FOLDER as DELIVERIES
+from fewtag.studio.library import Library
 from fewtag.studio.project import FileRow, PictureRow, Project
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import BATCH, cached_places
@@ -52,10 +53,9 @@ class Thumbnails:
         row = self._attempt(lambda connection: connection.execute(query, (digest, size)).fetchone())
         return None if row is None else row[0]
 
-    def known(self, digests: Sequence[str], size: int) -> set[str]:
-        among = ",".join("?" * len(digests))
-        query = f"SELECT digest FROM thumbnail WHERE size = ? AND digest IN ({among})"
-        return {row[0] for row in self._attempt(lambda on: on.execute(query, (size, *digests)).fetchall()) or ()}
+    def has(self, digest: str, size: int) -> bool:
+        query = "SELECT 1 FROM thumbnail WHERE digest = ? AND size = ?"
+        return bool(self._attempt(lambda connection: connection.execute(query, (digest, size)).fetchone()))
 
     def put(self, rows: Sequence[tuple[str, int, bytes]]) -> None:
         def insert(connection: sqlite3.Connection) -> None:
@@ -83,6 +83,7 @@ class Thumbnails:
             try:
                 if self._connection is None:
                     make_folder(self.path.parent)
+                    self.path.touch(mode=0o600)  # pictures are a person's own
                     self._connection = sqlite3.connect(self.path, 5.0, check_same_thread=False)
                     for setting in ("journal_mode = WAL", "synchronous = OFF"):
                         self._connection.execute(f"PRAGMA {setting}")
@@ -91,7 +92,7 @@ class Thumbnails:
                         " PRIMARY KEY (digest, size))"
                     )
                 return work(self._connection)
-            except (sqlite3.Error, InputError) as error:
+            except (sqlite3.Error, OSError, InputError) as error:
                 _log.warning("the thumbnails in %s cannot be used (%s); they are made anew", self.path, error)
                 if self._connection is not None:
                     self._connection.close()
@@ -164,12 +165,12 @@ class Indexer:
         self._stop, self._wake = threading.Event(), threading.Event()
         self.loaded, self.done = threading.Event(), threading.Event()
         self.found, self.notice = 0, ""
-        self._caches = Cache(cache)
-        self._spaces = cached_places(model, cache)
-        space = self._spaces.__enter__()
+        self._unread: set[str] = set()
+        self._opened = ExitStack()
+        space = self._opened.enter_context(cached_places(model, cache))
         assert space is not None
         self.places: CacheSpace = space
-        self.wholes = self._caches.space("wholes", space.what, space.key, (model.space.size,), "float32")
+        self.wholes = space.cache.space("wholes", space.what, space.key, (model.space.size,), "float32")
         self._thread = threading.Thread(target=self._run, name="fewtag-indexer", daemon=True)
 
     def start(self) -> None:
@@ -181,11 +182,11 @@ class Indexer:
         if self._thread.is_alive():
             self._thread.join()
         self.thumbnails.close()
-        self._spaces.__exit__(None, None, None)
-        self._caches.close()
+        self._opened.close()
 
     def rescan(self) -> None:
         """Walks the folders again, soon."""
+        self._try_again()
         self.done.clear()
         self._wake.set()
 
@@ -225,6 +226,7 @@ class Indexer:
             if file.digest is not None and file.digest in pictures:
                 files_of.setdefault(file.digest, []).append(file)
         self.library.set_files(files)
+        self._try_again()
         for digests in batches(iter(files_of), _KNOWN_AT_ONCE):
             if self._stop.is_set():
                 return
@@ -256,7 +258,10 @@ class Indexer:
             except InputError:
                 gone_folders.append(folder)
                 continue
+            own = self._deliveries_in(folder)
             for each in found:
+                if own and each.name.startswith(own):
+                    continue
                 seen.add(_text(str(each.path)))
                 if self._is_new(each):
                     todo.append((each, folder))
@@ -271,6 +276,17 @@ class Indexer:
             with closing(reads):  # type: ignore[type-var]
                 for batch in batches(takewhile(lambda _: not self._stop.is_set(), reads), BATCH):
                     self._take(batch)
+        # of a folder that is gone, what is found in another one has moved there
+        here = {
+            digest
+            for digest, files in list(self.library.files_of.items())
+            if any(file.folder not in gone_folders for file in files)
+        }
+        vanished += [
+            path
+            for path, file in list(self.library.files.items())
+            if file.folder in gone_folders and file.digest in here
+        ]
         # last: a moved file is found under its new path first, so that it is never away
         if vanished and not self._stop.is_set():
             self.project.record(gone=vanished)
@@ -283,8 +299,22 @@ class Indexer:
             else ""
         )
 
+    def _deliveries_in(self, folder: str) -> str:
+        """Where the project's own deliveries lie below a picture folder: copies of pictures are no pictures of it."""
+        own = (self.project.folder / DELIVERIES).resolve()
+        root = Path(folder).resolve()
+        return f"{own.relative_to(root).as_posix()}/" if own.is_relative_to(root) else ""
+
+    def _try_again(self) -> None:
+        """What could not be read is read once more by the next scan: its rights, or where it leads, may be others."""
+        self._unread = {path for path, file in list(self.library.files.items()) if file.failure}
+
     def _is_new(self, found: Found) -> bool:
-        known = self.library.files.get(_text(str(found.path)))
+        path = _text(str(found.path))
+        if path in self._unread:
+            self._unread.discard(path)
+            return True
+        known = self.library.files.get(path)
         if known is None or (known.digest is not None and known.digest not in self.library.row_of):
             return True
         return (known.size, known.mtime) != _stamp(found.path)
@@ -306,7 +336,7 @@ class Indexer:
             header = read_header(data, found.name)
             row = PictureRow(key.hex(), *header, len(data))
             places = self.places.get_many([key])[0]
-            has_thumbnail = bool(self.thumbnails.known([key.hex()], SIZES[0]))
+            has_thumbnail = self.thumbnails.has(key.hex(), SIZES[0])
             if places is not None and has_thumbnail:
                 return _Read(file, row, places=places)
             image = decode(data, found.name, at_least=DRAFT * self.model.size)
@@ -320,23 +350,21 @@ class Indexer:
 
     def _take(self, reads: Sequence[_Read]) -> None:
         """A batch through the network, into the caches, the project and the library."""
-        news = {read.picture.digest: read for read in reads if read.picture is not None}
-        news = {digest: read for digest, read in news.items() if digest not in self.library.row_of}
-        fresh = [digest for digest, read in news.items() if read.places is None]
-        places: dict[str, Half] = {digest: read.places for digest, read in news.items() if read.places is not None}
-        if fresh:
-            squares = [read.pixels for read in map(news.__getitem__, fresh) if read.pixels is not None]
-            encoded = self.model.encode(squares).astype(np.float16)
-            places |= dict(zip(fresh, encoded, strict=True))
-            self.places.put_many([bytes.fromhex(digest) for digest in fresh], encoded)
-        pictures = [read.picture for read in news.values() if read.picture is not None]
-        self.thumbnails.put([(key, SIZES[0], each.thumbnail) for key, each in news.items() if each.thumbnail])
-        self.project.record(pictures, [read.file for read in reads])
-        if pictures:
-            half = np.stack([places[each.digest] for each in pictures])
+        known = self.library.row_of
+        news = {each.picture: each for each in reads if each.picture is not None and each.picture.digest not in known}
+        places = {picture: read.places for picture, read in news.items() if read.places is not None}
+        squares = {picture: read.pixels for picture, read in news.items() if read.pixels is not None}
+        if squares:
+            encoded = self.model.encode(list(squares.values())).astype(np.float16)
+            places |= dict(zip(squares, encoded, strict=True))
+            self.places.put_many([bytes.fromhex(each.digest) for each in squares], encoded)
+        self.thumbnails.put([(key.digest, SIZES[0], each.thumbnail) for key, each in news.items() if each.thumbnail])
+        self.project.record(list(news), [read.file for read in reads])
+        if news:
+            half = np.stack([places[picture] for picture in news])
             wholes = unit(half.astype(np.float32).mean(axis=1))
-            self.wholes.put_many([bytes.fromhex(each.digest) for each in pictures], wholes)
-            self.library.add(pictures, wholes, half)
+            self.wholes.put_many([bytes.fromhex(each.digest) for each in news], wholes)
+            self.library.add(list(news), wholes, half)
         for read in reads:
             before = self.library.files.get(read.file.path)
             if before is not None and before.digest and read.file.digest and before.digest != read.file.digest:

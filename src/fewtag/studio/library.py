@@ -236,7 +236,6 @@ class Library:
         self.row_of: dict[str, int] = {}
         self.files: dict[str, FileRow] = {}
         self.files_of: dict[str, list[FileRow]] = {}
-        self._failed: dict[str, FileRow] = {}
         self._alive = np.zeros(_MORE, np.bool_)
         self._stacks: tuple[tuple[int, int], NDArray[np.int64]] = ((-1, -1), np.empty(0, np.int64))
         self._changes = 0
@@ -258,7 +257,7 @@ class Library:
 
     @property
     def failures(self) -> list[FileRow]:
-        return list(self._failed.values())
+        return [file for file in list(self.files.values()) if file.failure]
 
     def row(self, digest: str) -> int:
         """Refuses a picture that is not of the project."""
@@ -289,14 +288,11 @@ class Library:
             self._changes += 1
             touched = set()
             for path in (*gone, *(file.path for file in files)):
-                before, _ = self.files.pop(path, None), self._failed.pop(path, None)
-                if before is not None and before.digest is not None:
+                if (before := self.files.pop(path, None)) is not None and before.digest is not None:
                     self.files_of[before.digest].remove(before)
                     touched.add(before.digest)
             for file in files:
                 self.files[file.path] = file
-                if file.failure:
-                    self._failed[file.path] = file
                 if file.digest is not None:
                     self.files_of.setdefault(file.digest, []).append(file)
                     touched.add(file.digest)

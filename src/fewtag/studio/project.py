@@ -219,16 +219,15 @@ class Project:
         facts: Mapping[str, Any],
         answers: Sequence[tuple[str, str, int | None, Word, str]] = (),
         *,
-        op: str | None = None,
         undoes: int | None = None,
     ) -> Change:
         """Appends to the log; on disk before anything in memory moves. A label of None is the one that this defines."""
-        name, text = op or str(uuid.uuid4()), json.dumps(facts, ensure_ascii=False)
+        op, text = str(uuid.uuid4()), json.dumps(facts, ensure_ascii=False)
         with self._one_writer:
             with self.writing() as connection:
                 n = connection.execute(
                     "INSERT INTO change (op, at, kind, facts, undoes) VALUES (?, ?, ?, ?, ?)",
-                    (name, time.time(), kind, text, undoes),
+                    (op, time.time(), kind, text, undoes),
                 ).lastrowid
                 assert n is not None
                 rows = tuple((*answer[:2], answer[2] or n, *answer[3:]) for answer in answers)
@@ -236,7 +235,7 @@ class Project:
                     "INSERT INTO answer (id, picture, label, answer, source, change) VALUES (?, ?, ?, ?, ?, ?)",
                     [(*row, n) for row in rows],
                 )
-            change = Change(n, name, kind, json.loads(text), undoes, rows)
+            change = Change(n, op, kind, json.loads(text), undoes, rows)
             self.log.add(change)
             return change
 

@@ -22,6 +22,8 @@ NEAR = 1.0
 STRATA = 4
 WRONG_ENOUGH = 0.1
 """The expected share of wrong tags below which a label is good enough."""
+BY_CHANCE = 0.001
+"""How seldom a random sample may look like no sample of the tags."""
 _POINTS, _BINS = 50, 20
 _LOOKED_AT = 60
 _WIDER, _FIRST = 3, 8
@@ -183,10 +185,23 @@ def wilson(right: int, count: int, z: float = 1.96) -> Audited | None:
 
 
 def audit(ground: Ground) -> Audited | None:
-    """Precision of what the model tags, by the answers of audits alone: those are of a random sample."""
-    asked = ground.audited & ground.alive & (ground.chances >= ground.threshold)
+    """Precision of what the model tags, by the answers of audits alone: those are of a random sample.
+
+    None where they cannot be one of today's tags: of a share of these that is too large for chance, all below the
+    others, none was asked about. So it is when the threshold was lowered since.
+    """
+    asked = _asked_about(ground)
     right, wrong = (int((asked & (ground.words == word)).sum()) for word in (YES, NO))
+    if right + wrong:
+        below = (ground.chances[ground.over] < ground.chances[asked].min()).mean()
+        if (1 - below) ** (right + wrong) < BY_CHANCE:
+            return None
     return wilson(right, right + wrong)
+
+
+def _asked_about(ground: Ground) -> NDArray[np.bool_]:
+    sure = (ground.words == YES) | (ground.words == NO)
+    return ground.audited & ground.alive & sure & (ground.chances >= ground.threshold)
 
 
 def expected_precision(ground: Ground) -> float | None:
@@ -238,16 +253,17 @@ def enough(ground: Ground, name: str) -> str:
         return (
             f"Not yet: {_plural(FEW - count, 'more answer')} will tell how well {name!r} is known; begin with Unsure."
         )
-    sample, expected = audit(ground), expected_precision(ground)
-    if sample is not None and expected is not None and not sample.low <= expected <= sample.high:
-        return (
-            f"Look again: {expected:.0%} right was expected, the audit found {sample.precision:.0%} "
-            f"({sample.low:.0%}–{sample.high:.0%}); answer some Unsure ones, or move the threshold."
-        )
-    if tags and wrong > WRONG_ENOUGH * tags:
-        return f"Not yet: of {_plural(tags, 'tag')} about {wrong:.0f} are wrong; answer Unsure, or raise the threshold."
     if not above:
         return f"Done: every picture above the threshold is answered, about {missed:.0f} below it may show {name!r}."
+    if (sample := audit(ground)) is not None:
+        expected = float(ground.chances[_asked_about(ground)].mean())  # of the same pictures, by the model alone
+        if not sample.low <= expected <= sample.high:
+            return (
+                f"Look again: {expected:.0%} right was expected, the audit found {sample.precision:.0%} "
+                f"({sample.low:.0%}–{sample.high:.0%}); answer some Unsure ones, or move the threshold."
+            )
+    if tags and wrong > WRONG_ENOUGH * tags:
+        return f"Not yet: of {_plural(tags, 'tag')} about {wrong:.0f} are wrong; answer Unsure, or raise the threshold."
     return f"Sure enough: {above} more above the threshold, about {wrong:.0f} of them wrong; about {missed:.0f} missed."
 
 

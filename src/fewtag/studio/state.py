@@ -42,7 +42,7 @@ class State:
     def __init__(self, project: Project, model: Model, cache: Path, resident: int = RESIDENT) -> None:
         self.project, self.model, self.folder = project, model, project.folder
         self._id = project.meta("id") or ""
-        features = Features(model.places, model.space.size, self._fetch, resident)
+        features = Features(model.places, model.space.size, lambda rows: self._indexer.fetch(rows), resident)
         self.library = Library(features, project.folders())
         self._indexer = Indexer(project, self.library, model, cache, self._tell, self._carry)
         self._deriver = Deriver(project, self.library, model, self._read)
@@ -52,7 +52,7 @@ class State:
         self._bank_of, self._bank = -1, Bank()
         self._looked_at: str | None = None
         self._influences: dict[str, tuple[object, dict[str, float]]] = {}
-        self._listeners: list[Listener] = []
+        self._listeners: dict[object, Listener] = {}
         self._changed_at = self._dirty_since = 0.0
         self._wake, self._stop = threading.Event(), threading.Event()
         self._derived, self._news = threading.Event(), threading.Event()
@@ -96,9 +96,6 @@ class State:
             return reviewing.Ground(np.zeros(count, np.float32), words, audited, np.zeros(count, np.bool_), alive, 0.5)
         return reviewing.Ground(scored.chances, words, audited, scored.never, alive, scored.threshold)
 
-    def _fetch(self, rows: Sequence[int]) -> Sequence[NDArray[np.float16] | None]:
-        return self._indexer.fetch(rows)
-
     def _read(self, digest: str, files: Iterable[FileRow] | None = None) -> bytes:
         """A picture's bytes from one of its files; a file that holds something else by now is passed over."""
         for file in self.library.files_of.get(digest, ()) if files is None else files:
@@ -141,12 +138,8 @@ class State:
         chances = scorer.probabilities(places).astype(np.float32)
         said = np.array([[words[label].get(digest, "") for label in scorer.labels] for digest in digests])
         chances[said == "yes"], chances[said == "no"] = 1, 0
-        thresholds = np.where(said == "yes", 0, np.where(said == "no", 2, scorer.thresholds))
-        given = (said == "yes") if confirmed_only else (chances >= thresholds)
-        tags = []
-        for line, mask in zip(chances, given, strict=True):
-            columns = np.flatnonzero(mask)
-            tags.append(tuple(scorer.labels[column] for column in columns[np.argsort(-line[columns], kind="stable")]))
+        counted = said == "yes" if confirmed_only else said != "no"
+        tags = scorer.tags(np.where(counted, chances, np.float32(-1)))  # below any threshold
         names = [self.library.names[self.library.row(digest)] for digest in digests]
         return [Tagged(*row) for row in zip(names, tags, scorer.scores(chances), strict=True)]
 
@@ -183,8 +176,8 @@ class State:
         self._score(bank.classes)
         return Scorer(bank, self.model, shares=self._scores.shares())
 
-    def _change(self, kind: str, facts: dict[str, Any], answers: Sequence[Any] = (), op: str | None = None) -> Change:
-        change = self.project.change(kind, facts, answers, op=op)
+    def _change(self, kind: str, facts: dict[str, Any], answers: Sequence[Any] = ()) -> Change:
+        change = self.project.change(kind, facts, answers)
         self._touch()
         return change
 
@@ -244,15 +237,11 @@ class State:
             for event in (self._indexer.done, self._derived)
         )
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
+    def listen(self, listener: Listener) -> Callable[[], object]:
         """Calls `listener(event, value)` from a thread of the studio's, which it must not hold up; returns its end."""
-        self._listeners.append(listener)
-
-        def end() -> None:
-            if listener in self._listeners:
-                self._listeners.remove(listener)
-
-        return end
+        key = object()
+        self._listeners[key] = listener
+        return lambda: self._listeners.pop(key, None)
 
     def _touch(self) -> None:
         with self._lock:
@@ -261,8 +250,7 @@ class State:
             now = time.monotonic()
             self._changed_at = now
             self._dirty_since = self._dirty_since or now
-        self._news.set()
-        self._wake.set()
+        self._tell()
 
     def _tell(self) -> None:
         """Something new to show; the answers are as they were."""
@@ -272,8 +260,7 @@ class State:
     def _work(self) -> None:
         """The deriver's thread: tells of news, writes the bank, rescores what waits, works out influences."""
         while not self._stop.is_set():
-            pending = not self._derived.is_set()
-            self._wake.wait(0.05 if pending else 1.0 if self._stale() else None)
+            self._wake.wait(1.0 if self._derived.is_set() else 0.05)
             self._wake.clear()
             try:
                 if self._news.is_set():
@@ -312,13 +299,11 @@ class State:
 
     def _derive(self) -> None:
         with self._lock:
-            version, fold = self._version, self._fold
-            lacking = self._deriver.lacking(fold)
+            version, lacking = self._version, self._deriver.lacking(self._fold)
         if lacking:
             self._deriver.keep(lacking)
-            with self._lock:
-                self._bank_of = -1
         with self._lock:
+            self._bank_of = -1 if lacking else self._bank_of
             bank = self._current()
         self._deriver.write(bank)
         self._trouble = ""
@@ -328,13 +313,6 @@ class State:
                 self._derived.set()
             else:
                 self._dirty_since = time.monotonic()
-
-    def _stale(self) -> bool:
-        bank, name = self._bank, self._looked_at
-        if any(not self._scores.is_fresh(bank, label) for label in list(self._scores.kept) if label in bank.classes):
-            return True
-        scored = self._scores.kept.get(name) if name in bank.classes else None
-        return scored is not None and self._influences.get(name or "", (None,))[0] is not scored.fitted
 
     def _settle(self) -> None:
         """What nobody waits for: the other labels' scores, and the influences of the label that is looked at."""
@@ -350,22 +328,19 @@ class State:
             self._announce()
         name = self._looked_at
         scored = None if name is None else self._scores.kept.get(name)
-        if name is None or scored is None:
+        if name is None or scored is None or self._influences.get(name, (None,))[0] is scored.fitted:
             return
-        known = self._influences.get(name)
-        if known is None or known[0] is not scored.fitted:
-            with self._lock:
-                bank, picture_of = self._current(), self._deriver.picture_of(self._fold)
-            if name in bank.classes:
-                curve = scored.slope, scored.offset
-                found = reviewing.influences(bank, self.model, name, curve, lambda: self._version != version)
-                if found is None:
-                    return
+        with self._lock:
+            bank, picture_of = self._current(), self._deriver.picture_of(self._fold)
+        if name in bank.classes:
+            curve = scored.slope, scored.offset
+            found = reviewing.influences(bank, self.model, name, curve, lambda: self._version != version)
+            if found is not None:
                 self._influences[name] = scored.fitted, {picture_of[key]: each for key, each in found.items()}
 
     def _announce(self) -> None:
         overview = self.overview()
-        for listener in list(self._listeners):
+        for listener in list(self._listeners.values()):
             try:
                 listener("project", overview)
             except Exception:

@@ -13,24 +13,13 @@ from fewtag.errors import InputError
 from fewtag.files import user_cache_folder
 from fewtag.pictures.prefetch import batches
 from fewtag.studio import deliver as delivering
+from fewtag.studio import values
 from fewtag.studio.deliver import Progress
-from fewtag.studio.derive import by_word, path_name
+from fewtag.studio.derive import by_word, path_name, told_in
 from fewtag.studio.library import RESIDENT
 from fewtag.studio.log import Change, UnknownError, told
 from fewtag.studio.project import FileRow, Project
-from fewtag.studio.values import (
-    AUDIT,
-    STACK,
-    WORDS,
-    Acknowledged,
-    Answer,
-    Checked,
-    Delivery,
-    LabelRow,
-    Reverted,
-    Undone,
-    Word,
-)
+from fewtag.studio.values import AUDIT, STACK, WORDS, Word
 from fewtag.studio.view import MOST_AT_ONCE, View
 from fewtag.tagger.bank import define
 from fewtag.tagger.model import load_model
@@ -124,7 +113,7 @@ class Studio(View):
         """Walks the folders again, behind this."""
         self._indexer.rescan()
 
-    def define(self, name: str, *, like: Sequence[str] | None = None, words: bool = True) -> LabelRow:
+    def define(self, name: str, *, like: Sequence[str] | None = None, words: bool = True) -> values.LabelRow:
         """A label by its name (the last part of its path), like other words, or by pictures alone; known ones anew."""
         wanted = path_name(name)
         with self._lock:
@@ -136,7 +125,7 @@ class Studio(View):
             self._change("define", facts)
         return self.label(wanted)
 
-    def teach(self, name: str, pictures: Sequence[str], *, stacks: bool = False) -> LabelRow:
+    def teach(self, name: str, pictures: Sequence[str], *, stacks: bool = False) -> values.LabelRow:
         """A new or known label from pictures by digest: yes answers in one group with its definition.
 
         With `stacks` each picture speaks for its stack.
@@ -160,7 +149,7 @@ class Studio(View):
                 self._change("define", {"name": wanted, "like": None, "words": says}, answers)
         return self.label(wanted)
 
-    def rename(self, old: str, new: str, *, merge: bool = False) -> LabelRow:
+    def rename(self, old: str, new: str, *, merge: bool = False) -> values.LabelRow:
         """Refuses a name that is taken, unless the two shall become one."""
         wanted = path_name(new)
         with self._lock:
@@ -179,7 +168,7 @@ class Studio(View):
         with self._lock:
             self._change("forget", {"label": self._fold.find(name).id})
 
-    def set_threshold(self, name: str, threshold: float | None) -> LabelRow:
+    def set_threshold(self, name: str, threshold: float | None) -> values.LabelRow:
         """The probability from which a label is given; None goes back to the model's own."""
         if threshold is not None and not 0 <= threshold <= 1:
             raise InputError(f"the threshold of label {name!r} is {threshold}; give one from 0 to 1, or None")
@@ -192,8 +181,8 @@ class Studio(View):
             self._change("threshold", {"label": label.id, "threshold": threshold, "prior": share})
         return self.label(name)
 
-    def answer(self, answers: Sequence[Answer], *, group: str | None = None) -> Acknowledged:
-        """All of them on disk before it returns, or none; `group` is the UUID that undoes them together."""
+    def answer(self, answers: Sequence[values.Answer]) -> values.Acknowledged:
+        """All of them on disk before it returns, or none."""
         if not answers or len(answers) > MOST_AT_ONCE:
             raise InputError(f"{len(answers)} answers were given at once; give 1 to {MOST_AT_ONCE}")
         with self._lock:
@@ -219,9 +208,8 @@ class Studio(View):
                 if each.stack and each.source != AUDIT:
                     spoken = {other.picture for other in answers if other.label == each.label}
                     fresh += self._mates(row, {*spoken, *(other[1] for other in fresh if other[2] == label.id)})
-            op = None if group is None else _uuid(group)
-            undo = self._change("answers", {}, fresh, op).op if fresh else None
-            return Acknowledged(tuple(_uuid(each.id) for each in answers), undo)
+            undo = self._change("answers", {}, fresh).op if fresh else None
+            return values.Acknowledged(tuple(_uuid(each.id) for each in answers), undo)
 
     def _mates(self, row: Row, spoken: Set[str]) -> list[Row]:
         """The same word on the other pictures of its stack, but for those that a person spoke of themselves."""
@@ -236,54 +224,45 @@ class Studio(View):
             if mate not in spoken and (mate not in said or said[mate].source == STACK)
         ]
 
-    def undo(self, id: str | None = None) -> Undone:  # noqa: A002
+    def undo(self, id: str | None = None) -> values.Undone:  # noqa: A002
         """Takes back the last group, or that of this id, or the one that holds the answer of this id."""
-        with self._lock:
-            log = self.project.log
-            if id is None and not log.done:
-                raise InputError("there is nothing to undo; every change was taken back")
-            return self._take_back(log.done[-1] if id is None else self._number(id), "done")
+        return self._take_back(id, "done", "there is nothing to undo; every change was taken back")
 
-    def redo(self, id: str | None = None) -> Undone:  # noqa: A002
+    def redo(self, id: str | None = None) -> values.Undone:  # noqa: A002
         """Takes back the last undo, as long as nothing new was done since, or the undo of this id."""
+        return self._take_back(id, "undone", "there is nothing to redo; nothing was undone since the last change")
+
+    def _take_back(self, id: str | None, side: Literal["done", "undone"], nothing: str) -> values.Undone:  # noqa: A002
         with self._lock:
             log = self.project.log
-            if id is None and not log.undone:
-                raise InputError("there is nothing to redo; nothing was undone since the last change")
-            n = log.undone[-1] if id is None else self._number(id)
-            if log.changes[n].undoes is None:
-                by = next((each for each in reversed(log.undone) if log.changes[each].undoes == n), None)
-                if by is None:
+            pile: list[int] = getattr(log, side)
+            if id is None and not pile:
+                raise InputError(nothing)
+            n = pile[-1] if id is None else log.number_of.get(_uuid(id))
+            if n is None:
+                raise UnknownError(f"there is no change {id}; it was not made here")
+            if side == "undone" and log.changes[n].undoes is None:  # what was undone stands for its undo
+                n = next((each for each in reversed(pile) if log.changes[each].undoes == n), None)
+                if n is None:
                     raise InputError(f"{id} was not undone; there is nothing to redo")
-                n = by
-            return self._take_back(n, "undone")
-
-    def _number(self, id: str) -> int:  # noqa: A002
-        number = self.project.log.number_of.get(_uuid(id))
-        if number is None:
-            raise UnknownError(f"there is no change {id}; it was not made here")
-        return number
-
-    def _take_back(self, n: int, side: Literal["done", "undone"]) -> Undone:
-        log = self.project.log
-        if not log.stands(n):
-            raise InputError("that was undone already; redo it, or undo something else")
-        change = target = log.changes[n]
-        while target.undoes is not None:
-            target = log.changes[target.undoes]
-        before = self._words_of(target)
-        undo = self.project.undo(n)
-        after = self._words_of(target)
-        self._touch()
-        labels = log.fold.labels
-        reverted = tuple(
-            Reverted(key, picture, labels[label].name if label in labels else "", before[picture, label], now)
-            for key, picture, number, _, _ in target.answers
-            for label in [log.fold.resolve(number)]
-            for now in [after.get((picture, label))]
-            if (picture, label) in before
-        )
-        return Undone(undo.op, told(target, log.fold, back=change.undoes is None), reverted, len(getattr(log, side)))
+            if not log.stands(n):
+                raise InputError("that was undone already; redo it, or undo something else")
+            change = target = log.changes[n]
+            while target.undoes is not None:
+                target = log.changes[target.undoes]
+            before = self._words_of(target)
+            undo = self.project.undo(n)
+            after = self._words_of(target)
+            self._touch()
+            names = {label.id: label.name for label in log.fold.labels.values()}
+            reverted = tuple(
+                values.Reverted(key, picture, names.get(label, ""), before[picture, label], after.get((picture, label)))
+                for key, picture, number, _, _ in target.answers
+                for label in [log.fold.resolve(number)]
+                if (picture, label) in before
+            )
+            what = told(target, log.fold, back=change.undoes is None)
+            return values.Undone(undo.op, what, reverted, len(getattr(log, side)))
 
     def _words_of(self, change: Change) -> dict[tuple[str, int], Word | None]:
         """The present word on each picture and label that a change speaks of."""
@@ -307,7 +286,7 @@ class Studio(View):
         scores: bool = False,
         dry_run: bool = False,
         progress: Progress = lambda _done, _total: None,
-    ) -> Delivery:
+    ) -> values.Delivery:
         """All pictures as a table or a data set, or "onnx": the bank as a graph; into PROJECT/deliveries/.
 
         "xmp" writes sidecars beside the pictures. No path is taken, and a dry run writes nothing.
@@ -332,7 +311,7 @@ class Studio(View):
             progress=progress,
         )
 
-    def take_back(self, *, dry_run: bool = False, progress: Progress = lambda _done, _total: None) -> Delivery:
+    def take_back(self, *, dry_run: bool = False, progress: Progress = lambda _done, _total: None) -> values.Delivery:
         """Takes back what was delivered as XMP: sidecars are what they were before, to the byte."""
         folders = [Path(folder) for folder in self._indexer.folders]
         return delivering.take_back(folders, dry_run=dry_run, progress=progress)
@@ -364,18 +343,18 @@ class Studio(View):
         """Where a delivery of this name lies."""
         return delivering.find(self.project, file)
 
-    def check(self) -> Checked:
+    def check(self) -> values.Checked:
         """SQLite's own check, a fold made anew, and the bank on disk against the one that the answers make."""
         problems = self.project.check()
         with self._lock:
             fold = self._fold
             bank = self._current()
-        if missing := self._deriver.lacking_features(fold):
+        if missing := sum(self._deriver.key(picture) is None for picture in told_in(fold)):
             problems.append(f"{missing} answered pictures have neither a file nor kept features; they teach nothing")
         if self._derived.is_set() and (lost := self._deriver.differs(bank)):
             problems.append(lost)
         answers = sum(len(fold.said[label]) for label in fold.labels)
-        return Checked(answers, len(fold.labels), len(self.library), tuple(problems))
+        return values.Checked(answers, len(fold.labels), len(self.library), tuple(problems))
 
     def backup(self, path: str | os.PathLike[str]) -> None:
         """A consistent copy of the project's file, while others work on; refuses a file that is there."""

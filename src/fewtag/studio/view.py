@@ -5,6 +5,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -14,6 +15,7 @@ from fewtag.core.posterior import Classifiers, Pictures, prior
 from fewtag.errors import InputError
 from fewtag.pictures.decode import decode
 from fewtag.studio import review as reviewing
+from fewtag.studio import values
 from fewtag.studio.derive import Scored, Scores, by_word, word_of
 from fewtag.studio.index import SIZES, small_copy
 from fewtag.studio.library import RESIDENT, box_guide
@@ -21,22 +23,7 @@ from fewtag.studio.log import Label
 from fewtag.studio.project import Project
 from fewtag.studio.search import Part, parse
 from fewtag.studio.state import Rows, State
-from fewtag.studio.values import (
-    AUDIT,
-    UNTAUGHT,
-    Because,
-    Cell,
-    Explanation,
-    Failure,
-    Influence,
-    LabelRow,
-    Meaning,
-    MistakenFor,
-    Page,
-    PictureDetail,
-    PictureLabel,
-    ReviewPage,
-)
+from fewtag.studio.values import AUDIT, UNTAUGHT
 from fewtag.tagger.bank import Bank, Definition, Known
 from fewtag.tagger.explain import glance, heat_map, hide_parts, layer
 from fewtag.tagger.model import Model
@@ -65,7 +52,7 @@ class View(State):
         self._heater, self._hiding = ThreadPoolExecutor(1, "fewtag-heat"), threading.Lock()
         self._hidden_places: OrderedDict[str, Future[NDArray[np.float32]]] = OrderedDict()
 
-    def labels(self) -> list[LabelRow]:
+    def labels(self) -> list[values.LabelRow]:
         """Sorted by name; in a large library the numbers of labels that others' answers touch follow a second later."""
         bank = self._current()
         lacking = [name for name in bank.classes if name not in self._scores.kept]
@@ -74,21 +61,21 @@ class View(State):
         labels = sorted(self._fold.labels.values(), key=lambda label: label.name)
         return [self._label_row(bank, label) for label in labels]
 
-    def label(self, name: str) -> LabelRow:
+    def label(self, name: str) -> values.LabelRow:
         """One of them, as it is now."""
         label = self._fold.find(name)
         self._score([label.name])
         return self._label_row(self._current(), label)
 
-    def _label_row(self, bank: Bank, label: Label) -> LabelRow:
+    def _label_row(self, bank: Bank, label: Label) -> values.LabelRow:
         name = label.name
         known = bank.definitions.get(name)
         facts = name, str(known or ""), len(bank.members.get(name, ())), len(bank.refused.get(name, ()))
         scored = self._scores.kept.get(name)
         if scored is None or name not in bank.classes:
-            return LabelRow(*facts, label.threshold, label.prior, None, 0, 0, None)
+            return values.LabelRow(*facts, label.threshold, label.prior, None, 0, 0, None)
         ground = self._ground(label, scored)
-        return LabelRow(
+        return values.LabelRow(
             *facts,
             round(scored.threshold, DIGITS),
             round(scored.share, DIGITS),
@@ -98,9 +85,9 @@ class View(State):
             reviewing.expected_precision(ground),
         )
 
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[values.Failure]:
         """Pictures that could not be read, by name."""
-        found = [Failure(self.library.shown_name(file), file.failure) for file in self.library.failures]
+        found = [values.Failure(self.library.shown_name(file), file.failure) for file in self.library.failures]
         return sorted(found, key=lambda each: each.name)
 
     def search(
@@ -112,7 +99,7 @@ class View(State):
         like: str | None = None,
         box: Box | None = None,
         stacked: bool = True,
-    ) -> Page:
+    ) -> values.Page:
         """The pictures that a query finds, likeliest first, or by name where it asks for no likeness."""
         if offset < 0 or not 0 < limit <= MOST_AT_ONCE:
             raise InputError(f"offset {offset} and limit {limit} are no page; give 0 or more, and 1 to {MOST_AT_ONCE}")
@@ -120,66 +107,60 @@ class View(State):
         rows = self.library.ordered()
         keep = np.ones(len(rows), np.bool_)
         scores: list[NDArray[np.float32]] = []
-        means: list[Meaning] = []
-        asked = [name for part in parts if part.kind == "label" and part.wanted for name in part.names]
+        means: list[values.Meaning] = []
         for part in parts:
-            self._apply(part, parts, asked, rows, keep, scores, means)
+            left, score, meaning = self._look_for(part, parts, rows)
+            keep &= left
+            scores += [] if score is None else [score]
+            means.append(meaning)
         if like is not None:
             scores.append(self._likeness(like, box, rows))
-            means.append(Meaning(like, "like", "a part of this picture" if box else "this picture"))
-        product = np.prod(scores, axis=0, dtype=np.float32) if scores else None
-        found = rows[keep]
+            means.append(values.Meaning(like, "like", "a part of this picture" if box else "this picture"))
+        found, product = rows[keep], np.prod(scores, axis=0, dtype=np.float32)[keep] if scores else None
         if product is not None:
-            product = product[keep]
             order = np.argsort(-product, kind="stable")
             found, product = found[order], product[order]
-        return self._page(found, product, offset, limit, stacked, tuple(means))
+        members, sizes = len(found), np.ones(len(found), np.int64)
+        if stacked and members:
+            _, first, sizes = np.unique(self.library.stacks()[found], return_index=True, return_counts=True)
+            order = np.argsort(first)
+            sizes, found = sizes[order], found[first[order]]
+            product = None if product is None else product[first[order]]
+        shown = slice(offset, offset + limit)
+        chances = [None] * len(found[shown]) if product is None else product[shown].tolist()
+        cells = self._cells(found[shown], chances, sizes[shown].tolist())
+        return values.Page(len(found), members, offset, tuple(means), cells)
 
-    def _apply(
-        self,
-        part: Part,
-        parts: Sequence[Part],
-        asked: Sequence[str],
-        rows: Rows,
-        keep: NDArray[np.bool_],
-        scores: list[NDArray[np.float32]],
-        means: list[Meaning],
-    ) -> None:
-        """What one part of a query leaves of these rows, and what it says of each."""
+    def _look_for(
+        self, part: Part, parts: Sequence[Part], rows: Rows
+    ) -> tuple[NDArray[np.bool_], NDArray[np.float32] | None, values.Meaning]:
+        """Which of these rows a part of a query leaves, what it says of each, and what it was taken for."""
+        every, names = np.ones(len(rows), np.bool_), self.library.names
         if part.kind == "label":
-            grounds = self._grounds(part.names)
+            grounds, meaning = self._grounds(part.names), values.Meaning(part.text, "label", ", ".join(part.names))
             tagged = np.any([ground.tagged[rows] for ground in grounds], axis=0)
-            states = any(other.kind == "state" and other.wanted for other in parts)
-            if part.wanted:
-                scores.append(np.max([ground.believed[rows] for ground in grounds], axis=0))
-                if not states:
-                    keep &= tagged
-            else:
-                keep &= ~tagged
-            means.append(Meaning(part.text, "label", ", ".join(part.names)))
-        elif part.kind == "word":
+            if not part.wanted:
+                return ~tagged, None, meaning
+            by_state = any(other.kind == "state" and other.wanted for other in parts)
+            return every if by_state else tagged, np.max([each.believed[rows] for each in grounds], axis=0), meaning
+        if part.kind == "word":
             scored = self._word(part.value)
             if scored is None:
-                wanted = part.value.casefold()
-                keep &= np.array([(wanted in self.library.names[row].casefold()) == part.wanted for row in rows])
-                means.append(Meaning(part.text, "name", "no known word: pictures that are called so"))
-            else:
-                chances = scored.chances[rows]
-                scores.append(chances if part.wanted else 1 - chances)
-                means.append(Meaning(part.text, "word"))
-        elif part.kind == "state":
-            keep &= self._state(part.value, asked)[rows] == part.wanted
-            means.append(Meaning(part.text, "state"))
-        elif part.kind == "folder":
-            wanted = part.value.casefold()
-            folders = [str(PurePosixPath(self.library.names[row]).parent).casefold() for row in rows]
-            keep &= np.array([(wanted in folder) == part.wanted for folder in folders], np.bool_)
-            means.append(Meaning(part.text, "folder"))
-        else:
-            taken = np.array([self.library.pictures[row].taken or "" for row in rows], "U19")
-            inside = (taken >= part.value) if part.kind == "after" else (taken < part.value)
-            keep &= ((inside & (taken != "")) == part.wanted) & (taken != "")
-            means.append(Meaning(part.text, "date"))
+                called = np.array([part.value.casefold() in names[row].casefold() for row in rows], np.bool_)
+                meaning = values.Meaning(part.text, "name", "no known word: pictures that are called so")
+                return called == part.wanted, None, meaning
+            chances = scored.chances[rows]
+            return every, chances if part.wanted else 1 - chances, values.Meaning(part.text, "word")
+        if part.kind == "state":
+            asked = [name for each in parts if each.kind == "label" and each.wanted for name in each.names]
+            return self._state(part.value, asked)[rows] == part.wanted, None, values.Meaning(part.text, "state")
+        if part.kind == "folder":
+            folders = [str(PurePosixPath(names[row]).parent).casefold() for row in rows]
+            inside = np.array([part.value.casefold() in folder for folder in folders], np.bool_)
+            return inside == part.wanted, None, values.Meaning(part.text, "folder")
+        taken = np.array([self.library.pictures[row].taken or "" for row in rows], "U19")
+        inside = (taken >= part.value) if part.kind == "after" else (taken < part.value)
+        return (inside == part.wanted) & (taken != ""), None, values.Meaning(part.text, "date")
 
     def _state(self, state: str, asked: Sequence[str]) -> NDArray[np.bool_]:
         """rows: whether a picture is in a state with regard to these labels, or to any where none is asked for"""
@@ -224,48 +205,27 @@ class View(State):
             self._word_scores.refresh(Bank({word: meaning}, {}, self._word_fits), [word])
             return self._word_scores.kept[word]
 
-    def _page(
-        self,
-        rows: Rows,
-        scores: NDArray[np.float32] | None,
-        offset: int,
-        limit: int,
-        stacked: bool,
-        means: tuple[Meaning, ...] = (),
-    ) -> Page:
-        counts, members = np.ones(len(rows), np.int64), len(rows)
-        if stacked and len(rows):
-            _, first, sizes = np.unique(self.library.stacks()[rows], return_index=True, return_counts=True)
-            order = np.argsort(first)
-            first, counts = first[order], sizes[order]
-            rows, scores = rows[first], None if scores is None else scores[first]
-        shown = slice(offset, offset + limit)
-        chances = [None] * len(rows[shown]) if scores is None else scores[shown].tolist()
-        cells = self._cells(rows[shown], chances, counts[shown].tolist())
-        return Page(len(rows), members, offset, means, tuple(cells))
-
     def _cells(
         self, rows: Rows, chances: Sequence[float | None], stacks: Sequence[int], marked: Sequence[bool] | None = None
-    ) -> list[Cell]:
-        tags = self._tags_of(rows)
-        cells = []
-        for number, row in enumerate(rows.tolist()):
-            picture, chance = self.library.pictures[row], chances[number]
-            cells.append(
-                Cell(
-                    picture.digest,
-                    self.library.names[row],
-                    picture.width,
-                    picture.height,
-                    None if chance is None else round(chance, DIGITS),
-                    tuple(tags[number]),
-                    stacks[number],
-                    None if marked is None else marked[number],
-                )
+    ) -> tuple[values.Cell, ...]:
+        return tuple(
+            values.Cell(
+                picture.digest,
+                self.library.names[row],
+                picture.width,
+                picture.height,
+                None if chance is None else round(chance, DIGITS),
+                tuple(tags),
+                stack,
+                mark,
             )
-        return cells
+            for row, chance, stack, mark, tags in zip(
+                rows.tolist(), chances, stacks, marked or repeat(None, len(rows)), self._tags_of(rows), strict=True
+            )
+            for picture in [self.library.pictures[row]]
+        )
 
-    def picture(self, digest: str) -> PictureDetail:
+    def picture(self, digest: str) -> values.PictureDetail:
         """All that is known of a picture, every label's probability with the examples that speak for it."""
         row = self.library.row(digest)
         facts = self.library.pictures[row]
@@ -283,7 +243,7 @@ class View(State):
             told.append((name, float(scored.chances[row]), scored, word))
         told.sort(key=lambda each: (-each[1], each[0]))
         labels = tuple(
-            PictureLabel(
+            values.PictureLabel(
                 name,
                 round(chance, DIGITS),
                 round(scored.threshold, DIGITS),
@@ -294,7 +254,7 @@ class View(State):
         )
         tags = [tag.label for tag in self._tags_of(np.array([row]))[0] if tag.state != "no"]
         files = self.library.files_of.get(digest)
-        return PictureDetail(
+        return values.PictureDetail(
             digest,
             self.library.names[row],
             files[0].path if files else "",
@@ -309,7 +269,7 @@ class View(State):
 
     def _because(
         self, bank: Bank, name: str, scored: Scored, row: int, places: NDArray[np.float32] | None
-    ) -> tuple[Because, ...]:
+    ) -> tuple[values.Because, ...]:
         """The label's examples that look most like the picture, where the label looks."""
         keys = bank.said(name).yes[-50:]
         if not keys or places is None:
@@ -322,7 +282,9 @@ class View(State):
         alike = (1 - local) * (shown.whole @ mine.whole[0]) + local * (theirs @ ours[0])
         best = np.argsort(-alike, kind="stable")[: _REASONS + 1].tolist()
         found = [
-            Because(picture_of[keys[each]], round(float(alike[each]), 4)) for each in best if keys[each] in picture_of
+            values.Because(picture_of[keys[each]], round(float(alike[each]), 4))
+            for each in best
+            if keys[each] in picture_of
         ]
         return tuple(each for each in found if each.digest != self.library.digests[row])[:_REASONS]
 
@@ -354,9 +316,9 @@ class View(State):
         layer(heat).save(content, "WEBP", quality=80, method=1)
         return content.getvalue()
 
-    def explain(self, digest: str, label: str) -> Explanation:
+    def explain(self, digest: str, label: str) -> values.Explanation:
         """Which parts of a picture a label leans on."""
-        return Explanation.of(*self._explained(digest, label))
+        return values.Explanation.of(*self._explained(digest, label))
 
     def _explained(self, digest: str, label: str) -> tuple[NDArray[np.float32], float]:
         """A label's log-odds for the picture and for its copies with a part hidden, and its probability."""
@@ -386,7 +348,7 @@ class View(State):
                 self._hidden_places.popitem(last=False)
         return found
 
-    def review(self, label: str, order: str = "auto", size: int = 48, offset: int = 0) -> ReviewPage:
+    def review(self, label: str, order: str = "auto", size: int = 48, offset: int = 0) -> values.ReviewPage:
         """A page of at most so many pictures with one question, ranked by what is known now."""
         if not 0 < size <= MOST_AT_ONCE or offset < 0:
             raise InputError(f"size {size} and offset {offset} are no page; give 1 to {MOST_AT_ONCE}, and 0 or more")
@@ -413,11 +375,11 @@ class View(State):
         cells = self._cells(rows, chances, sizes, [chance >= 0.5 for chance in chances])
         self._looked_at = known.name
         word = word_of(known.name)
-        return ReviewPage(
+        return values.ReviewPage(
             known.name,
             chosen,
             f"Is there {'an' if word[:1].lower() in 'aeiou' else 'a'} {word}?",
-            tuple(cells),
+            cells,
             max(0, left - offset),
             reviewing.answered(ground),
             round(scored.threshold, DIGITS),
@@ -429,18 +391,18 @@ class View(State):
             self._mistaken_for(known),
         )
 
-    def _examples_of(self, label: Label) -> tuple[Influence, ...]:
+    def _examples_of(self, label: Label) -> tuple[values.Influence, ...]:
         """Yes examples, the latest first, each with its influence where that was worked out for the label as it is."""
         self._wake.set()
         kept = self._influences.get(label.name)
         scored = self._scores.kept[label.name]
-        values = kept[1] if kept is not None and kept[0] is scored.fitted else {}
+        worked_out = kept[1] if kept is not None and kept[0] is scored.fitted else {}
         said = self._fold.about(label.id)
         shown = [picture for picture, each in said.items() if each.answer == "yes" and each.source not in UNTAUGHT]
-        found = [Influence(each, values.get(each)) for each in reversed(shown[-48:])]
+        found = [values.Influence(each, worked_out.get(each)) for each in reversed(shown[-48:])]
         return tuple(found)
 
-    def _mistaken_for(self, label: Label) -> tuple[MistakenFor, ...]:
+    def _mistaken_for(self, label: Label) -> tuple[values.MistakenFor, ...]:
         """Labels that a person gave to pictures of which this one was refused."""
         fold = self._fold
         refused = {picture for picture, said in fold.about(label.id).items() if said.answer == "no"}
@@ -451,7 +413,7 @@ class View(State):
             for picture, said in fold.said[other.id].items()
             if said.answer == "yes" and picture in refused
         )
-        return tuple(MistakenFor(name, count) for name, count in counts.most_common(3))
+        return tuple(values.MistakenFor(name, count) for name, count in counts.most_common(3))
 
     def tag(self, digests: Sequence[str]) -> list[Tagged]:
         """Rows for pictures of the project; a person's word comes first."""

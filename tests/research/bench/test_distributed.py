@@ -22,13 +22,7 @@ from fewtag.errors import InputError
 from fewtag.research.bench import distributed
 from fewtag.research.bench import measure as measuring
 from fewtag.research.bench import train as training_module
-from fewtag.research.bench.distributed import (
-    all_gather,
-    collective_refusal,
-    on_rank_zero,
-    open_fabric,
-    rank_share,
-)
+from fewtag.research.bench.distributed import collective_refusal, on_rank_zero, open_fabric, rank_share
 from fewtag.research.bench.evaluate import Pool, evaluate
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import measure
@@ -58,7 +52,8 @@ def in_two(work: Callable[[Fabric], Found]) -> list[Found]:
         path = Path(folder) / "found"
 
         def both(fabric: Fabric) -> None:
-            found = all_gather(fabric, work(fabric))
+            found: list[Any] = [None] * fabric.world_size
+            torch.distributed.all_gather_object(found, work(fabric))
             if fabric.is_global_zero:
                 torch.save(found, path)
 
@@ -262,11 +257,12 @@ def test_the_rows_of_two_processes_are_those_of_one(shapes: Path, monkeypatch: p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("cycle", [0, 2])
 def test_training_in_two_processes_then_measuring_gives_the_rows_of_one_with_twice_the_episodes_a_step(
-    shapes: Path, monkeypatch: pytest.MonkeyPatch
+    shapes: Path, monkeypatch: pytest.MonkeyPatch, cycle: int
 ) -> None:
     monkeypatch.setenv("FEWTAG_COMMIT", "abc123")
-    changes = ("training.episodes=8", "training.validate_every=4", "training.warmup=0")
+    changes = ("training.episodes=8", "training.validate_every=4", "training.warmup=0", f"training.cycle={cycle}")
 
     def work(fabric: Fabric) -> list[dict[str, Any]]:
         return bench(shapes, fabric, "attention", *changes, out="two", runs="two")
