@@ -352,7 +352,6 @@ class Space:
         self.cache.attempt(insert, write=True)
 
     def clear(self) -> None:
-        """Drops all its rows."""
         rows = [row for (row,) in self._select("rows.id")]
         if rows:
             self.cache.attempt(lambda connection: delete(connection, rows), write=True)
@@ -444,7 +443,6 @@ def _in_use(connection: sqlite3.Connection) -> int:
 
 
 def number(connection: sqlite3.Connection, query: str) -> int:
-    """The one number that a query answers."""
     return connection.execute(query).fetchone()[0]
 
 

@@ -3,7 +3,7 @@
 import math
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,6 @@ class CacheUpkeep(Cache):
     """The same cache for whoever looks after it: what cannot be done is refused, not passed over."""
 
     def __len__(self) -> int:
-        """How many rows there are, in all spaces."""
         with self._refusing():
             return self.run(lambda connection: number(connection, "SELECT count(*) FROM rows")) or 0
 
@@ -43,22 +42,15 @@ class CacheUpkeep(Cache):
         )
         with self._refusing():
             found = self.run(lambda connection: [Contents(*row) for row in connection.execute(query)]) or []
-            return [*found, *self._small_copies()]
+            if files := self._thumbnails():
+                rows = 0  # of a damaged file the size alone can be told
+                with suppress(sqlite3.Error), closing(sqlite3.connect(files[0], BUSY_SECONDS)) as connection:
+                    rows = number(connection, "SELECT count(*) FROM thumbnail")
+                found.append(Contents("thumbnails", "of the studio", rows, _bytes(files), files[0].stat().st_mtime))
+            return found
 
     def _thumbnails(self) -> list[Path]:
         return [path for tail in ("", "-wal", "-shm") if (path := self.path.with_name(THUMBNAILS + tail)).exists()]
-
-    def _small_copies(self) -> list[Contents]:
-        """The studio's; of a damaged file the size alone can be told."""
-        files = self._thumbnails()
-        if not files:
-            return []
-        try:
-            with closing(sqlite3.connect(files[0], BUSY_SECONDS)) as connection:
-                rows = number(connection, "SELECT count(*) FROM thumbnail")
-        except sqlite3.Error:
-            rows = 0
-        return [Contents("thumbnails", "of the studio", rows, _bytes(files), files[0].stat().st_mtime)]
 
     def _thin(self, limit: int) -> None:
         """Drops the oldest thumbnails until the others fit."""

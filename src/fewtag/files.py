@@ -41,11 +41,11 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
         part.chmod(mode | stat.S_IWUSR)  # before there is anything in it to be read by others
         yield part
         if sync:
-            _sync(part)
+            sync_to_disk(part)
         part.chmod(mode)  # some libraries write files that only their owner can read
         part.replace(target)
         if sync:
-            _sync(target.parent)
+            sync_to_disk(target.parent)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; name another folder or free some room") from error
     finally:
@@ -58,7 +58,7 @@ def _behind(path: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
-def _sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Waits for the disk; a folder can be synced where it can be opened, which Windows refuses."""
     try:
         descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
@@ -76,7 +76,6 @@ def _sync(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes, *, sync: bool = True) -> None:
-    """All of it or nothing."""
     with replacing(path, sync=sync) as part:
         part.write_bytes(content)
 
@@ -181,31 +180,21 @@ def write_arrays(path: Path, kind: str, header: Mapping[str, Any], arrays: Mappi
 
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     text = json.dumps({**header, "arrays": _sum_of(contiguous)}, ensure_ascii=True)
-    write_atomically(path, _in_order(save(contiguous, metadata={kind: text, _SUM: digest(text)})))
-
-
-def _in_order(content: bytes) -> bytes:
-    """The same file with its header sorted: safetensors writes the same facts in another order each time."""
+    content = save(contiguous, metadata={kind: text, _SUM: digest(text)})
+    # with its own header sorted: safetensors writes the same facts in another order each time
     size = int.from_bytes(content[:8], "little")
-    header = json.dumps(json.loads(content[8 : 8 + size]), sort_keys=True).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + content[8 + size :]
+    facts = json.dumps(json.loads(content[8 : 8 + size]), sort_keys=True).encode()
+    facts += b" " * (-len(facts) % 8)
+    write_atomically(path, len(facts).to_bytes(8, "little") + facts + content[8 + size :])
 
 
 def read_header(path: Path, kind: str) -> dict[str, Any]:
     """The JSON header of a file that `write_arrays` wrote, checked; its arrays are not read."""
-    return _read(path, kind, arrays=False)[0]
+    return read_arrays(path, kind, header_alone=True)[0]
 
 
-def read_arrays(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, "np.ndarray"]]:
+def read_arrays(path: Path, kind: str, *, header_alone: bool = False) -> tuple[dict[str, Any], dict[str, "np.ndarray"]]:
     """Header and arrays of a file that `write_arrays` wrote; refuses one in which a single bit has changed."""
-    header, arrays = _read(path, kind, arrays=True)
-    if "arrays" in header and header["arrays"] != _sum_of(arrays):
-        raise _damaged(path, kind)
-    return header, arrays
-
-
-def _read(path: Path, kind: str, *, arrays: bool) -> tuple[dict[str, Any], dict[str, "np.ndarray"]]:
     from safetensors import SafetensorError, safe_open
 
     name = kind.removeprefix("fewtag-")
@@ -219,15 +208,19 @@ def _read(path: Path, kind: str, *, arrays: bool) -> tuple[dict[str, Any], dict[
             text = metadata[kind]
             header = json.loads(text)
             if not isinstance(header, dict):
-                raise _damaged(path, kind)
+                raise damaged(path, kind)
             # files of before there were sums have neither of the two
             if ("arrays" in header or _SUM in metadata) and metadata.get(_SUM) != digest(text):
-                raise _damaged(path, kind)
-            return header, {key: file.get_tensor(key) for key in file.keys()} if arrays else {}  # noqa: SIM118
+                raise damaged(path, kind)
+            keys = () if header_alone else file.keys()
+            arrays = {key: file.get_tensor(key) for key in keys}
+            if not header_alone and "arrays" in header and header["arrays"] != _sum_of(arrays):
+                raise damaged(path, kind)
+            return header, arrays
     except InputError:
         raise
     except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise _damaged(path, kind) from error
+        raise damaged(path, kind) from error
 
 
 def _sum_of(arrays: Mapping[str, "np.ndarray"]) -> str:
@@ -235,6 +228,6 @@ def _sum_of(arrays: Mapping[str, "np.ndarray"]) -> str:
     return digest(*(part for name, shape, data in facts for part in (name, shape, bytes(data))))
 
 
-def _damaged(path: Path, kind: str) -> InputError:
+def damaged(path: Path, kind: str) -> InputError:
     name = kind.removeprefix("fewtag-")
     return InputError(f"{name} {path} cannot be read: it is no {name}, or damaged; name one that fewtag wrote")

@@ -50,7 +50,8 @@ def pack_weights(graph: bytes, bits: Literal[8, 16] = 8) -> bytes:
         if values.size < SMALLEST or values.dtype != np.float32:
             continue
         proto.graph.initializer.remove(weights.pop(name))
-        codes, scales = quantise(values, output_axis(node, values.ndim), bits)
+        turned = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+        codes, scales = quantise(values, 0 if node.op_type == "Conv" or turned else values.ndim - 1, bits)
         proto.graph.initializer.extend(
             [numpy_helper.from_array(codes, f"{name}.codes"), numpy_helper.from_array(scales, f"{name}.scales")]
         )
@@ -88,16 +89,8 @@ def unpack_weights(graph: bytes) -> bytes:
     return proto.SerializeToString()
 
 
-def output_axis(node: Any, dimensions: int) -> int:
-    """Where a weight's output channels are."""
-    if node.op_type == "Conv":
-        return 0
-    turned = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-    return 0 if turned else dimensions - 1
-
-
 def quantise(values: NDArray[np.float32], axis: int, bits: int) -> tuple[NDArray[Any], NDArray[np.float32]]:
-    """Integer codes, symmetric about zero, and what they are to be multiplied with."""
+    """Integer codes, symmetric about zero, and what each output channel, on this axis, is to be multiplied with."""
     most = 2 ** (bits - 1) - 1
     others = tuple(number for number in range(values.ndim) if number != axis)
     greatest = np.abs(values).max(axis=others, keepdims=True)

@@ -105,7 +105,13 @@ class Network:
         import onnxruntime
 
         onnxruntime.disable_telemetry_events()  # if it was imported before us
-        providers = self._providers(onnxruntime.get_available_providers())
+        gpu, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
+        has_gpu = gpu in onnxruntime.get_available_providers()
+        if self.wanted == "cuda" and not has_gpu:
+            raise InputError(
+                "device 'cuda' needs the package onnxruntime-gpu in place of onnxruntime, and a GPU; use cpu or auto"
+            )
+        providers = [gpu, cpu] if has_gpu and self.wanted != "cpu" else [cpu]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4  # fatal: what matters is said in one sentence
@@ -123,17 +129,5 @@ class Network:
                 f"the network {self.graph.name} cannot be loaded ({said}); install fewtag again"
             ) from error
 
-    def _providers(self, available: list[str]) -> list[str]:
-        if self.wanted == "cuda" and "CUDAExecutionProvider" not in available:
-            raise InputError(
-                "device 'cuda' needs the package onnxruntime-gpu in place of onnxruntime, and a GPU; use cpu or auto"
-            )
-        use_gpu = self.wanted != "cpu" and "CUDAExecutionProvider" in available
-        return ["CUDAExecutionProvider", "CPUExecutionProvider"] if use_gpu else ["CPUExecutionProvider"]
-
-    def __getstate__(self) -> dict[str, object]:
-        return {name: self.__dict__[name] for name in ("graph", "wanted", "limit", "sha256", "constants")}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__ |= state
-        self._lock = threading.Lock()
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.graph, self.wanted, self.limit, self.sha256, self.constants)

@@ -23,9 +23,9 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     fit = bank_module.fit_label
 
-    def counted(pictures, *others):  # type: ignore[no-untyped-def]
+    def counted(pictures, *others, **options):  # type: ignore[no-untyped-def]
         seen.append(len(pictures.places))
-        return fit(pictures, *others)
+        return fit(pictures, *others, **options)
 
     monkeypatch.setattr(bank_module, "fit_label", counted)
     return seen
@@ -165,7 +165,7 @@ def test_complete_pictures_count_in_full_up_to_a_limit_of_their_own(
 def test_a_fit_looks_at_the_weights_of_each_kind(model: Model, draw: Draw, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def spy(_pictures, shown, weights, *_):  # type: ignore[no-untyped-def]
+    def spy(_pictures, shown, weights, *_, **__):  # type: ignore[no-untyped-def]
         seen.append((shown.tolist(), weights.tolist()))
         raise KeyboardInterrupt
 

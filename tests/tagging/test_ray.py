@@ -20,7 +20,7 @@ import pytest
 from tiny import draw
 
 from fewtag.errors import InputError
-from fewtag.tagging.ray_engine import Nodes, Share, check_address, finish_on_ray, open_cluster
+from fewtag.tagging.ray_engine import Share, check_address, finish_on_ray, open_cluster, share_out
 from fewtag.tagging.run import Cluster, Options, Summary, Work, tag
 from fewtag.tagging.sources import Shard
 from fewtag.tagging.tables import Counts, Parts
@@ -227,7 +227,7 @@ def test_without_ray_the_extra_is_named(cli: Cli, bank: Path, photos: Path, monk
 def test_parts_that_workers_wrote_elsewhere_are_missed(
     cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fewtag.tagging.ray_engine.open_cluster", lambda _: nullcontext(Nodes([{"CPU": 1.0}])))
+    monkeypatch.setattr("fewtag.tagging.ray_engine.open_cluster", lambda _: nullcontext([{"CPU": 1.0}]))
     wrote = lambda shards, *_: (0.0, {shard.number: Counts(shard.size, 0) for shard in shards})  # noqa: E731
     monkeypatch.setattr("fewtag.tagging.ray_engine.finish_on_ray", wrote)
     said = cli("tag", bank, photos, "--out", "tags", "--engine", "ray")
@@ -235,22 +235,22 @@ def test_parts_that_workers_wrote_elsewhere_are_missed(
 
 
 def test_a_worker_has_its_share_of_one_machine() -> None:
-    assert Nodes([{"CPU": 2.0}]).share(None) == Share(workers=2, cores=1.0, gpu=False)
-    assert Nodes([{"CPU": 8.0}]).share(2) == Share(workers=2, cores=4.0, gpu=False)
-    assert Nodes([{"CPU": 2.0}]).share(4) == Share(workers=4, cores=0.5, gpu=False)
-    assert Nodes([{"CPU": 16.0}, {"CPU": 4.0}]).share(3) == Share(workers=3, cores=5.0, gpu=False)
-    assert Nodes([{"CPU": 32.0, "GPU": 4.0}, {"CPU": 64.0}]).share(None) == Share(workers=4, cores=8.0, gpu=True)
+    assert share_out([{"CPU": 2.0}], None) == Share(workers=2, cores=1.0, gpu=False)
+    assert share_out([{"CPU": 8.0}], 2) == Share(workers=2, cores=4.0, gpu=False)
+    assert share_out([{"CPU": 2.0}], 4) == Share(workers=4, cores=0.5, gpu=False)
+    assert share_out([{"CPU": 16.0}, {"CPU": 4.0}], 3) == Share(workers=3, cores=5.0, gpu=False)
+    assert share_out([{"CPU": 32.0, "GPU": 4.0}, {"CPU": 64.0}], None) == Share(workers=4, cores=8.0, gpu=True)
     with pytest.raises(InputError, match="--workers 5, but there are 4 GPUs"):
-        Nodes([{"CPU": 32.0, "GPU": 4.0}]).share(5)
+        share_out([{"CPU": 32.0, "GPU": 4.0}], 5)
 
 
 def test_a_share_is_one_that_the_machines_have() -> None:
     three = [{"CPU": 1.0}] * 3
-    assert Nodes(three).share(4) == Share(workers=4, cores=0.5, gpu=False)
-    assert Nodes([{"CPU": 1.0}]).share(10) == Share(workers=10, cores=0.1, gpu=False)
-    assert Nodes([{"CPU": 1.0, "GPU": 4.0}, {"CPU": 64.0}]).share(None) == Share(workers=4, cores=0.25, gpu=True)
+    assert share_out(three, 4) == Share(workers=4, cores=0.5, gpu=False)
+    assert share_out([{"CPU": 1.0}], 10) == Share(workers=10, cores=0.1, gpu=False)
+    assert share_out([{"CPU": 1.0, "GPU": 4.0}, {"CPU": 64.0}], None) == Share(workers=4, cores=0.25, gpu=True)
     with pytest.raises(InputError, match="no machine of the cluster has cores for them"):
-        Nodes([{"GPU": 1.0}, {"CPU": 4.0}]).share(None)
+        share_out([{"GPU": 1.0}, {"CPU": 4.0}], None)
 
 
 def four_shards(*, workers: int) -> tuple[list[Shard], Work, Share, Callable[[int], None]]:

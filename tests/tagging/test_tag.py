@@ -346,7 +346,7 @@ def test_an_interrupted_run_says_that_the_same_command_goes_on_where_it_does(
     monkeypatch.setattr("fewtag.tagging.run.finish_shards", interrupt)
     said = cli("tag", bank, photos, "--out", "tags.csv")
     assert (said.code, "run the same command again, and it goes on from here" in said.err) == (130, True)
-    monkeypatch.setattr("fewtag.tagger.tagger.encode_examples", interrupt)
+    monkeypatch.setattr("fewtag.tagger.stream.encode_examples", interrupt)
     monkeypatch.setattr("fewtag.tagging.check.tag_stream", interrupt)
     monkeypatch.setattr("fewtag.tagging.run.tag_stream", interrupt)
     for command in (("learn", bank, "examples"), ("check", bank, "examples"), ("tag", bank, photos)):

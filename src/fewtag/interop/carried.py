@@ -99,20 +99,16 @@ def _png(file: BinaryIO) -> Embedded:
             keyword, _, rest = file.read(size).partition(b"\0")
             if keyword == b"XML:com.adobe.xmp" and len(rest) > 2:
                 text = rest[2:].split(b"\0", 2)[-1]
-                return Embedded(_inflate(text) if rest[0] else text)
+                try:
+                    return Embedded(zlib.decompressobj().decompress(text, _MOST) if rest[0] else text)
+                except zlib.error:
+                    return Embedded()
             file.seek(4, os.SEEK_CUR)
         else:
             file.seek(size + 4, os.SEEK_CUR)
         if kind == b"IEND":
             break
     return Embedded()
-
-
-def _inflate(data: bytes) -> bytes | None:
-    try:
-        return zlib.decompressobj().decompress(data, _MOST)
-    except zlib.error:
-        return None
 
 
 def keywords(records: bytes) -> tuple[str, ...]:
@@ -128,14 +124,13 @@ def keywords(records: bytes) -> tuple[str, ...]:
         if (record, dataset) == (2, 25):
             found.append(value)
         place += 5 + size
-    return tuple(_text(value, utf8=utf8) for value in found if value.strip())
-
-
-def _text(value: bytes, *, utf8: bool) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("utf-8" if utf8 else "latin-1", "replace")
+    texts = []
+    for value in filter(bytes.strip, found):
+        try:
+            texts.append(value.decode())
+        except UnicodeDecodeError:
+            texts.append(value.decode("utf-8" if utf8 else "latin-1", "replace"))
+    return tuple(texts)
 
 
 def paired_raws(paths: Sequence[Path]) -> frozenset[Path]:
@@ -169,9 +164,8 @@ class Folders:
         shared = names.get(f"{stem}{ENDING}", [])
         endings = IMAGE_ENDINGS | UNREADABLE_ENDINGS
         twins = any(f"{stem}{ending}" in names for ending in endings if ending != picture.suffix.lower())
-        if twins:
-            return [picture.parent / name for name in own], [picture.parent / name for name in shared]
-        return [picture.parent / name for name in (*own, *shared)], []
+        apart = (own, shared) if twins else ([*own, *shared], [])
+        return [picture.parent / name for name in apart[0]], [picture.parent / name for name in apart[1]]
 
     def raws(self, picture: Path) -> list[Path]:
         """Sidecars of a RAW file of the same picture: photo.cr2.xmp of photo.jpg."""
@@ -188,7 +182,6 @@ class Folders:
 
 
 def tags_in(paths: Iterable[Path]) -> Tags:
-    """A person's tags."""
     found = NO_TAGS
     for path in paths:
         found = found.joined(Packet(read_sidecar(path), f"the sidecar {path}").tags())

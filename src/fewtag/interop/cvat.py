@@ -34,6 +34,5 @@ class Function:
         return [self._cvat.tag(self._numbers[tag]) for tag in tags]
 
 
-def create(bank: str, threshold: float | None = None) -> Function:
-    """Called by cvat-cli with what -p says."""
-    return Function(bank, threshold)
+create = Function
+"""Called by cvat-cli with what -p says."""

@@ -144,8 +144,12 @@ def _coco(given: Set, _: Path) -> dict[str, Any]:
 
 def _megadetector(given: Set, table: Path) -> dict[str, Any]:
     """The detections that were tagged, each with its classifications: for Timelapse and AddaxAI."""
-    source = _tagged_source(table)
-    found = read_detections(source)
+    sources = read_record(table).get("source")
+    if not isinstance(sources, list) or len(sources) != 1 or not str(sources[0]).endswith(".json"):
+        raise InputError(
+            f"{table} is not of a MegaDetector file; tag one: fewtag tag BANK detections.json --out {table}"
+        )
+    found = read_detections(Path(sources[0]))
     numbers = {label: str(number) for number, label in enumerate(given.labels, 1)}
     rows = {row.image: row for row in given.rows}
     for image in found["images"]:
@@ -158,15 +162,6 @@ def _megadetector(given: Set, table: Path) -> dict[str, Any]:
     found["classification_categories"] = {number: label for label, number in numbers.items()}
     found["info"] |= {"format_version": "1.6", "classifier": f"fewtag {__version__}"}
     return {"detections.json": found}
-
-
-def _tagged_source(table: Path) -> Path:
-    sources = read_record(table).get("source")
-    if not isinstance(sources, list) or len(sources) != 1 or not str(sources[0]).endswith(".json"):
-        raise InputError(
-            f"{table} is not of a MegaDetector file; tag one: fewtag tag BANK detections.json --out {table}"
-        )
-    return Path(sources[0])
 
 
 FORMS: dict[str, Callable[[Set, Path], dict[str, Any]]] = {

@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,8 +52,12 @@ def read_carried(sources: Sequence[Path]) -> Carried:
     shown, unusable, failures = list[Shown](), dict[str, str](), list[InputError]()
 
     def read(each: Found) -> Tags | InputError:
+        """In the picture and beside it; a RAW file's are those of the picture that was made of it."""
+        if each.problem:
+            return InputError(each.problem)
         try:
-            return tags_of(each, folders)
+            beside = tags_in(chain(*folders.sidecars(each.path), folders.raws(each.path)))
+            return read_embedded(each.path).tags(each.name).joined(beside)
         except InputError as error:
             return error
 
@@ -62,15 +67,6 @@ def read_carried(sources: Sequence[Path]) -> Carried:
         elif labels := frozenset(_labels(tags, unusable)):
             shown.append(Shown(Picture(each.path, name=str(each.path)), labels))
     return Carried(_one_spelling(shown), len(found), unusable, failures)
-
-
-def tags_of(found: Found, folders: Folders) -> Tags:
-    """Those in the picture and those beside it; a RAW file's are those of the picture that was made of it."""
-    if found.problem:
-        raise InputError(found.problem)
-    own, shared = folders.sidecars(found.path)
-    beside = tags_in([*own, *shared, *folders.raws(found.path)])
-    return read_embedded(found.path).tags(found.name).joined(beside)
 
 
 def _labels(tags: Tags, unusable: dict[str, str]) -> Iterator[str]:
@@ -115,10 +111,9 @@ def at_most(
     A picture is taken with all its labels, so that a label of many such pictures may have a few more.
     """
     counts = Counter(label for each in shown for label in each.labels)
-    asked = [row for row, each in enumerate(shown) if any(counts[label] > most for label in each.labels)]
-    vectors, failed = _vectors([shown[row].picture for row in asked], model, progress)
-    whole = {asked[place]: vector for place, vector in vectors.items()}
-    readable = [row for row in range(len(shown)) if row in whole or row not in set(asked)]
+    asked = {row for row, each in enumerate(shown) if any(counts[label] > most for label in each.labels)}
+    whole, failed = _vectors({row: shown[row].picture for row in asked}, model, progress)
+    readable = [row for row in range(len(shown)) if row in whole or row not in asked]
     chosen: set[int] = set()
     for label in sorted(counts, key=lambda label: (counts[label], label)):
         rows = [row for row in readable if label in shown[row].labels]
@@ -141,18 +136,18 @@ def _some(rows: Sequence[int], whole: dict[int, NDArray[np.float32]], chosen: se
 
 
 def _vectors(
-    pictures: Sequence[Picture], model: Model, progress: Callable[[int], None]
+    pictures: Mapping[int, Picture], model: Model, progress: Callable[[int], None]
 ) -> tuple[dict[int, NDArray[np.float32]], list[InputError]]:
-    """Each picture as a whole, a unit vector, by its place in the list."""
+    """Each picture as a whole, a unit vector."""
     found, failed = dict[int, NDArray[np.float32]](), list[InputError]()
 
-    def read(numbered: tuple[int, Picture]) -> tuple[int, NDArray[np.uint8] | InputError]:
+    def read(picture: Picture) -> NDArray[np.uint8] | InputError:
         try:
-            return numbered[0], numbered[1].pixels(model.size)
+            return picture.pixels(model.size)
         except InputError as error:
-            return numbered[0], error
+            return error
 
-    for group in batches(prefetch(read, enumerate(pictures), 2 * BATCH), BATCH):
+    for group in batches(zip(pictures, prefetch(read, pictures.values(), 2 * BATCH), strict=True), BATCH):
         failed += [pixels for _, pixels in group if isinstance(pixels, InputError)]
         good = {place: pixels for place, pixels in group if not isinstance(pixels, InputError)}
         if good:

@@ -60,7 +60,6 @@ class Tags(NamedTuple):
     names: tuple[str, ...] = ()
 
     def joined(self, other: "Tags") -> "Tags":
-        """What both say."""
         return join_tags([*self.paths, *other.paths], [*self.names, *other.names])
 
     @property

@@ -61,7 +61,7 @@ class _Parser:
         self.expat.StartDoctypeDeclHandler = self.expat.EntityDeclHandler = self._refuse
         self.expat.StartElementHandler = self._start
         self.expat.EndElementHandler = self._end
-        self.expat.CharacterDataHandler = self._text
+        self.expat.CharacterDataHandler = lambda text: self.open[-1].pieces.append(text)
 
     def _declare(self, _version: str, encoding: str | None, _standalone: int) -> None:
         self.encoding = (encoding or self.encoding).lower()
@@ -84,9 +84,6 @@ class _Parser:
         else:
             element.tail = self.expat.CurrentByteIndex
             element.end = self.data.find(b">", element.tail) + 1
-
-    def _text(self, text: str) -> None:
-        self.open[-1].pieces.append(text)
 
 
 def _named(told: str) -> tuple[Name, str]:
@@ -112,9 +109,7 @@ def parse(data: bytes) -> tuple[Element, str]:
 
 def before(data: bytes, place: int) -> int:
     """Where the white space before a place begins."""
-    while place and data[place - 1] in b" \t\r\n":
-        place -= 1
-    return place
+    return len(data[:place].rstrip(b" \t\r\n"))
 
 
 def spliced(data: bytes, changes: Changes) -> bytes:

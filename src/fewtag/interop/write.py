@@ -8,13 +8,14 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from fewtag.errors import InputError
-from fewtag.files import digest, locked, user_cache_folder
+from fewtag.files import digest, locked, sync_to_disk, user_cache_folder
 from fewtag.interop.carried import ENDING, Folders, read_embedded, read_sidecar, tags_in
 from fewtag.interop.keywords import NO_TAGS
 from fewtag.interop.xmp import EMPTY, MOST_BYTES, Packet, Wanted, rewrite
@@ -55,8 +56,6 @@ class Change:
 
 @dataclass
 class Report:
-    """How it went."""
-
     pictures: int = 0
     written: int = 0
     """Files that were made or changed."""
@@ -80,8 +79,6 @@ class Report:
 
 @dataclass(frozen=True)
 class Options:
-    """How tags are written."""
-
     embed: bool = False
     adobe_names: bool = False
     """New sidecars are called photo.xmp, not photo.jpg.xmp."""
@@ -130,12 +127,19 @@ Plan = Callable[[], Change]
 def _carry_out(
     root: Path, plans: Iterable[tuple[str, Plan]], options: Options, task: str, total: int, *, back: bool = False
 ) -> Report:
-    if options.embed and not options.dry_run:
-        _check_exiftool()
+    if options.embed and not options.dry_run and shutil.which("exiftool") is None:
+        raise InputError(
+            "--embed writes into the pictures by exiftool, which is not installed; install it "
+            "(apt install libimage-exiftool-perl, brew install exiftool), or write sidecars without --embed"
+        )
     report, advance = Report(dry_run=options.dry_run), options.begin(task, total)
-    with _alone(root), ThreadPoolExecutor(_THREADS) as pool:
-        if not options.dry_run:
-            _clear_parts(root)
+    # one process at a time writes under a folder; the lock lies in the user's cache, not among the pictures
+    lock = user_cache_folder() / "writing" / digest(str(root.resolve()))[:16]
+    with locked(lock, seconds=0.5), ThreadPoolExecutor(_THREADS) as pool:
+        for folder, name in _walk(root) if not options.dry_run else ():
+            if name.startswith(".") and PART in name:  # what a kill left half-written
+                with suppress(OSError):
+                    Path(folder, name).unlink()
 
         def put(some: Sequence[Change]) -> list[Change]:
             return _put_embedded(some, back=back) if options.embed else list(pool.map(_put, some))
@@ -151,8 +155,8 @@ def _carry_out(
                     changed.add(change.path.parent)
             advance(len(done))
         if not options.dry_run:
-            for folder in changed:  # the files themselves are on disk: now so are their names
-                _sync(folder)
+            for changed_folder in changed:  # the files themselves are on disk: now so are their names
+                sync_to_disk(changed_folder)
     return report
 
 
@@ -171,7 +175,8 @@ def _plan_sidecar(folders: Folders, name: str, picture: Path, wanted: Wanted, *,
             f"{name} has two sidecars, {own[0].name} and {own[1].name}, and programs differ in which they read; "
             "keep one of them"
         )
-    path = own[0] if own else picture.with_suffix(ENDING) if adobe_names and not shared else _sidecar(picture)
+    new = picture.with_suffix(ENDING) if adobe_names and not shared else picture.with_name(f"{picture.name}{ENDING}")
+    path = own[0] if own else new
     before = read_sidecar(path) if own else None
     if before is None and not wanted.labels:
         return Change(name, path, None, None)
@@ -181,9 +186,7 @@ def _plan_sidecar(folders: Folders, name: str, picture: Path, wanted: Wanted, *,
 
 def _plan_embedded(folders: Folders, name: str, picture: Path, wanted: Wanted) -> Change:
     found = read_embedded(picture)
-    elsewhere = tags_in(path for some in folders.sidecars(picture) for path in some).joined(
-        found._replace(packet=None).tags(name)
-    )
+    elsewhere = tags_in(chain(*folders.sidecars(picture))).joined(found._replace(packet=None).tags(name))
     # exiftool makes packets in a PNG read-only
     empty = EMPTY.replace(b'end="w"', b'end="r"') if picture.suffix.lower() == ".png" else EMPTY
     after = rewrite(found.packet, f"the XMP in {name}", wanted, elsewhere, empty=empty)
@@ -194,7 +197,7 @@ def _plan_undo(folders: Folders, path: Path) -> Change:
     packet, elsewhere = Packet(read_sidecar(path), f"the sidecar {path}"), NO_TAGS
     if packet.ledger is not None and packet.ledger.seeded:
         for picture in folders.pictures(path):
-            others = [each for some in folders.sidecars(picture) for each in some if each != path]
+            others = [each for each in chain(*folders.sidecars(picture)) if each != path]
             with suppress(InputError):  # then nothing is known to be elsewhere, and copies of tags stay
                 elsewhere = elsewhere.joined(read_embedded(picture).tags(picture.name)).joined(tags_in(others))
     return Change(str(path), path, packet.data, packet.without_ours(elsewhere))
@@ -207,24 +210,23 @@ def _plan_undo_embedded(folders: Folders, name: str, picture: Path) -> Change:
     packet, elsewhere = Packet(found.packet, f"the XMP in {name}"), found._replace(packet=None).tags(name)
     if packet.ledger is not None and packet.ledger.seeded:
         with suppress(InputError):
-            elsewhere = elsewhere.joined(tags_in(path for some in folders.sidecars(picture) for path in some))
+            elsewhere = elsewhere.joined(tags_in(chain(*folders.sidecars(picture))))
     return Change(name, picture, found.packet, packet.without_ours(elsewhere))
-
-
-def _sidecar(picture: Path) -> Path:
-    return picture.with_name(f"{picture.name}{ENDING}")
 
 
 def _sidecars(root: Path) -> list[Path]:
     """All under a folder that hold our ledger; of a picture its own."""
     if not root.is_dir():
-        return [path for some in Folders().sidecars(root) for path in some if _is_ours(path)]
-    found = []
-    for folder, inside, names in os.walk(root, followlinks=True):
-        inside[:] = sorted(name for name in inside if not name.startswith("."))
-        paths = (Path(folder, name) for name in sorted(names) if name.casefold().endswith(ENDING))
-        found += [path for path in paths if _is_ours(path)]
-    return found
+        return [path for path in chain(*Folders().sidecars(root)) if _is_ours(path)]
+    paths = (Path(folder, name) for folder, name in _walk(root) if name.casefold().endswith(ENDING))
+    return [path for path in paths if _is_ours(path)]
+
+
+def _walk(root: Path) -> Iterator[tuple[str, str]]:
+    """The files under a folder, but in hidden ones; those beside a picture."""
+    for folder, inside, names in os.walk(root if root.is_dir() else root.parent, followlinks=True):
+        inside[:] = sorted(name for name in inside if not name.startswith(".")) if root.is_dir() else []
+        yield from ((folder, name) for name in sorted(names))
 
 
 def _is_ours(path: Path) -> bool:
@@ -232,23 +234,6 @@ def _is_ours(path: Path) -> bool:
         return path.stat().st_size <= MOST_BYTES and b"urn:fewtag:xmp/" in path.read_bytes()
     except OSError:
         return False
-
-
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """One process at a time writes under a folder; the lock lies in the user's cache, not among the pictures."""
-    with locked(user_cache_folder() / "writing" / digest(str(root.resolve()))[:16], seconds=0.5):
-        yield
-
-
-def _clear_parts(root: Path) -> None:
-    """What a kill left half-written."""
-    for folder, inside, names in os.walk(root if root.is_dir() else root.parent, followlinks=True):
-        inside[:] = [name for name in inside if not name.startswith(".")] if root.is_dir() else []
-        for name in names:
-            if name.startswith(".") and PART in name:
-                with suppress(OSError):
-                    Path(folder, name).unlink()
 
 
 def _put(change: Change) -> Change:
@@ -282,24 +267,6 @@ def _put(change: Change) -> Change:
     return change
 
 
-def _sync(folder: Path) -> None:
-    with suppress(OSError):  # Windows opens no folders, and some network file systems sync none
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _check_exiftool() -> None:
-    """Before anything is done."""
-    if shutil.which("exiftool") is None:
-        raise InputError(
-            "--embed writes into the pictures by exiftool, which is not installed; install it "
-            "(apt install libimage-exiftool-perl, brew install exiftool), or write sidecars without --embed"
-        )
-
-
 def _put_embedded(changes: Sequence[Change], *, back: bool) -> list[Change]:
     """Into the pictures, by one exiftool for all, since to start it takes longer than a picture.
 
@@ -310,20 +277,18 @@ def _put_embedded(changes: Sequence[Change], *, back: bool) -> list[Change]:
     if not pictures:
         return list(changes)
     with tempfile.TemporaryDirectory() as folder:
-        lines, parts = list[str](), list[Path]()
+        lines, parts, failures = list[str](), list[tuple[Path, Path | None]](), dict[str, str]()
         for number, each in enumerate(pictures):
             there = each.path.resolve()
             part, again = there.with_name(f".{number}{PART}{there.suffix}"), Path(folder, f"back{number}{there.suffix}")
-            parts.append(part)
+            parts.append((part, None if back else again))
             if "\n" not in str(there):
                 lines += _arguments(there, part, each.after, folder)
                 lines += [] if back else _arguments(part, again, each.before, folder)
         arguments = Path(folder, "arguments.txt")
         arguments.write_text("\n".join(lines), encoding="utf-8")
         said = subprocess.run(["exiftool", "-@", str(arguments)], capture_output=True, text=True, check=False).stderr
-        failures = dict[str, str]()
-        for number, (each, part) in enumerate(zip(pictures, parts, strict=True)):
-            undone = None if back else Path(folder, f"back{number}{part.suffix}")
+        for each, (part, undone) in zip(pictures, parts, strict=True):
             failures[each.image] = _take_place(each, part, undone, said)
             with suppress(OSError):
                 part.unlink(missing_ok=True)

@@ -33,7 +33,6 @@ EMPTY = (
     "</x:xmpmeta>\n"
     '<?xpacket end="w"?>\n'
 ).encode()
-"""A packet that says nothing."""
 _BODY = EMPTY.partition(b"\n")[2]
 # digiKam leaves a packet's first line alone, and nothing after it, beside a picture of which it has nothing to say
 _BLANK = re.compile(rb"(?:\xef\xbb\xbf)?(?:\s|<\?(?:(?!\?>).)*\?>)*", re.DOTALL)
@@ -274,7 +273,6 @@ def _escaped(text: str) -> str:
 
 
 def _of(name: str, pairs: Pairs) -> list[str]:
-    """The items of one field."""
     return [item for its_field, item in pairs if its_field == name]
 
 
@@ -296,8 +294,6 @@ def _last(items: Sequence[Element], texts: Iterable[str]) -> set[Element]:
 
 
 class Wanted(NamedTuple):
-    """What is to be written."""
-
     labels: tuple[Path, ...]
     vocabulary: frozenset[Path]
     """All labels that are spoken of, folded: of the ledger's, those that are not among them stay."""
@@ -319,14 +315,17 @@ def rewrite(data: bytes | None, name: str, wanted: Wanted, elsewhere: Tags, *, e
 
     What was ours before is taken back first. What comes out can be taken back to the byte, or is refused.
     """
-    base, known, ledger = None, elsewhere, Ledger()
-    refused: tuple[str, ...] = ()
+    base, known, ledger, refused = None, elsewhere, Ledger(), tuple[str, ...]()
     if data is not None:
         packet = Packet(data, name)
         base, known = packet.without_ours(elsewhere), packet.tags().joined(elsewhere)
         ledger, refused = packet.ledger or Ledger(), packet.taken_away()
-    stay = [path for path in map(path_of, ledger.labels) if not _spoken_of(path, wanted.vocabulary)]
-    branches = {path: _branch(path, ledger) for path in stay}
+    branches = {}
+    for path in map(path_of, ledger.labels):
+        # not spoken of, whatever branch it was hung under: it stays, with as many names that were written as no keyword
+        if not any(fold(path)[first:] in wanted.vocabulary for first in range(len(path))):
+            names = (place for place, part in enumerate(path) if (SUBJECT, part) in ledger.added)
+            branches[path] = next(names, len(path) - 1)
     branches |= {(*wanted.prefix, *path): len(wanted.prefix) for path in wanted.labels if not known.has(path)}
     never = {fold(path_of(label)) for label in refused}
     labels = {path: branches[path] for path in sorted(branches) if fold(path) not in never}
@@ -336,14 +335,3 @@ def rewrite(data: bytes | None, name: str, wanted: Wanted, elsewhere: Tags, *, e
     if Packet(after, name).without_ours(elsewhere) != base:
         raise InputError(f"{name} is written in a way that could not be taken back to the byte; it stays as it is")
     return after
-
-
-def _branch(path: Path, ledger: Ledger) -> int:
-    """How many names at the beginning of a path were written as no keyword."""
-    return next((place for place, part in enumerate(path) if (SUBJECT, part) in ledger.added), len(path) - 1)
-
-
-def _spoken_of(path: Path, vocabulary: frozenset[Path]) -> bool:
-    """Whatever branch it was hung under."""
-    folded = fold(path)
-    return any(folded[first:] in vocabulary for first in range(len(folded)))

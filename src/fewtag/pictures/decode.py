@@ -59,7 +59,7 @@ def decode(data: bytes, name: str, *, at_least: int | None = None) -> Image.Imag
     if at_least is not None:
         image.draft(None, (at_least, at_least))
     try:
-        return _without_notes(_upright(image, name))
+        return upright(image, name, copy=False)
     except InputError:
         if image.format != "JPEG" or not _lacks_only_its_end(data):
             raise
@@ -173,14 +173,11 @@ def thumbnail(picture: Image.Image) -> bytes:
     return content.getvalue()
 
 
-def upright(image: Image.Image, name: str) -> Image.Image:
-    """The picture as a person sees it: in RGB, its EXIF orientation applied and then forgotten."""
-    shown = _upright(image, name)
-    return _without_notes(shown.copy() if shown is image else shown)
+def upright(image: Image.Image, name: str, *, copy: bool = True) -> Image.Image:
+    """The picture as a person sees it: in RGB, its EXIF orientation applied and then forgotten.
 
-
-def _upright(image: Image.Image, name: str) -> Image.Image:
-    """The same, perhaps as the very image: a large one is not in memory twice."""
+    Without a `copy` perhaps as the very image: a large one is not in memory twice.
+    """
     _check_size(image, name)
     try:
         with _ONE_AT_A_TIME if image.width * image.height > LARGE_PIXELS else nullcontext():
@@ -190,13 +187,9 @@ def _upright(image: Image.Image, name: str) -> Image.Image:
             shown = rgb if turn is None else rgb.transpose(turn)
     except Exception as error:
         raise InputError(f"image {name} cannot be decoded: it is truncated or damaged; replace it") from error
+    shown = shown.copy() if copy and shown is image else shown
+    shown.info = {}  # Pillow hands EXIF on: whoever looks again would turn the picture twice
     return shown
-
-
-def _without_notes(image: Image.Image) -> Image.Image:
-    """Pillow hands EXIF on: whoever looks again would turn the picture twice."""
-    image.info = {}
-    return image
 
 
 def open_encoded(data: bytes, name: str) -> Image.Image:

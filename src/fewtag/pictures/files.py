@@ -4,6 +4,7 @@ import io
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -40,6 +41,14 @@ def is_image_name(name: str) -> bool:
     """
     path = Path(name)
     return path.suffix.lower() in IMAGE_ENDINGS and not path.name.startswith(".")
+
+
+def judge_name(name: str) -> str | None:
+    """None for what is no picture by its name, with slashes; else why it is not read, or nothing."""
+    ending = Path(name).suffix.lower()
+    if ending in UNREADABLE_ENDINGS:
+        return f"image {name} is of a kind that is not read ({ending}); convert it to JPEG"
+    return "" if ending in IMAGE_ENDINGS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,6 @@ class Picture:
         return decode(self.read(), str(self))
 
     def pixels(self, size: int) -> Square:
-        """The picture squashed to a square."""
         return squash_bytes(self.read(), str(self), size)
 
 
@@ -147,23 +155,15 @@ def _walk(folder: Path, prefix: str, above: frozenset[tuple[int, int]]) -> Itera
 
 def _judge(entry: os.DirEntry[str]) -> str | None:
     """None for what is no picture; else what is wrong with it, or nothing."""
-    ending = Path(entry.name).suffix.lower()
-    if ending in IMAGE_ENDINGS:
+    problem = judge_name(entry.name)
+    if problem == "":
         # a link to nowhere is a picture that fails; a pipe would block
         return "" if entry.is_file() or entry.is_symlink() else f"image {entry.name} is no regular file; leave it out"
-    if ending in UNREADABLE_ENDINGS and entry.is_file():
-        return f"image {entry.name} is of a kind that is not read ({ending}); convert it to JPEG"
-    return "" if not ending and entry.is_file() and _looks_like_image(Path(entry.path)) else None
-
-
-def _looks_like_image(path: Path) -> bool:
-    """By its first bytes, where a name has no ending."""
-    try:
-        with path.open("rb") as file:
+    if problem is None and not Path(entry.name).suffix and entry.is_file():  # then by its first bytes
+        with suppress(OSError), Path(entry.path).open("rb") as file:
             head = file.read(12)
-    except OSError:
-        return False
-    return head.startswith(_MAGIC) or head[8:12] == b"WEBP" or head[4:8] == b"ftyp"
+            problem = "" if head.startswith(_MAGIC) or head[8:12] == b"WEBP" or head[4:8] == b"ftyp" else None
+    return problem if entry.is_file() else None
 
 
 Encoded = bytes | bytearray | memoryview | io.BytesIO | BinaryIO
@@ -224,9 +224,8 @@ def several(images: object) -> Iterable[object]:
     """One picture counts as a list of one; an array of four dimensions is a list of arrays."""
     if isinstance(images, np.ndarray) and images.ndim:
         return [images] if images.ndim in {2, 3} and images.dtype.kind not in "UO" else images
-    if isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Picture):
-        return [images]
-    if hasattr(images, "read"):  # an open file, whose lines are no pictures
+    one = isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Picture)
+    if one or hasattr(images, "read"):  # an open file, whose lines are no pictures
         return [images]
     if not isinstance(images, Iterable) or isinstance(images, np.ndarray):  # an array of no dimension
         raise InputError(f"pictures are expected, one or a list of them, found a {type(images).__name__}")

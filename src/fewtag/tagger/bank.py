@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from fewtag.tagger.model import Model
 
 Kind = Literal["name", "like", "vector", "none"]
-KINDS: tuple[Kind, ...] = ("name", "like", "vector", "none")
+Like = Sequence[str] | str | None
+"""Names of what is alike, or these with commas between."""
 ANSWERS = 400
 """Of one kind, yes or no, that a label's fit looks at: it stays in milliseconds, and more change nothing much."""
 THING, OTHER = 0.93, 0.05
@@ -57,9 +58,7 @@ class Told(NamedTuple):
     """What a person says of a picture."""
 
     labels: frozenset[str] = frozenset()
-    """What it shows."""
     absent: frozenset[str] = frozenset()
-    """What it does not show."""
     complete: bool = False
     """Whether it shows nothing but that, labels of the future included."""
 
@@ -233,6 +232,23 @@ class Bank:
         lot = np.frombuffer(hashlib.sha256(label.encode()).digest()[:8], "<u8")
         return np.sort(rows[np.argpartition(self._lots[rows] ^ lot, most)[:most]])
 
+    def speaking_of(self, label: str) -> tuple[str, ...]:
+        """The digests of the examples that show a label, and then of those that do not."""
+        silent = (key for key, each in self.examples.items() if each.said.complete and label not in each.said.labels)
+        return tuple(dict.fromkeys((*self.members[label], *self.refused[label], *silent)))
+
+    def called(self, label: str, example: str | int) -> list[str]:
+        """Which of these a person means by a file's name, or by the number of one that shows the label, from 1 on."""
+        keys, every = self.members[label], self.speaking_of(label)
+        names = [self.examples[key].name for key in every]
+        if isinstance(example, int) or (example.isdigit() and example not in names):
+            if not 1 <= int(example) <= len(keys):
+                raise InputError(f"label {label!r} has examples 1 to {len(keys)}, there is no number {example}")
+            return [keys[int(example) - 1]]
+        if example not in names:
+            raise InputError(f"no example of label {label!r} is called {example!r}; they are {', '.join(names)}")
+        return [key for key, name in zip(every, names, strict=True) if name == example]
+
     def find(self, label: object) -> str:
         """A label by its name; refuses one that is not known."""
         name = label_name(label)
@@ -241,9 +257,13 @@ class Bank:
             raise MissingError(f"there is no label {name!r}; {hint}")
         return name
 
-    def absent(self, told: Sequence[Told], names: Sequence[str], *, afresh: bool) -> dict[str, Definition]:
+    def kept(self, afresh: bool) -> dict[str, Definition]:
+        """What is known of labels whatever is learnt now: afresh, only what a person said."""
+        return {label: each for label, each in self.definitions.items() if each.explicit or not afresh}
+
+    def absent(self, told: Sequence[Told], names: Sequence[str], afresh: bool) -> dict[str, Definition]:
         """What the labels that are absent alone mean; one that nobody taught is a slip of the pen, and refused."""
-        known = {label: each for label, each in self.definitions.items() if each.explicit or not afresh}
+        known = self.kept(afresh)
         wanted = sorted(frozenset().union(*(each.absent for each in told)) - set(names))
         for label in wanted:
             if label not in known:
@@ -251,14 +271,11 @@ class Bank:
                 raise InputError(f"label {label!r} is said to be absent, but it is not known; {hint}")
         return {label: known[label] for label in wanted}
 
-    def learn(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example], *, afresh: bool) -> "Bank":
+    def learn(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example], afresh: bool) -> "Bank":
         """With these examples too; of a picture known already it is said what is said now. Afresh: with these alone."""
         known: dict[str, Example] = {} if afresh else dict(self.examples)
-        for key, example in examples.items():
-            before = known.get(key)
-            known[key] = example if before is None else before.told(example.said)
-        kept = {label: each for label, each in self.definitions.items() if each.explicit or not afresh}
-        return self._change({**definitions, **kept}, known)
+        known |= {key: known[key].told(each.said) if key in known else each for key, each in examples.items()}
+        return self._change({**definitions, **self.kept(afresh)}, known)
 
     def define(self, label: str, definition: Definition) -> "Bank":
         """Says anew what a label means; its threshold and prior stay."""
@@ -306,27 +323,6 @@ class Bank:
         changed = {label: replace(each, **values.get(label, {})) for label, each in self.definitions.items()}
         return self._change(changed, self.examples)
 
-    def prototypes(self, model: "Model") -> "Bank":
-        """The same classifiers without a single picture: to be shared.
-
-        What calibration counts and later examples are added to is a stand-in for each label's pictures: their mean, at
-        every place. Names, copies, and what was said not to be shown are gone.
-        """
-        examples = {}
-        for label, keys in self.members.items():
-            if keys:
-                mean = np.mean([self.examples[key].seen[1] for key in keys], axis=0, dtype=np.float32)
-                stand_in = Example.of(Told(frozenset([label])), np.tile(mean, (model.places, 1)))
-                for number in range(len(keys)):
-                    examples[hashlib.sha256(f"{number} {label}".encode()).hexdigest()] = stand_in
-        known = {label: Known(self.classifier(model, label)) for label in self.classes}
-        # what is known by nothing but a no would go with it
-        kept = {
-            label: each if self.members[label] else replace(each, explicit=True)
-            for label, each in self.definitions.items()
-        }
-        return Bank(kept, dict(sorted(examples.items())), known)
-
     def _change(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example]) -> "Bank":
         """Another bank with these; labels that nobody defined go with their last example."""
         named = {label for example in examples.values() for label in (*example.said.labels, *example.said.absent)}
@@ -366,37 +362,27 @@ def by_name_or_none(name: str, model: "Model") -> Definition:
 
 
 def define(
-    name: str,
-    model: "Model",
-    labels: Mapping[str, Definition],
-    *,
-    like: Sequence[str] | str | None,
-    vector: object | None,
-    words: bool,
+    name: str, model: "Model", labels: Mapping[str, Definition], *, like: Like, vector: object, words: bool
 ) -> Definition:
     """What a person says it means; `labels` are those known already, whose meaning `like` may use."""
     if (like is not None) + (vector is not None) + (not words) > 1:
         raise InputError(f"label {name!r} is defined in two ways; give one of like, vector and words=False")
     if not words:
         return Definition("none", explicit=True)
-    if vector is not None:
-        own = _own_vector(name, vector, model)
-        return Definition("vector", (), own, model.word_prototypes(own[None])[0], explicit=True, thing=True)
-    if like is None:
+    if vector is None and like is None:
         return by_name(name, model, explicit=True)
-    alike = tuple(
-        label_name(word) for word in (like.split(",") if isinstance(like, str) else like) if str(word).strip()
-    )
-    if not alike:
+    alike = like.split(",") if isinstance(like, str) else like or ()
+    alike = tuple(label_name(word) for word in alike if str(word).strip())
+    if vector is not None:
+        meaning = _own_vector(name, vector, model)
+    elif alike:
+        others = {label: each.vector for label, each in labels.items() if each.vector is not None and label != name}
+        known = [others[word] if word in others else model.words.vector(word) for word in alike]
+        meaning = np.stack(known).mean(axis=0)
+    else:
         raise InputError(f"label {name!r} is like nothing; name at least one known word")
-    mean = np.stack([_meaning(word, name, model, labels) for word in alike]).mean(axis=0)
-    return Definition("like", alike, mean, model.word_prototypes(mean[None])[0], explicit=True, thing=True)
-
-
-def _meaning(word: str, name: str, model: "Model", labels: Mapping[str, Definition]) -> NDArray[np.float32]:
-    """Of another label what it means; else the word's own vector."""
-    label = labels.get(word) if word != name else None
-    return label.vector if label is not None and label.vector is not None else model.words.vector(word)
+    guide = model.word_prototypes(meaning[None])[0]
+    return Definition("like" if alike else "vector", alike, meaning, guide, explicit=True, thing=True)
 
 
 def _own_vector(name: str, vector: object, model: "Model") -> NDArray[np.float32]:
@@ -407,7 +393,7 @@ def _own_vector(name: str, vector: object, model: "Model") -> NDArray[np.float32
     except (TypeError, ValueError) as error:
         raise InputError(f"the vector of label {name!r} is not made of numbers; {has}") from error
     if numbers.shape != (wanted,):
-        shape = " × ".join(str(side) for side in numbers.shape) or "single"
+        shape = " × ".join(map(str, numbers.shape)) or "single"
         raise InputError(f"the vector of label {name!r} has {shape} numbers, {has}; give as many")
     if not np.isfinite(numbers).all():
         raise InputError(f"the vector of label {name!r} holds numbers that are not finite; mend it")
@@ -447,11 +433,15 @@ def _name_sets(names: object, what: str) -> list[frozenset[str]]:
 
 
 def label_name(name: object, where: str = "") -> str:
-    """A name without stray blanks; refuses what is none."""
+    """A name without stray blanks; refuses what is none, and what a table of tags could not hold."""
     if not isinstance(name, str):
         raise InputError(f"a label{where} is {name!r}, a {type(name).__name__}; labels are names")
     # one spelling of each accent too: folders on a Mac are named with two characters for one
     cleaned = " ".join(unicodedata.normalize("NFC", name).split())
     if not cleaned:
         raise InputError(f"a label{where} is empty; give it a name")
+    if ";" in cleaned:
+        raise InputError(f'label {cleaned!r} contains ";", which separates labels in tables; name it otherwise')
+    if cleaned.startswith("!"):
+        raise InputError(f'label {cleaned!r} begins with "!", which means "does not show" in a table; say it is absent')
     return cleaned

@@ -4,19 +4,20 @@ It holds the labels' names, each example's features, the name of its file and, u
 copy of the picture. Who has the bank can look at those copies: share it like the pictures themselves.
 """
 
+import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 import fewtag
+from fewtag import files
 from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError
-from fewtag.files import read_arrays, write_arrays
-from fewtag.files import read_header as read_file_header
-from fewtag.tagger.bank import KINDS, Bank, Definition, Example, Known, Told
+from fewtag.tagger.bank import Bank, Definition, Example, Kind, Known, Told
 
 if TYPE_CHECKING:
     from fewtag.tagger.model import Model
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 FORMAT = 3
 """2 had no 'no's and no classifiers: such a bank loads, and its labels are fitted anew."""
 KIND = "fewtag-bank"
+_MODEL = {"source": str, "fingerprint": str, "name": str, "words": str, "places": int, "space": int, "own_words": int}
+_LABEL = {"name": str, "words": list, "explicit": bool, "examples": int, "absent": int}
+_EXAMPLE = {"digest": str, "name": str, "complete": bool}
 
 
 def write_bank(path: Path, bank: Bank, model: "Model", thresholds: Mapping[str, float]) -> None:
@@ -62,7 +66,28 @@ def write_bank(path: Path, bank: Bank, model: "Model", thresholds: Mapping[str, 
         "labels": labels,
         "examples": examples,
     }
-    write_arrays(path, KIND, header, _arrays(bank, model))
+    files.write_arrays(path, KIND, header, _arrays(bank, model))
+
+
+def prototypes(bank: Bank, model: "Model") -> Bank:
+    """The same classifiers without a single picture: to be shared.
+
+    What calibration counts and later examples are added to is a stand-in for each label's pictures: their mean, at
+    every place. Names, copies, and what was said not to be shown are gone.
+    """
+    examples = {}
+    for label, keys in bank.members.items():
+        if keys:
+            mean = np.mean([bank.examples[key].seen[1] for key in keys], axis=0, dtype=np.float32)
+            stand_in = Example.of(Told(frozenset([label])), np.tile(mean, (model.places, 1)))
+            for number in range(len(keys)):
+                examples[hashlib.sha256(f"{number} {label}".encode()).hexdigest()] = stand_in
+    known = {label: Known(bank.classifier(model, label)) for label in bank.classes}
+    # what is known by nothing but a no would go with it
+    kept = {
+        label: each if bank.members[label] else replace(each, explicit=True) for label, each in bank.definitions.items()
+    }
+    return Bank(kept, dict(sorted(examples.items())), known)
 
 
 def _arrays(bank: Bank, model: "Model") -> dict[str, NDArray[Any]]:
@@ -86,18 +111,18 @@ def _arrays(bank: Bank, model: "Model") -> dict[str, NDArray[Any]]:
 def read_header(path: Path) -> dict[str, Any]:
     """What the file says of itself, without its numbers."""
     _refuse_absent(path)
-    return _checked(path, read_file_header(path, KIND))
+    return _checked(path, files.read_header(path, KIND))
 
 
 def read_bank(path: Path) -> tuple[dict[str, Any], Bank]:
     """Header and labels; every number was checked against the sums."""
     _refuse_absent(path)
-    header, arrays = read_arrays(path, KIND)
+    header, arrays = files.read_arrays(path, KIND)
     _checked(path, header)
     try:
         return header, _bank(header, arrays)
     except (LookupError, ValueError, TypeError, AttributeError) as error:
-        raise _damaged(path) from error
+        raise files.damaged(path, KIND) from error
 
 
 def _refuse_absent(path: Path) -> None:
@@ -115,46 +140,39 @@ def _checked(path: Path, header: dict[str, Any]) -> dict[str, Any]:
             "network with; learn its examples again into a new bank"
         )
     if not isinstance(version, int) or version < 1 or "arrays" not in header:
-        raise _damaged(path)
+        raise files.damaged(path, KIND)
     if version > FORMAT:
         raise InputError(f"bank {path} has format {version}, this fewtag reads up to {FORMAT}; update fewtag")
     try:
-        facts, labels, examples = header["model"], header["labels"], header["examples"]
-        sound = all(isinstance(facts[key], str) for key in ("source", "fingerprint", "name", "words"))
-        sound &= all(isinstance(facts[key], int) for key in ("places", "space", "own_words"))
-        sound &= all(_is_label(label) for label in labels) and all(_is_example(example) for example in examples)
-    except (LookupError, TypeError) as error:
-        raise _damaged(path) from error
+        sound = _has(header["model"], _MODEL)
+        sound &= all(map(_is_label, header["labels"])) and all(map(_is_example, header["examples"]))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise files.damaged(path, KIND) from error
     if not sound:
-        raise _damaged(path)
+        raise files.damaged(path, KIND)
     return header
+
+
+def _has(facts: Mapping[str, Any], kinds: Mapping[str, type]) -> bool:
+    return all(isinstance(facts[key], kind) for key, kind in kinds.items())
 
 
 def _is_label(label: dict[str, Any]) -> bool:
     chances, prior = (label["threshold"], label["own_threshold"]), label.get("prior")
     return (
-        isinstance(label["name"], str)
+        _has({"absent": 0} | label, _LABEL)
         and bool(label["name"].strip())
-        and label["kind"] in KINDS
-        and isinstance(label["words"], list)
+        and label["kind"] in get_args(Kind)
         and all(isinstance(word, str) for word in label["words"])
-        and isinstance(label["explicit"], bool)
-        and isinstance(label["examples"], int)
-        and isinstance(label.get("absent", 0), int)
         and all(chance is None or (isinstance(chance, int | float) and 0 <= chance <= 1) for chance in chances)
         and (prior is None or (isinstance(prior, float) and 0 < prior < 1))
     )
 
 
 def _is_example(example: dict[str, Any]) -> bool:
-    return (
-        isinstance(example["digest"], str)
-        and isinstance(example["name"], str)
-        and isinstance(example["bytes"], int)
-        and example["bytes"] >= 0
-        and all(isinstance(number, int) and number >= 0 for number in (*example["labels"], *example.get("absent", ())))
-        and isinstance(example.get("complete", False), bool)
-    )
+    numbers = (example["bytes"], *example["labels"], *example.get("absent", ()))
+    known = {"complete": False} | example
+    return _has(known, _EXAMPLE) and all(isinstance(each, int) and each >= 0 for each in numbers)
 
 
 def _bank(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Bank:
@@ -192,7 +210,6 @@ def _bank(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Bank:
 
 
 def _fitted(arrays: dict[str, NDArray[Any]], space: int) -> list[Fitted]:
-    """Each label's classifier."""
     vectors = [_typed(arrays, name, np.float32, 2) for name in ("prototypes", "whole", "focused")]
     bias = _typed(arrays, "bias", np.float32, 2)
     if any(len(each) and each.shape[1] != space for each in vectors) or (len(bias) and bias.shape[1] != 3):
@@ -226,7 +243,3 @@ def _typed(arrays: dict[str, NDArray[Any]], name: str, dtype: type[np.generic], 
     if not np.isfinite(array).all():
         raise ValueError(f"{name} are not all finite")
     return array
-
-
-def _damaged(path: Path) -> InputError:
-    return InputError(f"bank {path} cannot be read: it is no bank, or damaged; name one that fewtag wrote")

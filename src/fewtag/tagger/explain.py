@@ -19,7 +19,6 @@ FAINT = 0.1
 """Of log-odds: where no part counts for more, none is shown as bright as the label is likely."""
 _SPANS = [slice(max(0, first), min(CELLS, first + 2)) for first in range(-1, CELLS)]
 _PARTS = [(rows, columns) for rows in _SPANS for columns in _SPANS]
-"""Of the cells."""
 _GLOW = np.array([[8, 6, 40], [96, 16, 110], [205, 55, 80], [250, 145, 30], [255, 245, 170]], np.float32) / 255
 """From cold to hot; brightness rises evenly, so that it reads in grey too."""
 
@@ -75,7 +74,8 @@ def overlay(picture: Image.Image, heat: Heat) -> Image.Image:
     """The picture, darkened where it is cold and glowing where it is hot."""
     shown = np.asarray(picture, dtype=np.float32) / 255
     warm = heat[..., None]
-    mixed = (1 - 0.65 * warm) * (0.35 + 0.65 * warm) * shown + 0.65 * warm * _glow(heat)
+    glow = np.stack([np.interp(heat, np.linspace(0, 1, len(_GLOW)), colour) for colour in _GLOW.T], axis=-1)
+    mixed = (1 - 0.65 * warm) * (0.35 + 0.65 * warm) * shown + 0.65 * warm * glow
     return Image.fromarray((255 * mixed).round().astype(np.uint8))
 
 
@@ -89,14 +89,6 @@ def layer(heat: Heat) -> Image.Image:
     shade = np.zeros((*heat.shape, 4), np.uint8)
     shade[..., 3] = (255 * 0.78 * (1 - lit)).round()
     return Image.fromarray(shade, "RGBA")
-
-
-def _glow(heat: Heat) -> NDArray[np.float32]:
-    """height × width × 3, from 0 to 1"""
-    position = heat * (len(_GLOW) - 1)
-    below = np.minimum(position.astype(np.int64), len(_GLOW) - 2)
-    part = (position - below)[..., None].astype(np.float32)
-    return (1 - part) * _GLOW[below] + part * _GLOW[below + 1]
 
 
 def save_heat(

@@ -65,7 +65,7 @@ def export(
 ) -> Exported:
     """Graph and labels together, or nothing: a graph that disagrees with the tagger on any picture is refused."""
     _import_onnx()
-    if folder.exists() and not folder.is_dir():
+    if folder.is_file():
         raise InputError(f"{folder} is a file; name a folder to export to")
     labels = label_table(tagger)
     earlier = (folder / GRAPH).read_bytes() if (folder / GRAPH).is_file() else b""
@@ -75,27 +75,17 @@ def export(
         from fewtag.graphs import to_int8
 
         graphs[INT8] = to_int8(graphs[GRAPH])
-    compared = chain(random_pixels(tagger.model.size), picture_pixels(tagger.model.size, pictures, advance))
-    greatest = differences(tagger, labels, [session(content) for content in graphs.values()], compared)
-    if not greatest[0] <= AGREEMENT:  # not a number is no agreement either
-        mend = f"; delete {folder / GRAPH} to have it made anew" if kept else "; nothing was written"
-        raise InputError(
-            f"the ONNX graph disagrees with the tagger: probabilities differ by up to {greatest[0]:.2g}, "
-            f"at most {AGREEMENT:g} is allowed{mend}"
-        )
-    contents = {LABELS: packed(labels), **graphs}
-    sizes = {name: len(content) for name, content in contents.items()}
-    write_together(folder, {name: content for name, content in contents.items() if name != GRAPH or not kept})
-    drop_outdated(folder, str(labels["graph"]))
-    return Exported(len(labels["names"]), sizes, kept, greatest[0], greatest[1] if int8 else None, len(pictures))
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **labels)
+    exported = _write(tagger, folder, labels, {LABELS: content.getvalue(), **graphs}, pictures, advance, kept=kept)
+    path = folder / INT8  # of an earlier export, and of another model perhaps
+    if path.is_file() and key_of(path.read_bytes()) not in {None, str(labels["graph"])}:
+        path.unlink()
+    return exported
 
 
 def export_fixed(
-    tagger: Tagger,
-    folder: Path,
-    *,
-    pictures: Sequence[object] = (),
-    advance: Callable[[int], None] = lambda _: None,
+    tagger: Tagger, folder: Path, *, pictures: Sequence[object] = (), advance: Callable[[int], None] = lambda _: None
 ) -> Exported:
     """A graph from `pixels` to `probabilities` with the labels in it, and a text file of their names, one a line.
 
@@ -109,31 +99,49 @@ def export_fixed(
     if broken := [name for name in labels["names"].tolist() if len(name.splitlines()) > 1]:
         raise InputError(f"label {broken[0]!r} has a line break, but {NAMES} has a label a line; rename it")
     proto = onnx.load_model_from_string(make_graph(tagger.model))
-    for name in INPUTS[1:]:
-        proto.graph.initializer.append(numpy_helper.from_array(labels[name], name))
-    pixels = next(each for each in proto.graph.input if each.name == INPUTS[0])
+    proto.graph.initializer.extend(numpy_helper.from_array(labels[name], name) for name in INPUTS[1:])
+    del proto.graph.input[1:]
     for axis in (2, 3):
-        pixels.type.tensor_type.shape.dim[axis].dim_value = tagger.model.size
-    del proto.graph.input[:]
-    proto.graph.input.append(pixels)
+        proto.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = tagger.model.size
     proto.graph.output[0].type.tensor_type.shape.dim[1].dim_value = len(labels["names"])
     facts = {"labels": labels["names"].tolist(), "thresholds": labels["thresholds"].tolist(), "size": tagger.model.size}
     for key, value in facts.items():
         proto.metadata_props.add(key=key, value=json.dumps(value))
     onnx.checker.check_model(proto)
     graph = proto.SerializeToString()
-    run = session(graph)
+    names = "".join(f"{name}\n" for name in labels["names"]).encode()
+    return _write(tagger, folder, labels, {NAMES: names, FIXED: graph}, pictures, advance)
+
+
+def _write(
+    tagger: Tagger,
+    folder: Path,
+    labels: Table,
+    contents: Mapping[str, bytes],
+    pictures: Sequence[object],
+    advance: Callable[[int], None],
+    *,
+    kept: bool = False,
+) -> Exported:
+    """Labels and graphs, once the graphs agree with the tagger.
+
+    Each is whole on disk before the first one takes its name; the labels, which come first, take theirs last.
+    """
     compared = chain(random_pixels(tagger.model.size), picture_pixels(tagger.model.size, pictures, advance))
-    (greatest,) = differences(tagger, labels, [run], compared)
-    if not greatest <= AGREEMENT:
+    runs = [session(content) for name, content in contents.items() if name.endswith(".onnx")]
+    first, *others = differences(tagger, labels, runs, compared)
+    if not first <= AGREEMENT:  # not a number is no agreement either
+        mend = f"delete {folder / GRAPH} to have it made anew" if kept else "nothing was written"
         raise InputError(
-            f"the ONNX graph disagrees with the tagger: probabilities differ by up to {greatest:.2g}, "
-            f"at most {AGREEMENT:g} is allowed; nothing was written"
+            f"the ONNX graph disagrees with the tagger: probabilities differ by up to {first:.2g}, "
+            f"at most {AGREEMENT:g} is allowed; {mend}"
         )
-    contents = {NAMES: "".join(f"{name}\n" for name in labels["names"]).encode(), FIXED: graph}
-    write_together(folder, contents)
+    with ExitStack() as parts:
+        for name, content in contents.items():
+            if name != GRAPH or not kept:
+                parts.enter_context(replacing(folder / name)).write_bytes(content)
     sizes = {name: len(content) for name, content in contents.items()}
-    return Exported(len(labels["names"]), sizes, False, greatest, None, len(pictures))
+    return Exported(len(labels["names"]), sizes, kept, first, others[0] if others else None, len(pictures))
 
 
 def label_table(tagger: Tagger) -> Table:
@@ -170,17 +178,10 @@ def make_graph(model: Model) -> bytes:
     pixels = next(each for each in graph.input if each.name == "pixels")
     del graph.input[:]
     del graph.output[:]
-    graph.input.extend(
-        [
-            pixels,
-            *(
-                helper.make_tensor_value_info(name, TensorProto.FLOAT, ["labels", model.space.size])
-                for name in ("prototypes", "whole", "focused")
-            ),
-            helper.make_tensor_value_info("slopes", TensorProto.FLOAT, ["labels"]),
-            helper.make_tensor_value_info("offsets", TensorProto.FLOAT, ["labels"]),
-        ]
-    )
+    shapes: dict[str, tuple[str | int, ...]] = dict.fromkeys(INPUTS[1:4], ("labels", model.space.size))
+    shapes |= dict.fromkeys(INPUTS[4:], ("labels",))
+    inputs = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items())
+    graph.input.extend([pixels, *inputs])
     graph.output.append(helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["images", "labels"]))
     nodes, constants = _scoring(model.strengths)
     graph.node.extend(nodes)
@@ -273,12 +274,6 @@ def _unusable(error: Exception) -> InputError:
     return InputError(f"onnxruntime cannot run the graph ({said}); delete {GRAPH}, if it is there, and export again")
 
 
-def packed(labels: Table) -> bytes:
-    content = io.BytesIO()
-    np.savez(content, allow_pickle=False, **labels)
-    return content.getvalue()
-
-
 def random_pixels(size: int) -> Iterator[Pixels]:
     """Coloured squares under noise; one picture, and several."""
     generator, square = np.random.default_rng(0), np.arange(size) * 8 // size
@@ -289,7 +284,6 @@ def random_pixels(size: int) -> Iterator[Pixels]:
 
 
 def picture_pixels(size: int, pictures: Iterable[object], advance: Callable[[int], None]) -> Iterator[Pixels]:
-    """Some pictures at a time."""
     for batch in batches(iter(pictures), BATCH):
         yield stack([squash(open_image(picture), size) for picture in batch])
         advance(len(batch))
@@ -304,20 +298,6 @@ def differences(tagger: Tagger, labels: Table, runs: Sequence[Run], compared: It
         found = [float(np.abs(run(pixels, labels) - expected).max()) for run in runs]
         greatest = np.maximum(greatest, found)  # unlike Python's max, it keeps what is not a number
     return greatest.tolist()
-
-
-def write_together(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Each is whole on disk before the first one takes its name; the labels, which come first, take theirs last."""
-    with ExitStack() as parts:
-        for name, content in contents.items():
-            parts.enter_context(replacing(folder / name)).write_bytes(content)
-
-
-def drop_outdated(folder: Path, key: str) -> None:
-    """An int8 graph that an earlier export made of another model."""
-    path = folder / INT8
-    if path.is_file() and key_of(path.read_bytes()) not in {None, key}:
-        path.unlink()
 
 
 def _import_onnx() -> None:

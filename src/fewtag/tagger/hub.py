@@ -1,5 +1,7 @@
 """Banks on the Hugging Face Hub: shared without their examples, unless a person wants otherwise, and found by name."""
 
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +20,20 @@ BANK, CARD = "bank.fewtag", "README.md"
 _MARK, _END = b"<!-- fewtag ", b" -->\n"
 
 
-def save(tagger: "Tagger", folder: Path, *, examples: bool, license: str) -> None:  # noqa: A002
-    """The bank and a model card; a card that somebody else wrote, or changed, stays."""
-    make_folder(folder)
-    tagger.save(folder / BANK, examples=examples)
-    card = folder / CARD
+def save_pretrained(
+    tagger: "Tagger",
+    folder: str | os.PathLike[str],
+    *,
+    examples: bool = False,
+    license: str = "",  # noqa: A002
+) -> None:
+    """The bank and a model card in a folder, as the hub has them; without `examples` as in `Tagger.save`.
+
+    A card that somebody else wrote, or changed, stays.
+    """
+    make_folder(Path(folder))
+    tagger.save(Path(folder, BANK), examples=examples)
+    card = Path(folder, CARD)
     if not card.exists() or _is_ours(card.read_bytes()):
         text = _card(tagger, license).encode()
         write_atomically(card, text + _MARK + digest(text).encode() + _END)
@@ -34,22 +45,43 @@ def _is_ours(card: bytes) -> bool:
     return mark == digest(text).encode() + _END
 
 
-def upload(folder: Path, repository: str, *, private: bool, token: str | None, api: "HfApi | None") -> str:
-    """A folder's files; answers with the repository's address."""
+def push_to_hub(
+    tagger: "Tagger",
+    repo_id: str,
+    *,
+    examples: bool = False,
+    private: bool = True,
+    license: str = "",  # noqa: A002
+    token: str | None = None,
+    api: "HfApi | None" = None,
+) -> str:
+    """Upload what `save_pretrained` writes; answers with the address. Private, and without a single picture, unless
+    told otherwise."""
     hub = api or _hub().HfApi(token=token)
-    with _refused(f"cannot upload to {repository}", "check its name and your token"):
-        address = hub.create_repo(repository, private=private, exist_ok=True)
-        hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="A bank of fewtag")
+    with tempfile.TemporaryDirectory() as folder:
+        save_pretrained(tagger, folder, examples=examples, license=license)
+        with _refused(f"cannot upload to {repo_id}", "check its name and your token"):
+            address = hub.create_repo(repo_id, private=private, exist_ok=True)
+            hub.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="A bank of fewtag")
     return str(address)
 
 
-def find(source: str, *, revision: str | None, token: str | None, local_files_only: bool) -> Path:
-    """The bank in a folder, or in a repository on the hub."""
+def from_pretrained(
+    cls: type["Tagger"],
+    source: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+    device: str = "auto",
+) -> "Tagger":
+    """A bank by the name of a repository on the hub, or from a folder that `save_pretrained` wrote."""
     if Path(source).is_dir():
-        return Path(source, BANK)
-    download = _hub().hf_hub_download
+        return cls.load(Path(source, BANK), device=device)
+    download, options = _hub().hf_hub_download, {"revision": revision, "token": token}
     with _refused(f"there is no folder {source}, and the hub has no such bank", "check the name"):
-        return Path(download(source, BANK, revision=revision, token=token, local_files_only=local_files_only))
+        found = download(os.fspath(source), BANK, local_files_only=local_files_only, **options)
+    return cls.load(found, device=device)
 
 
 @contextmanager

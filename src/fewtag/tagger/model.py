@@ -1,5 +1,6 @@
 """A model: what stays the same while labels come and go. Network, whitened space, words, strengths, calibration."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -147,13 +148,20 @@ def load_model(
     if source in SHIPPED:
         name, path = source, SHIPPED_FOLDER / f"{source}.safetensors"
     else:
-        path = _own_file(source)
-        name, source = path.stem, str(path.resolve())
+        given = Path(source)
+        places = [given, given.with_name(f"{given.name}.safetensors"), given / f"{given.name}.safetensors"]
+        found = next((place for place in places if place.is_file()), None)
+        if found is None:
+            raise InputError(f"there is no model {source!r}; {nearest(source, SHIPPED)}, or give the path of one")
+        name, source, path = found.stem, str(found.resolve()), found
     header, arrays = read_arrays(path, KIND)
     if header.get("format") != _FORMAT:
         raise InputError(f"model {path} has format {header.get('format')}, this fewtag reads {_FORMAT}; make it anew")
     try:
         network = header["network"]
+        # it lies beside the model, or among the shipped ones, which several models share
+        beside = path.parent / Path(network["file"]).name
+        graph = beside if beside.exists() else SHIPPED_FOLDER / beside.name
         floats = {key: array.astype(np.float32) for key, array in arrays.items()}
         calibration = Calibration(**{key: _tuples(value) for key, value in header["calibration"].items()})
         return Model(
@@ -162,12 +170,7 @@ def load_model(
             int(network["size"]),
             int(network["places"]),
             header,
-            Network(
-                _graph(path.parent, network["file"]),
-                device,
-                sha256=network["sha256"],
-                constants={key: array for key, array in floats.items() if key in CONSTANTS},
-            ),
+            Network(graph, device, None, network["sha256"], {key: floats[key] for key in CONSTANTS if key in floats}),
             Space(floats["mean"], floats["basis"]),
             floats["base_prototypes"],
             WordMap(floats["word_mean"], floats["word_map"]),
@@ -181,24 +184,23 @@ def load_model(
         raise InputError(f"model {path} cannot be read ({error!r}); name one that fewtag wrote") from error
 
 
+def load_model_of(
+    facts: Mapping[str, Any], path: str | os.PathLike[str], model: str | None, *, words: str | None, device: str
+) -> Model:
+    """The model that a bank names, or where that is now; refuses to look for it on another computer."""
+    # to ask for it would tell that one who is here
+    if not model and facts["source"].replace("\\", "/").startswith("//"):
+        raise InputError(
+            f"bank {path} names a model on another computer, {facts['source']!r}; name its file with `model`"
+        )
+    # a path that stands in a bank is never opened for words: who sends a bank could name any file
+    absent = facts["words"] if facts["own_words"] and words is None else ""
+    return load_model(model or facts["source"], words=words, device=device, absent_words=absent)
+
+
 def _tuples(value: Any) -> Any:
     """What JSON has as lists, as a value that does not change."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def _graph(folder: Path, name: str) -> Path:
-    """A model's graph lies beside it, or among the shipped ones, which several models share."""
-    beside = folder / Path(name).name
-    return beside if beside.exists() else SHIPPED_FOLDER / Path(name).name
-
-
-def _own_file(source: str) -> Path:
-    path = Path(source)
-    candidates = [path, path.with_name(f"{path.name}.safetensors"), path / f"{path.name}.safetensors"]
-    found = next((candidate for candidate in candidates if candidate.is_file()), None)
-    if found is None:
-        raise InputError(f"there is no model {source!r}; {nearest(source, SHIPPED)}, or give the path of one")
-    return found
 
 
 def save_model(

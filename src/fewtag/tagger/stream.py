@@ -2,12 +2,13 @@
 
 import itertools
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from fewtag.files import digest
 from fewtag.pictures.decode import DRAFT, Square, decode, pixel_digest, squash, thumbnail
 from fewtag.pictures.files import encoded_bytes, file_name, open_image, several
 from fewtag.pictures.prefetch import batches, prefetch
-from fewtag.tagger.bank import Bank, Example, Told, check_told
+from fewtag.tagger.bank import Bank, Definition, Example, Told, by_name_or_none, check_told, define
 from fewtag.tagger.model import Model
 
 BATCH = 32
@@ -59,18 +60,17 @@ class Item(NamedTuple):
 class Scorer:
     """A bank's labels as they are now, ready to score: teaching meanwhile does not change them.
 
-    `shares` are the parts of the pictures that show labels, where the bank has none of its own.
+    `threshold` stands for each one's own; `shares` are the parts of the pictures that show labels, where the bank has
+    none of its own.
     """
 
     def __init__(
-        self,
-        bank: Bank,
-        model: Model,
-        threshold: float | None = None,
-        shares: Mapping[str, float] | None = None,
+        self, bank: Bank, model: Model, threshold: float | None = None, shares: Mapping[str, float] | None = None
     ):
         if not bank.classes:
             raise InputError("no label is known yet; learn one from a picture, or define one by its name")
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise InputError(f"the threshold is {threshold}; give one from 0 to 1, or None for each label's own")
         self.labels = bank.classes
         self.counts, fitted = bank.counts, [bank.classifier(model, label) for label in bank.classes]
         self.classifiers, self._strengths = Classifiers.of(fitted), model.strengths
@@ -103,10 +103,6 @@ class Scorer:
             for image in np.flatnonzero(same.any(axis=1)):
                 chances[image, self._absent[same[image]].any(axis=0)] = 0
         return chances
-
-    def curve(self, column: int) -> tuple[float, float]:
-        """Slope and offset from a label's logit to its calibrated one."""
-        return float(self.slopes[column]), float(self.offsets[column])
 
     def tags(self, probabilities: NDArray[np.float32]) -> list[tuple[str, ...]]:
         """Of each image the names over their threshold, likeliest first; equally likely ones by name."""
@@ -185,12 +181,7 @@ def tag_stream(
 
 
 def encode_stream(
-    model: Model,
-    items: Iterable[Item],
-    *,
-    batch: int = BATCH,
-    space: Space | None = None,
-    skip_bad: bool = False,
+    model: Model, items: Iterable[Item], *, batch: int = BATCH, space: Space | None = None, skip_bad: bool = False
 ) -> Iterator[Places]:
     """The pictures' places, a batch at a time; a picture that cannot be read is refused, or skipped."""
     for reads in _read_ahead(model, items, batch, space):
@@ -233,60 +224,50 @@ def _read_ahead(
     return batches((read for some in groups for read in some), batch)
 
 
-class _Loaded(NamedTuple):
-    item: Item
-    data: bytes | None = None
-    failure: str = ""
-
-
-def _load(item: Item) -> _Loaded:
+def _load(item: Item) -> Item:
+    """With its encoded bytes where it has some, or with why it cannot be had."""
+    name, image = item
     try:
-        _check_name(item.name)
-        if isinstance(item.image, InputError):
-            raise item.image
-        return _Loaded(item, encoded_bytes(item.image, item.name))
+        name.encode()
+        data = None if isinstance(image, InputError) else encoded_bytes(image, name)
+        return item if data is None else Item(name, data)
+    except UnicodeEncodeError:
+        shown = name.encode(errors="backslashreplace").decode()
+        return Item(name, InputError(f"the name of the file {shown} is no UTF-8 text; rename it"))
     except InputError as error:
-        return _Loaded(item, failure=str(error))
+        return Item(name, error)
 
 
-def _read(some: Iterable[_Loaded], size: int, space: Space | None) -> list[_Read]:
+def _read(some: Iterable[Item], size: int, space: Space | None) -> list[_Read]:
     """A group of pictures, looked up in the cache at once: it answers several questions in the time of one."""
     loaded = deque(some)
-    keys = [None if space is None or each.data is None else content_digest(each.data) for each in loaded]
+    keys = [content_digest(image) if space is not None and isinstance(image, bytes) else None for _, image in loaded]
     asked = [key for key in keys if key is not None]
     known = dict(zip(asked, space.get_many(asked), strict=True)) if space is not None and asked else {}
     reads = []
     for key in keys:
-        (name, image), data, failure = loaded.popleft()  # so that the encoded bytes of one that is decoded are let go
-        if failure:
-            reads.append(_Read(name, failure=failure))
-        elif key is not None and (places := known[key]) is not None:
+        name, image = loaded.popleft()  # so that the encoded bytes of one that is decoded are let go
+        if key is not None and (places := known[key]) is not None:
             reads.append(_Read(name, key, places=places))
-        else:
-            try:
-                if data is None:
-                    pixels = _pixels(image, name, size)
-                else:
-                    pixels = squash(decode(data, name, at_least=DRAFT * size), size)
-                reads.append(_Read(name, key, pixels))
-            except InputError as error:
-                reads.append(_Read(name, failure=str(error)))
+            continue
+        try:
+            if isinstance(image, bytes):
+                pixels = squash(decode(image, name, at_least=DRAFT * size), size)
+            else:
+                pixels = _pixels(image, name, size)
+            reads.append(_Read(name, key, pixels))
+        except InputError as error:
+            reads.append(_Read(name, failure=str(error)))
     return reads
 
 
 def _pixels(image: object, name: str, size: int) -> Square:
-    """Of a picture that is decoded already; an array of the right size needs nothing done to it."""
+    """An array of the right size needs nothing done to it."""
+    if isinstance(image, InputError):
+        raise image
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape == (size, size, 3):
         return image.transpose(2, 0, 1)
     return squash(open_image(image, name), size)
-
-
-def _check_name(name: str) -> None:
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        shown = name.encode(errors="backslashreplace").decode()
-        raise InputError(f"the name of the file {shown} is no UTF-8 text; rename it") from error
 
 
 def _places(model: Model, reads: Sequence[_Read], space: Space | None) -> Places:
@@ -368,18 +349,15 @@ def encode_examples(
     now: dict[str, Told] = {}
     # one more than there are labels for is enough to know
     numbered = itertools.islice(enumerate(images, 1), len(told) + 1)
-    each_told = iter(told)
-    good = count = 0
+    each_told, count = iter(told), 0
     for group in batches(prefetch(read, numbered, READ_AT_ONCE), READ_AT_ONCE):
         count += len(group)
-        same_length(max(count, len(told)), len(told))
         fresh: dict[str, ReadExample] = {}
         for each, said in zip(group, each_told, strict=False):
             if isinstance(each, InputError):
                 assert on_error is not None
                 on_error(each)
                 continue
-            good += 1
             # twice in one call, as in two labels' folders: it shows what both say
             before = now.get(each.key, Told())
             now[each.key] = Told(
@@ -388,31 +366,64 @@ def encode_examples(
             check_told(now[each.key], each.name or "a picture that is given twice")
             if each.key not in known and each.key not in encoded:
                 fresh[each.key] = each
-        encoded |= _encode_examples(model, fresh)
+        if fresh:
+            places = model.encode([each.pixels for each in fresh.values()])
+            for each, its_places in zip(fresh.values(), places, strict=True):
+                encoded[each.key] = Example.of(Told(), its_places, each.name, each.picture)
         if progress is not None:
             progress(len(group))
     same_length(count, len(told))
-    if not good:
+    if not now:
         raise InputError("there is no picture to learn from; give at least one that can be read, with its labels")
     # of a known one what is said now alone: the bank, or what another process made of it meanwhile, adds the rest
     return {key: replace(encoded.get(key) or known[key], said=said) for key, said in now.items()}
 
 
-def encode_again(model: Model, examples: Mapping[str, Example]) -> dict[str, Example]:
-    """The same examples in another model's space, by the small copies that are kept of them."""
-    again: dict[str, Example] = {}
-    for group in batches(iter(examples.items()), READ_AT_ONCE):
+def warn_of_contradictions(known: Mapping[str, Example], learnt: Mapping[str, Example]) -> None:
+    """Labels add up, so that one complete table a label does not eat the others: what that leaves standing is told."""
+    left = [
+        (before.name or "a picture", label)
+        for key, each in learnt.items()
+        if each.said.complete and (before := known.get(key))
+        for label in sorted(before.said.labels - each.said.labels - each.said.absent)
+    ]
+    if left:
+        warnings.warn(
+            f"labels add up: {len(left)} said earlier of pictures that are complete now and do not name them stay, such"
+            f" as {left[0][1]!r} of {left[0][0]}; to take one back, forget it of that picture, or say it is absent",
+            stacklevel=4,
+        )
+
+
+def moved(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.PathLike[str]) -> Bank:
+    """A bank of another model, which these are the facts of, learnt again from the small copies that it keeps."""
+    if lacking := sum(not example.picture for example in bank.examples.values()):
+        raise InputError(
+            f"bank {path} keeps no copies of {lacking} of its {len(bank.examples)} examples, so it cannot move "
+            "to another model; learn those pictures again into a new bank"
+        )
+    same_words = not model.facts["own_words"] and not facts["own_words"] and facts["words"] == model.words_name
+    definitions = {}
+    for label, each in bank.definitions.items():
+        if same_words and each.kind != "name" and each.vector is not None:
+            meaning = replace(each, guide=model.word_prototypes(each.vector[None])[0])
+        elif each.kind == "like":
+            meaning = define(label, model, {}, like=each.words, vector=None, words=True)
+        else:
+            if each.kind == "vector":
+                warnings.warn(
+                    f"label {label!r} had a vector of its own, which means nothing among the words "
+                    f"{model.words_name!r}: its name stands for it now; define it again",
+                    stacklevel=3,
+                )
+            meaning = Definition("none") if each.kind == "none" else by_name_or_none(label, model)
+        definitions[label] = replace(meaning, explicit=each.explicit, threshold=each.threshold, prior=each.prior)
+    examples: dict[str, Example] = {}
+    for group in batches(iter(bank.examples.items()), READ_AT_ONCE):
         pixels = [squash(decode(example.picture, example.name), model.size) for _, example in group]
-        for (key, each), places in zip(group, model.encode(pixels), strict=True):
-            again[key] = Example.of(each.said, places, each.name, each.picture)
-    return again
-
-
-def _encode_examples(model: Model, fresh: Mapping[str, ReadExample]) -> Iterator[tuple[str, Example]]:
-    if fresh:
-        places = model.encode([read.pixels for read in fresh.values()])
-        for (key, read), each in zip(fresh.items(), places, strict=True):
-            yield key, Example.of(Told(), each, read.name, read.picture)
+        for (key, old), places in zip(group, model.encode(pixels), strict=True):
+            examples[key] = Example.of(old.said, places, old.name, old.picture)
+    return Bank().learn(definitions, examples, afresh=False)
 
 
 def same_length(images: int, labels: int) -> None:

@@ -2,14 +2,12 @@
 
 import json
 import os
-import tempfile
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import partial, reduce
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,30 +16,18 @@ from fewtag.errors import InputError
 from fewtag.files import digest, locked
 from fewtag.pictures.decode import pixel_digest, squash
 from fewtag.pictures.files import ImageLike, open_image, several
-from fewtag.tagger import hub
-from fewtag.tagger.bank import Bank, Definition, Example, by_name_or_none, define, label_name, told_of
-from fewtag.tagger.bank_file import read_bank, read_header, write_bank
+from fewtag.tagger import hub, stream
+from fewtag.tagger.bank import Bank, Definition, by_name_or_none, define, label_name, told_of
+from fewtag.tagger.bank_file import prototypes, read_bank, read_header, write_bank
 from fewtag.tagger.explain import Heat, heat_map, hide_parts
-from fewtag.tagger.model import Model, load_model
-from fewtag.tagger.stream import (
-    BATCH,
-    ReadExample,
-    Scorer,
-    Tagged,
-    cached_places,
-    encode_again,
-    encode_examples,
-    encode_stream,
-    estimate_priors,
-    items_of,
-    tag_stream,
-)
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
+from fewtag.tagger.model import Model, load_model, load_model_of
+from fewtag.tagger.stream import BATCH, ReadExample, Scorer, Tagged
 
 Images = ImageLike | Iterable[ImageLike] | Sequence[ReadExample]
 Labels = Iterable[str | Iterable[str]]
+Saying = tuple[Labels, Labels | None, bool]  # labels, absent ones, and whether that is complete
+OnError = Callable[[InputError], None] | None
+Progress = Callable[[int], None] | None
 Change = Callable[[Bank], Bank]
 """What teaching does to a bank, ready to be done again to the same bank as another process left it."""
 
@@ -79,19 +65,15 @@ class Tagger:
         self.keep_pictures = keep_pictures
         self._lock = threading.RLock()  # for writers; readers take the bank once, and it never changes
         self._bank = Bank() if bank is None else bank
-        self._saved: tuple[Path, str] | None = None
+        self._saved: tuple[Path, dict[str, Any]] | None = None  # a file and its header, with the sum of its numbers
         self._changes: list[Change] = []  # since that file was read or written
 
     def __repr__(self) -> str:
         known = f"labels={len(self._bank.definitions)}, examples={len(self._bank.examples)}"
         return f"Tagger(model={self.model.name!r}, words={self.model.words_name!r}, {known})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in {"_lock", "_changes", "_saved"}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state
-        self._lock, self._changes, self._saved = threading.RLock(), [], None
+    def __reduce__(self) -> tuple[Callable[[], "Tagger"], tuple[()]]:
+        return partial(type(self), self.model, keep_pictures=self.keep_pictures, bank=self._bank), ()
 
     def fit(
         self,
@@ -100,8 +82,8 @@ class Tagger:
         *,
         absent: Labels | None = None,
         complete: bool = False,
-        on_error: Callable[[InputError], None] | None = None,
-        progress: Callable[[int], None] | None = None,
+        on_error: OnError = None,
+        progress: Progress = None,
     ) -> "Tagger":
         """Learn these examples and forget all others; what labels were defined to mean stays.
 
@@ -110,12 +92,8 @@ class Tagger:
         `complete` whatever a picture does not name is absent, labels of the future included. An example is known by
         its pixels: given twice, it shows what both say. With `on_error` a picture that cannot be read is left out and
         told of there, instead of refused; `progress` is told how many are done.
-
-        >>> from PIL import Image
-        >>> Tagger().fit([Image.new("RGB", (64, 64), "red")], [["strawberry"]]).classes_
-        ('strawberry',)
         """
-        return self._learn(images, (labels, absent, complete), afresh=True, on_error=on_error, progress=progress)
+        return self._learn(images, (labels, absent, complete), True, on_error, progress)
 
     def partial_fit(
         self,
@@ -124,8 +102,8 @@ class Tagger:
         *,
         absent: Labels | None = None,
         complete: bool = False,
-        on_error: Callable[[InputError], None] | None = None,
-        progress: Callable[[int], None] | None = None,
+        on_error: OnError = None,
+        progress: Progress = None,
     ) -> "Tagger":
         """Learn these examples too, as `fit` does; a picture known already gains what is said now.
 
@@ -138,7 +116,7 @@ class Tagger:
         >>> tagger.predict(pink, threshold=0.001)
         [()]
         """
-        return self._learn(images, (labels, absent, complete), afresh=False, on_error=on_error, progress=progress)
+        return self._learn(images, (labels, absent, complete), False, on_error, progress)
 
     def define(
         self,
@@ -170,9 +148,16 @@ class Tagger:
         way; one that nothing else is said of leaves the bank with its copy. A label that was never defined goes with
         the last picture that something is said of it by.
         """
+        if image is not None and example is not None:
+            raise InputError("an example is named twice; give its picture, or its name or number")
         with self._lock:
             name = self._bank.find(label)
-            keys = self._examples_meant(name, image, example)
+            keys = None if example is None else self._bank.called(name, example)
+            if image is not None:
+                keys = [image.key if isinstance(image, ReadExample) else pixel_digest(open_image(image))]
+                if keys[0] not in self._bank.speaking_of(name):
+                    shown, count = image if isinstance(image, str | os.PathLike) else "given", self.counts_[name]
+                    raise InputError(f"image {shown} is no example of label {name!r}, which has {count}")
             self._do(lambda bank: bank.forget(name, keys))
         return self
 
@@ -182,12 +167,11 @@ class Tagger:
             old, new = self._bank.find(label), label_name(name)
             if new == old:
                 return self
-            if new in self._bank.definitions and not merge:
-                raise InputError(f"there is a label {new!r} already; merge the two, or choose another name")
             known = self._bank.definitions
-            meaning = known[old]
-            if known[old].kind == "name" and new not in known:
-                meaning = by_name_or_none(new, self.model)
+            if new in known and not merge:
+                raise InputError(f"there is a label {new!r} already; merge the two, or choose another name")
+            anew = known[old].kind == "name" and new not in known
+            meaning = by_name_or_none(new, self.model) if anew else known[old]
             self._do(lambda bank: bank.rename(old, new, meaning))
         return self
 
@@ -221,8 +205,8 @@ class Tagger:
 
     @property
     def saved_digest_(self) -> str:
-        """Of the file that this was loaded from, or saved to last; empty where there is none."""
-        return "" if self._saved is None else self._saved[1]
+        """Of all that the file says that this was loaded from, or saved to last; empty where there is none."""
+        return digest(json.dumps(self._saved[1], sort_keys=True)) if self._saved and self._saved[1] else ""
 
     @property
     def classes_(self) -> tuple[str, ...]:
@@ -242,10 +226,7 @@ class Tagger:
     @property
     def priors_(self) -> Mapping[str, float]:
         """The share of pictures that is taken to show each label."""
-        if not self._bank.classes:
-            return MappingProxyType({})
-        scorer = self.scorer()
-        return MappingProxyType(dict(zip(scorer.labels, scorer.shares.tolist(), strict=True)))
+        return self._scored("shares")
 
     @property
     def definitions_(self) -> Mapping[str, Definition]:
@@ -261,10 +242,13 @@ class Tagger:
     @property
     def thresholds_(self) -> Mapping[str, float]:
         """The probability from which each label is given."""
+        return self._scored("thresholds")
+
+    def _scored(self, what: Literal["shares", "thresholds"]) -> Mapping[str, float]:
         if not self._bank.classes:
             return MappingProxyType({})
         scorer = self.scorer()
-        return MappingProxyType(dict(zip(scorer.labels, scorer.thresholds.tolist(), strict=True)))
+        return MappingProxyType(dict(zip(scorer.labels, getattr(scorer, what).tolist(), strict=True)))
 
     def examples_(self, label: str) -> tuple[str, ...]:
         """The file names of a label's examples, in the order of their numbers, which begin with 1."""
@@ -277,7 +261,7 @@ class Tagger:
         `tag` gives names and probabilities together, which matters where another thread teaches meanwhile.
         """
         scorer = self.scorer()
-        places = encode_stream(self.model, items_of(images))
+        places = stream.encode_stream(self.model, stream.items_of(images))
         empty = np.empty((0, len(scorer.labels)), np.float32)
         return np.concatenate([empty, *(scorer.probabilities(batch) for batch in places)])
 
@@ -290,7 +274,7 @@ class Tagger:
         [('strawberry',)]
         """
         scorer = self.scorer(threshold)
-        places = encode_stream(self.model, items_of(images))
+        places = stream.encode_stream(self.model, stream.items_of(images))
         return [tags for batch in places for tags in scorer.tags(scorer.probabilities(batch))]
 
     def tag(
@@ -314,11 +298,11 @@ class Tagger:
         """
         if batch < 1:
             raise InputError(f"the batch is {batch} pictures; give 1 or more")
-        scorer, items = self.scorer(threshold), items_of(images)
+        scorer, items = self.scorer(threshold), stream.items_of(images)
 
         def rows() -> Iterator[Tagged]:
-            with cached_places(self.model, cache) as space:
-                for some in tag_stream(self.model, scorer, items, batch=batch, space=space):
+            with stream.cached_places(self.model, cache) as space:
+                for some in stream.tag_stream(self.model, scorer, items, batch=batch, space=space):
                     yield from some
                     if progress is not None:
                         progress(len(some))
@@ -330,7 +314,7 @@ class Tagger:
 
         A random sample of some hundred pictures will do. The bank stays as it is: `set_priors` keeps them.
         """
-        found, count = estimate_priors(self.scorer(), encode_stream(self.model, items_of(images)))
+        found, count = stream.estimate_priors(self.scorer(), stream.encode_stream(self.model, stream.items_of(images)))
         if not count:
             raise InputError("there is no picture to estimate priors from; give some hundred")
         return found
@@ -347,18 +331,15 @@ class Tagger:
         """The heat-maps of several labels, and their probabilities."""
         bank, picture = self._bank, open_image(image)
         names = [bank.find(label) for label in labels]
-        scorer = self.scorer(bank=bank)
+        scorer = Scorer(bank, self.model)
         for name in names:
             if name not in bank.classes:
                 raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
         places = self.model.encode(hide_parts(squash(picture, self.model.size)))
-        logits, every = scorer.logits(places), scorer.probabilities(places[:1])[0]
-        chances = {name: float(every[scorer.labels.index(name)]) for name in names}
-        heats = {
-            name: heat_map(logits[:, scorer.labels.index(name)], chance, picture.size)
-            for name, chance in chances.items()
-        }
-        return heats, chances
+        logits = dict(zip(scorer.labels, scorer.logits(places).T, strict=True))
+        every = dict(zip(scorer.labels, scorer.probabilities(places[:1])[0].tolist(), strict=True))
+        chances = {name: every[name] for name in names}
+        return {name: heat_map(logits[name], chance, picture.size) for name, chance in chances.items()}, chances
 
     def save(self, path: str | os.PathLike[str], *, examples: bool = True) -> None:
         """Write one file; a kill in the middle leaves the old one.
@@ -371,7 +352,7 @@ class Tagger:
         target = Path(path)
         with self._lock, locked(target):
             if not examples:
-                write_bank(target, self._bank.prototypes(self.model), self.model, self.thresholds_)
+                write_bank(target, prototypes(self._bank, self.model), self.model, self.thresholds_)
                 return
             if self._saved is not None and self._saved[0] == target.resolve() and target.exists():
                 self._catch_up(target)
@@ -394,25 +375,15 @@ class Tagger:
         header, bank = read_bank(Path(path))
         facts = header["model"]
         if not isinstance(model, Model):
-            # a path that stands in a bank is never opened for words: who sends a bank could name any file
-            absent = facts["words"] if facts["own_words"] and words is None else ""
-            # nor a model on another computer: to ask for it would tell that one who is here
-            if not model and facts["source"].replace("\\", "/").startswith("//"):
+            model = load_model_of(facts, path, model, words=words, device=device)
+        if model.fingerprint != facts["fingerprint"]:
+            if not upgrade:
                 raise InputError(
-                    f"bank {path} names a model on another computer, {facts['source']!r}; name its file with `model`"
+                    f"bank {path} was made with another model {facts['name']!r} (words {facts['words']!r}, fewtag "
+                    f"{header['fewtag']}); move it to this one with `upgrade`, or load it with that one"
                 )
-            model = load_model(model or facts["source"], words=words, device=device, absent_words=absent)
-        same = model.fingerprint == facts["fingerprint"]
-        tagger = cls(model)
-        if same:
-            tagger._bank = bank
-        elif upgrade:
-            tagger._bank = tagger._moved(bank, path, facts)
-        else:
-            raise InputError(
-                f"bank {path} was made with another model {facts['name']!r} (words {facts['words']!r}, fewtag "
-                f"{header['fewtag']}); move it to this one with `upgrade`, or load it with that one"
-            )
+            bank = stream.moved(bank, model, facts, path)
+        tagger = cls(model, bank=bank)
         tagger._note_saved(Path(path), header)
         return tagger
 
@@ -433,101 +404,25 @@ class Tagger:
             tagger.keep_pictures = keep_pictures
         else:
             tagger = cls(model or "default", words=words, device=device, keep_pictures=keep_pictures)
-            tagger._saved = target.resolve(), ""
+            tagger._saved = target.resolve(), {}
         return tagger
 
-    def save_pretrained(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        examples: bool = False,
-        license: str = "",  # noqa: A002
-    ) -> None:
-        """The bank and a model card in a folder, as the Hugging Face Hub has them; without `examples` as in `save`."""
-        hub.save(self, Path(folder), examples=examples, license=license)
+    save_pretrained, push_to_hub = hub.save_pretrained, hub.push_to_hub
+    from_pretrained = classmethod(hub.from_pretrained)
 
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        examples: bool = False,
-        private: bool = True,
-        license: str = "",  # noqa: A002
-        token: str | None = None,
-        api: "HfApi | None" = None,
-    ) -> str:
-        """Upload what `save_pretrained` writes; answers with the address. Private, and without a single picture,
-        unless told otherwise."""
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder, examples=examples, license=license)
-            return hub.upload(Path(folder), repo_id, private=private, token=token, api=api)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        source: str | os.PathLike[str],
-        *,
-        revision: str | None = None,
-        token: str | None = None,
-        local_files_only: bool = False,
-        device: str = "auto",
-    ) -> "Tagger":
-        """A bank by the name of a repository on the Hugging Face Hub, or from a folder that `save_pretrained` wrote."""
-        found = hub.find(os.fspath(source), revision=revision, token=token, local_files_only=local_files_only)
-        return cls.load(found, device=device)
-
-    def _moved(self, old: Bank, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> Bank:
-        """A bank of another model, learnt again from the small copies that it keeps."""
-        if lacking := sum(not example.picture for example in old.examples.values()):
-            raise InputError(
-                f"bank {path} keeps no copies of {lacking} of its {len(old.examples)} examples, so it cannot move "
-                "to another model; learn those pictures again into a new bank"
-            )
-        same_words = (
-            not self.model.facts["own_words"] and not facts["own_words"] and facts["words"] == self.model.words_name
-        )
-        definitions = {}
-        for label, each in old.definitions.items():
-            if same_words and each.kind != "name" and each.vector is not None:
-                meaning = replace(each, guide=self.model.word_prototypes(each.vector[None])[0])
-            elif each.kind == "like":
-                meaning = define(label, self.model, {}, like=each.words, vector=None, words=True)
-            else:
-                if each.kind == "vector":
-                    warnings.warn(
-                        f"label {label!r} had a vector of its own, which means nothing among the words "
-                        f"{self.model.words_name!r}: its name stands for it now; define it again",
-                        stacklevel=3,
-                    )
-                meaning = Definition("none") if each.kind == "none" else by_name_or_none(label, self.model)
-            definitions[label] = replace(meaning, explicit=each.explicit, threshold=each.threshold, prior=each.prior)
-        examples = encode_again(self.model, old.examples)
-        return Bank().learn(definitions, examples, afresh=False)
-
-    def _learn(
-        self,
-        images: Images,
-        said: tuple[Labels, Labels | None, bool],
-        *,
-        afresh: bool,
-        on_error: Callable[[InputError], None] | None,
-        progress: Callable[[int], None] | None,
-    ) -> "Tagger":
+    def _learn(self, images: Images, said: Saying, afresh: bool, on_error: OnError, progress: Progress) -> "Tagger":
         pictures, told = several(images), told_of(*said)
         names = sorted(frozenset().union(*(each.labels for each in told)))
-        before = self._bank
-        refused = before.absent(told, names, afresh=afresh)
-        learnt = encode_examples(self.model, pictures, told, before.examples, self.keep_pictures, on_error, progress)
+        known = self._bank.examples
+        refused = self._bank.absent(told, names, afresh)
+        learnt = stream.encode_examples(self.model, pictures, told, known, self.keep_pictures, on_error, progress)
         if not afresh:
-            _warn_of_contradictions(before, learnt)
+            stream.warn_of_contradictions(known, learnt)
         with self._lock:
-            kept = {label for label, each in self._bank.definitions.items() if each.explicit or not afresh}
+            kept = self._bank.kept(afresh)
             # known ones too: another process may have forgotten them when this is saved
-            definitions = {
-                name: self._bank.definitions[name] if name in kept else by_name_or_none(name, self.model)
-                for name in names
-            }
-            self._do(lambda bank: bank.learn({**refused, **definitions}, learnt, afresh=afresh))
+            definitions = {name: kept.get(name) or by_name_or_none(name, self.model) for name in names}
+            self._do(lambda bank: bank.learn({**refused, **definitions}, learnt, afresh))
         return self
 
     def _do(self, change: Change) -> None:
@@ -538,76 +433,17 @@ class Tagger:
     def _catch_up(self, path: Path) -> None:
         """Does what was taught since the file was read to the bank that is there now, if that is another one."""
         header = read_header(path)
-        if self._saved == (path.resolve(), _state(header)):
+        if self._saved == (path.resolve(), header):
             return
         if header["model"]["fingerprint"] != self.model.fingerprint:
             raise InputError(
                 f"bank {path} is now one of another model {header['model']['name']!r}; load it again, or save elsewhere"
             )
-        bank = read_bank(path)[1]
-        for change in self._changes:
-            bank = change(bank)
-        self._bank = bank
+        self._bank = reduce(lambda bank, change: change(bank), self._changes, read_bank(path)[1])
 
     def _note_saved(self, path: Path, header: dict[str, Any]) -> None:
-        self._saved, self._changes = (path.resolve(), _state(header)), []
+        self._saved, self._changes = (path.resolve(), header), []
 
-    def _examples_meant(
-        self, name: str, image: ImageLike | ReadExample | None, example: str | int | None
-    ) -> list[str] | None:
-        """The keys of the examples of a label that a person means; None for all of it."""
-        keys, known = self._bank.members[name], self._bank.examples
-        refused = [
-            key for key, each in known.items() if name in each.said.absent or (each.said.complete and key not in keys)
-        ]
-        if image is not None and example is not None:
-            raise InputError("an example is named twice; give its picture, or its name or number")
-        if image is not None:
-            key = image.key if isinstance(image, ReadExample) else pixel_digest(open_image(image))
-            if key in keys or key in refused:
-                return [key]
-            shown = image if isinstance(image, str | os.PathLike) else "given"
-            raise InputError(f"image {shown} is no example of label {name!r}, which has {len(keys)}")
-        if example is None:
-            return None
-        names = [known[key].name for key in (*keys, *refused)]
-        if isinstance(example, int) or (str(example).isdigit() and str(example) not in names):
-            number = int(example)
-            if not 1 <= number <= len(keys):
-                raise InputError(f"label {name!r} has examples 1 to {len(keys)}, there is no number {number}")
-            return [keys[number - 1]]
-        if example not in names:
-            raise InputError(f"no example of label {name!r} is called {example!r}; they are {', '.join(names)}")
-        return [key for key, each in zip((*keys, *refused), names, strict=True) if each == example]
-
-    def scorer(
-        self, threshold: float | None = None, shares: Mapping[str, float] | None = None, *, bank: Bank | None = None
-    ) -> Scorer:
-        """The labels as they are now, ready to score; `threshold` stands for each one's own.
-
-        `shares` are the parts of the pictures that show labels, for those without a prior of their own.
-        """
-        if threshold is not None and not 0 <= threshold <= 1:
-            raise InputError(f"the threshold is {threshold}; give one from 0 to 1, or None for each label's own")
-        return Scorer(bank or self._bank, self.model, threshold, shares)
-
-
-def _warn_of_contradictions(bank: Bank, learnt: Mapping[str, Example]) -> None:
-    """Labels add up, so that one complete table a label does not eat the others: what that leaves standing is told."""
-    left = [
-        (known.name or "a picture", label)
-        for key, each in learnt.items()
-        if each.said.complete and (known := bank.examples.get(key))
-        for label in sorted(known.said.labels - each.said.labels - each.said.absent)
-    ]
-    if left:
-        warnings.warn(
-            f"labels add up: {len(left)} said earlier of pictures that are complete now and do not name them stay, such"
-            f" as {left[0][1]!r} of {left[0][0]}; to take one back, forget it of that picture, or say it is absent",
-            stacklevel=4,
-        )
-
-
-def _state(header: Mapping[str, Any]) -> str:
-    """A digest of all that a bank's file says: its header holds the sum of its numbers."""
-    return digest(json.dumps(header, sort_keys=True))
+    def scorer(self, threshold: float | None = None, shares: Mapping[str, float] | None = None) -> Scorer:
+        """The labels as they are now, ready to score; `threshold` stands for each one's own."""
+        return Scorer(self._bank, self.model, threshold, shares)

@@ -83,18 +83,15 @@ class Check:
 
     def sentences(self) -> list[str]:
         said = ", ".join(f"{each.said:.2f} → {each.true:.2f} ({each.pairs})" for each in self.reliability)
+        near = {name: nearest(name, self.labels) for name in self.unknown}
+        hints = {name: f" ({hint})" if hint.endswith("?") else "" for name, hint in near.items()}
         return [
             f"said → true (pairs): {said}",
             f"expected calibration error {self.calibration_error:.3f}",
             _PRIORS.get(self.prior, f"priors: {self.prior} (--prior), where the bank has none"),
-            *(self._unknown(name) for name in self.unknown),
+            *(f"the bank does not know {name!r}{hints[name]}: not counted" for name in self.unknown),
             *(f"skipped: {reason}" for reason in self.skipped),
         ]
-
-    def _unknown(self, name: str) -> str:
-        hint = nearest(name, self.labels)
-        meant = f" ({hint})" if hint.endswith("?") else ""
-        return f"the bank does not know {name!r}{meant}: not counted"
 
 
 _PRIORS = {
@@ -151,24 +148,18 @@ def check_bank(
 def _check(
     probabilities: NDArray[np.float32], targets: NDArray[np.bool_], thresholds: dict[str, float], skipped: list[str]
 ) -> Check:
-    found = {
-        label: _label(probabilities[:, column], targets[:, column], threshold)
-        for column, (label, threshold) in enumerate(thresholds.items())
-    }
+    found = {}
+    for chances, shown, (label, threshold) in zip(probabilities.T, targets.T, thresholds.items(), strict=True):
+        measured = _measured(int(shown.sum()), chances, chances >= np.float32(threshold), shown)
+        best = round(best_threshold(chances, shown), 6) if shown.any() else None
+        found[label] = replace(measured, threshold=round(threshold, 6), best_threshold=best)
     given = probabilities >= np.array(list(thresholds.values()), np.float32)
-    flat, shown = probabilities.ravel(), targets.ravel()
-    micro = _measured(int(targets.any(axis=1).sum()), flat, given.ravel(), shown)
+    flat, true = probabilities.ravel(), targets.ravel()
+    micro = _measured(int(targets.any(axis=1).sum()), flat, given.ravel(), true)
     scored = [each.average_precision for each in found.values() if each.average_precision is not None]
     macro = round(float(np.mean(scored)), 6) if scored else None
-    return Check(
-        len(targets), skipped, found, micro, macro, round(calibration_error(flat, shown), 6), _bins(flat, shown)
-    )
-
-
-def _label(probabilities: NDArray[np.float32], shown: NDArray[np.bool_], threshold: float) -> LabelCheck:
-    found = _measured(int(shown.sum()), probabilities, probabilities >= np.float32(threshold), shown)
-    best = round(best_threshold(probabilities, shown), 6) if shown.any() else None
-    return replace(found, threshold=round(threshold, 6), best_threshold=best)
+    error = round(calibration_error(flat, true), 6)
+    return Check(len(targets), skipped, found, micro, macro, error, _bins(flat, true))
 
 
 def _measured(

@@ -5,7 +5,8 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from fewtag.tagger.bank import label_name
 from fewtag.tagger.stream import Tagged
 from fewtag.tagging.parquet import read_records
 from fewtag.tagging.sources import is_url
-from fewtag.tagging.tables import ABSENT, COLUMNS, NOT, SEPARATOR, picture_mark, picture_name, read_guesses, read_record
+from fewtag.tagging.tables import ABSENT, COLUMNS, NOT, SEPARATOR, picture_mark, picture_name, read_record
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".jsonl", ".parquet")
 _MOST_BYTES = 1_000_000_000
@@ -62,12 +63,8 @@ def read_examples(
 
 
 def clean_label(label: str) -> str:
-    """A label's name as it is kept; refuses one that a cell of several labels could not hold."""
+    """A label's name as it is kept; refuses what looks like several."""
     name = label_name(label)
-    if SEPARATOR in name:
-        raise InputError(f'label {name!r} contains ";", which separates labels in tables; name it otherwise')
-    if name.startswith(NOT):
-        raise InputError(f'label {name!r} begins with "{NOT}", which means "does not show" in a table; use --absent')
     if re.search(r"\S,\S", name):
         raise InputError(f'label {name!r} contains a comma; several labels are joined by ";", as in "dog;sofa"')
     return name
@@ -108,9 +105,7 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
     table. Of a picture without labels nothing is known, and it is left out, unless the table is `complete` or `tag` had
     written some there.
     """
-    place = root or tagged_folder(path) or path.parent
-    guesses = read_guesses(path)
-    shown = []
+    place, guesses, shown = root or tagged_folder(path) or path.parent, _read_guesses(path), []
     for row in read_rows(path):
         if is_url(row.image):
             raise InputError(f"{path} line {row.line} names an address, {row.image!r}; download the picture first")
@@ -132,6 +127,17 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
     if not shown:
         raise InputError(f"no row of {path} has a label; fill in the column `labels`")
     return shown
+
+
+def _read_guesses(table: Path) -> dict[str, frozenset[str]]:
+    """The tags that `tag` wrote into this table, by `picture_mark`: whatever program saved it since, they are known."""
+    record = read_record(table)
+    try:
+        labels, rows = list(map(str, record["labels"])), str(record["rows"]).split()
+        found = (row.partition(":")[::2] for row in rows)
+        return {mark: frozenset(labels[int(each)] for each in tags.split(".") if each) for mark, tags in found}
+    except (LookupError, TypeError, ValueError):
+        return {}
 
 
 def _names(path: Path, line: int, cell: str) -> list[str]:
@@ -191,7 +197,7 @@ def read_tagged(path: Path, threshold: float | None = None) -> list[Tagged]:
     scored = _scored(path, rows)
     if threshold is not None and not scored:
         raise InputError(f"{path} has no probabilities to compare with; tag with --scores, or leave --threshold out")
-    guesses, found = read_guesses(path), []
+    guesses, found = _read_guesses(path), []
     for row in rows:
         refused = {each.removeprefix(NOT) for each in row.labels if each.startswith(NOT)} | set(row.absent)
         tags = [tag for tag in row.labels if not tag.startswith(NOT) and tag not in refused]
@@ -227,23 +233,22 @@ def _read_facts(path: Path) -> Iterator[Row]:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read the table {path} ({error}); check the path") from error
     for number, each in enumerate(facts, 1):
-        if not isinstance(each, str) or each.strip():
-            yield _row(path, number, each)
-
-
-def _row(path: Path, number: int, facts: Any) -> Row:
-    try:
-        facts = json.loads(facts) if isinstance(facts, str) else facts
-        image = next(facts[name] for name in COLUMNS["image"] if facts.get(name))
-        labels = next((facts[name] for name in COLUMNS["labels"] if name in facts), None) or ()
-        some = (labels, facts.get(ABSENT) or ())
-        named, absent = (_names(path, number, each) if isinstance(each, str) else [*map(str, each)] for each in some)
-        scores = {str(label): float(score) for label, score in dict(facts.get("scores") or {}).items()}
-    except InputError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError) as error:
-        raise InputError(f"{path} line {number} is no row with image and tags; mend or remove it") from error
-    return Row(number, str(image), list(dict.fromkeys(named)), absent, scores)
+        if isinstance(each, str) and not each.strip():
+            continue
+        try:
+            row = json.loads(each) if isinstance(each, str) else each
+            image = next(row[name] for name in COLUMNS["image"] if row.get(name))
+            labels = next((row[name] for name in COLUMNS["labels"] if name in row), None)
+            named, absent = (
+                _names(path, number, some) if isinstance(some, str) else [*map(str, some or ())]
+                for some in (labels, row.get(ABSENT))
+            )
+            scores = {str(label): float(score) for label, score in dict(row.get("scores") or {}).items()}
+        except InputError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError) as error:
+            raise InputError(f"{path} line {number} is no row with image and tags; mend or remove it") from error
+        yield Row(number, str(image), list(dict.fromkeys(named)), absent, scores)
 
 
 def _read_cells(path: Path) -> Iterator[Row]:
@@ -271,21 +276,15 @@ def _read_cells(path: Path) -> Iterator[Row]:
             empty = False
             cells = (row[labels], "" if absent is None else row[absent])
             named, missing = (_names(path, reader.line_num, cell) for cell in cells)
-            scores = _scores({header_row[column]: row[column] for column in others})
+            scores = {}
+            for column in others:
+                with suppress(ValueError):  # the columns that are probabilities
+                    scores[header_row[column]] = float(row[column])
             yield Row(reader.line_num, row[image].strip(), named, missing, scores)
     except csv.Error as error:
         raise InputError(f"{path} line {reader.line_num} cannot be read ({error}); save the table again") from error
     if empty:
         raise InputError(f"the table {path} has a header and no row; add a row for each image")
-
-
-def _scores(cells: Mapping[str, str]) -> dict[str, float]:
-    """The columns that are probabilities."""
-    found = {}
-    for label, cell in cells.items():
-        with suppress(ValueError):
-            found[label] = float(cell)
-    return found
 
 
 def _fitness(header: str, delimiter: str) -> tuple[bool, int]:
@@ -315,11 +314,7 @@ def _text(path: Path) -> str:
         # Excel begins its CSV with a byte-order mark, and its "Unicode text" with another
         encoding = "utf-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig"
         return data.decode(encoding).replace("\0", "")
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"cannot read the table {path}: {getattr(error, 'strerror', None) or error}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"the table {path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
-    except Exception as error:  # gzip's own errors have no common base
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"the table {path} cannot be unpacked ({error}); pack it again") from error

@@ -4,11 +4,10 @@ import base64
 import html
 import io
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-
-from PIL import Image
 
 from fewtag.errors import InputError
 from fewtag.files import write_atomically
@@ -56,7 +55,6 @@ class Card:
 
 
 def write_page(out: Path, title: str, facts: str, cards: Iterable[Card]) -> None:
-    """The whole page or nothing."""
     page = _PAGE.substitute(
         title=html.escape(title), facts=html.escape(facts), cards="\n".join(card.html() for card in cards)
     )
@@ -73,20 +71,13 @@ def tagged_card(item: Item, row: Tagged) -> Card:
 
 def embed(item: Item) -> str:
     """A small copy of a picture as part of the page itself; nothing where it cannot be read."""
-    try:
-        data = encoded_bytes(item.image, item.name)
-        picture = decode(data, item.name, at_least=THUMBNAIL) if data is not None else None
-    except InputError:
-        return ""
-    return "" if picture is None else embed_image(picture)
-
-
-def embed_image(picture: Image.Image) -> str:
-    small = picture.copy()
-    small.thumbnail((THUMBNAIL, THUMBNAIL))
     buffer = io.BytesIO()
-    small.save(buffer, format="JPEG", quality=80)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+    with suppress(InputError):
+        if data := encoded_bytes(item.image, item.name):
+            picture = decode(data, item.name, at_least=THUMBNAIL)
+            picture.thumbnail((THUMBNAIL, THUMBNAIL))
+            picture.save(buffer, format="JPEG", quality=80)
+    return embed_bytes(buffer.getvalue(), "jpeg")
 
 
 def embed_bytes(content: bytes, kind: str = "webp") -> str:

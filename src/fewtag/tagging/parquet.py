@@ -1,20 +1,28 @@
 """Parquet: tables of pictures, with a path or the bytes themselves in each row, and tables of tags."""
 
-from collections.abc import Iterator, Sequence
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
 
 from fewtag.errors import InputError
+from fewtag.pictures.prefetch import batches
 from fewtag.tagger.stream import Item
 from fewtag.tagging.sources import Entry, file_system, is_url, join, local_path, reason
 
 if TYPE_CHECKING:
-    import pyarrow
     from pyarrow.parquet import ParquetFile
 
 _PATHS = ("path", "image")
+NOTE = b"fewtag"
+_ROWS_AT_ONCE = 1024
+Labels = Sequence[str] | None
+"""The labels whose scores are written; None without --scores."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +38,16 @@ def open_table(url: str, stamp: object) -> Table:
     """Refuses a table that cannot be read or has no pictures in it."""
     with _reading(url) as file:
         _columns(url, file.schema_arrow)
-        found = file.metadata
-        return Table(url, stamp, tuple(found.row_group(number).num_rows for number in range(found.num_row_groups)))
+        return Table(url, stamp, _sizes(file))
 
 
 def read_rows(url: str, first: int, size: int, batch: int) -> Iterator[list[Item]]:
     """These rows, a batch at a time; only the row groups that hold some of them are read."""
     with _reading(url) as file:
-        columns = _columns(url, file.schema_arrow)
-        groups, start = _groups(file.metadata, first, size)
-        row = start
+        columns, sizes = _columns(url, file.schema_arrow), _sizes(file)
+        starts = np.cumsum([0, *sizes])
+        groups = np.flatnonzero((starts[1:] > first) & (starts[:-1] < first + size)).tolist()
+        row = int(starts[groups[0]]) if groups else 0
         for found in file.iter_batches(batch, row_groups=groups, columns=columns):
             skipped = max(first - row, 0)
             kept = found.slice(skipped, max(first + size - row - skipped, 0))
@@ -48,17 +56,8 @@ def read_rows(url: str, first: int, size: int, batch: int) -> Iterator[list[Item
             row += found.num_rows
 
 
-def _groups(metadata: Any, first: int, size: int) -> tuple[list[int], int]:
-    """Numbers of the row groups that hold these rows, and the first one's first row."""
-    groups: list[int] = []
-    start = row = 0
-    for number in range(metadata.num_row_groups):
-        after = row + metadata.row_group(number).num_rows
-        if after > first and row < first + size:
-            start = start if groups else row
-            groups.append(number)
-        row = after
-    return groups, start
+def _sizes(file: "ParquetFile") -> tuple[int, ...]:
+    return tuple(file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups))
 
 
 def _columns(url: str, schema: Any) -> list[str]:
@@ -86,19 +85,17 @@ def _rows(url: str, columns: dict[str, Sequence[Any]], first: int) -> list[Item]
     named = [nameless[number] if name is None else str(name) for number, name in enumerate(given)]
     if "bytes" in columns:
         return [Item(name, data or _empty(name)) for name, data in zip(named, columns["bytes"], strict=True)]
-    return [
-        Item(name, _empty(name)) if path is None else Entry(name, _resolve(folder, str(path))).item()
-        for name, path in zip(named, given, strict=True)
-    ]
+    items = []
+    for name, cell in zip(named, given, strict=True):
+        path = str(cell)
+        whole = is_url(path) or path.startswith("/") or PurePath(path).is_absolute()
+        there = Entry(name, path if whole else join(folder, path))  # paths are relative to their table
+        items.append(Item(name, _empty(name)) if cell is None else there.item())
+    return items
 
 
 def _empty(name: str) -> InputError:
     return InputError(f"image {name} is an empty cell of its table; fill it or leave the row out")
-
-
-def _resolve(folder: str, path: str) -> str:
-    """Paths are relative to their table."""
-    return path if is_url(path) or path.startswith("/") or PurePath(path).is_absolute() else join(folder, path)
 
 
 @contextmanager
@@ -127,14 +124,30 @@ def read_records(url: str) -> list[dict[str, Any]]:
         return records
 
 
-def arrow_table(records: Sequence[dict[str, Any]], labels: Sequence[str] | None) -> "pyarrow.Table":
-    """Columns image, tags (a list) and with labels scores (a struct with a number for each)."""
-    import pyarrow
+def write_records(
+    target: Path | BinaryIO, records: Iterator[dict[str, Any]], labels: Labels, note: Mapping[str, Any] | None = None
+) -> None:
+    """Columns image, tags (a list) and with labels scores (a struct with a number for each); a note in the metadata."""
+    import pyarrow.parquet
 
     columns = {"image": pyarrow.string(), "tags": pyarrow.list_(pyarrow.string())}
     if labels is not None:
         columns["scores"] = pyarrow.struct([(label, pyarrow.float64()) for label in labels])
-    return pyarrow.Table.from_pylist(list(records), pyarrow.schema(columns))
+    schema = pyarrow.schema(columns, None if note is None else {NOTE: json.dumps(note)})
+    with pyarrow.parquet.ParquetWriter(target, schema) as writer:
+        for some in batches(records, _ROWS_AT_ONCE):
+            writer.write_table(pyarrow.Table.from_pylist(some, schema))
+
+
+def open_part(content: bytes) -> "ParquetFile":
+    """What `write_records` wrote; a ValueError where it is damaged."""
+    import pyarrow.lib
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.ParquetFile(io.BytesIO(content))
+    except pyarrow.lib.ArrowException as error:
+        raise ValueError(str(error)) from error
 
 
 def import_pyarrow(what: str) -> None:

@@ -49,45 +49,31 @@ class Share:
     cores: float
     gpu: bool
 
-    @property
-    def threads(self) -> int:
-        return max(1, int(self.cores))
 
+def share_out(nodes: Sequence[Mapping[str, float]], workers: int | None) -> Share:
+    """As many workers as there are GPUs, or else cores; fewer have more cores each, but never of two machines.
 
-@dataclass(frozen=True)
-class Nodes:
-    """What each machine of a cluster has: CPU, GPU."""
-
-    resources: Sequence[Mapping[str, float]]
-
-    def share(self, workers: int | None) -> Share:
-        """As many workers as there are GPUs, or else cores; fewer have more cores each, but never of two machines.
-
-        >>> Nodes([{"CPU": 16.0}, {"CPU": 4.0}]).share(3)
-        Share(workers=3, cores=5.0, gpu=False)
-        """
-        gpus = int(sum(node.get("GPU", 0) for node in self.resources))
-        cores = sum(node.get("CPU", 0) for node in self.resources)
-        if workers is None:
-            workers = gpus or max(int(cores), 1)
-        if gpus and workers > gpus:
-            raise InputError(f"--workers {workers}, but there are {gpus} GPUs, one for each; give at most {gpus}")
-        whole = (Fraction(each) for each in range(math.floor(cores / workers), 0, -1))
-        parts = (Fraction(1, each) for each in range(2, _SMALLEST_PARTS + 1))
-        for each in chain(whole, parts):
-            if sum(_fit(node, each, gpus > 0) for node in self.resources) >= workers:
-                return Share(workers, math.floor(each * _SMALLEST_PARTS) / _SMALLEST_PARTS, gpus > 0)
-        raise InputError(f"--workers {workers}, but no machine of the cluster has cores for them; give fewer")
-
-
-def _fit(node: Mapping[str, float], cores: Fraction, gpu: bool) -> int:
-    by_cores = int(Fraction(node.get("CPU", 0)) // cores)
-    return min(by_cores, int(node.get("GPU", 0))) if gpu else by_cores
+    >>> share_out([{"CPU": 16.0}, {"CPU": 4.0}], 3)
+    Share(workers=3, cores=5.0, gpu=False)
+    """
+    gpus = int(sum(node.get("GPU", 0) for node in nodes))
+    cores = sum(node.get("CPU", 0) for node in nodes)
+    if workers is None:
+        workers = gpus or max(int(cores), 1)
+    if gpus and workers > gpus:
+        raise InputError(f"--workers {workers}, but there are {gpus} GPUs, one for each; give at most {gpus}")
+    whole = (Fraction(each) for each in range(math.floor(cores / workers), 0, -1))
+    parts = (Fraction(1, each) for each in range(2, _SMALLEST_PARTS + 1))
+    for each in chain(whole, parts):
+        fit = (min(Fraction(node.get("CPU", 0)) // each, node.get("GPU", 0) if gpus else math.inf) for node in nodes)
+        if sum(fit) >= workers:
+            return Share(workers, math.floor(each * _SMALLEST_PARTS) / _SMALLEST_PARTS, gpus > 0)
+    raise InputError(f"--workers {workers}, but no machine of the cluster has cores for them; give fewer")
 
 
 @contextmanager
-def open_cluster(address: str | None) -> Iterator[Nodes]:
-    """Its machines; a cluster that was started here listens on the loopback alone and ends with the run."""
+def open_cluster(address: str | None) -> Iterator[list[Mapping[str, float]]]:
+    """What its machines have, CPU and GPU; one that is started here listens on the loopback and ends with the run."""
     if address is not None:
         check_address(address)
     ray = _import_ray(loopback=address is None)
@@ -97,7 +83,7 @@ def open_cluster(address: str | None) -> Iterator[Nodes]:
         if ours:
             _connect(ray, address)
         try:
-            yield Nodes([node["Resources"] for node in ray.nodes() if node["Alive"]])
+            yield [node["Resources"] for node in ray.nodes() if node["Alive"]]
         finally:
             if ours:
                 ray.shutdown()
@@ -180,7 +166,7 @@ class Worker:
                 raise InputError(
                     f"a worker has fewtag {__version__}, this is {version}; install the same one on every machine"
                 )
-            self._tagger, self._scorer = work.open("cuda" if share.gpu else "cpu", share.threads)
+            self._tagger, self._scorer = work.open("cuda" if share.gpu else "cpu", max(1, int(share.cores)))
             self._cache = cached_places(self._tagger.model, work.options.cache)
             self._space = self._cache.__enter__()  # for as long as this process lives
         except InputError as error:

@@ -15,20 +15,12 @@ from fewtag import __version__
 from fewtag.cache import Space as CacheSpace
 from fewtag.core.posterior import Places
 from fewtag.errors import InputError
+from fewtag.tagger import stream
 from fewtag.tagger.model import Model
-from fewtag.tagger.stream import (
-    BATCH,
-    Item,
-    Scorer,
-    Tagged,
-    cached_places,
-    encode_stream,
-    estimate_priors,
-    tag_stream,
-)
+from fewtag.tagger.stream import BATCH, Item, Scorer, Tagged, cached_places, tag_stream
 from fewtag.tagger.tagger import Tagger
 from fewtag.tagging.sources import Shard, Source, open_source
-from fewtag.tagging.tables import Counts, Output, Parts, open_output
+from fewtag.tagging.tables import Counts, Output, Parts, names_in, open_output
 
 LARGEST_SHARD, SMALLEST_SHARD = 1024, 64
 LOCAL_SHARD = 256
@@ -164,7 +156,7 @@ def _tag_on_ray(
     begin: Begin,
 ) -> tuple[float, int]:
     """By the workers of a cluster: when the first one was ready, and how many there were."""
-    from fewtag.tagging.ray_engine import finish_on_ray, open_cluster
+    from fewtag.tagging.ray_engine import finish_on_ray, open_cluster, share_out
 
     if output.begun is not None and not output.missing(source, 0):
         return time.time(), 0
@@ -173,14 +165,14 @@ def _tag_on_ray(
         tagger.save(path)  # as it was loaded: the bank itself may be taught meanwhile
         work = Work(path.read_bytes(), scored, options, output.parts, output.shares)
     with open_cluster(ray.address) as nodes:
-        share = nodes.share(ray.workers)
+        share = share_out(nodes, ray.workers)
         missing = output.missing(source, options.shard or shard_size(len(source), share.workers))
         advance = begin(output.task, sum(shard.size for shard in missing))
         ready, finished = finish_on_ray(missing, work, share, advance)
-    written = output.parts.folder.names()
+    written = names_in(output.parts.folder)
     if lost := [name for name in map(output.parts.name, finished) if name not in written]:
         raise InputError(
-            f"{len(lost)} of {len(finished)} parts are not in {output.parts.folder.location}, where the workers wrote "
+            f"{len(lost)} of {len(finished)} parts are not in {output.parts.folder}, where the workers wrote "
             "them: --out must lie at the same path on every machine, or be a URL"
         )
     output.done |= finished
@@ -234,8 +226,8 @@ def shares_in(
             yield batch
 
     with cached_places(tagger.model, options.cache) as space:
-        places = encode_stream(tagger.model, items, batch=options.batch, space=space, skip_bad=True)
-        found, count = estimate_priors(tagger.scorer(), counted(places), said)
+        places = stream.encode_stream(tagger.model, items, batch=options.batch, space=space, skip_bad=True)
+        found, count = stream.estimate_priors(tagger.scorer(), counted(places), said)
     return {label: round(found[label], 6) for label in asked} if count >= SMALLEST_SAMPLE // 2 else unless_seen
 
 
@@ -269,19 +261,12 @@ def finish_shards(
 ) -> dict[int, Counts]:
     """Each shard's rows into a part; the network does not wait between one shard and the next."""
     options = work.options
-    stream = tag_stream(
-        model,
-        scorer,
-        (item for shard in shards for item in shard.items(options.batch)),
-        batch=options.batch,
-        scores=work.scored is not None,
-        space=space,
-        loaders=_DOWNLOADS_AT_ONCE if shards[0].is_remote else None,
-    )
+    items = (item for shard in shards for item in shard.items(options.batch))
+    scores, loaders = work.scored is not None, _DOWNLOADS_AT_ONCE if shards[0].is_remote else None
     rows: list[Tagged] = []
     waiting = list(reversed(shards))
     finished = {}
-    for batch in stream:
+    for batch in tag_stream(model, scorer, items, batch=options.batch, scores=scores, space=space, loaders=loaders):
         rows += batch
         advance(len(batch))
         while waiting and len(rows) >= waiting[-1].size:

@@ -2,24 +2,18 @@
 
 import io
 import json
+import os
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from fewtag.errors import InputError
 from fewtag.files import digest, read_json
-from fewtag.pictures.files import (
-    IMAGE_ENDINGS,
-    OTHERS_FOLDERS,
-    UNREADABLE_ENDINGS,
-    Picture,
-    archived,
-    is_image_name,
-    walk,
-)
+from fewtag.pictures.files import IMAGE_ENDINGS, OTHERS_FOLDERS, Picture, archived, judge_name, walk
 from fewtag.tagger.stream import Item
 
 if TYPE_CHECKING:
@@ -27,6 +21,7 @@ if TYPE_CHECKING:
 
 # whatever a file system says of a file that changes with its content
 _STAMPS = ("size", "mtime", "LastModified", "last_modified", "ETag", "etag", "md5Hash", "generation")
+_ENDINGS = ", ".join(sorted(IMAGE_ENDINGS))
 _TABLES_AT_ONCE = 16
 _TRIES = 3
 SURE = 0.2
@@ -59,8 +54,6 @@ class Entry(NamedTuple):
 
 
 class Remote(NamedTuple):
-    """A picture behind a URL."""
-
     url: str
     name: str
 
@@ -82,15 +75,14 @@ class Crop(NamedTuple):
     box: tuple[float, ...]
 
     def read(self) -> bytes:
-        whole = self.picture.open()
-        left, top, width, height = (
-            share * side for share, side in zip(self.box, (*whole.size, *whole.size), strict=True)
-        )
-        # at least a pixel, and none outside: a box may lie on the very edge
-        first, over = min(round(left), whole.width - 1), min(round(top), whole.height - 1)
-        last, under = max(first + 1, round(left + width)), max(over + 1, round(top + height))
+        whole, sides = self.picture.open(), []
+        for place, size, side in zip(self.box[:2], self.box[2:], whole.size, strict=True):
+            # at least a pixel, and none outside: a box may lie on the very edge
+            first = min(round(place * side), side - 1)
+            sides.append((first, min(max(first + 1, round(place * side + size * side)), side)))
+        (left, right), (top, bottom) = sides
         buffer = io.BytesIO()
-        whole.crop((first, over, min(last, whole.width), min(under, whole.height))).save(buffer, "BMP")
+        whole.crop((left, top, right, bottom)).save(buffer, "BMP")
         return buffer.getvalue()
 
 
@@ -121,7 +113,7 @@ class Source:
     """Pictures with a place each, or Parquet tables of them."""
 
     entries: Sequence[Entry] = ()
-    tables: Sequence[Any] = field(default_factory=list)
+    tables: Sequence[Any] = ()
     locations: Sequence[str] = ()
     """What was given, in full."""
 
@@ -163,16 +155,15 @@ def open_source(sources: Sequence[str]) -> Source:
     entries = [entry for source in opened for entry in source.entries]
     tables = [table for source in opened for table in source.tables]
     if not entries and not tables:
-        raise InputError(f"{', '.join(sources)}: there is no picture ({_endings()}); check the path")
+        raise InputError(f"{', '.join(sources)}: there is no picture ({_ENDINGS}); check the path")
     if entries and tables:
         raise InputError("pictures and Parquet tables cannot be tagged in one run; give them to a run each")
-    first: dict[str, str] = {}
+    named: dict[str, Entry] = {}
     for entry in entries:
-        if first.setdefault(entry.name, entry.location) != entry.location:
+        if named.get(entry.name, entry).location != entry.location:
             raise InputError(f"two pictures are called {entry.name!r}; tag their folders in a run each")
-    found = Source(
-        list({entry.name: entry for entry in entries}.values()), tables, [absolute(source) for source in sources]
-    )
+        named[entry.name] = entry
+    found = Source(list(named.values()), tables, [absolute(source) for source in sources])
     if not len(found):
         raise InputError(f"{', '.join(sources)} lists no picture: its tables have no row; check it")
     return found
@@ -270,42 +261,8 @@ def _archive(path: Path, prefix: str) -> Iterator[Entry]:
 
 
 def _remote(source: str) -> Source:
-    files = _find(source)
     system, root = file_system(source)
     top = root.rstrip("/")
-    # the links of a web page are escaped; the names of files are not
-    unescape: Callable[[str], str] = unquote if source.startswith("http") else str
-    entries = []
-    for path, stamp in files.items():
-        name = unescape(path.rsplit("/", 1)[1] if path.rstrip("/") == top else path.removeprefix(f"{top}/"))
-        if (problem := _judge(name)) is not None:
-            entries.append(Entry(name, system.unstrip_protocol(path), stamp, problem=problem))
-    if any(not entry.problem for entry in entries):
-        return Source(sorted(entries, key=lambda entry: entry.name))
-    tables = {
-        system.unstrip_protocol(path): stamp
-        for path, stamp in files.items()
-        if path.endswith(".parquet") and not _is_note(path.removeprefix(top))
-    }
-    if not tables and not entries:
-        raise InputError(f"{source} holds no picture ({_endings()}) and no Parquet table; check the location")
-    return _open_tables(tables) if tables else Source(entries)
-
-
-def _judge(name: str) -> str | None:
-    """None for what is no picture by its name, with slashes; else why it is not read, or nothing."""
-    *folders, last = name.split("/")
-    if any(folder.startswith(".") or folder.lower() in OTHERS_FOLDERS for folder in folders) or last.startswith("."):
-        return None
-    ending = PurePosixPath(last).suffix.lower()
-    if ending in UNREADABLE_ENDINGS:
-        return f"image {name} is of a kind that is not read ({ending}); convert it to JPEG"
-    return "" if is_image_name(last) else None
-
-
-def _find(source: str) -> dict[str, list[str]]:
-    """Every file under a location, or the one file, each with its stamp."""
-    system, root = file_system(source)
     # one that goes from folder to folder would pass over those that it cannot read
     strict = {"on_error": "raise"} if source.startswith("http") else {}
     try:
@@ -314,13 +271,31 @@ def _find(source: str) -> dict[str, list[str]]:
             system.info(root)  # says what is wrong, if nothing is there
     except Exception as error:  # each file system has errors of its own
         raise InputError(f"cannot list {source}: {reason(error)}; check the location and its permissions") from error
-    top = root.rstrip("/")
-    return {
-        path: [str(facts[key]) for key in _STAMPS if facts.get(key) is not None]
-        for path, facts in listed.items()
-        # a page may link elsewhere
-        if path.rstrip("/") == top or path.startswith(f"{top}/")
-    }
+    # the links of a web page are escaped; the names of files are not
+    unescape: Callable[[str], str] = unquote if source.startswith("http") else str
+    entries, tables = list[Entry](), dict[str, Any]()
+    for path, facts in listed.items():
+        alone = path.rstrip("/") == top
+        if not alone and not path.startswith(f"{top}/"):  # a page may link elsewhere
+            continue
+        url, stamp = system.unstrip_protocol(path), [str(facts[key]) for key in _STAMPS if facts.get(key) is not None]
+        name = unescape(path.rsplit("/", 1)[1] if alone else path.removeprefix(f"{top}/"))
+        if (problem := _judge(name)) is not None:
+            entries.append(Entry(name, url, stamp, problem=problem))
+        elif path.endswith(".parquet") and not _is_note(path.removeprefix(top)):
+            tables[url] = stamp
+    if any(not entry.problem for entry in entries):
+        return Source(sorted(entries, key=lambda entry: entry.name))
+    if not tables and not entries:
+        raise InputError(f"{source} holds no picture ({_ENDINGS}) and no Parquet table; check the location")
+    return _open_tables(tables) if tables else Source(entries)
+
+
+def _judge(name: str) -> str | None:
+    """None too for what lies in hidden folders, and in those of other programs."""
+    *folders, last = name.split("/")
+    hidden = any(part.startswith(".") for part in (*folders, last))
+    return None if hidden or {folder.lower() for folder in folders} & OTHERS_FOLDERS else judge_name(name)
 
 
 def _open_tables(tables: dict[str, Any]) -> Source:
@@ -342,10 +317,6 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 def _is_note(name: str) -> bool:
     """Hidden files and folders, and those that Spark and Arrow keep their notes in, are none of the tables."""
     return any(part.startswith((".", "_")) for part in name.split("/"))
-
-
-def _endings() -> str:
-    return ", ".join(sorted(IMAGE_ENDINGS))
 
 
 def _digest(content: object) -> str:
@@ -402,6 +373,40 @@ def file_system(url: str) -> tuple["AbstractFileSystem", str]:
         raise InputError(f"{url} cannot be opened here: {error}, here and on every machine of the cluster") from error
     except ValueError as error:
         raise InputError(f"{url} cannot be opened: {error}; use a path, s3://, gs:// or https://") from error
+
+
+def check_folder(out: str) -> None:
+    """Refuses what was hardly meant as a folder of parts: tags.json, tags.csv.gz, or standard output."""
+    if out == "-":
+        raise InputError("--out - is no file; leave --out out to have the rows in the terminal, with --json as JSON")
+    here = local_path(out)
+    ending = (PurePosixPath(out) if here is None else here).suffix.lower()
+    if ending not in {"", ".parquet"} and not out.endswith(("/", os.sep)) and not (here is not None and here.is_dir()):
+        raise InputError(
+            f"--out {out} ends in {ending}; name a table in .csv, .jsonl or .parquet, "
+            "or with a last / a folder of Parquet parts"
+        )
+
+
+def remote_names(folder: str) -> set[str]:
+    """Of the files in a folder behind a URL."""
+    system, path = file_system(folder)
+    system.invalidate_cache()
+    if system.isfile(path):
+        raise InputError(f"{folder} is a file; name a folder")
+    return {str(name).rstrip("/").rsplit("/", 1)[1] for name in system.ls(path, detail=False)}
+
+
+def write_remote(url: str, content: bytes) -> None:
+    """Whole or not at all: under another name first, since a store may take a file that broke off."""
+    system, path = file_system(url)
+    part = f"{path}.{uuid.uuid4().hex[:8]}.part"
+    try:
+        system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+        system.pipe_file(part, content)
+        system.mv(part, path)
+    except Exception as error:  # each file system has errors of its own
+        raise InputError(f"cannot write {url}: {reason(error)}; check --out") from error
 
 
 def reason(error: Exception) -> str:

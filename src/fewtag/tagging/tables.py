@@ -6,8 +6,6 @@ import io
 import json
 import os
 import re
-import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -17,20 +15,20 @@ from typing import Any, Literal
 
 from fewtag.errors import InputError
 from fewtag.files import digest, locked, replacing, write_atomically
-from fewtag.pictures.prefetch import batches
 from fewtag.tagger.stream import Item, Tagged
-from fewtag.tagging.parquet import arrow_table, import_pyarrow
-from fewtag.tagging.sources import Shard, Source, absolute, file_system, join, local_path, reason
+from fewtag.tagging import parquet, sources
+from fewtag.tagging.parquet import Labels
+from fewtag.tagging.sources import Shard, Source, absolute, local_path
 
 # Arrow and Spark take what begins with "_" for notes, not for a part of the table
 MANIFEST = "_fewtag.json"
-_NOTE = b"fewtag"
 # a part, or what a kill left of one that was being written
 _OURS = re.compile(r"part-\d{5,}\.(jsonl|parquet)|(part-\d{5,}\.(jsonl|parquet)|_fewtag\.json)\.[0-9a-f]+\.part")
 _AT_ONCE = 16
 _SHOWN = {"fewtag": "version of fewtag", "bank": "bank", "source": "SOURCE", "scores": "--scores"}
 _SHOWN |= {"threshold": "--threshold", "prior": "--prior", "shard": "--shard"}
 Ending = Literal["jsonl", "parquet"]
+_TABLES = (".csv", ".jsonl", ".parquet")
 SEPARATOR = ";"
 NOT = "!"
 """Before a label in a cell that a person mends: the picture does not show it."""
@@ -40,11 +38,8 @@ COLUMNS = {"image": ("image", "path", "file", "filename", "file_name"), "labels"
 """What people call the two columns of a table that `learn` reads."""
 # JSON leaves these as they are, but str.splitlines() takes them for ends of lines
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
-_ROWS_AT_ONCE = 1024
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What spreadsheets take a cell for a formula by."""
-Labels = Sequence[str] | None
-"""The labels whose scores are written; None without --scores."""
 
 
 @dataclass(frozen=True)
@@ -60,24 +55,24 @@ class Parts:
     """A folder of parts, one a shard: JSON lines, to be joined to a table, or Parquet, which is the table."""
 
     def __init__(self, folder: str, ending: Ending) -> None:
-        self.folder, self.ending = Folder(folder), ending
+        self.folder, self.ending = folder.rstrip("/") or folder, ending
 
     def name(self, number: int) -> str:
         return f"part-{number:05d}.{self.ending}"
 
     def manifest(self) -> dict[str, Any] | None:
         """What the run in this folder is about; None where nothing was begun."""
-        names = self.folder.names()
+        names = names_in(self.folder)
         if MANIFEST not in names:
             if others := {name for name in names if not name.endswith(".part")}:
-                raise InputError(f"{self.folder.location} holds other files, such as {min(others)}; name a new folder")
+                raise InputError(f"{self.folder} holds other files, such as {min(others)}; name a new folder")
             return None
+        where = f"{self.folder}/{MANIFEST}"
         try:
-            manifest = json.loads(self.folder.read(MANIFEST))
+            manifest = json.loads(read_file(where))
             int(manifest["shard"])
         except (ValueError, OSError, LookupError, TypeError) as error:
-            where = f"{self.folder.location}/{MANIFEST}"
-            raise InputError(f"{where} is damaged; delete {self.folder.location} to begin anew") from error
+            raise InputError(f"{where} is damaged; delete {self.folder} to begin anew") from error
         return manifest
 
     def begun(self, about: Mapping[str, Any], shard: int | None) -> dict[str, Any] | None:
@@ -89,21 +84,21 @@ class Parts:
         if self.ending == "jsonl" and any(before.get(key) != now[key] for key in now):
             self.remove()
             return None
-        check_same(before, now, self.folder.location)
+        check_same(before, now, self.folder)
         return before
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        self.folder.write(MANIFEST, json.dumps(about, indent=2).encode())
+        write_file(f"{self.folder}/{MANIFEST}", json.dumps(about, indent=2).encode())
 
     def finished(self, shards: Sequence[Shard]) -> dict[int, Counts]:
         """Those whose part is there, of the same pictures; other parts are out of date and go, nobody else's files."""
-        names = self.folder.names()
+        names = names_in(self.folder)
         there = [shard for shard in shards if self.name(shard.number) in names]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             found = dict(zip([shard.number for shard in there], pool.map(self._counts, there), strict=True))
         done = {number: counts for number, counts in found.items() if counts is not None}
         for stale in filter(_OURS.fullmatch, names - {self.name(number) for number in done}):
-            self.folder.remove(stale)
+            remove_file(f"{self.folder}/{stale}")
         return done
 
     def write(self, shard: Shard, rows: Sequence[Tagged], labels: Labels) -> Counts:
@@ -111,67 +106,72 @@ class Parts:
         good = [row for row in rows if not row.failure]
         counts = Counts(len(good), len(rows) - len(good), sum(row.cached for row in good))
         note = {"digest": shard.digest, "tagged": counts.tagged, "failed": counts.failed}
-        content = _jsonl(rows, note, labels) if self.ending == "jsonl" else _parquet(rows, good, note, labels)
+        if self.ending == "jsonl":
+            lines = "".join(
+                json_line({"image": as_text(row.image), "failure": row.failure} if row.failure else record(row, labels))
+                for row in rows
+            ).encode()
+            content = json.dumps(note | {"sum": digest(lines)}).encode() + b"\n" + lines
+        else:
+            buffer, failed = io.BytesIO(), [(place, row) for place, row in enumerate(rows) if row.failure]
+            note["failures"] = [(place, as_text(row.image), row.failure) for place, row in failed]
+            parquet.write_records(buffer, (record(row, labels) for row in good), labels, note)
+            content = buffer.getvalue()
         # lines tell by their sum if a power cut took some, and are made again; nobody waits 20 ms for the disk
-        self.folder.write(self.name(shard.number), content, sync=self.ending != "jsonl")
+        write_file(f"{self.folder}/{self.name(shard.number)}", content, sync=self.ending != "jsonl")
         return counts
 
     def rows(self, numbers: Sequence[int]) -> Iterator[Tagged]:
         """Of these parts, in their order, failures too; a part at a time in memory."""
         for number in numbers:
-            content = self.folder.read(self.name(number))
+            content = read_file(f"{self.folder}/{self.name(number)}")
             if self.ending == "jsonl":
                 facts = [json.loads(line) for line in content.decode().split("\n")[1:] if line]
             else:
-                import pyarrow.parquet
-
-                facts = pyarrow.parquet.read_table(io.BytesIO(content)).to_pylist()
+                facts = parquet.open_part(content).read().to_pylist()
+                for place, image, why in self._note(content)["failures"]:
+                    facts.insert(place, {"image": image, "failure": why})
             for row in facts:
                 tags, scores = tuple(row.get("tags", ())), row.get("scores") or {}
                 yield Tagged(row["image"], tags, scores, row.get("failure", ""))
 
     def failures(self, numbers: Sequence[int]) -> Iterator[Tagged]:
-        """Of these parts alone."""
-        if self.ending == "jsonl":
-            yield from (row for row in self.rows(numbers) if row.failure)
-            return
+        """Of these parts; those of Parquet stand in its note."""
         for number in numbers:
-            for image, why in self._note(number)["failures"]:
-                yield Tagged(image, failure=why)
+            if self.ending == "jsonl":
+                yield from (row for row in self.rows([number]) if row.failure)
+            else:
+                note = self._note(read_file(f"{self.folder}/{self.name(number)}"))
+                yield from (Tagged(image, failure=why) for _, image, why in note["failures"])
 
     def remove(self) -> None:
         """Parts and manifest, and the folder if nothing else is in it; the manifest last, by which they are ours."""
-        for name in (*sorted(filter(_OURS.fullmatch, self.folder.names())), MANIFEST):
-            self.folder.remove(name)
-        self.folder.remove_if_empty()
+        for name in (*sorted(filter(_OURS.fullmatch, names_in(self.folder))), MANIFEST):
+            remove_file(f"{self.folder}/{name}")
+        if (path := local_path(self.folder)) is not None:  # a store behind a URL has no empty folders
+            with suppress(OSError):
+                path.rmdir()
 
     def _counts(self, shard: Shard) -> Counts | None:
         """None where the part is of other pictures, or damaged."""
         try:
-            note = self._note(shard.number)
+            note = self._note(read_file(f"{self.folder}/{self.name(shard.number)}"))
             same = note["digest"] == shard.digest and note["tagged"] + note["failed"] == shard.size
             return Counts(int(note["tagged"]), int(note["failed"])) if same else None
         except (OSError, ValueError, LookupError, TypeError):
             return None
 
-    def _note(self, number: int) -> dict[str, Any]:
+    def _note(self, content: bytes) -> dict[str, Any]:
         """What a part says of itself."""
-        content = self.folder.read(self.name(number))
-        if self.ending == "jsonl":
+        if self.ending == "parquet":
+            note = json.loads(parquet.open_part(content).metadata.metadata[parquet.NOTE])
+            sound = len([place for place, _image, _why in note["failures"]]) == note["failed"]
+        else:
             first, _, rows = content.partition(b"\n")
-            note: dict[str, Any] = json.loads(first)
-            if note["sum"] != digest(rows):
-                raise ValueError("rows are missing or damaged")
-            return note
-        import pyarrow.lib
-        import pyarrow.parquet
-
-        try:
-            note = json.loads(pyarrow.parquet.read_metadata(io.BytesIO(content)).metadata[_NOTE])
-        except pyarrow.lib.ArrowException as error:
-            raise ValueError(str(error)) from error
-        if len(note["failures"]) != note["failed"]:
-            raise ValueError("failures are missing")
+            note = json.loads(first)
+            sound = note["sum"] == digest(rows)
+        if not sound:
+            raise ValueError("rows or failures are missing or damaged")
         return note
 
 
@@ -210,26 +210,26 @@ class Output:
     def rows(self, source: Source) -> Iterator[tuple[Item, Tagged]]:
         """Pictures and what the parts say of them, before these are joined; a part at a time in memory."""
         for shard in source.shards(int(self.begun["shard"]) if self.begun else 1):
-            rows = deque(self.parts.rows([shard.number]))
-            # Parquet's are apart; names may repeat, so what is first in line counts
-            failed = deque(() if self.parts.ending == "jsonl" else self.parts.failures([shard.number]))
-            for item in shard.items(_AT_ONCE):
-                here = not failed or (rows and rows[0].image == _as_text(item.name))
-                yield item, (rows if here else failed).popleft()
+            yield from zip(shard.items(_AT_ONCE), self.parts.rows([shard.number]), strict=True)
 
     def finish(self, labels: Labels) -> None:
         """The failures' list, then the table with a record by which it is known as ours; then the parts go."""
         numbers = sorted(self.done)
         failing = [number for number in numbers if self.done[number].failed]
-        _write_failures(failures_of(self._out), list(self.parts.failures(failing)))
+        failed, where = list(self.parts.failures(failing)), failures_of(self._out)
+        if failed:
+            write_file(where, failures_csv(failed))
+        elif (path := local_path(where)) is not None:
+            path.unlink(missing_ok=True)
         if self._table is None:
             return
-        out, guesses = self._table, _Guesses()
+        out, given, guesses = self._table, dict[str, int](), io.StringIO()
 
         def rows() -> Iterator[Tagged]:
             for row in self.parts.rows(numbers):
                 if not row.failure:
-                    guesses.add(row.image, row.tags)
+                    tags = ".".join(str(given.setdefault(tag, len(given))) for tag in row.tags)
+                    guesses.write(f"{picture_mark(row.image)}:{tags} ")
                     yield row
 
         def note(part: Path) -> None:
@@ -237,7 +237,7 @@ class Output:
             ours = [_sum(path) for path in (part, out) if path.exists()]
             # names of several sources' pictures are relative to where the command was run
             facts = {**self._about, "cwd": str(Path.cwd()), "shares": self.shares, "tables": ours}
-            facts |= guesses.facts()
+            facts |= {"labels": list(given), "rows": guesses.getvalue()}
             write_atomically(record_of(out), json.dumps(facts, indent=2).encode())
 
         write_table(out, rows(), labels, note)
@@ -250,30 +250,58 @@ def open_output(
 ) -> Iterator[Output]:
     """Checked before hours of work, locked against another run, and not somebody else's."""
     here = local_path(out)
-    table = here if here is not None and here.suffix.lower() in WRITERS else None
+    table = here if here is not None and here.suffix.lower() in _TABLES else None
     if table is not None:
         check_table(table, labels, scores=scores)
     elif out.lower().endswith((".csv", ".jsonl")):
         raise InputError(f"--out {out} is a table behind a URL; name a folder there, for Parquet parts")
     else:
-        _check_folder(out, here)
-        import_pyarrow(f"--out {out}, a folder of Parquet parts,")
+        sources.check_folder(out)
+        parquet.import_pyarrow(f"--out {out}, a folder of Parquet parts,")
     with nullcontext() if here is None else locked(here, seconds=0.5):
         if table is not None and not force:
             _refuse_other_table(table, about)
         yield Output(out if table is None else str(table), table, about, shard)
 
 
-def _check_folder(out: str, here: Path | None) -> None:
-    """Refuses what was hardly meant as a folder of parts: tags.json, tags.csv.gz, or standard output."""
-    if out == "-":
-        raise InputError("--out - is no file; leave --out out to have the rows in the terminal, with --json as JSON")
-    ending = (PurePosixPath(out) if here is None else here).suffix.lower()
-    if ending not in {"", ".parquet"} and not out.endswith(("/", os.sep)) and not (here is not None and here.is_dir()):
-        raise InputError(
-            f"--out {out} ends in {ending}; name a table in .csv, .jsonl or .parquet, "
-            "or with a last / a folder of Parquet parts"
-        )
+def names_in(folder: str) -> set[str]:
+    """Of the files in a folder, here or behind a URL; none where there is no folder."""
+    here = local_path(folder)
+    try:
+        if here is None:
+            return sources.remote_names(folder)
+        if here.is_file():
+            raise InputError(f"{folder} is a file; name a folder")
+        return {entry.name for entry in os.scandir(here)}
+    except FileNotFoundError:
+        return set()
+    except (OSError, NotImplementedError) as error:
+        raise InputError(f"cannot read the folder {folder}: {sources.reason(error)}; check it") from error
+
+
+def read_file(location: str) -> bytes:
+    if (here := local_path(location)) is not None:
+        return here.read_bytes()
+    system, path = sources.file_system(location)
+    return system.cat_file(path)
+
+
+def write_file(location: str, content: bytes, *, sync: bool = True) -> None:
+    if (here := local_path(location)) is not None:
+        write_atomically(here, content, sync=sync)
+    else:
+        sources.write_remote(location, content)
+
+
+def remove_file(location: str) -> None:
+    if (here := local_path(location)) is None:
+        system, path = sources.file_system(location)
+        system.rm_file(path)
+        return
+    try:
+        here.unlink(missing_ok=True)
+    except OSError as error:  # a folder of that name
+        raise InputError(f"cannot remove {here}: {error.strerror}; move it away") from error
 
 
 def failures_of(out: str) -> str:
@@ -300,32 +328,6 @@ def picture_name(image: str) -> str:
     return PurePosixPath(image.replace("\\", "/")).as_posix()
 
 
-class _Guesses:
-    """What `tag` wrote of each picture, in a few bytes a row."""
-
-    def __init__(self) -> None:
-        self._labels: dict[str, int] = {}
-        self._rows = io.StringIO()
-
-    def add(self, image: str, tags: Iterable[str]) -> None:
-        numbers = (str(self._labels.setdefault(tag, len(self._labels))) for tag in tags)
-        self._rows.write(f"{picture_mark(image)}:{'.'.join(numbers)} ")
-
-    def facts(self) -> dict[str, Any]:
-        return {"labels": list(self._labels), "rows": self._rows.getvalue()}
-
-
-def read_guesses(table: Path) -> dict[str, frozenset[str]]:
-    """The tags that `tag` wrote into this table, by `picture_mark`: whatever program saved it since, they are known."""
-    record = read_record(table)
-    try:
-        labels, rows = list(map(str, record["labels"])), str(record["rows"]).split()
-        found = (row.partition(":")[::2] for row in rows)
-        return {mark: frozenset(labels[int(each)] for each in tags.split(".") if each) for mark, tags in found}
-    except (LookupError, TypeError, ValueError):
-        return {}
-
-
 def picture_mark(image: str) -> str:
     return digest(picture_name(image))[:12]
 
@@ -340,14 +342,6 @@ def _refuse_other_table(out: Path, about: Mapping[str, Any]) -> None:
         raise InputError(f"--out {out} exists and is not what fewtag wrote there; name another, or give --force")
     if source != about["source"]:
         raise InputError(f"--out {out} is the table of another run, of {_shown(source)}; name another, or give --force")
-
-
-def _write_failures(where: str, failed: Sequence[Tagged]) -> None:
-    folder, _, name = where.rpartition("/") if "/" in where else (".", "", where)
-    if failed:
-        Folder(folder or "/").write(name, failures_csv(failed))
-    elif (path := local_path(where)) is not None:
-        path.unlink(missing_ok=True)
 
 
 def _sum(path: Path) -> str:
@@ -368,89 +362,9 @@ def _shown(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value).lower()
 
 
-def _as_text(name: str) -> str:
+def as_text(name: str) -> str:
     """One that is no text as Python would write it."""
     return name.encode(errors="backslashreplace").decode()
-
-
-def _jsonl(rows: Sequence[Tagged], note: dict[str, Any], labels: Labels) -> bytes:
-    facts = (
-        {"image": _as_text(row.image), "failure": row.failure} if row.failure else record(row, labels) for row in rows
-    )
-    content = "".join(map(json_line, facts)).encode()
-    return json.dumps(note | {"sum": digest(content)}).encode() + b"\n" + content
-
-
-def _parquet(rows: Sequence[Tagged], good: Sequence[Tagged], note: dict[str, Any], labels: Labels) -> bytes:
-    import pyarrow.parquet
-
-    failures = [(_as_text(row.image), row.failure) for row in rows if row.failure]
-    about = {_NOTE: json.dumps(note | {"failures": failures})}
-    table = arrow_table([record(row, labels) for row in good], labels).replace_schema_metadata(about)
-    buffer = io.BytesIO()
-    pyarrow.parquet.write_table(table, buffer)
-    return buffer.getvalue()
-
-
-class Folder:
-    """A folder that files are read from and written to whole, here or behind a URL."""
-
-    def __init__(self, location: str) -> None:
-        self.location = location.rstrip("/") or location
-        self.path = local_path(self.location)
-
-    def names(self) -> set[str]:
-        """Of the files in it; none where there is no folder."""
-        try:
-            if self.path is not None:
-                if self.path.is_file():
-                    raise InputError(f"{self.location} is a file; name a folder")
-                return {entry.name for entry in os.scandir(self.path)} if self.path.is_dir() else set()
-            system, path = file_system(self.location)
-            system.invalidate_cache()
-            if system.isfile(path):
-                raise InputError(f"{self.location} is a file; name a folder")
-            return {str(name).rstrip("/").rsplit("/", 1)[1] for name in system.ls(path, detail=False)}
-        except FileNotFoundError:
-            return set()
-        except (OSError, NotImplementedError) as error:
-            raise InputError(f"cannot read the folder {self.location}: {reason(error)}; check it") from error
-
-    def read(self, name: str) -> bytes:
-        if self.path is not None:
-            return (self.path / name).read_bytes()
-        system, path = file_system(join(self.location, name))
-        return system.cat_file(path)
-
-    def write(self, name: str, content: bytes, *, sync: bool = True) -> None:
-        """Whole or not at all: under another name first, since a store may take a file that broke off."""
-        if self.path is not None:
-            write_atomically(self.path / name, content, sync=sync)
-            return
-        system, path = file_system(join(self.location, name))
-        part = f"{path}.{uuid.uuid4().hex[:8]}.part"
-        try:
-            system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-            system.pipe_file(part, content)
-            system.mv(part, path)
-        except Exception as error:  # each file system has errors of its own
-            raise InputError(f"cannot write {join(self.location, name)}: {reason(error)}; check --out") from error
-
-    def remove(self, name: str) -> None:
-        if self.path is not None:
-            try:
-                (self.path / name).unlink(missing_ok=True)
-            except OSError as error:  # a folder of that name
-                raise InputError(f"cannot remove {self.path / name}: {error.strerror}; move it away") from error
-        else:
-            system, path = file_system(join(self.location, name))
-            system.rm_file(path)
-
-    def remove_if_empty(self) -> None:
-        """A store behind a URL has no empty folders."""
-        if self.path is not None:
-            with suppress(OSError):
-                self.path.rmdir()
 
 
 def check_table(out: Path, labels: Sequence[str], *, scores: bool) -> None:
@@ -458,7 +372,7 @@ def check_table(out: Path, labels: Sequence[str], *, scores: bool) -> None:
     if out.is_dir():
         raise InputError(f"--out {out} is a folder; name a file in it, such as {out / 'tags.csv'}")
     if out.suffix.lower() == ".parquet":
-        import_pyarrow(str(out))
+        parquet.import_pyarrow(str(out))
     if out.suffix.lower() != ".csv":
         return
     taken = {ABSENT, *(name for names in COLUMNS.values() for name in names)}
@@ -481,7 +395,12 @@ def write_table(
     `note` is told of the finished file before it takes its place.
     """
     with replacing(out) as part:
-        WRITERS[out.suffix.lower()](part, rows, labels)
+        if out.suffix.lower() == ".parquet":
+            parquet.write_records(part, (record(row, labels) for row in rows), labels)
+        else:
+            lines = (json_line(record(row, labels)) for row in rows)
+            with part.open("w", encoding="utf-8", newline="") as file:
+                file.writelines(_csv_lines(rows, labels or ()) if out.suffix.lower() == ".csv" else lines)
         note(part)
 
 
@@ -523,29 +442,8 @@ def _text_cell(text: str) -> str:
     return f" {text}" if text.startswith(_FORMULA) else text
 
 
-def _write_csv(path: Path, rows: Iterable[Tagged], labels: Labels) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        file.write(csv_line(["image", "tags", *map(_text_cell, labels or ())]))
-        for row in rows:
-            numbers = [f"{row.scores[label]:.6f}" for label in labels or ()]
-            file.write(csv_line([_path_cell(row.image), _text_cell(SEPARATOR.join(row.tags)), *numbers]))
-
-
-def _write_jsonl(path: Path, rows: Iterable[Tagged], labels: Labels) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(json_line(record(row, labels)) for row in rows)
-
-
-def _write_parquet(path: Path, rows: Iterable[Tagged], labels: Labels) -> None:
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetWriter(path, arrow_table([], labels).schema) as writer:
-        for some in batches(iter(rows), _ROWS_AT_ONCE):
-            writer.write_table(arrow_table([record(row, labels) for row in some], labels))
-
-
-WRITERS: dict[str, Callable[[Path, Iterable[Tagged], Labels], None]] = {
-    ".csv": _write_csv,
-    ".jsonl": _write_jsonl,
-    ".parquet": _write_parquet,
-}
+def _csv_lines(rows: Iterable[Tagged], labels: Sequence[str]) -> Iterator[str]:
+    yield csv_line(["image", "tags", *map(_text_cell, labels)])
+    for row in rows:
+        numbers = [f"{row.scores[label]:.6f}" for label in labels]
+        yield csv_line([_path_cell(row.image), _text_cell(SEPARATOR.join(row.tags)), *numbers])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from io import BufferedIOBase
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,6 @@ LONGEST_LINE = LONGEST_WORD + 40 * MOST_DIMENSIONS
 MOST_WORDS = 10_000_000
 MOST_NUMBERS = 1_000_000_000
 FASTTEXT_MODEL = (793712314).to_bytes(4, "little")
-Found = TypeVar("Found")
 
 Keep = Callable[[str, int], bool]
 """Whether to keep a word, by its spelling and its row in the file."""
@@ -79,7 +78,6 @@ def gather(entries: Iterable[tuple[str, bytes]], path: str) -> Entries:
 
 
 def keep_entries(entries: Entries, keep: Keep, path: str) -> Entries:
-    """Only the rows wanted."""
     rows = [row for row, word in enumerate(entries.words) if keep(word, row)]
     if not rows:
         raise InputError(f"word vectors {path!r} hold none of the words wanted; check the file and the labels")
@@ -205,34 +203,30 @@ def read_word(file: BufferedIOBase) -> str | None:
 def read_npz(path: Path, key: str | None) -> Entries:
     """An array of vectors and the array of its names, from a .npz file without pickles."""
     vectors_name = key or "vectors"
-    held = _open_npz(path, lambda arrays: list(arrays.files))
+    reason = f"an array of more than {MOST_NUMBERS:,} numbers"
+    try:
+        with zipfile.ZipFile(path) as archive:  # its members are measured before numpy makes room for them
+            fits = all(member.file_size <= 8 * MOST_NUMBERS for member in archive.infolist())
+        with np.load(path, allow_pickle=False) as arrays:
+            names = [name for name in names_for(vectors_name) if name in arrays.files]
+            wanted = [name for name in (*names[:1], vectors_name) if name in arrays.files and fits]
+            held, found = list(arrays.files), [arrays[name] for name in wanted]
+    except Exception as error:  # zipfile and numpy have a dozen kinds for damaged files, and cite their content
+        fits, reason = False, type(error).__name__
+    if not fits:
+        raise InputError(f"{str(path)!r} cannot be read as .npz ({reason}); save it with numpy.savez")
     if vectors_name not in held:
         raise InputError(f"{str(path)!r} has no array {vectors_name!r}; {nearest(vectors_name, held)}")
-    names = [name for name in names_for(vectors_name) if name in held]
     if not names:
-        wanted = " or ".join(repr(name) for name in names_for(vectors_name))
-        raise InputError(f"{str(path)!r} has no names for {vectors_name!r}; add an array {wanted}")
-    words, vectors = _open_npz(path, lambda arrays: (arrays[names[0]], arrays[vectors_name]))
+        asked = " or ".join(repr(name) for name in names_for(vectors_name))
+        raise InputError(f"{str(path)!r} has no names for {vectors_name!r}; add an array {asked}")
+    words, vectors = found
     kinds = (words.ndim, words.dtype.kind, vectors.ndim, vectors.dtype.kind)
     if kinds != (1, "U", 2, "f") or len(words) != len(vectors):
         raise InputError(
             f"{str(path)!r}: {names[0]!r} must be a list of text, {vectors_name!r} a row of numbers a word"
         )
     return Entries([str(word) for word in words], vectors)
-
-
-def _open_npz(path: Path, look: Callable[[np.lib.npyio.NpzFile], Found]) -> Found:
-    """What is looked for in the file; its members are measured before numpy makes room for them."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = max((member.file_size for member in archive.infolist()), default=0)
-        if size <= 8 * MOST_NUMBERS:
-            with np.load(path, allow_pickle=False) as arrays:
-                return look(arrays)
-        reason = f"an array of more than {MOST_NUMBERS:,} numbers"
-    except Exception as error:  # zipfile and numpy have a dozen kinds for damaged files, and cite their content
-        reason = type(error).__name__
-    raise InputError(f"{str(path)!r} cannot be read as .npz ({reason}); save it with numpy.savez")
 
 
 def names_for(key: str) -> list[str]:

@@ -23,6 +23,7 @@ LEVELS = 16
 """Of a number in the table, half a byte: (code - 7.5) times its row's scale."""
 LONGEST_PHRASE = 3
 """Words in the longest entry."""
+_CHINESE = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf\U0002f800-\U0002fa1f]")
 # what is longer is no word, and the look-up's time grows with the square
 LONGEST_WORD = 100
 # entries come most frequent first; `tv` and `box` stand among these, `len` and `tis` do not
@@ -37,25 +38,13 @@ def split_words(text: str) -> list[str]:
     """
     if text.isascii() and text.isprintable():  # the same, quickly
         return re.findall(r"[a-z0-9]+|[^ a-z0-9]", text.lower())
-    clean = (" " if letter in "\t\n\r" else letter for letter in text if _is_visible(letter))
-    apart = "".join(f" {letter} " if _is_chinese(letter) else letter for letter in clean)
-    plain = (letter for letter in unicodedata.normalize("NFD", apart) if unicodedata.category(letter) != "Mn")
+    spaced = re.sub("[\t\n\r]", " ", text).replace("\ufffd", "")
+    visible = "".join(letter for letter in spaced if not unicodedata.category(letter).startswith("C"))
+    apart = unicodedata.normalize("NFD", _CHINESE.sub(r" \g<0> ", visible))
+    plain = (letter for letter in apart if unicodedata.category(letter) != "Mn")
     # letter by letter: of a whole word, Python would make the last sigma another one
     lower = "".join(letter.lower() for letter in plain)
     return "".join(f" {letter} " if _is_punctuation(letter) else letter for letter in lower).split()
-
-
-def _is_visible(letter: str) -> bool:
-    return letter in "\t\n\r" or (letter != "\ufffd" and not unicodedata.category(letter).startswith("C"))
-
-
-def _is_chinese(letter: str) -> bool:
-    return (
-        "\u4e00" <= letter <= "\u9fff"
-        or "\u3400" <= letter <= "\u4dbf"
-        or "\uf900" <= letter <= "\ufaff"
-        or ("\U00020000" <= letter <= "\U0002ceaf" or "\U0002f800" <= letter <= "\U0002fa1f")
-    )
 
 
 def _is_punctuation(letter: str) -> bool:
@@ -90,13 +79,7 @@ class PieceVectors:
     taken to pieces. Some part of a name must be found before that, for pieces alone ("z ##z ##q") mean nothing.
     """
 
-    def __init__(
-        self,
-        name: str,
-        pieces: Sequence[str],
-        rows: NDArray[np.uint8],
-        scales: NDArray[np.float32],
-    ) -> None:
+    def __init__(self, name: str, pieces: Sequence[str], rows: NDArray[np.uint8], scales: NDArray[np.float32]) -> None:
         self.name = name
         self.dimensions = 2 * int(rows.shape[1])
         self._rows, self._scales = rows, scales
@@ -110,7 +93,6 @@ class PieceVectors:
         return self.vectors([label])[0]
 
     def vectors(self, labels: Sequence[str]) -> NDArray[np.float32]:
-        """A row a label."""
         found = [self._known_places(label) for label in labels]
         if not found:
             return np.empty((0, self.dimensions), np.float32)
@@ -259,10 +241,8 @@ def names_a_thing(label: str) -> bool:
     [True, True, False, False, False]
     """
     words = [word for word in split_words(label) if word.isalnum()]
-    if not words:
-        return False
-    if " ".join(words) in things() or words[-1] in things():
-        return True
+    if not words or " ".join(words) in things() or words[-1] in things():
+        return bool(words)
     spellings = variants(words[-1])
     return any(" ".join([*words[:-1], word]) in things() or word in things() for word in spellings)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 # difflib takes some 10 µs a word, so that a typo is answered within a tenth of a second
 CANDIDATES = 10_000
 
-IRREGULAR_PLURALS = {
+_PLURALS = {
     "person": "people",
     "man": "men",
     "woman": "women",
@@ -19,6 +19,8 @@ IRREGULAR_PLURALS = {
     "knife": "knives",
     "leaf": "leaves",
 }
+IRREGULAR = _PLURALS | {plural: singular for singular, plural in _PLURALS.items()}
+"""The plural of a singular and the reverse."""
 Rules = tuple[tuple[re.Pattern[str], str], ...]
 
 # tried in this order, the first that matches is the rule
@@ -48,7 +50,7 @@ RESPELLINGS: Rules = tuple(
     for british, american, endings in SPELLINGS
     for here, there in ((british, american), (american, british))
 )
-SPELLING_EXCEPTIONS = {
+_AMERICAN = {
     "aeroplane": "airplane",
     "aluminium": "aluminum",
     "doughnut": "donut",
@@ -62,6 +64,8 @@ SPELLING_EXCEPTIONS = {
     "tyre": "tire",
     "yoghurt": "yogurt",
 }
+RESPELT = _AMERICAN | {american: british for british, american in _AMERICAN.items()}
+"""The American spelling of a British word and the reverse, by heart."""
 
 
 def split_label(label: str) -> list[str]:
@@ -79,48 +83,25 @@ def variants(word: str) -> list[str]:
     >>> variants("Dog")[:3]
     ['Dog', 'dog', 'dogs']
     """
-    lower = word.lower()
-    tried = [word, lower, *other_number(lower)]
-    # what is known by heart comes before what is made by rule, or `tyres` would be `tyers`
-    for respell in (exceptional_spellings, regular_spellings):
-        for spelling in (lower, *other_number(lower)):
-            for other in respell(spelling):
-                tried += [other, *other_number(other)]
+    numbers = (word.lower(), *other_number(word.lower()))
+    by_heart = [RESPELT[each] for each in numbers if each in RESPELT]
+    # some are no words, and then found nowhere
+    by_rule = [rule.sub(there, each) for each in numbers for rule, there in RESPELLINGS if rule.search(each)]
+    tried = [word, *numbers]
+    for other in by_heart + by_rule:  # in this order, or `tyres` would be `tyers`
+        tried += [other, *other_number(other)]
     return list(dict.fromkeys(spelling for spelling in tried if spelling))
 
 
 def other_number(word: str) -> Iterator[str]:
     """The singular of a plural, the plural of a singular."""
-    for singular, plural in IRREGULAR_PLURALS.items():
-        if word == plural:
-            yield singular
-        elif word == singular:
-            yield plural
-    yield from apply_first(SINGULARS, word)
-    # of a word in -s too, which may be a singular such as `bus`
-    yield from apply_first(PLURALS, word)
-
-
-def apply_first(rules: Rules, word: str) -> Iterator[str]:
-    """What the first rule for this ending makes of the word."""
-    for ending, replacement in rules:
-        if ending.search(word):
-            yield ending.sub(replacement, word)
-            return
-
-
-def exceptional_spellings(word: str) -> Iterator[str]:
-    """The American spelling of a British word and the reverse, by heart."""
-    for british, american in SPELLING_EXCEPTIONS.items():
-        if word == british:
-            yield american
-        elif word == american:
-            yield british
-
-
-def regular_spellings(word: str) -> Iterator[str]:
-    """The same by rule; some are no words, and then found nowhere."""
-    return (ending.sub(there, word) for ending, there in RESPELLINGS if ending.search(word))
+    if word in IRREGULAR:
+        yield IRREGULAR[word]
+    for rules in (SINGULARS, PLURALS):  # of a word in -s too the plural: it may be a singular such as `bus`
+        for ending, replacement in rules:
+            if ending.search(word):
+                yield ending.sub(replacement, word)
+                break
 
 
 def halves(word: str) -> Iterator[tuple[str, str]]:

@@ -66,7 +66,6 @@ class WordVectors:
         return vector
 
     def vectors(self, labels: Sequence[str]) -> NDArray[np.float32]:
-        """A row a label."""
         rows = [self.vector(label) for label in labels]
         return np.stack(rows) if rows else np.empty((0, self.dimensions), np.float32)
 
@@ -107,13 +106,13 @@ class WordVectors:
         for spelling in variants(word):
             if (row := self._row(spelling)) is not None:
                 return [row]
-        if splits := [rows for pair in halves(word) if len(rows := self._frequent_rows(pair)) == 2]:
-            # the split whose rarer half is the most frequent
+        splits = []
+        for pair in halves(word):
+            rows = [row for half in pair if (row := self._row(half)) is not None and is_frequent(half, row)]
+            splits += [rows] if len(rows) == 2 else []
+        if splits:  # the split whose rarer half is the most frequent
             return min(splits, key=max)
         raise UnknownWordError(label, word, self.name, self.nearest(word))
-
-    def _frequent_rows(self, pair: tuple[str, str]) -> list[int]:
-        return [row for half in pair if (row := self._row(half)) is not None and is_frequent(half, row)]
 
 
 def is_frequent(word: str, row: int) -> bool:
