@@ -343,7 +343,7 @@ def test_in_a_complete_table_an_empty_row_shows_nothing(cli: Cli, learn: Cli, al
     ]
     assert cli("learn", "new.fewtag", album / "sofa2.png", "--label", "sofa").code == 0
     said = Tagger.load("new.fewtag").bank_.said("sofa")
-    assert (len(said.yes), len(said.no), len(said.unnamed)) == (1, 2, 0), "a label of the future"
+    assert (len(said.yes), len(said.complete), len(said.unnamed)) == (1, 2, 0), "a label of the future"
 
 
 def test_a_wrong_tag_in_a_table_that_tag_wrote_is_mended_by_a_mark(cli: Cli, bank: Path, album: Path) -> None:
