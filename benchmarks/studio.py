@@ -36,11 +36,11 @@ from fewtag.core.posterior import unit
 from fewtag.files import write_atomically
 from fewtag.studio.project import FileRow, PictureRow
 from fewtag.studio.studio import Studio
-from fewtag.studio.values import Answer
+from fewtag.studio.values import PAGE, Answer
 
 SIZES = (10_000, 100_000)
 TOPICS, POOL = 40, 1_500
-PAGES, PAGE = 12, 24
+PAGES, SCREEN = 12, 24
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LABELS = ("heron", "boat", "bridge", "dog", "cat", "bicycle", "pizza", "umbrella")
 
@@ -119,22 +119,23 @@ def measure(count: int, pages: int) -> dict[str, Any]:
         for label in LABELS[1:]:
             studio.define(label)
         studio.labels()
-        studio.review(LABELS[0], size=PAGE)
+        studio.review(LABELS[0], size=SCREEN)
         for number in range(pages):
-            page = studio.review(LABELS[0], size=PAGE)
+            page = studio.review(LABELS[0], size=SCREEN)
             words = [
                 Answer(
                     str(uuid.uuid4()),
                     cell.digest,
                     LABELS[0],
                     "yes" if pool.shown[int(cell.digest, 16) % POOL, 0] else "no",
+                    PAGE,
                 )
                 for cell in page.pictures
             ]
-            for each in words[:4]:
+            for each in words[:2]:
                 note("answer safe on disk", lambda each=each: studio.answer([each]))  # type: ignore[misc]
-            note("page of answers safe on disk", lambda words=words: studio.answer(words[4:]))  # type: ignore[misc]
-            note("page ranked again", lambda: studio.review(LABELS[0], size=PAGE))
+            note("page of answers safe on disk", lambda words=words: studio.answer(words[2:]))  # type: ignore[misc]
+            note("page ranked again", lambda: studio.review(LABELS[0], size=SCREEN))
             note("library searched by label", lambda: studio.search(LABELS[0]))
             note("library searched by word", lambda number=number: studio.search(("red", "car", "tree")[number % 3]))  # type: ignore[misc]
             seen = page.pictures[0].digest

@@ -1,7 +1,4 @@
-"""Tags pictures with what `fewtag export` wrote, by onnxruntime, numpy and Pillow alone.
-
-python onnx_tag.py pets-onnx/tagger.onnx garden.jpg street.jpg
-"""
+"""By onnxruntime, numpy and Pillow alone: python onnx_tag.py pets-onnx/tagger.onnx garden.jpg street.jpg"""
 
 import json
 import os

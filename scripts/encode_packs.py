@@ -7,14 +7,13 @@ named by `--places`, `codes-…` and `scales-…` (images × places × channels 
 `ids.npz` names the rows, and `chances-PHASE.npy` has the probabilities of a classifier's classes.
 """
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from packs import CALIBRATION, NETWORK, PHASES, SIZE, Packs, add_arguments
+from packs import CALIBRATION, NETWORK, PHASES, SIZE, Packs, packs_parser
 from torch import Tensor
 
 from fewtag.pictures.decode import squash
@@ -58,8 +57,7 @@ def write(out: Path, name: str, backbone: Backbone, images: LabelledImages, phas
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
+    parser = packs_parser(__doc__)
     parser.add_argument("--network", required=True, help="timm's name of it")
     parser.add_argument("--weights", help="a source of weights, as in a recipe")
     parser.add_argument("--name", required=True, help="what the files are called by")

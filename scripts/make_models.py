@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from packs import CALIBRATION, PHASES, Packs, add_arguments
+from packs import CALIBRATION, PHASES, Packs, packs_parser
 
 from fewtag.core.calibration import Calibration
 from fewtag.core.posterior import NameEvidence, Pictures, Places, Space
@@ -112,9 +112,7 @@ def recalibrate(arguments: argparse.Namespace, packs: Packs) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
-    parser.add_argument("--features", type=Path, required=True, help="what encode_packs.py wrote")
+    parser = packs_parser(__doc__, features=True)
     parser.add_argument("--weights", nargs=2, default=[], metavar="NAME=FILE", help="coco52=FILE all80=FILE")
     parser.add_argument("--calibrate", action="store_true", help="only fit evidence and calibration anew")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES.values()), help="of those to calibrate")

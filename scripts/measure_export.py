@@ -7,7 +7,6 @@ that each query picture passes each graph once. The setting of `fewtag export --
 labels.
 """
 
-import argparse
 import json
 import tempfile
 import time
@@ -20,7 +19,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnxruntime.quantization import QuantType, quantize_dynamic
-from packs import Packs, add_arguments
+from packs import Packs, packs_parser
 
 from fewtag import Tagger
 from fewtag.files import write_atomically
@@ -145,8 +144,7 @@ def speeds(tagger: Tagger, graphs: dict[str, bytes], rounds: int = 5) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
+    parser = packs_parser(__doc__)
     parser.add_argument("--episodes", type=int, default=50)
     parser.add_argument("--phases", nargs="+", default=["val", "test"])
     parser.add_argument("--out", type=Path, default=Path("results/export.json"))

@@ -7,7 +7,6 @@ them and left out. 52 of the labels were seen when the network was tuned, so the
 Shares are the bank's default, or estimated from 256 of the pictures, as `tag` does it unless told otherwise.
 """
 
-import argparse
 import hashlib
 import json
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ import numpy as np
 from make_models import Encoded
 from measure_tagger import thresholds
 from numpy.typing import NDArray
-from packs import Packs, add_arguments
+from packs import Packs, packs_parser
 
 from fewtag.core.calibration import estimate_shares, log_odds, sigmoid, steepness
 from fewtag.files import write_atomically
@@ -60,9 +59,7 @@ def bank_of(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
-    parser.add_argument("--features", type=Path, required=True, help="what encode_packs.py wrote")
+    parser = packs_parser(__doc__, features=True)
     parser.add_argument("--model", default="coco52", help="a shipped model's name, or a path")
     parser.add_argument("--banks", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True)

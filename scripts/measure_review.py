@@ -8,7 +8,6 @@ other whole pages with one key, each as long as Review makes it on a screen for 
 seeds; `less_sessions` is paired, with its 95 % interval.
 """
 
-import argparse
 import json
 import shlex
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from packs import Packs, add_arguments
+from packs import Packs, packs_parser
 
 from fewtag.cache import content_digest
 from fewtag.core.metrics import average_precision
@@ -88,8 +87,7 @@ def sessions(model: Model, guides: NDArray[np.float32], places: Places, started:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
+    parser = packs_parser(__doc__)
     parser.add_argument("--model", default="coco52")
     parser.add_argument("--phase", default="mixed")
     parser.add_argument("--seeds", type=int, default=5)

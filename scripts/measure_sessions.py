@@ -11,7 +11,6 @@ With `--archive` it is the pictures that can be asked about that measure: AP ove
 through, where a 'yes' stands first and a 'no' last, but for the closed form of positives alone, which forgets a 'no'.
 """
 
-import argparse
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from measure_tagger import Bench
 from numpy.typing import NDArray
-from packs import Packs, add_arguments
+from packs import Packs, packs_parser
 
 from fewtag.core.metrics import average_precision
 from fewtag.core.posterior import Classifiers, Pictures
@@ -86,9 +85,7 @@ def archive_precision(logits: NDArray[np.float32], problem: Problem, asked: Sequ
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
-    parser.add_argument("--features", type=Path, required=True, help="what encode_packs.py wrote")
+    parser = packs_parser(__doc__, features=True)
     parser.add_argument("--model", default="coco52")
     parser.add_argument("--name", default="coco52", help="what the features' files are called by")
     parser.add_argument("--phase", default="mixed")

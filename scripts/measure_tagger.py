@@ -6,7 +6,6 @@ Every episode is a bank of its own, learnt and scored as the product learns and 
 wrote. Supports are complete (what a picture does not name is absent), unless a row says "one label a picture".
 """
 
-import argparse
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 from make_models import Encoded
 from numpy.typing import NDArray
-from packs import Packs, add_arguments
+from packs import Packs, packs_parser
 
 from fewtag.core.calibration import best_threshold, estimate_shares, log_odds, match_shares, sigmoid, steepness
 from fewtag.core.metrics import average_precision, precision_recall_f1
@@ -226,9 +225,7 @@ def habits(bench: Bench, guides: Vectors, repeats: int = 10) -> dict[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
-    parser.add_argument("--features", type=Path, required=True, help="what encode_packs.py wrote")
+    parser = packs_parser(__doc__, features=True)
     parser.add_argument("--model", default="coco52", help="a shipped model's name, or a path")
     parser.add_argument("--name", default="coco52", help="what the features' files are called by")
     parser.add_argument("--episodes", type=int, default=200)

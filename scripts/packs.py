@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fewtag.core.posterior import Places, Space, Vectors
@@ -20,7 +19,7 @@ from fewtag.research.bench.recipe import Recipe
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.data.sampling import Draw, EpisodeSampler
 from fewtag.research.features.backbone import Backbone, open_backbone
-from fewtag.research.features.rows import Rows, feature_rows
+from fewtag.research.features.rows import Rows, feature_rows, take_all
 from fewtag.words.vectors import SHIPPED, WordTable, load_words
 
 NETWORK, SIZE = "tf_efficientnet_lite2", 224
@@ -108,13 +107,15 @@ class Packs:
 
     def _maps(self, phase: str) -> Iterator[NDArray[np.float32]]:
         """images × channels × places, a batch at a time"""
-        rows = self.rows(phase)
-        for first in range(0, len(rows), BATCH):
-            taken = rows.take(range(first, min(first + BATCH, len(rows))))
-            yield taken.to(torch.float32).flatten(2).numpy()
+        for taken in take_all(self.rows(phase), BATCH):
+            yield taken.float().flatten(2).numpy()
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def packs_parser(description: str | None, *, features: bool = False) -> argparse.ArgumentParser:
     """What every script on the packs is told."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder that holds coco/")
     parser.add_argument("--cache", type=Path, default=user_cache_folder(), help="where features are kept")
+    if features:
+        parser.add_argument("--features", type=Path, required=True, help="what encode_packs.py wrote")
+    return parser

@@ -2,31 +2,139 @@
 
     python scripts/search_strengths.py recipes/beyond.toml --only closed-form --data DIR --out results/search
 
-writes results/search/<run>.json: the strengths to put into the recipe, and what each try came to. The novel labels are
-never looked at.
+writes results/search/<run>.json: the strengths to put into the recipe, and what each try came to. One strength is tried
+at a time, as long as anything is gained. The novel labels are never looked at.
 """
 
 import argparse
+import inspect
 import json
 import shlex
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from closed_form_search import Held, Strengths, search
+from numpy.typing import NDArray
 
-from fewtag.files import write_atomically
+from fewtag.core.calibration import sigmoid
+from fewtag.core.posterior import Space, fit_words
+from fewtag.files import user_cache_folder, write_atomically
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import global_features
 from fewtag.research.bench.recipe import Recipe
 from fewtag.research.bench.recipe_files import load_recipes
-from fewtag.research.bench.results import commit
-from fewtag.research.data.sampling import EpisodeSampler
-from fewtag.research.features.rows import MemoryRows, feature_rows
-from fewtag.research.methods.base import Base
+from fewtag.research.bench.results import commit, episode_metrics
+from fewtag.research.data.sampling import Draw, EpisodeSampler
+from fewtag.research.features.rows import MemoryRows, Rows, feature_rows
+from fewtag.research.methods.base import Base, places
+from fewtag.research.methods.closed_form import ClosedForm
+from fewtag.research.methods.word_map import to_array
+from fewtag.research.types import Targets, Words
 
 SHOTS = (1, 5)
+Strengths = dict[str, Any]
+
+GRID: Mapping[str, Sequence[float]] = {
+    "ridge": (0.03, 0.1, 0.3, 1.0, 3.0, 5.0, 10.0),
+    "word_weight": (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0),
+    "word_decay": (0.5, 0.75, 1.0, 1.5),
+    "support_focus": (2.0, 4.0, 6.0, 8.0, 12.0, 16.0),
+    "query_focus": (4.0, 8.0, 16.0, 24.0, 32.0, 48.0),
+    "query_local": (0.25, 0.4, 0.5, 0.6, 0.7),
+    "separation": (5.0, 50.0, 200.0),
+    "shrinkage": (1.0, 3.0, 5.0, 10.0, 30.0),
+    "space": (256, 512, 768),
+}
+
+
+class Held(NamedTuple):
+    """The validation labels' pictures, and the episodes to judge on: a list of draws for each number of shots."""
+
+    labels: tuple[str, ...]
+    words: Words
+    rows: Rows
+    targets: Targets
+    draws: Mapping[int, Sequence[Draw]]
+
+
+def project_all(space: Space, rows: Rows, numbers: Sequence[int], batch: int = 128) -> NDArray[np.float16]:
+    """These pictures' places in the space, in half precision: images × places × space."""
+    chunks = [numbers[start : start + batch] for start in range(0, len(numbers), batch)]
+    maps = (to_array(places(rows.take(chunk).float())) for chunk in chunks)
+    return np.concatenate([space.project(each).astype(np.float16) for each in maps])
+
+
+def episode_scores(
+    method: ClosedForm, local: NDArray[np.float16], held: Held, draw: Draw
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """The query images' scores, before any scale or calibration, and what they show."""
+    support, query = list(draw.support), list(draw.query)
+    shown = to_array(held.targets)
+    scorer = method.scorer(local[support].astype(np.float32), shown[support], to_array(held.words))
+    return scorer(local[query].astype(np.float32)), shown[query]
+
+
+def judge(method: ClosedForm, local: NDArray[np.float16], held: Held) -> dict[str, float]:
+    """Macro- and micro-AP for each number of shots, and their mean: what the search raises."""
+    found: dict[str, float] = {}
+    for shots, draws in held.draws.items():
+        metrics = []
+        for draw in draws:
+            scores, targets = episode_scores(method, local, held, draw)
+            metrics.append(episode_metrics(sigmoid(method.scale * scores.astype(np.float64)), targets))
+        for name in ("macro_ap", "micro_ap"):
+            found[f"{name}_{shots}"] = sum(row[name] for row in metrics) / len(metrics)
+    found["mean"] = sum(found.values()) / len(found)
+    return found
+
+
+@torch.inference_mode()
+def search(
+    base: Base,
+    held: Held,
+    *,
+    grid: Mapping[str, Sequence[float]] = GRID,
+    start: Strengths | None = None,
+    rounds: int = 2,
+    tell: Callable[[Strengths, dict[str, float]], None] = lambda _strengths, _found: None,
+) -> tuple[Strengths, dict[str, float]]:
+    """Tries every value of one strength with the others held, keeps the best, goes on with the next."""
+    spaces: dict[tuple[Any, Any], tuple[Space, NDArray[np.float16]]] = {}
+    features, targets = to_array(base.features), to_array(base.targets)
+
+    def measure(strengths: Strengths) -> dict[str, float]:
+        method = ClosedForm(features.shape[1], base.words.shape[1], **strengths)
+        key = (method.shrinkage, method.space)  # nothing else moves the places
+        if key not in spaces:
+            spaces.clear()
+            space = method.fit_space(features)
+            spaces[key] = space, project_all(space, held.rows, range(len(held.rows)))
+        method.space_, local = spaces[key]
+        prototypes = method.base_prototypes(method.space_.project(features), targets)
+        method.word_map_ = fit_words(to_array(base.words), prototypes, method.ridge)
+        found = judge(method, local, held)
+        tell(strengths, found)
+        return found
+
+    defaults = {name: option.default for name, option in inspect.signature(ClosedForm).parameters.items()}
+    best: Strengths = dict(start or {})
+    score = measure(best)
+    for _ in range(rounds):
+        before = score["mean"]
+        for name, values in grid.items():
+            now = best.get(name, defaults[name])
+            for value in values:
+                if value == now:
+                    continue
+                found = measure({**best, name: value})
+                if found["mean"] > score["mean"]:
+                    best, score = {**best, name: value}, found
+        if score["mean"] <= before:
+            break
+    return best, score
 
 
 def search_run(recipe: Recipe, data: Path, folder: Path, cache: Path, episodes: int) -> dict[str, Any]:
@@ -64,7 +172,7 @@ def main() -> None:
         "--set", action="append", default=[], dest="changes", help="change a setting, as in fewtag bench"
     )
     parser.add_argument("--data", type=Path, required=True, help="the folder that the recipe's paths are relative to")
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "fewtag")
+    parser.add_argument("--cache", type=Path, default=user_cache_folder())
     parser.add_argument("--episodes", type=int, default=60, help="validation episodes for each number of shots")
     parser.add_argument("--out", type=Path, default=Path("results/search"))
     arguments = parser.parse_args()

@@ -204,7 +204,7 @@ class Hands:
         self.film.take(1800)
         row.hover()
         self.film.point(row)
-        expect(self.page.get_by_text(f"Where “{label}” is seen")).to_be_visible(timeout=60_000)  # after a first glance
+        expect(self.page.get_by_text(f"Where “{label}” is seen")).to_be_attached(timeout=60_000)  # after a first glance
         self.settle()
         self.film.take(2800)
         self.picture("picture")

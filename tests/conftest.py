@@ -19,8 +19,14 @@ from tiny import draw, write_tiny_model
 
 from fewtag.cli import main as command_line
 
-settings.register_profile("fewtag", deadline=None)  # other load is none of a test's business
+# other load is none of a test's business; the examples are others each time
+settings.register_profile("fewtag", deadline=None, max_examples=50)
 settings.load_profile("fewtag")
+
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4e9:  # a container's has 64 MB
+    # tests keep their files there: a disk takes milliseconds for each that is synced, and all that fewtag keeps is
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 LABELS = {
     "circle": "red",

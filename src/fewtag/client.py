@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -15,7 +16,6 @@ from urllib.parse import quote, urlencode, urlsplit
 
 Picture = str | Path | bytes | tuple[str, bytes]
 """A file, or its bytes, or its bytes under a name."""
-WORDS = ("yes", "no", "unknown")
 _AT_ONCE, _BYTES_AT_ONCE = 64, 45_000_000
 _AGAIN = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)  # the second is what Windows says
 
@@ -163,19 +163,15 @@ class Client:
 
     def follow(self, number: str) -> Iterator[Job]:
         """A job at each of its steps, until it has ended."""
-        connection = self._connect()
-        try:
-            connection.request(
-                "GET", f"{self._prefix}/v1/jobs/{quote(number, safe='')}/events", headers=self._headers()
-            )
+        path = f"{self._prefix}/v1/jobs/{quote(number, safe='')}/events"
+        with closing(self._connect()) as connection:
+            connection.request("GET", path, headers=self._headers())
             response = connection.getresponse()
             if response.status != 200:
                 raise _refused(response.status, response.read())
             for line in response:
                 if line.startswith(b"data: "):
                     yield _known(Job, json.loads(line[6:]))
-        finally:
-            connection.close()
 
     def get(self, path: str, **query: Any) -> Any:
         """Any other address of the API: JSON, or bytes."""
@@ -193,9 +189,8 @@ class Client:
             parts += [head.encode(), value.encode(), b"\r\n"]
         for name, data in files:
             kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-            called = quote(
-                Path(name).name, safe=" ()+,;=@[]{}~!#$&'^`|", errors="surrogateescape"
-            )  # as browsers do; rows have the name itself
+            # as browsers do; rows have the name itself
+            called = quote(Path(name).name, safe=" ()+,;=@[]{}~!#$&'^`|", errors="surrogateescape")
             head = f'--{boundary}\r\nContent-Disposition: form-data; name="files"; filename="{called}"\r\n'
             parts += [head.encode(), f"Content-Type: {kind}\r\n\r\n".encode(), data, b"\r\n"]
         parts.append(f"--{boundary}--\r\n".encode())
@@ -231,32 +226,23 @@ class Client:
         self, method: str, path: str, content: bytes | None, headers: dict[str, str]
     ) -> tuple[int, bytes, float]:
         """Status, body, and for how long to wait; a connection that the server closed meanwhile is opened again."""
-        for again in (True, False):
+        while True:
             connection = getattr(self._local, "connection", None) or self._connect()
             self._local.connection = connection
             fresh = connection.sock is None
             try:
-                try:
+                with suppress(*(_AGAIN if fresh else ())):  # refused before all of it was sent: the reply says why
                     connection.request(method, self._prefix + path, content, headers)
-                except _AGAIN:
-                    if not fresh:
-                        raise
-                    # refused before all of it was sent: the reply says why
                 response = connection.getresponse()
                 reply = response.read()
                 if response.will_close:
                     connection.close()
                 return response.status, reply, float(response.headers.get("Retry-After") or 1)
-            except (*_AGAIN, http.client.CannotSendRequest):
+            except BaseException as error:
                 connection.close()
                 self._local.connection = None
-                if not again or fresh:
+                if fresh or not isinstance(error, (*_AGAIN, http.client.CannotSendRequest)):
                     raise
-            except BaseException:
-                connection.close()
-                self._local.connection = None
-                raise
-        raise AssertionError("the second attempt returns or raises")
 
     def _connect(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection

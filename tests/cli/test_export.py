@@ -87,7 +87,7 @@ def test_the_example_fits_on_a_screen_and_imports_nothing_else() -> None:
     text = EXAMPLE.read_text()
     assert len(text.splitlines()) <= 30
     imported = {line.split()[1] for line in text.splitlines() if line.startswith(("import ", "from "))}
-    assert imported == {"json", "sys", "pathlib", "numpy", "onnxruntime", "PIL"}
+    assert imported == {"json", "os", "sys", "pathlib", "numpy", "onnxruntime", "PIL"}
 
 
 @pytest.mark.processes

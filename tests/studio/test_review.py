@@ -96,7 +96,7 @@ def test_an_audit_is_a_fair_sample() -> None:
     """Of pictures of which nine in ten are right, audits of 40 say so on average, and their intervals mostly hold."""
     generator = np.random.default_rng(0)
     held, said = 0, []
-    for trial in range(2_000):
+    for trial in range(500):
         chances = generator.uniform(0.5, 1, 400)
         truth = generator.random(400) < chances
         whole = np.zeros((400, 1), np.float32)
@@ -109,7 +109,7 @@ def test_an_audit_is_a_fair_sample() -> None:
         held += found.low <= truth.mean() <= found.high
         said.append(found.precision - truth.mean())
     assert abs(float(np.mean(said))) < 0.01
-    assert held >= 185
+    assert held >= 460
 
 
 def test_an_audit_of_other_tags_is_not_shown() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +40,12 @@ def pets(model: Model, draw: Draw) -> Tagger:
 
 
 @pytest.mark.slow
-def test_the_default_model_agrees_on_pictures_and_in_int8_nearly(shipped: Tagger, tmp_path: Path) -> None:
-    pictures = sorted(ALBUM.glob("*.jpg"))[:3]
+def test_the_default_model_agrees_on_pictures_and_in_int8_nearly(
+    shipped: Tagger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # one random picture: batches of several are tried on a smaller model
+    monkeypatch.setattr("fewtag.tagger.export.random_pixels", lambda size: islice(random_pixels(size), 1))
+    pictures = sorted(ALBUM.glob("*.jpg"))[:2]
     done = export(shipped, tmp_path, pictures=pictures, int8=True)
     assert 0 < done.difference < AGREEMENT
     assert done.int8_difference is not None

@@ -95,8 +95,8 @@ def test_real_words_are_split_as_the_tokenizers_library_splits_them(vocabulary: 
     # without most whole words, so that many go to pieces
     vocabulary = {piece: place for piece, place in vocabulary.items() if place % 3 == 0 or len(piece) < 6}
     tokenizer, classes = oracle(vocabulary), ImageNetInfo("imagenet-22k")
-    names = [classes.index_to_description(number) for number in range(0, classes.num_classes(), 4)]
-    assert len(names) > 5_000
+    names = [classes.index_to_description(number) for number in range(0, classes.num_classes(), 12)]
+    assert len(names) > 1_500
     assert [split(name, vocabulary) for name in names] == [found.tokens for found in tokenizer.encode_batch(names)]
 
 

@@ -2,8 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -308,9 +307,14 @@ def explain_run(folder: Path, image: Path, labels: Sequence[str], out: Path, dat
     experiment = Experiment(recipe, data or Path(), data or Path())
     picture = Picture(image)
     shown, pixels = picture.open(), torch.from_numpy(picture.pixels(recipe.backbone.size))[None]
-    with _hint_at_data(data):  # these are files that the recipe names
+    try:
         _ = experiment.split, experiment.vectors
         backbone, method = load_trained(experiment, RunFolder(folder, recipe))
+    except InputError as error:  # the recipe's paths are relative to a folder that the run does not know
+        if data is not None:
+            raise
+        hint = "if that file lies in the folder of the run's recipe, or of its data, name the folder with --data"
+        raise InputError(f"{error}; {hint}") from error
     assert isinstance(method, WordAttention)
     words = experiment.words(labels)
     with torch.inference_mode():
@@ -319,15 +323,3 @@ def explain_run(folder: Path, image: Path, labels: Sequence[str], out: Path, dat
     low, high = float(relevance.min()), float(relevance.max())
     scaled = (relevance - low) / max(high - low, 1e-12)
     save_heat(out, shown, {label: stretch(each, shown.size) for label, each in zip(labels, scaled, strict=True)})
-
-
-@contextmanager
-def _hint_at_data(data: Path | None) -> Iterator[None]:
-    """Where a file of the recipe's is not found: its path is relative to a folder that the run does not know."""
-    try:
-        yield
-    except InputError as error:
-        if data is not None:
-            raise
-        hint = "if that file lies in the folder of the run's recipe, or of its data, name the folder with --data"
-        raise InputError(f"{error}; {hint}") from error

@@ -5,6 +5,7 @@ Base pictures may have labels. Where they have none, the classes that a classifi
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fewtag.core import posterior as core
 from fewtag.core.calibration import Calibration, Pairs, calibrate
-from fewtag.core.posterior import (
-    Classifiers,
-    Features,
-    NameEvidence,
-    Pictures,
-    Space,
-    Strengths,
-    Vectors,
-    base_prototypes,
-    class_prototypes,
-    fit_label,
-    fit_space,
-    prior,
-)
+from fewtag.core.posterior import Features, NameEvidence, Pictures, Space, Strengths, Vectors
 from fewtag.errors import InputError
 from fewtag.pictures.decode import Square, squash
 from fewtag.pictures.files import Picture, open_image
@@ -52,7 +41,8 @@ BATCH = 32
 MOST_PLACES = 3000
 """Pictures whose places are kept, for the calibration."""
 
-Advance = Callable[[int], None]
+Begin = Callable[[str, int], Callable[[int], None]]
+"""Told what begins and how many pictures that takes; what it returns, how many more are done."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,10 +81,10 @@ class Solved:
 
 
 def solve(base: Base) -> Solved:
-    space = fit_space(base.features, base.features.shape[1], STRENGTHS.shrinkage)
+    space = core.fit_space(base.features, base.features.shape[1], STRENGTHS.shrinkage)
     projected = space.project(base.features)
-    labels = base_prototypes(projected, base.targets, STRENGTHS.separation)
-    classes = class_prototypes(projected, base.chances)
+    labels = core.base_prototypes(projected, base.targets, STRENGTHS.separation)
+    classes = core.class_prototypes(projected, base.chances)
     return Solved(space, np.concatenate([labels, classes]), base.words, class_names(CLASSES))
 
 
@@ -112,7 +102,7 @@ class Held:
     def scores(self) -> tuple[list[NDArray[np.float32]], list[NDArray[np.float32]]]:
         """Of each label's pictures with its own name; and with the wrong ones, a column each."""
         plain = Strengths(**{**vars(STRENGTHS), "kappa": 1.0, "offset": 0.0})
-        every = Classifiers.of([prior(guide, plain) for guide in np.concatenate([self.guides, self.wrong])])
+        every = core.Classifiers.of([core.prior(guide, plain) for guide in np.concatenate([self.guides, self.wrong])])
         found = every.logits(self.pictures.places, STRENGTHS)
         right = [found[shown, label] for label, shown in enumerate(self.targets.T)]
         return right, [found[shown, len(self.guides) :] for shown in self.targets.T]
@@ -120,35 +110,23 @@ class Held:
     def pairs(self, evidence: NameEvidence, seed: int = 0) -> Iterator[Pairs]:
         """From banks of a name alone to twenty examples, with few and many others, named in part or completely."""
         random = np.random.default_rng(seed)
-        for _ in range(REPEATS):
-            for label, shown in enumerate(self.targets.T):
-                for number in EXAMPLES:
-                    if shown.sum() < number + HELD:
-                        continue
-                    yes = random.choice(np.flatnonzero(shown), number, replace=False)
-                    for noes in NOES if number else (0,):
-                        most = min(noes, int((~shown).sum()) // 2)
-                        no = random.choice(np.flatnonzero(~shown), most, replace=False)
-                        for weight in (STRENGTHS.unnamed, 1.0) if noes else (1.0,):
-                            yield self._pairs(label, yes, no, weight, evidence, random)
-
-    def _pairs(
-        self,
-        label: int,
-        yes: NDArray[np.int64],
-        no: NDArray[np.int64],
-        weight: float,
-        evidence: NameEvidence,
-        random: np.random.Generator,
-    ) -> Pairs:
-        rows = np.concatenate([yes, no]).astype(np.int64)
-        shown = np.arange(len(rows)) < len(yes)
-        weights = np.where(shown, 1.0, weight).astype(np.float32)
-        support = Pictures(*(part[rows] for part in self.pictures))
-        fitted = fit_label(support, shown, weights, self.guides[label], STRENGTHS, evidence)
-        rest = random.permutation(np.setdiff1d(np.arange(len(self.targets)), rows))[:QUERIES]
-        logits = Classifiers.of([fitted]).logits(self.pictures.places[rest], STRENGTHS)[:, 0]
-        return Pairs(len(yes), fitted.noes, logits, self.targets[rest, label])
+        everything = np.arange(len(self.targets))
+        for _, (label, shown), number in product(range(REPEATS), enumerate(self.targets.T), EXAMPLES):
+            if shown.sum() < number + HELD:
+                continue
+            yes = random.choice(np.flatnonzero(shown), number, replace=False)
+            for noes in NOES if number else (0,):
+                most = min(noes, int((~shown).sum()) // 2)
+                no = random.choice(np.flatnonzero(~shown), most, replace=False)
+                rows = np.concatenate([yes, no]).astype(np.int64)
+                named = np.arange(len(rows)) < number
+                support = Pictures(*(part[rows] for part in self.pictures))
+                for weight in (STRENGTHS.unnamed, 1.0) if noes else (1.0,):
+                    weights = np.where(named, 1.0, weight).astype(np.float32)
+                    fitted = core.fit_label(support, named, weights, self.guides[label], STRENGTHS, evidence)
+                    rest = random.permutation(np.setdiff1d(everything, rows))[:QUERIES]
+                    logits = core.Classifiers.of([fitted]).logits(self.pictures.places[rest], STRENGTHS)[:, 0]
+                    yield Pairs(number, fitted.noes, logits, self.targets[rest, label])
 
 
 def wrong_names(solved: Solved, table: WordTable, seed: int = 0) -> Vectors:
@@ -183,7 +161,7 @@ def fit_model(
     size: int = 224,
     words: str = SHIPPED,
     device: str = "auto",
-    begin: Callable[[str, int], Advance] = lambda _task, _total: lambda _count: None,
+    begin: Begin = lambda _task, _total: lambda _count: None,
 ) -> dict[str, Any]:
     """Writes OUT.safetensors and OUT.onnx; facts of what was made.
 
@@ -228,12 +206,8 @@ def fit_model(
         class_names=solved.classes,
         origin=f"{len(pictures)} pictures of {len(names)} {'labels' if any(shown) else 'classes of ' + CLASSIFIER}",
     )
-    return {
-        "model": str(out.with_suffix(".safetensors")),
-        "pictures": len(pictures),
-        "labels": names,
-        "left_out": unknown,
-    }
+    model = str(out.with_suffix(".safetensors"))
+    return {"model": model, "pictures": len(pictures), "labels": names, "left_out": unknown}
 
 
 def _folds(base: Base, places: NDArray[np.float16], rows: NDArray[np.int64], table: WordTable) -> Iterator[Held]:
@@ -262,7 +236,7 @@ def encode(
     constants: Constants,
     pictures: Sequence[Picture],
     device: str,
-    begin: Callable[[str, int], Advance],
+    begin: Begin,
 ) -> tuple[Features, NDArray[np.float16], NDArray[np.int64]]:
     """Global features of all pictures, by the graph itself; and the places of some, with their row numbers."""
     runtime = Network(path, device, sha256=facts["sha256"], constants=constants)
@@ -281,7 +255,7 @@ def encode(
 
 
 @torch.inference_mode()
-def classify(pictures: Sequence[Picture], begin: Callable[[str, int], Advance]) -> NDArray[np.float32]:
+def classify(pictures: Sequence[Picture], begin: Begin) -> NDArray[np.float32]:
     """Each picture's probabilities of the classifier's classes: pictures × classes."""
     classifier, found = create_classifier(CLASSIFIER), []
     advance = begin("classifying", len(pictures))

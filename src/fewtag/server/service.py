@@ -22,7 +22,7 @@ from fewtag.server.uploads import Decoded, Decoders
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Acknowledged, Answer, Explanation, LabelRow, as_json
 from fewtag.tagger.explain import hide_parts
-from fewtag.tagger.stream import ReadExample, Scorer, Tagged
+from fewtag.tagger.stream import DIGITS, ReadExample, Scorer, Tagged
 from fewtag.tagger.tagger import Tagger
 
 RECENT_BYTES = 128_000_000
@@ -96,20 +96,12 @@ class BankService:
 
     def labels(self) -> list[LabelRow]:
         tagger = self.tagger
-        counts, absent, definitions = tagger.counts_, tagger.absent_counts_, tagger.definitions_
-        thresholds, priors, trusts = tagger.thresholds_, tagger.priors_, tagger.trusts_
-        return [
-            LabelRow(
-                name,
-                str(definitions[name]),
-                counts.get(name, 0),
-                absent.get(name, 0),
-                _rounded(thresholds.get(name)),
-                _rounded(priors.get(name)),
-                _rounded(trusts.get(name)),
-            )
-            for name in sorted(definitions)
-        ]
+        counts, numbers = (tagger.counts_, tagger.absent_counts_), (tagger.thresholds_, tagger.priors_, tagger.trusts_)
+        found = []
+        for name, meant in sorted(tagger.definitions_.items()):
+            rounded = [None if (value := each.get(name)) is None else round(value, DIGITS) for each in numbers]
+            found.append(LabelRow(name, str(meant), *(each.get(name, 0) for each in counts), *rounded))
+        return found
 
     def label(self, name: str) -> LabelRow:
         found = self.tagger.bank_.find(name)
@@ -222,10 +214,6 @@ def file_state(path: Path) -> tuple[int, ...]:
     except OSError as error:
         raise InputError(f"the bank {path} cannot be read: {error.strerror}; put it back") from error
     return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
 
 
 class Metrics:

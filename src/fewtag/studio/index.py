@@ -26,7 +26,7 @@ from fewtag.pictures.decode import DRAFT, Square, decode, read_header, squash
 from fewtag.pictures.files import MOST_BYTES, Found, walk
 from fewtag.pictures.prefetch import batches, prefetch, usable_cores
 from fewtag.studio.deliver import FOLDER as DELIVERIES
-from fewtag.studio.library import Half, Library
+from fewtag.studio.library import Library
 from fewtag.studio.project import FileRow, PictureRow, Project
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import BATCH, cached_places
@@ -53,10 +53,9 @@ class Thumbnails:
         row = self._attempt(lambda connection: connection.execute(query, (digest, size)).fetchone())
         return None if row is None else row[0]
 
-    def known(self, digests: Sequence[str], size: int) -> set[str]:
-        among = ",".join("?" * len(digests))
-        query = f"SELECT digest FROM thumbnail WHERE size = ? AND digest IN ({among})"
-        return {row[0] for row in self._attempt(lambda on: on.execute(query, (size, *digests)).fetchall()) or ()}
+    def has(self, digest: str, size: int) -> bool:
+        query = "SELECT 1 FROM thumbnail WHERE digest = ? AND size = ?"
+        return bool(self._attempt(lambda connection: connection.execute(query, (digest, size)).fetchone()))
 
     def put(self, rows: Sequence[tuple[str, int, bytes]]) -> None:
         def insert(connection: sqlite3.Connection) -> None:
@@ -337,7 +336,7 @@ class Indexer:
             header = read_header(data, found.name)
             row = PictureRow(key.hex(), *header, len(data))
             places = self.places.get_many([key])[0]
-            has_thumbnail = bool(self.thumbnails.known([key.hex()], SIZES[0]))
+            has_thumbnail = self.thumbnails.has(key.hex(), SIZES[0])
             if places is not None and has_thumbnail:
                 return _Read(file, row, places=places)
             image = decode(data, found.name, at_least=DRAFT * self.model.size)
@@ -351,23 +350,21 @@ class Indexer:
 
     def _take(self, reads: Sequence[_Read]) -> None:
         """A batch through the network, into the caches, the project and the library."""
-        news = {read.picture.digest: read for read in reads if read.picture is not None}
-        news = {digest: read for digest, read in news.items() if digest not in self.library.row_of}
-        fresh = [digest for digest, read in news.items() if read.places is None]
-        places: dict[str, Half] = {digest: read.places for digest, read in news.items() if read.places is not None}
-        if fresh:
-            squares = [read.pixels for read in map(news.__getitem__, fresh) if read.pixels is not None]
-            encoded = self.model.encode(squares).astype(np.float16)
-            places |= dict(zip(fresh, encoded, strict=True))
-            self.places.put_many([bytes.fromhex(digest) for digest in fresh], encoded)
-        pictures = [read.picture for read in news.values() if read.picture is not None]
-        self.thumbnails.put([(key, SIZES[0], each.thumbnail) for key, each in news.items() if each.thumbnail])
-        self.project.record(pictures, [read.file for read in reads])
-        if pictures:
-            half = np.stack([places[each.digest] for each in pictures])
+        known = self.library.row_of
+        news = {each.picture: each for each in reads if each.picture is not None and each.picture.digest not in known}
+        places = {picture: read.places for picture, read in news.items() if read.places is not None}
+        squares = {picture: read.pixels for picture, read in news.items() if read.pixels is not None}
+        if squares:
+            encoded = self.model.encode(list(squares.values())).astype(np.float16)
+            places |= dict(zip(squares, encoded, strict=True))
+            self.places.put_many([bytes.fromhex(each.digest) for each in squares], encoded)
+        self.thumbnails.put([(key.digest, SIZES[0], each.thumbnail) for key, each in news.items() if each.thumbnail])
+        self.project.record(list(news), [read.file for read in reads])
+        if news:
+            half = np.stack([places[picture] for picture in news])
             wholes = unit(half.astype(np.float32).mean(axis=1))
-            self.wholes.put_many([bytes.fromhex(each.digest) for each in pictures], wholes)
-            self.library.add(pictures, wholes, half)
+            self.wholes.put_many([bytes.fromhex(each.digest) for each in news], wholes)
+            self.library.add(list(news), wholes, half)
         for read in reads:
             before = self.library.files.get(read.file.path)
             if before is not None and before.digest and read.file.digest and before.digest != read.file.digest:

@@ -117,8 +117,6 @@ class Log:
         for change in changes:
             self._keep(change)
         self.fold = self.folded()
-        self.done: list[int] = []
-        self.undone: list[int] = []
         self._sort_out()
 
     def _keep(self, change: Change) -> None:
@@ -153,7 +151,7 @@ class Log:
 
     def _sort_out(self) -> None:
         """What undo and redo would take back, the next one last: fresh changes that stand, undos since the last one."""
-        self.done, self.undone = [], []
+        self.done, self.undone = list[int](), list[int]()
         for n, change in self.changes.items():
             if change.kind == "carry":
                 continue

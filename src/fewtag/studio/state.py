@@ -52,7 +52,7 @@ class State:
         self._bank_of, self._bank = -1, Bank()
         self._looked_at: str | None = None
         self._influences: dict[str, tuple[object, dict[str, float]]] = {}
-        self._listeners: list[Listener] = []
+        self._listeners: dict[object, Listener] = {}
         self._changed_at = self._dirty_since = 0.0
         self._wake, self._stop = threading.Event(), threading.Event()
         self._derived, self._news = threading.Event(), threading.Event()
@@ -237,15 +237,11 @@ class State:
             for event in (self._indexer.done, self._derived)
         )
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
+    def listen(self, listener: Listener) -> Callable[[], object]:
         """Calls `listener(event, value)` from a thread of the studio's, which it must not hold up; returns its end."""
-        self._listeners.append(listener)
-
-        def end() -> None:
-            if listener in self._listeners:
-                self._listeners.remove(listener)
-
-        return end
+        key = object()
+        self._listeners[key] = listener
+        return lambda: self._listeners.pop(key, None)
 
     def _touch(self) -> None:
         with self._lock:
@@ -303,13 +299,11 @@ class State:
 
     def _derive(self) -> None:
         with self._lock:
-            version, fold = self._version, self._fold
-            lacking = self._deriver.lacking(fold)
+            version, lacking = self._version, self._deriver.lacking(self._fold)
         if lacking:
             self._deriver.keep(lacking)
-            with self._lock:
-                self._bank_of = -1
         with self._lock:
+            self._bank_of = -1 if lacking else self._bank_of
             bank = self._current()
         self._deriver.write(bank)
         self._trouble = ""
@@ -346,7 +340,7 @@ class State:
 
     def _announce(self) -> None:
         overview = self.overview()
-        for listener in list(self._listeners):
+        for listener in list(self._listeners.values()):
             try:
                 listener("project", overview)
             except Exception:

@@ -226,54 +226,43 @@ class Studio(View):
 
     def undo(self, id: str | None = None) -> values.Undone:  # noqa: A002
         """Takes back the last group, or that of this id, or the one that holds the answer of this id."""
-        with self._lock:
-            log = self.project.log
-            if id is None and not log.done:
-                raise InputError("there is nothing to undo; every change was taken back")
-            return self._take_back(log.done[-1] if id is None else self._number(id), "done")
+        return self._take_back(id, "done", "there is nothing to undo; every change was taken back")
 
     def redo(self, id: str | None = None) -> values.Undone:  # noqa: A002
         """Takes back the last undo, as long as nothing new was done since, or the undo of this id."""
+        return self._take_back(id, "undone", "there is nothing to redo; nothing was undone since the last change")
+
+    def _take_back(self, id: str | None, side: Literal["done", "undone"], nothing: str) -> values.Undone:  # noqa: A002
         with self._lock:
             log = self.project.log
-            if id is None and not log.undone:
-                raise InputError("there is nothing to redo; nothing was undone since the last change")
-            n = log.undone[-1] if id is None else self._number(id)
-            if log.changes[n].undoes is None:
-                by = next((each for each in reversed(log.undone) if log.changes[each].undoes == n), None)
-                if by is None:
+            pile: list[int] = getattr(log, side)
+            if id is None and not pile:
+                raise InputError(nothing)
+            n = pile[-1] if id is None else log.number_of.get(_uuid(id))
+            if n is None:
+                raise UnknownError(f"there is no change {id}; it was not made here")
+            if side == "undone" and log.changes[n].undoes is None:  # what was undone stands for its undo
+                n = next((each for each in reversed(pile) if log.changes[each].undoes == n), None)
+                if n is None:
                     raise InputError(f"{id} was not undone; there is nothing to redo")
-                n = by
-            return self._take_back(n, "undone")
-
-    def _number(self, id: str) -> int:  # noqa: A002
-        number = self.project.log.number_of.get(_uuid(id))
-        if number is None:
-            raise UnknownError(f"there is no change {id}; it was not made here")
-        return number
-
-    def _take_back(self, n: int, side: Literal["done", "undone"]) -> values.Undone:
-        log = self.project.log
-        if not log.stands(n):
-            raise InputError("that was undone already; redo it, or undo something else")
-        change = target = log.changes[n]
-        while target.undoes is not None:
-            target = log.changes[target.undoes]
-        before = self._words_of(target)
-        undo = self.project.undo(n)
-        after = self._words_of(target)
-        self._touch()
-        labels = log.fold.labels
-        reverted = tuple(
-            values.Reverted(key, picture, labels[label].name if label in labels else "", before[picture, label], now)
-            for key, picture, number, _, _ in target.answers
-            for label in [log.fold.resolve(number)]
-            for now in [after.get((picture, label))]
-            if (picture, label) in before
-        )
-        return values.Undone(
-            undo.op, told(target, log.fold, back=change.undoes is None), reverted, len(getattr(log, side))
-        )
+            if not log.stands(n):
+                raise InputError("that was undone already; redo it, or undo something else")
+            change = target = log.changes[n]
+            while target.undoes is not None:
+                target = log.changes[target.undoes]
+            before = self._words_of(target)
+            undo = self.project.undo(n)
+            after = self._words_of(target)
+            self._touch()
+            names = {label.id: label.name for label in log.fold.labels.values()}
+            reverted = tuple(
+                values.Reverted(key, picture, names.get(label, ""), before[picture, label], after.get((picture, label)))
+                for key, picture, number, _, _ in target.answers
+                for label in [log.fold.resolve(number)]
+                if (picture, label) in before
+            )
+            what = told(target, log.fold, back=change.undoes is None)
+            return values.Undone(undo.op, what, reverted, len(getattr(log, side)))
 
     def _words_of(self, change: Change) -> dict[tuple[str, int], Word | None]:
         """The present word on each picture and label that a change speaks of."""

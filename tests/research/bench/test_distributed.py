@@ -22,13 +22,7 @@ from fewtag.errors import InputError
 from fewtag.research.bench import distributed
 from fewtag.research.bench import measure as measuring
 from fewtag.research.bench import train as training_module
-from fewtag.research.bench.distributed import (
-    all_gather,
-    collective_refusal,
-    on_rank_zero,
-    open_fabric,
-    rank_share,
-)
+from fewtag.research.bench.distributed import collective_refusal, on_rank_zero, open_fabric, rank_share
 from fewtag.research.bench.evaluate import Pool, evaluate
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import measure
@@ -58,7 +52,8 @@ def in_two(work: Callable[[Fabric], Found]) -> list[Found]:
         path = Path(folder) / "found"
 
         def both(fabric: Fabric) -> None:
-            found = all_gather(fabric, work(fabric))
+            found: list[Any] = [None] * fabric.world_size
+            torch.distributed.all_gather_object(found, work(fabric))
             if fabric.is_global_zero:
                 torch.save(found, path)
 

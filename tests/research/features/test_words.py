@@ -43,11 +43,6 @@ def test_glove_refuses_typos_quickly(glove: WordTable) -> None:
     assert time.process_time() - start < 20
 
 
-def test_glove_can_be_kept_in_part(glove: WordTable) -> None:
-    some = load_words("glove-50", only=["pottedplant", "Dogs"])
-    assert np.array_equal(some.vectors(["pottedplant", "dogs"]), glove.vectors(["pottedplant", "dogs"]))
-
-
 @pytest.mark.shared
 @pytest.mark.skipif(not LABELS.exists(), reason="the measurement packs are not here")
 def test_glove_agrees_with_vectors_made_elsewhere(glove: WordTable) -> None:

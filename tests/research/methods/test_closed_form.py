@@ -62,7 +62,7 @@ def test_a_label_without_image_is_its_word() -> None:
     method, words = ClosedForm(CHANNELS, DIMENSIONS, space=SPACE), random(1, DIMENSIONS, seed=8).numpy()
     method.prepare(make_base())
     local = method.encode(random(2, CHANNELS, 2, 2, seed=9)).numpy()
-    prototypes = method.prototypes(local, np.zeros((2, 1), bool), words)
+    prototypes = method.mixed(local, np.zeros((2, 1), bool), method.word_map_.prototypes(words))
     np.testing.assert_array_equal(prototypes, method.word_map_.prototypes(words))
 
 

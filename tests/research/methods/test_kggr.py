@@ -211,12 +211,12 @@ def test_a_graph_without_steps_is_refused() -> None:
 
 @pytest.mark.slow
 def test_it_learns_base_labels_and_that_helps_with_new_ones() -> None:
-    world = make_world()
+    world = make_world(base_labels=12)
     torch.manual_seed(0)
-    method, held_out = introduce(KGGR(CHANNELS, DIMENSIONS, joint=64), world.base), draw_episodes(world.validation, 8)
+    method, held_out = introduce(KGGR(CHANNELS, DIMENSIONS, joint=32), world.base), draw_episodes(world.validation, 8)
     untrained = macro_ap(method, held_out)
-    losses = train(method, draw_episodes(world.base, 60, seed=1), learning_rate=3e-3)
-    assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
+    losses = train(method, draw_episodes(world.base, 50, seed=1, queries=2), learning_rate=1e-2)
+    assert np.mean(losses[-10:]) < 0.6 * np.mean(losses[:10])  # seeds 0 to 2: 0.44 at most, and gains of 19, 22, 26
     assert macro_ap(method, held_out) > max(untrained, random_macro_ap(held_out)) + 10
 
 

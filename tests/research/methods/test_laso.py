@@ -154,7 +154,7 @@ def test_networks_learn_the_set_operations_of_a_toy_world() -> None:
             [labels(row) == operation(labels(a), labels(b)) for row, a, b in zip(found, one, other, strict=True)]
         )
 
-    train(method, [episode(number) for number in range(300)], learning_rate=1e-2)
+    train(method, [episode(number) for number in range(200)], learning_rate=2e-2)
     for network, operation in (
         (method.union, set.union),
         (method.intersection, set.intersection),

@@ -20,6 +20,7 @@ from fewtag.research.data.images import LabelledImages
 from fewtag.research.features.rows import Rows
 
 Item = TypeVar("Item")
+Made = TypeVar("Made")
 
 ACCELERATORS = ("auto", "cpu", "gpu")
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
@@ -74,7 +75,12 @@ def _fabric(accelerator: str, precision: str, *, launched: bool) -> Fabric:
     gpu = accelerator != "cpu" and torch.cuda.is_available()
     if accelerator == "gpu" and not gpu:
         raise InputError("--accelerator gpu, but torch sees no GPU here; use --accelerator cpu")
-    here, machines = _world() if launched else (1, 1)
+    here, everywhere = (int(os.environ[key]) if launched else 1 for key in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    if everywhere % here:
+        raise InputError(
+            f"torchrun started {here} of {everywhere} processes on this machine; "
+            "start as many on each: the same --nproc-per-node"
+        )
     if gpu and here > torch.cuda.device_count():
         raise InputError(
             f"{here} processes need a GPU each, but torch sees {torch.cuda.device_count()} here; "
@@ -89,21 +95,10 @@ def _fabric(accelerator: str, precision: str, *, launched: bool) -> Fabric:
     return Fabric(
         accelerator="cuda" if gpu else "cpu",
         devices=here,
-        num_nodes=machines,
+        num_nodes=everywhere // here,
         strategy=DDPStrategy(timeout=TIMEOUT) if launched else "auto",
         precision=chosen,
     )
-
-
-def _world() -> tuple[int, int]:
-    """How many processes torchrun started on this machine, and on how many machines."""
-    here, everywhere = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
-    if everywhere % here:
-        raise InputError(
-            f"torchrun started {here} of {everywhere} processes on this machine; "
-            "start as many on each: the same --nproc-per-node"
-        )
-    return here, everywhere // here
 
 
 def rank_share(fabric: Fabric, items: Sequence[Item]) -> Sequence[Item]:
@@ -111,22 +106,14 @@ def rank_share(fabric: Fabric, items: Sequence[Item]) -> Sequence[Item]:
     return items[fabric.global_rank :: fabric.world_size]
 
 
-def all_gather(fabric: Fabric, mine: Item) -> list[Item]:
-    """What each rank has, in the order of the ranks."""
-    if fabric.world_size == 1:
-        return [mine]
-    gathered: list[Item] = [mine] * fabric.world_size
-    torch.distributed.all_gather_object(gathered, mine)
-    return gathered
-
-
-def interleave(shares: Sequence[Sequence[Item]]) -> list[Item]:
-    """What `rank_share` dealt out, in its first order.
-
-    >>> interleave([[0, 2, 4], [1, 3]])
-    [0, 1, 2, 3, 4]
-    """
-    return [shares[number % len(shares)][number // len(shares)] for number in range(sum(map(len, shares)))]
+def share_out(fabric: Fabric, items: Sequence[Item], work: Callable[[Sequence[Item]], list[Made]]) -> list[Made]:
+    """What `work` makes of all items, in their order: each rank does its part, then all have everything."""
+    with collective_refusal():
+        mine = work(rank_share(fabric, items))
+    shares = [mine] * fabric.world_size
+    if fabric.world_size > 1:
+        torch.distributed.all_gather_object(shares, mine)
+    return [shares[number % len(shares)][number // len(shares)] for number in range(len(items))]
 
 
 @contextmanager

@@ -13,23 +13,9 @@ from fewtag.errors import InputError
 from fewtag.research.bench.recipe import Recipe, Source, digest_of
 from fewtag.research.data.images import LabelledImages, concatenate, readable
 from fewtag.research.data.readers import read_coco, read_folders, read_table, read_voc
-from fewtag.research.data.sampling import (
-    AtLeastSampler,
-    Draw,
-    EpisodeSampler,
-    HalvesSampler,
-    ReplacingSampler,
-    Sampler,
-    load_draws,
-)
+from fewtag.research.data.sampling import SAMPLERS, Draw, load_draws
 from fewtag.research.data.splits import Split, class_names, overlaps
-from fewtag.research.features.backbone import (
-    Backbone,
-    ImageClassifier,
-    JoinedBackbone,
-    create_classifier,
-    open_backbone,
-)
+from fewtag.research.features.backbone import AnyBackbone, ImageClassifier, create_classifier, open_backbone
 from fewtag.research.features.words import load_words
 from fewtag.research.methods import Base, Method, create_method
 from fewtag.research.methods.word_map import Whitened
@@ -60,7 +46,7 @@ class Experiment:
     def vectors(self) -> WordTable:
         return load_words(self._locate(self.recipe.words.source))
 
-    def build(self) -> tuple[Backbone | JoinedBackbone, Method]:
+    def build(self) -> tuple[AnyBackbone, Method]:
         """The backbone with its published weights and the method, untrained; new ones each time."""
         settings = self.recipe.backbone
         weights = None if settings.weights is None else self._locate(settings.weights)
@@ -178,17 +164,10 @@ class Experiment:
     def sample_draws(self, phase: str) -> list[Draw]:
         """Test episodes from the recipe's seed."""
         evaluation, images = self.recipe.evaluation, self.phase(phase)
-        kinds = {"per-label": EpisodeSampler, "with-replacement": ReplacingSampler, "halves": HalvesSampler}
-        common: dict[str, Any] = {
-            "shots": max(1, evaluation.shots),
-            "queries": evaluation.queries,
-            "seed": self.recipe.seed,
-        }
+        options: dict[str, Any] = {"shots": max(1, evaluation.shots), "queries": evaluation.queries}
         if evaluation.sampling == "at-least":
-            common |= {side: self._side(phase, side) for side in ("support", "query")}
-            sampler: Sampler = AtLeastSampler(images.targets, images.labels, **common)
-        else:
-            sampler = kinds[evaluation.sampling](images.targets, images.labels, **common)
+            options |= {side: self._side(phase, side) for side in ("support", "query")}
+        sampler = SAMPLERS[evaluation.sampling](images.targets, images.labels, seed=self.recipe.seed, **options)
         return [sampler.draw(index) for index in range(evaluation.episodes)]
 
     def _check_at_least(self, path: Path, draws: Sequence[Draw], phase: str) -> None:

@@ -21,12 +21,11 @@ from fewtag.files import make_folder, write_atomically
 from fewtag.research.bench.distributed import (
     Reporter,
     Silent,
-    all_gather,
     collective_refusal,
-    interleave,
     on_rank_zero,
     rank_share,
     rows_by_all_ranks,
+    share_out,
 )
 from fewtag.research.bench.evaluate import Pool, evaluate
 from fewtag.research.bench.experiment import Experiment
@@ -35,12 +34,10 @@ from fewtag.research.bench.run_folder import RunFolder
 from fewtag.research.bench.train import train
 from fewtag.research.data.images import LabelledImages, refuse_unreadable
 from fewtag.research.data.sampling import Draw
-from fewtag.research.features.backbone import Backbone, JoinedBackbone
-from fewtag.research.features.rows import Rows, drop_features, feature_rows
+from fewtag.research.features.backbone import AnyBackbone
+from fewtag.research.features.rows import Rows, drop_features, feature_rows, take_all
 from fewtag.research.methods import METHODS, Base, ClassNames, EndToEnd, Method
 from fewtag.research.methods.base import pool
-
-Network = Backbone | JoinedBackbone
 
 _base_features: dict[tuple[str, str], Tensor] = {}
 """Of the last pictures and network: runs of a recipe mostly share them, and reading takes longer than solving."""
@@ -82,11 +79,10 @@ def measure(
                 used, numbered = _used(images, phase_draws)  # a large pool is not encoded for a few draws
                 features = read_features(used, backbone, cache, fabric, report, phase)
                 pictures = Pool.of(used, features, words[phase], fabric.device)
-                since, mine = time.perf_counter(), rank_share(fabric, numbered)
-                report.start(f"measuring {recipe.name} on {phase}", len(mine))
-                with collective_refusal():
-                    part = evaluate(method, pictures, mine, advance=report.advance)
-                judged = interleave(all_gather(fabric, part))
+                since = time.perf_counter()
+                report.start(f"measuring {recipe.name} on {phase}", len(rank_share(fabric, numbered)))
+                judge = partial(evaluate, method, pictures, advance=report.advance)
+                judged = share_out(fabric, numbered, judge)
                 facts["seconds"] = round(time.perf_counter() - since, 2)
                 facts |= {"data_digest": images.digest, "draws_digest": draws_digest(phase_draws, images)}
                 means = np.mean([episode.label_aps for episode in judged], axis=0).round(6)
@@ -134,14 +130,14 @@ def _train(
 
 
 def read_features(
-    images: LabelledImages, backbone: Network, cache: Path, fabric: Fabric, report: Reporter, what: str
+    images: LabelledImages, backbone: AnyBackbone, cache: Path, fabric: Fabric, report: Reporter, what: str
 ) -> Rows:
     read = partial(feature_rows, backbone=backbone, cache=cache, advance=report.advance)
     return rows_by_all_ranks(fabric, images, read, report, what)
 
 
 def solve(
-    method: Method, experiment: Experiment, backbone: Network, cache: Path, fabric: Fabric, report: Reporter
+    method: Method, experiment: Experiment, backbone: AnyBackbone, cache: Path, fabric: Fabric, report: Reporter
 ) -> None:
     """Fits a method that solves on the global features of all base pictures."""
     with collective_refusal():
@@ -153,7 +149,7 @@ def solve(
             classifier = experiment.build_classifier().to(device)
             class_words, numbers = experiment.class_words()
         soft = read_features(images, classifier, cache, fabric, report, "class probabilities of train")
-        chances = torch.cat([some[:, numbers].float() for some in _take_all(soft)])
+        chances = torch.cat([some[:, numbers].float() for some in take_all(soft)])
         names = ClassNames(class_words.to(device), chances.to(device), settings.weight)
     key = (images.digest, backbone.fingerprint)
     if key not in _base_features:
@@ -165,15 +161,10 @@ def solve(
 
 def global_features(rows: Rows) -> Float[Tensor, "images channels"]:
     """Every picture's mean over places."""
-    return torch.cat([pool(some.float()) for some in _take_all(rows)])
+    return torch.cat([pool(some.float()) for some in take_all(rows)])
 
 
-def _take_all(rows: Rows, batch: int = 256) -> Iterator[Tensor]:
-    for start in range(0, len(rows), batch):
-        yield rows.take(range(start, min(start + batch, len(rows))))
-
-
-def load_trained(experiment: Experiment, run: RunFolder | None) -> tuple[Network, Method]:
+def load_trained(experiment: Experiment, run: RunFolder | None) -> tuple[AnyBackbone, Method]:
     """The recipe's backbone and method with the best weights of the run; as built where the recipe trains nothing."""
     backbone, method = experiment.build()
     if run is not None:
@@ -184,7 +175,7 @@ def load_trained(experiment: Experiment, run: RunFolder | None) -> tuple[Network
 @contextmanager
 def _ready(
     experiment: Experiment, run: RunFolder | None, fabric: Fabric, cache: Path
-) -> Iterator[tuple[Network, Method]]:
+) -> Iterator[tuple[AnyBackbone, Method]]:
     """Network and method on the device; features of a fine-tuned network are used once, and dropped afterwards."""
     with collective_refusal():
         backbone, method = load_trained(experiment, run) if fabric.is_global_zero else experiment.build()

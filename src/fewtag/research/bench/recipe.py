@@ -142,12 +142,6 @@ class MethodSettings(BaseModel):
         """The options that the recipe gives."""
         return dict(self.model_extra or {})
 
-    @property
-    def effective_options(self) -> dict[str, object]:
-        """All options of the method: the recipe's, over the defaults of the method's constructor."""
-        parameters = inspect.signature(METHODS[self.name]).parameters.values()
-        return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY} | self.options
-
 
 class Training(Settings):
     """Episodes of base labels, stopped early by the validation labels. The defaults are the paper's."""
@@ -250,7 +244,9 @@ class Recipe(Settings):
     @property
     def effective(self) -> "Recipe":
         """The same recipe with every option of the method written out, so that no default in code can change it."""
-        method = MethodSettings.model_validate({"name": self.method.name, **self.method.effective_options})
+        parameters = inspect.signature(METHODS[self.method.name]).parameters.values()
+        options = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+        method = MethodSettings.model_validate({"name": self.method.name} | options | self.method.options)
         return self.model_copy(update={"method": method})
 
     @property

@@ -68,7 +68,14 @@ def _runs(path: Path, over: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _expand(run: dict[str, Any], path: Path) -> Iterator[dict[str, Any]]:
     """The run, or the cartesian product of its grid: a run for each choice of values, the last key varying fastest."""
-    axes = dict(_axes(run.pop("grid", {}), path))
+    axes = dict(_leaves(run.pop("grid", {})))
+    for key, values in axes.items():
+        if not key or not isinstance(values, list) or not values:
+            grid = f"grid.{key}" if key else "grid"
+            raise InputError(
+                f"recipe {path}: `{grid}` is {values!r}; give it a list of values, such as "
+                "grid.evaluation.shots = [1, 5]"
+            )
     for values in product(*axes.values()):
         chosen: dict[str, Any] = {}
         for key, value in zip(axes, values, strict=True):
@@ -76,20 +83,6 @@ def _expand(run: dict[str, Any], path: Path) -> Iterator[dict[str, Any]]:
                 value = {part: value}
             chosen = _merge(chosen, value)
         yield {**_merge(run, chosen), "name": _fill(str(run["name"]), dict(_leaves(chosen)), path)}
-
-
-def _axes(grid: object, path: Path, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """The grid's lists of values by dotted key, `evaluation.shots`."""
-    if isinstance(grid, dict):
-        for key, value in grid.items():
-            yield from _axes(value, path, f"{prefix}.{key}" if prefix else key)
-    elif isinstance(grid, list) and grid and prefix:
-        yield prefix, grid
-    else:
-        key = f"grid.{prefix}" if prefix else "grid"
-        raise InputError(
-            f"recipe {path}: `{key}` is {grid!r}; give it a list of values, such as grid.evaluation.shots = [1, 5]"
-        )
 
 
 def _leaves(settings: object, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -24,6 +24,7 @@ from fewtag.research.bench.measure import device_name, measured_rows, read_featu
 from fewtag.research.bench.recipe import SessionSettings
 from fewtag.research.bench.results import SESSIONS, SessionRow, Summary, mean_and_interval, run_columns, write_rows
 from fewtag.research.data.sampling import halve
+from fewtag.research.features.rows import take_all
 from fewtag.research.types import Maps, Words
 
 AT_ONCE = 128
@@ -167,9 +168,8 @@ def measure_sessions(
             images = experiment.phase(phase)
             started = problems(images.targets, images.labels, settings, recipe.seed)
             words = experiment.words(images.labels)
-        places = read_features(images, backbone, cache, fabric, report, phase)
-        chunks = [range(first, min(first + AT_ONCE, len(places))) for first in range(0, len(places), AT_ONCE)]
-        local = np.concatenate([method.local(places.take(chunk).float()) for chunk in chunks])
+        maps = take_all(read_features(images, backbone, cache, fabric, report, phase), AT_ONCE)
+        local = np.concatenate([method.local(some.float()) for some in maps])
         gallery, guides = Gallery(Pictures.of(local)), method.guides(words)
         since, most = time.perf_counter(), max(settings.answers)
         found: list[dict[str, object]] = []

@@ -2,7 +2,9 @@
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -17,13 +19,11 @@ from fewtag.errors import InputError, nearest
 from fewtag.research.bench.distributed import (
     Reporter,
     Silent,
-    all_gather,
     broadcast_buffers,
     collective_refusal,
-    interleave,
     on_rank_zero,
-    rank_share,
     rows_by_all_ranks,
+    share_out,
 )
 from fewtag.research.bench.evaluate import Pool, evaluate
 from fewtag.research.bench.experiment import Experiment
@@ -32,8 +32,8 @@ from fewtag.research.bench.results import METRICS
 from fewtag.research.bench.run_folder import Checkpoint, RunFolder, TrainingState, TrainingSummary
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.data.sampling import EpisodeSampler
-from fewtag.research.features.backbone import Backbone, JoinedBackbone
-from fewtag.research.features.rows import MemoryRows, Rows, feature_rows, pixel_rows
+from fewtag.research.features.backbone import AnyBackbone
+from fewtag.research.features.rows import MemoryRows, Rows, feature_rows, pixel_rows, take_all
 from fewtag.research.methods import METHODS, EndToEnd, Method
 
 
@@ -72,37 +72,25 @@ def train(
         with collective_refusal():
             if fabric.is_global_zero:
                 held.enter_context(run.lock())
-        return _train(learner, run, base, validation, report)
-
-
-def _train(
-    learner: "Learner", run: RunFolder, base: Phase, validation: Phase | None, report: Reporter
-) -> TrainingSummary:
-    fabric, training = learner.fabric, learner.training
-    on_rank_zero(fabric, run.claim)
-    if checkpoint := on_rank_zero(fabric, lambda: run.load_checkpoint(processes=fabric.world_size)):
-        learner.load(checkpoint)
-    state = learner.state
-    report.start(f"training {run.recipe.name}", training.episodes)
-    report.advance(state.episode)
-    if validation is not None and state.episode == 0:
-        learner.judge(run, validation, None, report)  # the untrained weights are the ones to beat
-    saved_at = state.episode
-    while state.episode < training.episodes and not _is_stale(state, training):
-        loss = learner.learn(base, report)
-        learner.judge(run, validation, loss, report)
-        if state.episode - saved_at >= training.checkpoint_every:
-            on_rank_zero(fabric, lambda: run.save_checkpoint(learner.checkpoint()))
-            saved_at = state.episode
-    summary = TrainingSummary(
-        **vars(state), stopped_early=_is_stale(state, training), episodes_planned=training.episodes
-    )
-    on_rank_zero(fabric, lambda: run.finish(summary))
-    return summary
-
-
-def _is_stale(state: TrainingState, training: Training) -> bool:
-    return training.keep == "best" and 0 < training.patience <= state.stale
+        on_rank_zero(fabric, run.claim)
+        if checkpoint := on_rank_zero(fabric, lambda: run.load_checkpoint(processes=fabric.world_size)):
+            learner.load(checkpoint)
+        state = learner.state
+        report.start(f"training {recipe.name}", training.episodes)
+        report.advance(state.episode)
+        if validation is not None and state.episode == 0:
+            learner.judge(run, validation, None, report)  # the untrained weights are the ones to beat
+        saved_at = state.episode
+        while state.episode < training.episodes and not learner.is_stale:
+            loss = learner.learn(base, report)
+            learner.judge(run, validation, loss, report)
+            if state.episode - saved_at >= training.checkpoint_every:
+                on_rank_zero(fabric, lambda: run.save_checkpoint(learner.checkpoint()))
+                saved_at = state.episode
+        stopped_early = learner.is_stale
+        summary = TrainingSummary(**vars(state), stopped_early=stopped_early, episodes_planned=training.episodes)
+        on_rank_zero(fabric, lambda: run.finish(summary))
+        return summary
 
 
 class Learner:
@@ -131,6 +119,11 @@ class Learner:
             self.averaged.load_state_dict(checkpoint.averaged)
         self.state = checkpoint.state
         self._begun = time.perf_counter() - self.state.seconds
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether training stops early."""
+        return self.training.keep == "best" and 0 < self.training.patience <= self.state.stale
 
     def checkpoint(self) -> Checkpoint:
         averaged = None if self.averaged is None else self.averaged.state_dict()
@@ -240,10 +233,12 @@ def running_mean(mean: Tensor, new: Tensor, count: Tensor | int) -> Tensor:
 def validate(fabric: Fabric, method: Method, phase: Phase, episodes: int) -> dict[str, float]:
     """Mean metrics over the validation episodes, which the ranks share among them."""
     broadcast_buffers(fabric, method)
-    draws = [phase.sampler.draw(index) for index in rank_share(fabric, range(episodes))]
-    with collective_refusal(), fabric.autocast():
-        mine = evaluate(method, phase.pool, draws)
-    judged = interleave(all_gather(fabric, mine))
+    with fabric.autocast():
+        judged = share_out(
+            fabric,
+            range(episodes),
+            lambda mine: evaluate(method, phase.pool, [phase.sampler.draw(index) for index in mine]),
+        )
     return {name: round(fmean(episode.metrics[name] for episode in judged), 6) for name in METRICS}
 
 
@@ -254,15 +249,13 @@ def prepare(
 
     Without patience nothing is validated, and the split needs no validation labels.
     """
-    recipe, training = experiment.recipe, experiment.recipe.training
+    recipe, training, advance = experiment.recipe, experiment.recipe.training, report.advance
     assert training is not None
     with collective_refusal():
         backbone, method = experiment.build()
     if recipe.backbone.frozen:
         backbone.to(fabric.device)
-
-        def read(images: LabelledImages) -> Rows:
-            return feature_rows(images, backbone, cache, advance=report.advance)
+        read: Callable[[LabelledImages], Rows] = partial(feature_rows, backbone=backbone, cache=cache, advance=advance)
     else:
         method = EndToEnd(backbone, method)
         if recipe.backbone.tuned is not None:
@@ -270,9 +263,7 @@ def prepare(
                 tune_stage(backbone, recipe.backbone.tuned)
         if experiment.compiled:
             backbone.compile()  # in place: weights keep their names
-
-        def read(images: LabelledImages) -> Rows:
-            return pixel_rows(images, backbone.size, cache, advance=report.advance)
+        read = partial(pixel_rows, size=backbone.size, cache=cache, advance=advance)
 
     def phase(name: str) -> Phase:
         with collective_refusal():
@@ -287,7 +278,7 @@ def prepare(
     return method, phase("train"), phase("val") if training.patience else None
 
 
-def tune_stage(backbone: Backbone | JoinedBackbone, stage: str) -> None:
+def tune_stage(backbone: AnyBackbone, stage: str) -> None:
     """Holds the weights of all other stages of the network; batch-norm statistics move in all of them."""
     named = [(name.rpartition("network.")[2], parameter) for name, parameter in backbone.named_parameters()]
     if not any(name.startswith(stage) for name, _ in named):
@@ -303,14 +294,11 @@ MOST_IN_MEMORY = 2**31
 
 def on_device(rows: Rows, device: torch.device) -> Rows:
     """The same rows in the device's memory: an accelerator's if they fit in half of what is free."""
-    if device.type not in ("cuda", "cpu"):
-        return rows
     first = rows.take([0])
     room = torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else MOST_IN_MEMORY
     if first.nbytes * len(rows) > room:
         return rows
     tensor = torch.empty(len(rows), *first.shape[1:], dtype=first.dtype, device=device)
-    for start in range(0, len(rows), 256):
-        chunk = range(start, min(start + 256, len(rows)))
-        tensor[chunk.start : chunk.stop] = rows.take(chunk).to(device)
+    for there, some in zip(torch.split(tensor, 256), take_all(rows), strict=True):
+        there.copy_(some)
     return MemoryRows(tensor)

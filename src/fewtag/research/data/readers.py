@@ -82,16 +82,24 @@ def read_table(
     first_line: dict[str, int] = {}
     pictures = []
     for line, row in _filtered(path, _rows(path, delimiter), where or {}):
-        name = _name(path, line, row["image"])
+        if not row["image"].strip():
+            raise InputError(f"{path} line {line} names no image; fill in the column `image` or remove the line")
+        name = PurePosixPath(row["image"].strip()).as_posix()
         if name in first_line:
             raise InputError(f"{path} lists image {name!r} twice, in lines {first_line[name]} and {line}; join the two")
         first_line[name] = line
-        shown = _labels(path, line, row["labels"], separator)
-        picture = _file(place, name)
-        if picture is None:
+        shown = [label.strip() for label in re.split(separator, row["labels"])]
+        if "" in shown:
+            found = f"{path} line {line} has an empty label in {row['labels']!r}"
+            raise InputError(f"{found}; name it, or remove the spare separator")
+        picture = Picture(place / name, name=str(place / name))
+        if not is_image_name(name) or not picture.path.is_file():
             index = index_images(place) if index is None else index
-            picture = _indexed(path, line, name, index)
-        pictures.append((name, picture, shown))
+            if name in index.pictures:
+                picture = index.find(name)
+            elif not is_image_name(name):
+                raise InputError(f"{path} line {line}: image {name!r} is not in {place}; check it, or add its ending")
+        pictures.append((name, picture, set(shown)))
     return from_shown(pictures, sorted(set().union(*(shown for _, _, shown in pictures))))
 
 
@@ -137,33 +145,6 @@ def _filtered(path: Path, rows: Iterator[Line], where: Mapping[str, Sequence[str
             if value not in present:
                 raise InputError(f"no row of {path} has {value!r} in column {column!r}; {nearest(value, present)}")
     return [(line, row) for line, row in everything if all(row[column] in where[column] for column in where)]
-
-
-def _name(path: Path, line: int, cell: str) -> str:
-    if not cell.strip():
-        raise InputError(f"{path} line {line} names no image; fill in the column `image` or remove the line")
-    return PurePosixPath(cell.strip()).as_posix()
-
-
-def _labels(path: Path, line: int, cell: str, separator: str) -> set[str]:
-    labels = [label.strip() for label in re.split(separator, cell)]
-    if "" in labels:
-        raise InputError(f"{path} line {line} has an empty label in {cell!r}; name it, or remove the spare separator")
-    return set(labels)
-
-
-def _file(place: Path, name: str) -> Picture | None:
-    """The picture as a file of its own, if it is one."""
-    file = place / name
-    return Picture(file, name=str(file)) if is_image_name(name) and file.is_file() else None
-
-
-def _indexed(path: Path, line: int, name: str, index: ImageIndex) -> Picture:
-    if name in index.pictures:
-        return index.find(name)
-    if is_image_name(name):
-        return Picture(index.place / name, name=str(index.place / name))
-    raise InputError(f"{path} line {line}: image {name!r} is not in {index.place}; check it, or add its ending")
 
 
 def read_folders(path: Path) -> LabelledImages:
@@ -272,11 +253,15 @@ def read_voc(
     read, so that callers may skip it.
     """
     years = [year for devkit in devkits for year in _years(devkit)]
-    listed = {year: _listed(year, sets) for year in years}
+    listed: dict[Path, dict[str, None]] = {year: {} for year in years}
     for name in sets:
-        if not any(_list_file(year, name).is_file() for year in years):
+        files = {year: file for year in years if (file := year / "ImageSets" / "Main" / f"{name}.txt").is_file()}
+        if not files:
             searched = ", ".join(str(year) for year in years)
             raise InputError(f"no year has an image set {name!r}; looked for ImageSets/Main/{name}.txt in {searched}")
+        for year, file in files.items():  # each image once: "train" is a part of "trainval"
+            lines = file.read_text(encoding="utf-8").splitlines()
+            listed[year] |= dict.fromkeys(line.split()[0] for line in lines if line.strip())
     times = Counter(image for images in listed.values() for image in images)
     pictures = []
     for year, images in listed.items():
@@ -296,17 +281,6 @@ def _years(devkit: Path) -> list[Path]:
     if not years:
         raise InputError(f"{devkit} is no VOCdevkit: no ImageSets/Main in it or in its VOC* folders; check the path")
     return years
-
-
-def _list_file(year: Path, name: str) -> Path:
-    return year / "ImageSets" / "Main" / f"{name}.txt"
-
-
-def _listed(year: Path, sets: Sequence[str]) -> list[str]:
-    """The images of these sets, each once: "train" is a part of "trainval"."""
-    files = [_list_file(year, name) for name in sets]
-    lines = [line for file in files if file.is_file() for line in file.read_text(encoding="utf-8").splitlines()]
-    return list(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
 
 
 def _voc_labels(path: Path, keep_difficult: bool) -> set[str]:

@@ -223,6 +223,14 @@ class HalvesSampler(Sampler):
         return Draw(support=tuple(support), query=tuple(np.flatnonzero(~first).tolist()))
 
 
+SAMPLERS: dict[str, type[Sampler]] = {
+    "per-label": EpisodeSampler,
+    "with-replacement": ReplacingSampler,
+    "at-least": AtLeastSampler,
+    "halves": HalvesSampler,
+}
+
+
 def halve(
     targets: Bool[np.ndarray, "images labels"], labels: Sequence[str], seed: Sequence[int]
 ) -> Bool[np.ndarray, "images"]:

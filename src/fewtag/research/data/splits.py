@@ -5,6 +5,7 @@ A classifier's classes that overlap a split's new labels are data as well, with 
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -125,12 +126,7 @@ class Split(BaseModel):
                 f"{len(rows)} that serve it, the first is {lacking[0]!r}; give a data set that shows it, or a split "
                 "without it"
             )
-        return LabelledImages(
-            ids=tuple(images.ids[row] for row in rows),
-            pictures=tuple(images.pictures[row] for row in rows),
-            labels=tuple(phase.labels),
-            targets=shown,
-        )
+        return replace(images.select(rows), labels=tuple(phase.labels), targets=shown)
 
     def _columns(self, images: LabelledImages, other_labels: Literal["refuse", "ignore"]) -> dict[str, np.ndarray]:
         """The data set's targets by the split's names; two spellings of one label are one column."""
@@ -188,8 +184,7 @@ def class_names(classes: str) -> list[str]:
         info = ImageNetInfo(classes)
     except AssertionError as error:
         raise InputError(f"timm knows no classes {classes!r}; write classes = 'imagenet-1k' in [names]") from error
-    number = info.num_classes()  # type: ignore[no-untyped-call]
-    return [info.index_to_description(each) for each in range(number)]
+    return [info.index_to_description(each) for each in range(info.num_classes())]
 
 
 def overlaps(classes: str, split: str) -> list[Overlap]:

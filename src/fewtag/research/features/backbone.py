@@ -110,15 +110,16 @@ class JoinedBackbone(nn.Module):
         return hashlib.sha256(" ".join(part.fingerprint for part in self.parts).encode()).hexdigest()
 
 
+AnyBackbone = Backbone | JoinedBackbone
+
+
 def join_maps(maps: Sequence[Float[Tensor, "images _ _ _"]]) -> Float[Tensor, "images channels rows columns"]:
     """Channels side by side, on the coarsest of the grids."""
     grid = min(single.shape[2] for single in maps), min(single.shape[3] for single in maps)
     return torch.cat([F.adaptive_avg_pool2d(single.float(), grid).to(single.dtype) for single in maps], dim=1)
 
 
-def open_backbone(
-    name: str, *, weights: str | None = None, size: int = 224, grid: int | None = None
-) -> Backbone | JoinedBackbone:
+def open_backbone(name: str, *, weights: str | None = None, size: int = 224, grid: int | None = None) -> AnyBackbone:
     """A backbone by name, or several joined by `+`, with as many weights sources joined by `+`, or none."""
     names = [part.strip() for part in name.split("+")]
     if len(names) == 1:

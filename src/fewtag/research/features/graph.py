@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fewtag.errors import InputError
 from fewtag.files import write_atomically
 from fewtag.graphs import pack_weights
-from fewtag.research.features.backbone import Backbone
+from fewtag.research.features.backbone import Backbone, first_line
 from fewtag.research.features.inference import fuse_batch_norms
 from fewtag.runtime import INPUTS, OUTPUTS
 
@@ -114,22 +114,25 @@ def write_graph(backbone: Backbone, path: Path, bits: Literal[8, 16] = 16) -> tu
             dynamo=False,
         )
     graph = onnx.load_model_from_string(pack_weights(path.read_bytes(), bits=bits))
-    without_notes(graph)
+    facts = _write(graph, path, backbone.name, backbone.size, backbone.channels, constants)
+    _check(backbone, path, constants, TOLERANCE[bits])
+    return facts | {"bits": bits, "weights": backbone.fingerprint}, constants
+
+
+def _write(graph: Any, path: Path, name: str, size: int, channels: int, constants: Constants) -> dict[str, Any]:
+    """Writes a sound graph without torch's notes, which name folders of the machine that it was made on; its facts."""
+    import onnx
+
+    for noted in (graph.graph, *graph.graph.node, *graph.graph.input, *graph.graph.output, *graph.graph.value_info):
+        noted.ClearField("metadata_props")
+        noted.ClearField("doc_string")
+    del graph.graph.value_info[:]
+    graph.producer_name, graph.producer_version, graph.doc_string = "fewtag", "", ""
     onnx.checker.check_model(graph)
     content = graph.SerializeToString()
     write_atomically(path, content)
-    _check(backbone, path, constants, TOLERANCE[bits])
-    facts = {
-        "file": path.name,
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "name": backbone.name,
-        "size": backbone.size,
-        "channels": backbone.channels,
-        "places": len(constants["pool"]),
-        "bits": bits,
-        "weights": backbone.fingerprint,
-    }
-    return facts, constants
+    facts = {"file": path.name, "sha256": hashlib.sha256(content).hexdigest(), "name": name, "size": size}
+    return facts | {"channels": channels, "places": len(constants["pool"])}
 
 
 def wrap_graph(source: Path, path: Path, size: int) -> tuple[dict[str, Any], Constants]:
@@ -144,25 +147,22 @@ def wrap_graph(source: Path, path: Path, size: int) -> tuple[dict[str, Any], Con
         wanted, given = session.get_inputs()[0].name, session.get_outputs()[0].name
         features = session.run([given], {wanted: np.zeros((1, 3, size, size), np.float32)})[0]
     except Exception as error:  # onnxruntime has many kinds, without a base of their own
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise InputError(f"{source} cannot be run on 1 × 3 × {size} × {size} numbers ({said}); check --size") from error
-    steps, places, channels = _to_places(features.shape, source)
-    constants = {"pool": pooling(math.isqrt(places), min(SIDE, math.isqrt(places)))}
+        found = f"{source} cannot be run on 1 × 3 × {size} × {size} numbers ({first_line(error)})"
+        raise InputError(f"{found}; check --size") from error
+    shape, turned = _to_places(features.shape, source)
+    channels, side = (shape[1], math.isqrt(shape[2])) if turned else (shape[2], math.isqrt(shape[1]))
+    constants = {"pool": pooling(side, min(SIDE, side))}
     shift, scale = (np.array(each, np.float32).reshape(1, 3, 1, 1) for each in (IMAGENET_MEAN, IMAGENET_STD))
+    fixed = {"fewtag.shift": shift, "fewtag.scale": scale, "fewtag.shape": np.array(shape)}
     before = [
         helper.make_node("Cast", ["pixels"], ["fewtag.numbers"], to=TensorProto.FLOAT),
         helper.make_node("Sub", ["fewtag.numbers", "fewtag.shift"], ["fewtag.centred"]),
         helper.make_node("Div", ["fewtag.centred", "fewtag.scale"], [wanted]),
     ]
-    after, last = [], given
-    for number, (kind, facts) in enumerate(steps):
-        constant = [f"fewtag.constant{number}"] if "constant" in facts else []
-        if constant:
-            graph.graph.initializer.append(numpy_helper.from_array(np.array(facts.pop("constant")), constant[0]))
-        after.append(helper.make_node(kind, [last, *constant], [f"fewtag.step{number}"], **facts))
-        last = f"fewtag.step{number}"
-    after += [
-        helper.make_node("Sub", [last, "mean"], ["fewtag.rest"]),
+    after = [
+        helper.make_node("Reshape", [given, "fewtag.shape"], ["fewtag.flat"]),
+        helper.make_node("Transpose", ["fewtag.flat"], ["fewtag.local"], perm=[0, 2, 1] if turned else [0, 1, 2]),
+        helper.make_node("Sub", ["fewtag.local", "mean"], ["fewtag.rest"]),
         helper.make_node("MatMul", ["fewtag.rest", "basis"], ["fine"]),
         helper.make_node("MatMul", ["pool", "fine"], ["places"]),
     ]
@@ -170,9 +170,7 @@ def wrap_graph(source: Path, path: Path, size: int) -> tuple[dict[str, Any], Con
     for part in (graph.graph.node, graph.graph.input, graph.graph.output):
         del part[:]
     graph.graph.node.extend(nodes)
-    graph.graph.initializer.extend(
-        [numpy_helper.from_array(shift, "fewtag.shift"), numpy_helper.from_array(scale, "fewtag.scale")]
-    )
+    graph.graph.initializer.extend([numpy_helper.from_array(value, name) for name, value in fixed.items()])
     shapes: dict[str, tuple[int, list[str | int | None]]] = {
         "pixels": (TensorProto.UINT8, ["images", 3, size, size]),
         "mean": (TensorProto.FLOAT, [channels]),
@@ -185,37 +183,17 @@ def wrap_graph(source: Path, path: Path, size: int) -> tuple[dict[str, Any], Con
     graph.graph.output.extend(
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["images", None, "space"]) for name in OUTPUTS]
     )
-    without_notes(graph)
-    onnx.checker.check_model(graph)
-    content = graph.SerializeToString()
-    write_atomically(path, content)
-    facts = {
-        "file": path.name,
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "name": source.name,
-        "size": size,
-        "channels": channels,
-        "places": len(constants["pool"]),
-    }
-    return facts, constants
+    return _write(graph, path, source.name, size, channels, constants), constants
 
 
-def _to_places(shape: Sequence[int], source: Path) -> tuple[list[tuple[str, dict[str, Any]]], int, int]:
-    """Nodes from a network's output to images × places × channels; how many places and channels there are."""
+def _to_places(shape: Sequence[int], source: Path) -> tuple[list[int], bool]:
+    """A network's output as images × places × channels, or as images × channels × places, which is to be turned."""
     if len(shape) == 4 and shape[2] == shape[3]:  # images × channels × rows × columns
-        places = shape[2] * shape[3]
-        return (
-            [
-                ("Reshape", {"constant": np.array([0, shape[1], places])}),
-                ("Transpose", {"perm": [0, 2, 1]}),
-            ],
-            places,
-            shape[1],
-        )
+        return [0, shape[1], shape[2] * shape[3]], True
     if len(shape) == 4 and shape[1] == shape[2]:
-        return [("Reshape", {"constant": np.array([0, shape[1] * shape[2], shape[3]])})], shape[1] * shape[2], shape[3]
+        return [0, shape[1] * shape[2], shape[3]], False
     if len(shape) == 3 and math.isqrt(shape[1]) ** 2 == shape[1]:
-        return [], shape[1], shape[2]
+        return [0, *shape[1:]], False
     found = " × ".join(map(str, shape))
     raise InputError(f"the first output of {source} is {found} numbers; a feature map of one square grid is needed")
 
@@ -243,27 +221,12 @@ def with_static_padding(network: Any) -> Any:
         for name, part in list(parent.named_children()):
             if type(part).__name__ == "Conv2dSame":
                 total = part.kernel_size[0] - part.stride[0]
-                padded = nn.Conv2d(
-                    part.in_channels,
-                    part.out_channels,
-                    part.kernel_size,
-                    part.stride,
-                    groups=part.groups,
-                    bias=part.bias is not None,
-                )
+                kind = part.in_channels, part.out_channels, part.kernel_size, part.stride
+                padded = nn.Conv2d(*kind, groups=part.groups, bias=part.bias is not None)
                 padded.load_state_dict(part.state_dict())
                 before = total // 2
                 setattr(parent, name, nn.Sequential(nn.ZeroPad2d((before, total - before) * 2), padded))
     return network.eval()
-
-
-def without_notes(graph: Any) -> None:
-    """Drops torch's notes: they name folders of the machine that the graph was made on."""
-    for noted in (graph.graph, *graph.graph.node, *graph.graph.input, *graph.graph.output, *graph.graph.value_info):
-        noted.ClearField("metadata_props")
-        noted.ClearField("doc_string")
-    del graph.graph.value_info[:]
-    graph.producer_name, graph.producer_version, graph.doc_string = "fewtag", "", ""
 
 
 @torch.inference_mode()

@@ -4,8 +4,7 @@ import functools
 import hashlib
 import io
 import logging
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -20,9 +19,9 @@ from fewtag.errors import InputError
 from fewtag.files import LIMIT_VARIABLE, format_size
 from fewtag.pictures.decode import squash_bytes, stack
 from fewtag.pictures.files import Picture
-from fewtag.pictures.prefetch import prefetch
+from fewtag.pictures.prefetch import batches, prefetch
 from fewtag.research.data.images import LabelledImages
-from fewtag.research.features.backbone import Backbone, JoinedBackbone, join_maps
+from fewtag.research.features.backbone import AnyBackbone, Backbone, JoinedBackbone, join_maps
 from fewtag.research.features.inference import fuse_batch_norms, precision_of, start
 
 Advance = Callable[[int], None]
@@ -39,6 +38,12 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, rows: Sequence[int]) -> Num[Tensor, "images *shape"]: ...
+
+
+def take_all(rows: Rows, batch: int = 256) -> Iterator[Tensor]:
+    """All rows in their order, some at a time."""
+    for first in range(0, len(rows), batch):
+        yield rows.take(range(first, min(first + batch, len(rows))))
 
 
 class MemoryRows:
@@ -135,29 +140,16 @@ def extract(
         return digest, None if known else squash_bytes(data, str(picture), size)
 
     digests: list[bytes] = []
-    waiting: dict[bytes, Square] = {}
-    under_way: deque[Callable[[], None]] = deque()
-    pending = 0
+    keep = _begin([], {})
     try:
-        for digest, pixels in prefetch(read, pictures, most=2 * batch):
-            digests.append(digest)
-            pending += 1
-            if pixels is not None:
-                waiting[digest] = pixels
-            if len(waiting) == batch:
-                under_way.append(_begin(extractors, waiting))
-                waiting = {}
-                if len(under_way) > 1:
-                    under_way.popleft()()
-            if pending == batch:
-                advance(pending)
-                pending = 0
-        if waiting:
-            under_way.append(_begin(extractors, waiting))
+        for group in batches(prefetch(read, pictures, most=2 * batch), batch):
+            digests += [digest for digest, _ in group]
+            started = _begin(extractors, {digest: pixels for digest, pixels in group if pixels is not None})
+            keep_last, keep = keep, started
+            keep_last()
+            advance(len(group))
     finally:
-        while under_way:  # also where a picture cannot be read: what was made of the others is kept
-            under_way.popleft()()
-    advance(pending)
+        keep()  # also where a picture cannot be read: what was made of the others is kept
     return [CachedRows(pictures, digests, extractor) for extractor in extractors]
 
 
@@ -199,7 +191,7 @@ def pixel_rows(images: LabelledImages, size: int, cache: Path, advance: Advance 
 
 def feature_rows(
     images: LabelledImages,
-    backbone: Backbone | JoinedBackbone,
+    backbone: AnyBackbone,
     cache: Path,
     *,
     batch: int = 32,
@@ -210,13 +202,13 @@ def feature_rows(
     return JoinedRows(rows) if isinstance(backbone, JoinedBackbone) else rows[0]
 
 
-def drop_features(backbone: Backbone | JoinedBackbone, cache: Path) -> None:
+def drop_features(backbone: AnyBackbone, cache: Path) -> None:
     """Removes a network's maps from the cache: those of a fine-tuned one are of no use after its run."""
     for extractor in _feature_extractors(backbone, cache):
         extractor.space.clear()
 
 
-def _feature_extractors(backbone: Backbone | JoinedBackbone, cache: Path) -> list[Extractor]:
+def _feature_extractors(backbone: AnyBackbone, cache: Path) -> list[Extractor]:
     parts = backbone.parts if isinstance(backbone, JoinedBackbone) else (backbone,)
     opened = Cache(cache)
     return [_feature_extractor(part, opened) for part in parts]

