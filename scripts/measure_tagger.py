@@ -28,7 +28,7 @@ from fewtag.research.data.splits import overlaps
 from fewtag.tagger.bank import Bank, Definition, Example, Told
 from fewtag.tagger.model import Model, load_model, solve_words
 from fewtag.tagger.stream import Scorer
-from fewtag.words.pieces import names_a_thing
+from fewtag.tagging.run import SAMPLE
 
 Shown = NDArray[np.bool_]
 PRIVATE = (
@@ -73,7 +73,7 @@ class Bench:
     def bank(self, guides: Vectors | None, support: Sequence[int], named: Sequence[int] = ()) -> Bank:
         """What a person has who taught these pictures, all of their labels or the one that each is named by."""
         labels = self.images.labels
-        things = [names_a_thing(name) for name in self.called or self.packs.names(labels)]
+        things = [self.model.names_a_thing(name) for name in self.called or self.packs.names(labels)]
         definitions = {
             label: Definition("none", explicit=True)
             if guides is None
@@ -155,7 +155,7 @@ def rare(bench: Bench, guides: Vectors, shots: int, pools: dict[str, Any], *, es
         rows = [place[image] for image in pool["pictures"]]
         scorer, logits, shown = bench.scored(bank, rows)
         mine = scorer.labels.index(pool["label"])
-        sample = np.random.default_rng(0).permutation(len(rows))[:256]
+        sample = np.random.default_rng(0).permutation(len(rows))[:SAMPLE]
         evidence = logits - log_odds(scorer.shares)
         rare_share = np.full(len(scorer.labels), RARE, np.float32)
         shares = (

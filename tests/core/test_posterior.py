@@ -11,6 +11,7 @@ from scipy.optimize import minimize
 from scipy.stats import norm
 
 from fewtag.core.posterior import (
+    COMPARED,
     Classifiers,
     NameEvidence,
     Pictures,
@@ -47,7 +48,7 @@ def fitted(seed: int, yes: int, no: int, weight: float = 1.0):  # type: ignore[n
 def test_the_posterior_is_where_scipy_finds_the_least_penalised_log_loss(yes: int, no: int, weight: float) -> None:
     places, shown, weights, word, found = fitted(3, yes, no, weight)
     pictures = Pictures.of(places)
-    guide, _ = prototype(Pictures.of(places[shown]), word, STRENGTHS, NEUTRAL)
+    guide = prototype(Pictures.of(places[shown]), word, found.trust, STRENGTHS)
     focused = pictures.attend(guide, STRENGTHS.query_focus)
     local = STRENGTHS.query_local
     features = np.hstack(
@@ -141,19 +142,38 @@ def test_newton_ends_where_the_gradient_vanishes(count: int, seed: int, scale: f
 def test_trust_is_bayes_rule_on_the_two_densities() -> None:
     evidence = NameEvidence(right=0.4, wrong=0.1, between=0.08, within=0.12, prior=0.8)
     scores = np.array([0.2, 0.3, 0.15], np.float32)
-    spread = math.sqrt(0.08**2 + 0.12**2 / 3)
-    right, wrong = (norm.pdf(float(scores.mean()), mean, spread) for mean in (0.4, 0.1))
-    assert evidence.trust(scores) == pytest.approx(0.8 * right / (0.8 * right + 0.2 * wrong), rel=1e-5)
+    others, weights = np.array([0.2, -0.1], np.float32), np.array([1, 0.25], np.float32)
+    usual = (1 * 0.2 + 0.25 * -0.1 + 1 * 0.1) / (1 + 0.25 + 1)
+    spread = math.sqrt(0.08**2 + COMPARED * 0.12**2 / 3)
+    right, wrong = (norm.pdf(float(scores.mean()) - usual, mean, spread) for mean in (0.3, 0.0))
+    found = evidence.trust(scores, others, weights)
+    assert found == pytest.approx(0.8 * right / (0.8 * right + 0.2 * wrong), rel=1e-5)
+
+
+def test_a_name_that_suits_other_pictures_as_well_is_trusted_less() -> None:
+    """But not by those that were asked about, which are likely to look like the label."""
+    word = random_word(17)
+    yes, same, away = random_places(1, 1) + word, random_places(2, 4) + word, random_places(3, 4) - word
+    shown, weights = np.arange(5) < 1, np.ones(5, np.float32)
+
+    def trust(places: NDArray[np.float32], asked: NDArray[np.bool_] | None = None) -> float:
+        pictures = Pictures.of(np.concatenate([yes, places]))
+        return fit_label(pictures, shown, weights, word, STRENGTHS, NEUTRAL, asked).trust
+
+    assert trust(same) < trust(away)
+    assert trust(same, ~shown) == trust(away, ~shown)
 
 
 def test_a_name_that_pictures_contradict_ends_as_no_name() -> None:
     places = random_places(13, 3)
     against = unit(-places.mean(axis=(0, 1)))
     suspicious = NameEvidence(right=0.9, wrong=0.5, between=0.02, within=0.02, prior=0.5)
-    with_name, trust = prototype(Pictures.of(places), against, STRENGTHS, suspicious)
-    without, _ = prototype(Pictures.of(places), None, STRENGTHS, suspicious)
-    assert trust < 1e-6
-    assert np.allclose(with_name, without, atol=1e-4)
+    shown, ones = np.ones(3, np.bool_), np.ones(3, np.float32)
+    with_name, without = (
+        fit_label(Pictures.of(places), shown, ones, word, STRENGTHS, suspicious) for word in (against, None)
+    )
+    assert with_name.trust < 1e-6
+    assert np.allclose(with_name.guide, without.guide, atol=1e-4)
 
 
 def test_many_labels_score_as_each_one_alone() -> None:

@@ -190,7 +190,8 @@ def test_an_example_that_does_not_name_a_label_moves_it_as_a_weak_no_and_leaves_
         tagger = Tagger(changed).fit([draw(1, "dog")], [["dog"]]).define("cat")
         before = classifier(tagger, "dog")
         tagger.partial_fit([draw(2, "cat")], [["cat"]], absent=[["dog"]] if absent else None, complete=complete)
-        assert np.array_equal(classifier(tagger, "dog").guide, before.guide)
+        moved = np.abs(classifier(tagger, "dog").guide - before.guide).max()
+        assert moved < 1e-3, "but for what it tells of the name"
         places = encode(changed, [draw(2, "cat")])
         return float(Classifiers.of([classifier(tagger, "dog")]).logits(places, changed.strengths)[0, 0])
 
@@ -199,8 +200,8 @@ def test_an_example_that_does_not_name_a_label_moves_it_as_a_weak_no_and_leaves_
     before = float(Classifiers.of([classifier(alone, "dog")]).logits(places, model.strengths)[0, 0])
     no = logit_after(absent=True)
     assert no < logit_after(absent=False) < before
-    assert logit_after(absent=False, complete=True) == pytest.approx(no, abs=1e-5)
-    assert logit_after(absent=False, unnamed=1.0) == pytest.approx(no, abs=1e-5)
+    assert logit_after(absent=False, complete=True) == pytest.approx(no, abs=1e-3), "but for what it tells of the name"
+    assert logit_after(absent=False, unnamed=1.0) == pytest.approx(no, abs=1e-3)
     assert logit_after(absent=False, unnamed=0.0) == pytest.approx(before, abs=1e-5)
 
 

@@ -32,6 +32,10 @@ Features = NDArray[np.float32]
 
 LABELS_AT_ONCE = 1000
 """With more, what lies between places and scores leaves the processor's cache, and a label takes twice as long."""
+COMPARED = 0.75
+"""Part of the variance within a label that is left when pictures are compared with others (by validation labels)."""
+OTHERS = 64
+"""Pictures that a name is compared by: more change nothing much."""
 NEWTON_STEPS = 50
 TOLERANCE = 1e-8
 """Of the dual weights, in a Newton step: where it stops."""
@@ -93,8 +97,12 @@ class WordMap:
 
     def prototypes(self, words: Vectors) -> Vectors:
         """What the words alone suggest; unit vectors."""
+        return unit(self.suggest(words))
+
+    def suggest(self, words: Vectors) -> Vectors:
+        """The same, the shorter the less the words are like those that the map was solved on."""
         centred: Vectors = words - self.mean
-        return unit(unit(centred) @ self.matrix)
+        return unit(centred) @ self.matrix
 
 
 def unit(vectors: NDArray[Floats]) -> NDArray[Floats]:
@@ -213,6 +221,11 @@ class Pictures(NamedTuple):
         attention = softmax((self.places @ guide) / np.maximum(self.lengths, 1e-12) * focus, axis=1)
         return unit(np.matmul(attention[:, None], self.places)[:, 0])
 
+    def scores(self, word: NDArray[np.float32], strengths: Strengths) -> NDArray[np.float32]:
+        """How alike each picture is to what a word suggests, as a prototype's score."""
+        local = np.float32(strengths.query_local)
+        return (1 - local) * (self.whole @ word) + local * (self.attend(word, strengths.query_focus) @ word)
+
 
 class Fitted(NamedTuple):
     """One label's classifier, and how far its pictures bear its name out."""
@@ -270,13 +283,15 @@ def place_lengths(places: Places) -> NDArray[np.float32]:
 class NameEvidence:
     """How alike pictures are to their label's name when it means what they show, and when it means something else.
 
-    Scores of right and of wrong names with a label's pictures are taken for normal, with one variance between labels
-    and one between the pictures of a label: the probability that a name is right is then a logistic curve.
+    What counts is by how much a label's pictures score higher with its name than pictures that do not show it (score
+    normalisation by impostors): a wrong name suits all of them alike. The difference is taken for normal, so that the
+    probability that a name is right is a logistic curve.
     """
 
     right: float = 0.24
-    """Mean score of a picture with its label's name."""
+    """Mean score of a picture with its label's name,"""
     wrong: float = 0.05
+    """and with another name."""
     between: float = 0.07
     """Standard deviation between labels."""
     within: float = 0.07
@@ -284,13 +299,12 @@ class NameEvidence:
     prior: float = 0.5
     """The share of names that are right, before any picture: private ones ("Rex") are as common as words."""
 
-    def trust(self, scores: NDArray[np.float32]) -> float:
-        """The probability that a name is right whose pictures score so."""
-        if not len(scores):
-            return 1.0
-        variance = self.between**2 + self.within**2 / len(scores)
-        middle = (self.right + self.wrong) / 2
-        evidence = (self.right - self.wrong) * (float(scores.mean()) - middle) / variance
+    def trust(self, scores: NDArray[np.float32], others: NDArray[np.float32], weights: NDArray[np.float32]) -> float:
+        """The probability that a name is right with which a label's pictures and others, of such weights, score so."""
+        usual = (float(weights @ others) + self.wrong) / (float(weights.sum()) + 1)  # with one more, of a wrong name
+        variance = self.between**2 + COMPARED * self.within**2 / len(scores)
+        gap = self.right - self.wrong
+        evidence = gap * (float(scores.mean()) - usual - gap / 2) / variance
         odds = evidence + math.log(self.prior / (1 - self.prior))
         return float(np.float32(0.5 + 0.5 * math.tanh(odds / 2)))  # as a bank keeps it
 
@@ -302,13 +316,22 @@ def fit_label(
     word: NDArray[np.float32] | None,
     strengths: Strengths,
     evidence: NameEvidence,
+    asked: NDArray[np.bool_] | None = None,
     *,
     leave_out: bool = False,
 ) -> Fitted:
-    """One label's classifier from pictures that show it or do not, each with its weight, and what its name suggests."""
+    """One label's classifier from pictures that show it or do not, each with its weight, and what its name suggests.
+
+    Pictures that were `asked` about look like the label more often than others do: the name is not compared by them.
+    """
     first = slice(int(shown.sum()))  # where those that show it come first, nothing need be copied
     yes = Pictures(*(part[first if shown[first].all() else shown] for part in pictures))
-    guide, trust = prototype(yes, word, strengths, evidence)
+    trust = 1.0
+    if word is not None and len(yes.places):
+        others = np.flatnonzero(~shown if asked is None else ~(shown | asked))[:OTHERS]
+        scores = Pictures(*(part[others] for part in pictures)).scores(word, strengths)
+        trust = evidence.trust(yes.scores(word, strengths), scores, weights[others])
+    guide = prototype(yes, word, trust, strengths)
     fitted = prior(guide, strengths)
     if not len(shown):
         return fitted._replace(trust=trust)
@@ -338,21 +361,18 @@ def prior(guide: NDArray[np.float32], strengths: Strengths) -> Fitted:
 
 
 def prototype(
-    examples: Pictures, word: NDArray[np.float32] | None, strengths: Strengths, evidence: NameEvidence
-) -> tuple[NDArray[np.float32], float]:
-    """Attended examples with the word mixed in, the less the more there are and the less they bear it out."""
+    examples: Pictures, word: NDArray[np.float32] | None, trust: float, strengths: Strengths
+) -> NDArray[np.float32]:
+    """Attended examples with the word mixed in, the less the more there are and the less it is trusted."""
     count = len(examples.places)
     if word is None:
         # guided by nothing, all places count alike
-        return unit(examples.whole.sum(axis=0)), 1.0
+        return unit(examples.whole.sum(axis=0))
     if not count:
-        return word, 1.0
-    local = np.float32(strengths.query_local)
-    focused = examples.attend(word, strengths.query_focus)
-    trust = evidence.trust((1 - local) * (examples.whole @ word) + local * (focused @ word))
+        return word
     visual = unit(examples.attend(np.float32(trust) * word, strengths.support_focus).sum(axis=0))
     weight = trust * strengths.word_weight * count**-strengths.word_decay
-    return unit(visual + np.float32(weight) * word), trust
+    return unit(visual + np.float32(weight) * word)
 
 
 def map_logistic(

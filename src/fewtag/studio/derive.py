@@ -366,7 +366,7 @@ class Scores:
         if fitted.left_out is None or not isinstance(bank, AnswersBank):
             return share
         said, calibration = bank.said(label), self.model.calibration
-        asked = np.array([key in bank.asked[label] for key in (*said.yes, *said.no)], np.bool_)
+        asked = np.array([key in bank.asked[label] for key in (*said.yes, *said.no, *said.complete)], np.bool_)
         if not asked.any():
             return share
         shown, usual = np.arange(len(asked)) < len(said.yes), np.full(len(asked), calibration.share, np.float32)

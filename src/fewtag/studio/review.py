@@ -280,7 +280,7 @@ def influences(
     that nobody wants them any more: each takes a fit.
     """
     said = bank.said(label)
-    keys = [*said.yes[:_LOOKED_AT], *said.no[:_LOOKED_AT]]
+    keys = [*said.yes[:_LOOKED_AT], *(*said.no, *said.complete)[:_LOOKED_AT]]
     if len(keys) < 2 or not said.yes:
         return {}
     places = np.stack([bank.examples[key].places for key in keys])

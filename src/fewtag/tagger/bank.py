@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from fewtag.core.posterior import Fitted, Pictures, fit_label
 from fewtag.errors import InputError, MissingError, UnknownWordError, nearest
-from fewtag.words.pieces import names_a_thing
 
 if TYPE_CHECKING:
     from fewtag.tagger.model import Model
@@ -23,7 +22,7 @@ Like = Sequence[str] | str | None
 """Names of what is alike, or these with commas between."""
 ANSWERS = 400
 """Of one kind, yes or no, that a label's fit looks at: it stays in milliseconds, and more change nothing much."""
-THING, OTHER = 0.9, 0.05
+THING, OTHER = 0.93, 0.05
 """The probability, before any picture, that a name means what its pictures show: a word for a thing, another one."""
 COMPLETE, UNNAMED = 256, 64
 """Pictures beside these that its fit looks at: complete ones that do not name the label, and others, as weak 'no's."""
@@ -47,7 +46,7 @@ class Definition:
     prior: float | None = None
     """The share of pictures that show it, where a person said so or `check` counted them."""
     thing: bool = False
-    """Whether its word is one for a thing that can be seen, or was chosen by a person: trusted more from the start."""
+    """Whether its word is one for a thing that can be seen, or a person said how: trusted more from the start."""
 
     def __str__(self) -> str:
         if self.kind == "like":
@@ -108,8 +107,11 @@ class Said(NamedTuple):
 
     yes: tuple[str, ...]
     no: tuple[str, ...]
-    """Those that someone said do not show it, and complete ones that do not name it."""
+    """Those that someone said do not show it,"""
+    complete: tuple[str, ...]
+    """complete ones that do not name it,"""
     unnamed: tuple[str, ...]
+    """and others that do not."""
 
 
 class Known(NamedTuple):
@@ -188,9 +190,9 @@ class Bank:
         lengths = np.array([each.seen[0] for each in chosen], np.float32).reshape(places.shape[:2])
         whole = np.array([each.seen[1] for each in chosen], np.float32).reshape(len(chosen), space)
         evidence = replace(model.evidence, prior=THING if definition.thing else OTHER)
-        pictures = Pictures(places, lengths, whole)
-        strengths = model.strengths
-        return fit_label(pictures, shown, weights, definition.guide, strengths, evidence, leave_out=self.leave_out)
+        pictures, meant = Pictures(places, lengths, whole), definition.guide
+        asked = np.arange(len(chosen)) < len(said.yes) + len(said.no)
+        return fit_label(pictures, shown, weights, meant, model.strengths, evidence, asked, leave_out=self.leave_out)
 
     def said(self, label: str) -> Said:
         """Which examples speak for and against a label.
@@ -205,8 +207,7 @@ class Bank:
         silent[yes] = silent[no] = False
         complete = self._drawn(label, np.flatnonzero(silent & self._complete), COMPLETE)
         unnamed = self._drawn(label, np.flatnonzero(silent & ~self._complete), UNNAMED)
-        no = np.sort(np.concatenate([self._drawn(label, no, ANSWERS), complete]))
-        rows = self._drawn(label, yes, ANSWERS), no, unnamed
+        rows = self._drawn(label, yes, ANSWERS), self._drawn(label, no, ANSWERS), complete, unnamed
         return Said(*(tuple(self._keys[row] for row in some) for some in rows))
 
     @cached_property
@@ -341,8 +342,9 @@ class Bank:
 def by_name(name: str, model: "Model", *, explicit: bool = False) -> Definition:
     """Its own word, which of a path such as "birds/heron" is the last; an unknown one is refused with the ways out."""
     word = name.rpartition("/")[2].strip() or name
-    word_map, vector, thing = model.word_map, model.words.vector(word), names_a_thing(word)
-    return Definition("name", (word,), vector, word_map.prototypes(vector[None])[0], explicit, thing=thing)
+    vector = model.words.vector(word)
+    guide = model.word_map.prototypes(vector[None])[0]
+    return Definition("name", (word,), vector, guide, explicit, thing=model.names_a_thing(word))
 
 
 def by_name_or_none(name: str, model: "Model") -> Definition:

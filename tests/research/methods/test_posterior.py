@@ -56,7 +56,7 @@ def test_logits_are_those_of_the_core_label_by_label(complete: bool) -> None:
     weights = np.where(SHOWN.numpy(), 1.0, no).astype(np.float32)
     labels = [
         fit_label(
-            pictures, SHOWN[:, n].numpy(), weights[:, n], guides[n], strengths, NameEvidence(within=0.3, prior=0.9)
+            pictures, SHOWN[:, n].numpy(), weights[:, n], guides[n], strengths, NameEvidence(within=0.3, prior=0.93)
         )
         for n in range(2)
     ]

@@ -107,7 +107,7 @@ class Posterior(ClosedForm):
     name_wrong: float = NameEvidence.wrong
     name_between: float = NameEvidence.between
     name_within: float = NameEvidence.within
-    name_prior: float = 0.9
+    name_prior: float = 0.93
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,7 +126,8 @@ class Posterior(ClosedForm):
 
     def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]) -> core.Fitted:
         """One label's classifier from pictures that a person said show it or not, each with full weight."""
-        return core.fit_label(pictures, shown, np.ones(len(shown), np.float32), guide, self.strengths, self.evidence)
+        ones = np.ones(len(shown), np.float32)
+        return core.fit_label(pictures, shown, ones, guide, self.strengths, self.evidence, asked=ones > 0)
 
 
 @options
