@@ -323,7 +323,8 @@ def rewrite(data: bytes | None, name: str, wanted: Wanted, elsewhere: Tags, *, e
     branches = {}
     for path in map(path_of, ledger.labels):
         # not spoken of, whatever branch it was hung under: it stays, with as many names that were written as no keyword
-        if not any(fold(path)[first:] in wanted.vocabulary for first in range(len(path))):
+        folded = fold(path)
+        if not any(folded[first:] in wanted.vocabulary for first in range(len(path))):
             names = (place for place, part in enumerate(path) if (SUBJECT, part) in ledger.added)
             branches[path] = next(names, len(path) - 1)
     branches |= {(*wanted.prefix, *path): len(wanted.prefix) for path in wanted.labels if not known.has(path)}
