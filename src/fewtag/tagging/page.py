@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from PIL import Image
+
 from fewtag.errors import InputError
 from fewtag.files import write_atomically
 from fewtag.pictures.decode import decode
@@ -71,12 +73,16 @@ def tagged_card(item: Item, row: Tagged) -> Card:
 
 def embed(item: Item) -> str:
     """A small copy of a picture as part of the page itself; nothing where it cannot be read."""
-    buffer = io.BytesIO()
     with suppress(InputError):
         if data := encoded_bytes(item.image, item.name):
-            picture = decode(data, item.name, at_least=THUMBNAIL)
-            picture.thumbnail((THUMBNAIL, THUMBNAIL))
-            picture.save(buffer, format="JPEG", quality=80)
+            return embed_image(decode(data, item.name, at_least=THUMBNAIL))
+    return ""
+
+
+def embed_image(picture: Image.Image) -> str:
+    small, buffer = picture.copy(), io.BytesIO()
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    small.save(buffer, format="JPEG", quality=80)
     return embed_bytes(buffer.getvalue(), "jpeg")
 
 
