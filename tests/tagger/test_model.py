@@ -17,7 +17,6 @@ from fewtag.core.calibration import Calibration
 from fewtag.files import read_arrays, write_arrays
 from fewtag.research.data.splits import Split
 from fewtag.tagger.model import KIND, SHIPPED, Model, load_model, solve_words
-from fewtag.words.pieces import names_a_thing
 
 Draw = Callable[..., Image.Image]
 
@@ -52,15 +51,6 @@ def test_default_inherits_the_strengths_and_the_calibration_of_coco52(coco52: Mo
     default = load_model("default")
     assert default.strengths == coco52.strengths
     assert default.calibration == coco52.calibration
-
-
-@pytest.mark.parametrize("name", ["default", "accurate", "coco52"])
-def test_a_thing_is_a_word_for_one_that_the_map_knows_words_like(name: str) -> None:
-    model = load_model(name)
-    words = model.header["base_words"]
-    assert [model.names_a_thing(word) for word in words] == [names_a_thing(word) for word in words]
-    assert [model.names_a_thing(word) for word in ("heron", "max", "thursday")] == [True, False, False]
-    assert names_a_thing("max")
 
 
 def test_words_that_look_alike_are_near_and_others_are_not(coco52: Model) -> None:

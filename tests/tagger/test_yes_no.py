@@ -330,7 +330,6 @@ def test_a_hundred_answers_are_fitted_alike_whatever_came_first(model: Model) ->
 @pytest.fixture
 def knowing(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A map of three words that knows others, too."""
-    monkeypatch.setitem(vars(model), "_least_length", 0.0)
 
 
 @pytest.mark.usefixtures("knowing")

@@ -97,12 +97,8 @@ class WordMap:
 
     def prototypes(self, words: Vectors) -> Vectors:
         """What the words alone suggest; unit vectors."""
-        return unit(self.suggest(words))
-
-    def suggest(self, words: Vectors) -> Vectors:
-        """The same, the shorter the less the words are like those that the map was solved on."""
         centred: Vectors = words - self.mean
-        return unit(centred) @ self.matrix
+        return unit(unit(centred) @ self.matrix)
 
 
 def unit(vectors: NDArray[Floats]) -> NDArray[Floats]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fewtag.core.posterior import Fitted, Pictures, fit_label
 from fewtag.errors import InputError, MissingError, UnknownWordError, nearest
+from fewtag.words.pieces import names_a_thing
 
 if TYPE_CHECKING:
     from fewtag.tagger.model import Model
@@ -342,9 +343,8 @@ class Bank:
 def by_name(name: str, model: "Model", *, explicit: bool = False) -> Definition:
     """Its own word, which of a path such as "birds/heron" is the last; an unknown one is refused with the ways out."""
     word = name.rpartition("/")[2].strip() or name
-    vector = model.words.vector(word)
-    guide = model.word_map.prototypes(vector[None])[0]
-    return Definition("name", (word,), vector, guide, explicit, thing=model.names_a_thing(word))
+    word_map, vector, thing = model.word_map, model.words.vector(word), names_a_thing(word)
+    return Definition("name", (word,), vector, word_map.prototypes(vector[None])[0], explicit, thing=thing)
 
 
 def by_name_or_none(name: str, model: "Model") -> Definition:

@@ -17,7 +17,6 @@ from fewtag.errors import InputError, nearest
 from fewtag.files import digest, read_arrays, write_arrays
 from fewtag.pictures.decode import Pixels, Square
 from fewtag.runtime import Network
-from fewtag.words.pieces import names_a_thing
 from fewtag.words.vectors import SHIPPED as SHIPPED_WORDS
 from fewtag.words.vectors import WordTable, class_vectors, load_words
 
@@ -27,9 +26,6 @@ KIND = "fewtag-model"
 CONSTANTS = ("pool", "positions")
 """Arrays that are inputs of the network."""
 _FORMAT = 3
-KNOWN = 0.58
-"""Length of what a word suggests, in that of a base label, from which the map knows words like it: all but 2 % of the
-names of ImageNet's classes do, each by a map without it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,16 +115,6 @@ class Model:
 
     def word_prototypes(self, words: Vectors) -> Vectors:
         return self.word_map.prototypes(words)
-
-    def names_a_thing(self, word: str) -> bool:
-        """Whether a word is one for a thing that can be seen, and the map knows words like it: not so "max"."""
-        length = np.linalg.norm(self.word_map.suggest(self.words.vectors([word])))
-        return names_a_thing(word) and bool(length >= self._least_length)
-
-    @cached_property
-    def _least_length(self) -> float:
-        base = self.word_map.suggest(self.words.vectors(self.header["base_words"]))
-        return KNOWN * float(np.median(np.linalg.norm(base, axis=1)))
 
 
 def solve_words(

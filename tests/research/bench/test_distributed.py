@@ -133,7 +133,7 @@ def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 @pytest.fixture
 def plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps along the gradient itself: Adam's are as long where it is nothing but rounding."""
-    monkeypatch.setattr(training_module, "Adam", lambda parameters, lr, **_: torch.optim.SGD(parameters, lr))
+    monkeypatch.setattr(training_module, "Adam", lambda groups, **_: torch.optim.SGD(groups, TRAINING.learning_rate))
 
 
 @pytest.mark.slow
