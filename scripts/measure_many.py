@@ -25,6 +25,7 @@ from fewtag.research.bench.results import commit
 from fewtag.tagger.bank import Bank, Definition, Example, Told
 from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import Scorer
+from fewtag.words.pieces import names_a_thing
 
 PHASES = ("mixed", "val", "crowded")
 SAMPLE = 256
@@ -45,7 +46,7 @@ def bank_of(
     """What a person has who taught these pictures, with all that they show."""
     guides = model.word_prototypes(model.words.vectors(names))
     definitions = {
-        label: Definition("name", (label,), guide, guide, explicit=True, thing=model.names_a_thing(name))
+        label: Definition("name", (label,), guide, guide, explicit=True, thing=names_a_thing(name))
         for label, name, guide in zip(labels, names, guides, strict=True)
     }
     examples = {

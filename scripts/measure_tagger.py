@@ -29,6 +29,7 @@ from fewtag.tagger.bank import Bank, Definition, Example, Told
 from fewtag.tagger.model import Model, load_model, solve_words
 from fewtag.tagger.stream import Scorer
 from fewtag.tagging.run import SAMPLE
+from fewtag.words.pieces import names_a_thing
 
 Shown = NDArray[np.bool_]
 PRIVATE = (
@@ -73,7 +74,7 @@ class Bench:
     def bank(self, guides: Vectors | None, support: Sequence[int], named: Sequence[int] = ()) -> Bank:
         """What a person has who taught these pictures, all of their labels or the one that each is named by."""
         labels = self.images.labels
-        things = [self.model.names_a_thing(name) for name in self.called or self.packs.names(labels)]
+        things = [names_a_thing(name) for name in self.called or self.packs.names(labels)]
         definitions = {
             label: Definition("none", explicit=True)
             if guides is None

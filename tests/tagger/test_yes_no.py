@@ -327,12 +327,6 @@ def test_a_hundred_answers_are_fitted_alike_whatever_came_first(model: Model) ->
     assert np.abs(logits[0] - logits[1]).max() < 1e-4
 
 
-@pytest.fixture
-def knowing(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A map of three words that knows others, too."""
-
-
-@pytest.mark.usefixtures("knowing")
 def test_a_word_for_a_thing_is_trusted_more_than_a_private_name_and_the_bank_keeps_which_it_is(
     tagger: Tagger, draw: Draw, tmp_path: Path
 ) -> None:
@@ -355,7 +349,6 @@ def test_a_name_is_compared_by_pictures_that_were_not_chosen_for_it(model: Model
     assert trust(["dog"]) == alone
 
 
-@pytest.mark.usefixtures("knowing")
 def test_the_more_a_name_is_trusted_from_the_start_the_more_it_counts(
     tagger: Tagger, draw: Draw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
