@@ -114,15 +114,16 @@ def train(
         if not recipes:
             raise InputError(f"no run of recipe {recipe} has a [training] table, so there is nothing to train")
     summaries: dict[str, Any] = {}
+    experiment = None
     for file, settings in recipes:
-        experiment = _experiment(settings, file, data, skip_bad=skip_bad, compiled=compiled)
+        experiment = _experiment(settings, file, data, experiment, skip_bad=skip_bad, compiled=compiled)
         with collective_refusal():
             run = RunFolder.of(experiment, runs)
         with Bars(shown=fabric.is_global_zero) as bars:
             summary = train_run(experiment, run, fabric, cache=cache or user_cache_folder(), report=bars)
         if fabric.is_global_zero:
             _tell_skipped(experiment)
-        summaries[settings.name] = asdict(summary) | {"checkpoint": str(run.best)}
+        summaries[_title(file, settings, recipes)] = asdict(summary) | {"checkpoint": str(run.best)}
     if fabric.is_global_zero:
         show(summaries, as_json=as_json, title="Training")
 
@@ -155,13 +156,15 @@ def bench(
         recipes = _recipes(recipe, changes, only, data)
     found: dict[str, Any] = {}
     sessions: dict[str, Any] = {}
+    experiment = None
     for file, settings in recipes:
+        name = _title(file, settings, recipes)
         if settings.not_measured:
             if fabric.is_global_zero:
                 write_reason(out / file.stem, settings)
-                typer.echo(f"{settings.name} is not measured: {settings.not_measured}", err=True)
+                typer.echo(f"{name} is not measured: {settings.not_measured}", err=True)
             continue
-        experiment = _experiment(settings, file, data, skip_bad=skip_bad, compiled=compiled)
+        experiment = _experiment(settings, file, data, experiment, skip_bad=skip_bad, compiled=compiled)
         with Bars(shown=fabric.is_global_zero) as bars:
             common: dict[str, Any] = {
                 "out": out / file.stem,
@@ -172,11 +175,11 @@ def bench(
             }
             if settings.sessions is None:
                 for phase, rows in measure(experiment, fabric, runs=runs, **common).items():
-                    found[f"{settings.name} on {phase}"] = summarise(rows)
+                    found[f"{name} on {phase}"] = summarise(rows)
             else:
                 for phase, answered in measure_sessions(experiment, fabric, **common).items():
                     for order, summary in summarise_sessions(answered).items():
-                        sessions[f"{settings.name} on {phase}, {order} first"] = summary
+                        sessions[f"{name} on {phase}, {order} first"] = summary
         if fabric.is_global_zero:
             _tell_skipped(experiment)
     if not fabric.is_global_zero:
@@ -208,7 +211,7 @@ def draws(
         experiment, evaluation = _experiment(settings, file, data), settings.evaluation
         save_draws(
             path,
-            experiment.sample_draws(phase),
+            experiment.sample_draws(phase, settings.seed),
             experiment.phase(phase),
             split=settings.data.split,
             phase=phase,
@@ -270,12 +273,24 @@ def _recipes(
     return found
 
 
+def _title(file: Path, settings: "Recipe", recipes: "list[tuple[Path, Recipe]]") -> str:
+    """The run's name, after its file's where there are several files, which may have runs of one name."""
+    return settings.name if len({each for each, _ in recipes}) == 1 else f"{file.stem}/{settings.name}"
+
+
 def _experiment(
-    settings: "Recipe", file: Path, data: Path | None, *, skip_bad: bool = False, compiled: bool = False
+    settings: "Recipe",
+    file: Path,
+    data: Path | None,
+    before: "Experiment | None" = None,
+    *,
+    skip_bad: bool = False,
+    compiled: bool = False,
 ) -> "Experiment":
     from fewtag.research.bench.experiment import Experiment
 
-    return Experiment(settings, data or file.parent, file.parent, skip_bad=skip_bad, compiled=compiled)
+    experiment = Experiment(settings, data or file.parent, file.parent, skip_bad=skip_bad, compiled=compiled)
+    return experiment.share(before)
 
 
 def _tell_skipped(experiment: "Experiment") -> None:

@@ -183,7 +183,7 @@ class Evaluation(Settings):
     supports: Literal["complete", "single"] = "complete"
     """Whether a support picture names all that it shows, or only the label that it was drawn for."""
     draws: dict[str, str] = {}
-    """Saved draws by phase, relative to the recipe; drawn from the seed where none are named, or an empty name."""
+    """Saved draws by phase, relative to the recipe; drawn, alike for all seeds, where none or an empty name is said."""
 
 
 class SessionSettings(Settings):
