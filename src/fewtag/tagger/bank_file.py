@@ -30,6 +30,15 @@ _LABEL = {"name": str, "words": list, "explicit": bool, "examples": int, "absent
 _EXAMPLE = {"digest": str, "name": str, "complete": bool}
 
 
+def refuse_derived(path: Path) -> None:
+    """A project's bank is made of its answers, and made anew with the next: nothing else is to be kept in it."""
+    if path.name == "bank.fewtag" and (path.parent / "studio.sqlite").exists():
+        raise InputError(
+            f"{path} is made of the answers in a studio's project, which would write over it; teach it there "
+            f"(fewtag studio {path.parent}), or change a copy of the bank"
+        )
+
+
 def write_bank(path: Path, bank: Bank, model: "Model", thresholds: Mapping[str, float]) -> None:
     """All of it or nothing; `thresholds` are for whoever reads the header."""
     column = {label: number for number, label in enumerate(bank.definitions)}
