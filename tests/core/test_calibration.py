@@ -9,7 +9,6 @@ from sklearn.metrics import f1_score
 
 from fewtag.core.calibration import (
     EASE,
-    FIRM,
     SLACK,
     Calibration,
     Pairs,
@@ -206,6 +205,25 @@ def test_the_curve_of_a_rare_label_with_few_examples_is_steeper() -> None:
         assert sigmoid(slopes * even + offsets).tolist() == pytest.approx(shares.tolist(), rel=1e-4)
 
 
+def test_curves_are_steeper_for_plain_pictures_and_flatter_for_crowded_ones() -> None:
+    """By e^0.3 for each 0.05 of coherence, about the picture that says nothing for or against a label."""
+    calibration = Calibration((0,), (2.0,), (-0.5,), 0.3, coherence=0.75)
+    even, counts = np.float32((log_odds(np.array(0.3)) + 0.5) / 2), np.full(4, 9)
+    none, shares = np.zeros(4, np.float32), np.array([0.3, 0.3, 0.3, 0.01], np.float32)
+    coherence = np.array([0.8, 0.7, 0.75, 0.8], np.float32)
+    slopes, offsets = calibration.curves(counts, none, shares, coherence)
+    assert slopes.tolist() == pytest.approx([2 * 1.34986, 2 / 1.34986, 2, 2 * 1.34986], rel=1e-4)
+    assert sigmoid(slopes * even + offsets).tolist() == pytest.approx(shares.tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize(("of_model", "of_label"), [(0.75, 0.0), (0.0, 0.9)])
+def test_curves_stay_as_they_are_where_no_coherence_is_known(of_model: float, of_label: float) -> None:
+    calibration = Calibration((0,), (2.0,), (-0.5,), 0.3, coherence=of_model)
+    given = np.zeros(1, np.int64), np.zeros(1, np.float32), np.array([0.3], np.float32)
+    slopes, offsets = calibration.curves(*given, np.array([of_label], np.float32))
+    assert (slopes.tolist(), offsets.tolist()) == ([2.0], pytest.approx([-0.5]))
+
+
 def test_the_weight_of_the_noes_lifts_the_odds_by_its_logarithm() -> None:
     calibration = Calibration((0,), (2.0,), (-0.5,), 0.3, noes=0.75)
     _, offsets = calibration.curves(np.zeros(2, np.int64), np.array([0, 15], np.float32), np.full(2, 0.3, np.float32))
@@ -217,7 +235,7 @@ def test_thresholds_follow_the_share_in_a_line_over_its_log_odds() -> None:
     shares = np.array([0.001, 0.01, 0.05, 0.3, 0.9], np.float32)
     found = calibration.threshold(np.zeros(5, np.int64), shares).tolist()
     part = (np.log(0.05 / 0.95) - np.log(0.01 / 0.99)) / (np.log(0.3 / 0.7) - np.log(0.01 / 0.99))
-    eased = np.array([FIRM, FIRM, EASE, EASE, EASE])
+    eased = np.array([1.1, 1.1, 0.8, 0.8, 0.8])
     assert found == pytest.approx((eased * [0.1, 0.1, 0.1 + 0.2 * part, 0.3, 0.3]).tolist(), abs=1e-6)
     assert calibration.threshold(np.full(5, 9), shares).tolist() == pytest.approx(
         (eased * [0.2, 0.2, 0.2 + 0.2 * part, 0.4, 0.4]).tolist(), abs=1e-6

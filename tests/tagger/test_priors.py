@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from fewtag import InputError, Tagger
-from fewtag.core.calibration import EASE, FIRM
 from fewtag.tagger.stream import Scorer
 
 Draw = Callable[..., Image.Image]
@@ -45,11 +44,11 @@ def test_a_prior_moves_the_log_odds_of_its_label_by_the_difference_and_no_other(
 def test_thresholds_follow_the_prior_but_for_those_that_were_set(pets: Tagger) -> None:
     """The tiny model's table has 0.1 at a share of 0.01 and 0.3 at 0.3, without examples."""
     pets.set_thresholds({"cat": 0.77}).set_priors({"cat": 0.01, "zebra": 0.01})
-    assert pets.thresholds_["zebra"] == pytest.approx(FIRM * 0.1)
+    assert pets.thresholds_["zebra"] == pytest.approx(0.11)
     assert pets.thresholds_["cat"] == pytest.approx(0.77)
     pets.set_priors({"zebra": 0.05})
     part = (log_odds(0.05) - log_odds(0.01)) / (log_odds(0.3) - log_odds(0.01))
-    assert pets.thresholds_["zebra"] == pytest.approx(EASE * (0.1 + 0.2 * part), abs=1e-6)
+    assert pets.thresholds_["zebra"] == pytest.approx(0.8 * (0.1 + 0.2 * part), abs=1e-6)
 
 
 def test_a_prior_outlives_a_new_meaning_a_new_name_and_new_examples(pets: Tagger, draw: Draw) -> None:

@@ -27,6 +27,8 @@ Probabilities of new labels are spread less than those of the labels that thresh
 costs more there; of rare labels the precision is worth it. Chosen on the validation labels."""
 STEEPER = (1, 5), (1.2, 1.0)
 """Examples, and how much steeper than the model's the curve of a rare label is that has so many."""
+PLAIN = 6.0
+"""How much steeper, as a logarithm, a curve is for pictures more coherent by one: what is plain to see is surer."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,23 @@ class Calibration:
     were the rule among pictures as it is among examples;"""
     noes_slope: float = 0.0
     """and by how much the slope does."""
+    coherence: float = 0.0
+    """Mean of the pictures that labels were learnt from when the curves were fitted; 0 where that is not known."""
 
     def curves(
-        self, counts: Counts, noes: NDArray[np.float32], shares: Shares
+        self,
+        counts: Counts,
+        noes: NDArray[np.float32],
+        shares: Shares,
+        coherence: NDArray[np.float32] | float = 0.0,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Slope and offset of each label's curve: of so many examples, 'no's of such a weight, such a share."""
-        seen, steeper = np.log1p(noes), steepness(counts, shares)
+        """Slope and offset of each label's curve: of so many examples, 'no's of such a weight, such a share.
+
+        `coherence` is that of the pictures it was learnt from, which tell how crowded those to come are.
+        """
+        known = np.greater(coherence, 0) & (self.coherence > 0)
+        plain = np.exp(PLAIN * np.where(known, coherence - self.coherence, 0))
+        seen, steeper = np.log1p(noes), plain * steepness(counts, shares)
         offsets = _at(self.examples, self.offsets, counts) + seen * np.float32(self.noes)
         slopes = _at(self.examples, self.slopes, counts) + seen * np.float32(self.noes_slope)
         offsets = steeper * (offsets - log_odds(np.array(self.share))) + log_odds(shares)

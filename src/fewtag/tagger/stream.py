@@ -78,8 +78,8 @@ class Scorer:
         usual = [(shares or {}).get(label, calibration.share) for label in bank.classes]
         given = [each.prior if each.prior is not None else other for each, other in zip(own, usual, strict=True)]
         self.shares = np.array(given, np.float32)
-        noes = np.array([each.noes for each in fitted], np.float32)
-        self.slopes, self.offsets = calibration.curves(self.counts, noes, self.shares)
+        noes, coherence = np.array([[each.noes, each.coherence] for each in fitted], np.float32).T
+        self.slopes, self.offsets = calibration.curves(self.counts, noes, self.shares, coherence)
         self.thresholds = calibration.threshold(self.counts, self.shares)
         for column, each in enumerate(own):
             if threshold is not None or each.threshold is not None:
