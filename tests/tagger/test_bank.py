@@ -214,7 +214,7 @@ def test_a_label_is_calibrated_by_how_coherent_its_pictures_are(model: Model, dr
     labels = "cat", "dog", "zebra"
     assert [tagger.bank_.classifier(usual, label).coherence for label in labels] == pytest.approx([expected] * 3)
     plain = Tagger(model).define("zebra").partial_fit([draw(0, "dog"), draw(1)], [["dog"], ["cat"]])
-    steeper = tagger.scorer().slopes / plain.scorer().slopes
+    steeper = tagger.scorer().steeper / plain.scorer().steeper
     assert steeper.tolist() == pytest.approx([np.exp(6 * (expected - 0.5))] * 3, rel=1e-4)
     tagger.save(tmp_path / "shared", examples=False)
     _, shared = read_bank(tmp_path / "shared")

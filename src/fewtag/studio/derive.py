@@ -373,8 +373,8 @@ class Scores:
         counts, noes = len(bank.members[label]) - shown, (fitted.noes - ~shown).astype(np.float32)
         slopes, offsets = calibration.curves(counts, noes, usual, fitted.coherence)
         evidence = (slopes * fitted.left_out + offsets - log_odds(usual)).astype(np.float32)[asked, None]
-        every = np.array([len(bank.members[label])])
-        return match_shares(evidence, every, share, shown=float(shown[asked].sum()))
+        steeper = calibration.steeper(np.array([len(bank.members[label])]), fitted.coherence)
+        return match_shares(evidence, steeper, share, shown=float(shown[asked].sum()))
 
     def _one_with(self, bank: Bank, keys: Sequence[str], count: int) -> list[int]:
         """The rows that are the same picture as one of the examples, by whichever file."""
