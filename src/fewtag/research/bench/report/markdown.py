@@ -163,14 +163,15 @@ def setting_table(runs: Sequence[MeasuredRun]) -> Iterator[str]:
     )
 
 
-def shots_table(curves: Curves, phase: str) -> Iterator[str]:
-    """A line a method, a column a number of examples."""
+def shots_tables(curves: Curves) -> Iterator[str]:
+    """A table a phase: a line a method, a column a number of examples."""
     shots = sorted({number for curve in curves.values() for number in curve})
-    lines = [
-        [name, *(score_cell(curve[number], phase) if number in curve else NONE for number in shots)]
-        for name, curve in curves.items()
-    ]
-    yield from markdown_table([f"system, on `{phase}`", *map(shots_title, shots)], lines)
+    for phase in phases_of(run for curve in curves.values() for run in curve.values()):
+        lines = [
+            [name, *(score_cell(curve[number], phase) if number in curve else NONE for number in shots)]
+            for name, curve in curves.items()
+        ]
+        yield from markdown_table([f"system, on `{phase}`", *map(shots_title, shots)], lines)
 
 
 def shots_title(number: int) -> str:
