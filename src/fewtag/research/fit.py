@@ -3,7 +3,7 @@
 Base pictures may have labels. Where they have none, the classes that a classifier is sure of stand for labels.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -19,7 +19,7 @@ from fewtag.core.posterior import Features, NameEvidence, Pictures, Space, Stren
 from fewtag.errors import InputError
 from fewtag.pictures.decode import Square, squash
 from fewtag.pictures.files import Picture, open_image
-from fewtag.pictures.prefetch import batches, prefetch
+from fewtag.pictures.prefetch import Begin, batches, prefetch, unwatched
 from fewtag.research.data.splits import class_names
 from fewtag.research.features.backbone import create_backbone, create_classifier
 from fewtag.research.features.graph import Constants, wrap_graph, write_graph
@@ -40,9 +40,6 @@ FOLDS, FEWEST_LABELS, SURE = 4, 8, 0.5
 BATCH = 32
 MOST_PLACES = 3000
 """Pictures whose places are kept, for the calibration."""
-
-Begin = Callable[[str, int], Callable[[int], None]]
-"""Told what begins and how many pictures that takes; what it returns, how many more are done."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +158,7 @@ def fit_model(
     size: int = 224,
     words: str = SHIPPED,
     device: str = "auto",
-    begin: Begin = lambda _task, _total: lambda _count: None,
+    begin: Begin = unwatched,
 ) -> dict[str, Any]:
     """Writes OUT.safetensors and OUT.onnx; facts of what was made.
 

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from lightning_fabric import Fabric
 from numpy.typing import NDArray
 
 from fewtag.core.metrics import average_precision
 from fewtag.core.posterior import Classifiers, Fitted, Pictures, Places, Strengths, Vectors, softmax
 from fewtag.errors import InputError
-from fewtag.research.bench.distributed import Reporter, Silent, collective_refusal, on_rank_zero
+from fewtag.research.bench.distributed import Bench, collective_refusal, on_rank_zero
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import device_name, measured_rows, read_features, solve
 from fewtag.research.bench.recipe import SessionSettings
@@ -137,18 +136,10 @@ def run_sessions(
 
 
 def measure_sessions(
-    experiment: Experiment,
-    fabric: Fabric,
-    *,
-    out: Path,
-    cache: Path,
-    command: str,
-    force: bool = False,
-    report: Reporter | None = None,
+    experiment: Experiment, bench: Bench, *, out: Path, command: str, force: bool = False
 ) -> dict[str, list[SessionRow]]:
     """The rows of each phase; a phase already measured by the same recipe is read back, not run again."""
-    report = report or Silent()
-    recipe, settings = experiment.recipe, experiment.recipe.sessions
+    recipe, settings, fabric = experiment.recipe, experiment.recipe.sessions, bench.fabric
     assert settings is not None
     files = {phase: out / f"{recipe.name}.{phase}{SESSIONS}" for phase in recipe.evaluation.phases}
     rows = {} if force else on_rank_zero(fabric, lambda: measured_rows(SessionRow, files, experiment))
@@ -162,23 +153,22 @@ def measure_sessions(
                 f"method {recipe.method.name!r} cannot learn {start}; docs/protocol.md names those that do"
             )
         backbone.to(fabric.device).eval()
-    solve(method, experiment, backbone, cache, fabric, report)
+    solve(method, experiment, backbone, bench)
     for phase in [phase for phase in files if phase not in rows]:
         with collective_refusal():
             images = experiment.phase(phase)
             started = problems(images.targets, images.labels, settings, recipe.seed)
             words = experiment.words(images.labels)
-        maps = take_all(read_features(images, backbone, cache, fabric, report, phase), AT_ONCE)
+        maps = take_all(read_features(images, backbone, bench, phase), AT_ONCE)
         local = np.concatenate([method.local(some.float()) for some in maps])
         gallery, guides = Gallery(Pictures.of(local)), method.guides(words)
         since, most = time.perf_counter(), max(settings.answers)
         found: list[dict[str, object]] = []
         for order in settings.orders:
-            report.start(f"{recipe.name} on {phase}, {order}", most + 1)
-            precisions = []
+            advance, precisions = bench.begin(f"{recipe.name} on {phase}, {order}", most + 1), []
             for precision in run_sessions(method, gallery, guides, started, order, most):
                 precisions.append(precision)
-                report.advance(1)
+                advance(1)
             ap, least = np.stack(precisions), np.minimum.accumulate(precisions, axis=0)
             found += [
                 {

@@ -19,13 +19,11 @@ from fewtag.errors import InputError
 from fewtag.files import LIMIT_VARIABLE, format_size
 from fewtag.pictures.decode import squash_bytes, stack
 from fewtag.pictures.files import Picture
-from fewtag.pictures.prefetch import batches, prefetch
+from fewtag.pictures.prefetch import Advance, batches, prefetch
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.features.backbone import AnyBackbone, Backbone, JoinedBackbone, join_maps
 from fewtag.research.features.inference import fuse_batch_norms, precision_of, start
 
-Advance = Callable[[int], None]
-"""Told how many more rows are done, for a progress bar."""
 Square = UInt8[np.ndarray, "3 size size"]
 Pixels = UInt8[np.ndarray, "images 3 size size"]
 _log = logging.getLogger(__name__)
