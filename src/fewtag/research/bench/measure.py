@@ -36,7 +36,7 @@ from fewtag.research.data.sampling import Draw
 from fewtag.research.features.backbone import AnyBackbone
 from fewtag.research.features.rows import Rows, drop_features, feature_rows, take_all
 from fewtag.research.methods import METHODS, Base, ClassNames, EndToEnd, Method
-from fewtag.research.methods.base import pool
+from fewtag.research.types import pool
 
 _base_features: dict[tuple[str, str], Tensor] = {}
 """Of the last pictures and network: runs of a recipe mostly share them, and reading takes longer than solving."""

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from fewtag.core import posterior as core
 from fewtag.core.posterior import NameEvidence, Pictures, Places, Vectors
-from fewtag.research.methods.base import Classifier, Precoded, Support, options, places
+from fewtag.research.methods.base import Classifier, Precoded, Support, options
 from fewtag.research.methods.word_map import WordMapped, to_array, to_tensor
-from fewtag.research.types import Encoded, Maps, Words
+from fewtag.research.types import Encoded, Maps, Words, places
 
 ENOUGH = 8
 """Rejected pictures by which a prototype moves as far as it ever will; with fewer, less far in proportion."""

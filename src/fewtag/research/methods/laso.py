@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Base, Classifier, Episode, Method, Support, bce, options, unit_features
+from fewtag.research.methods.base import Base, Classifier, Episode, Method, Support, options
 from fewtag.research.methods.linear import fit_head
-from fewtag.research.types import Logits, Maps, Targets
+from fewtag.research.types import Logits, Maps, Targets, bce, unit_features
 
 Features = Float[Tensor, "images channels"]
 Plain = Callable[[Features, Features], Features]

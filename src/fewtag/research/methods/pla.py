@@ -10,6 +10,7 @@ support, as in the few-shot comparison of Yan et al. (AAAI 2022).
 import math
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import field
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -19,9 +20,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Base, Classifier, Episode, Precoded, Support, bce, full_precision, places, pool
+from fewtag.research.methods.base import Base, Classifier, Episode, Precoded, Support, options
 from fewtag.research.methods.linear import Head, descend
-from fewtag.research.types import Encoded, Logits, Maps, Targets, Words
+from fewtag.research.types import Encoded, Logits, Maps, Targets, Words, bce, full_precision, places, pool
 
 StepLogits = Float[Tensor, "images steps tokens"]
 """At each step a score for each label and, last, for the stop token."""
@@ -101,6 +102,7 @@ class View(NamedTuple):
         return View(self.places[images], self.keys[images])
 
 
+@options
 class PLA(Precoded):
     """The labels' embeddings are learnt: on the base labels, and from zero on a support.
 
@@ -111,34 +113,27 @@ class PLA(Precoded):
     base_stage = "labels"
 
     embeds_words: ClassVar[bool] = False
-    output: nn.Linear
-    embed: nn.Module
 
-    def __init__(
-        self,
-        channels: int,
-        dimensions: int,
-        *,
-        joint: int = 512,
-        embedding: int = 256,
-        dropout: float = 0.5,
-        steps: int = 10,
-        finetune_epochs: int = 40,
-        finetune_rate: float = 1e-3,
-        tune_decoder: bool = True,
-        encoder_episodes: int = 0,
-    ) -> None:
-        super().__init__(channels, dimensions)
-        if steps < 2:
-            raise InputError(f"steps = {steps}: to emit a label and to stop takes at least 2")
-        self.encoder_episodes = encoder_episodes
-        self.joint, self.embedding, self.steps = joint, embedding, steps
-        self.finetune_epochs, self.finetune_rate, self.tune_decoder = finetune_epochs, finetune_rate, tune_decoder
+    joint: int = 512
+    embedding: int = 256
+    dropout: float = 0.5
+    steps: int = 10
+    finetune_epochs: int = 40
+    finetune_rate: float = 1e-3
+    tune_decoder: bool = True
+    encoder_episodes: int = 0
+    output: nn.Linear = field(init=False)
+    embed: nn.Module = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps < 2:
+            raise InputError(f"steps = {self.steps}: to emit a label and to stop takes at least 2")
         self.base_labels: tuple[str, ...] = ()
-        self.visual = nn.Linear(channels, joint)
-        self.dropout = nn.Dropout(dropout)
-        self.key = nn.Linear(joint, joint)
-        self.decoder = Decoder(joint, embedding)
+        self.visual = nn.Linear(self.channels, self.joint)
+        self.drop = nn.Dropout(self.dropout)
+        self.key = nn.Linear(self.joint, self.joint)
+        self.decoder = Decoder(self.joint, self.embedding)
 
     def prepare(self, base: Base) -> None:
         """Makes the output layer and the embeddings of the base labels."""
@@ -162,12 +157,12 @@ class PLA(Precoded):
 
     def encoder_loss(self, episode: Episode) -> Float[Tensor, ""]:
         """Binary cross-entropy of a linear classifier of the mean places, in which the decoder has no part."""
-        maps, targets = self.batch(episode)
+        maps, targets = episode.base_batch(self.base_labels)
         return bce(self.base_classifier(self.visual(pool(maps))), targets)
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
-        maps, targets = self.batch(episode)
-        local = self.dropout(self.visual(places(maps)))
+        maps, targets = episode.base_batch(self.base_labels)
+        local = self.drop(self.visual(places(maps)))
         view = View(local.float(), self.key(local).float())
         # the recurrent part is small, and the alignment compares probabilities: in full precision
         with full_precision(local):
@@ -175,16 +170,6 @@ class PLA(Precoded):
             output = Head(self.output.weight, self.output.bias)
             logits = self.decoder(view.take(order), self.embed_base(episode.support.words), output, running)
             return alignment_loss(logits, targets[order])
-
-    def batch(self, episode: Episode) -> tuple[Maps, Targets]:
-        """All the episode's images with their base labels; which of them are the support does not matter."""
-        support = episode.support
-        if support.labels != self.base_labels:
-            raise InputError(
-                f"this method was prepared for {len(self.base_labels)} base labels, and the episode has "
-                f"{len(support.labels)} labels, not the same; call prepare with the labels that it is to learn"
-            )
-        return torch.cat([support.maps, episode.maps]), torch.cat([support.targets, episode.targets])
 
     @torch.no_grad()
     def encode(self, maps: Maps) -> Encoded:

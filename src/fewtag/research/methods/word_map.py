@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fewtag.core import posterior as core
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Base, Classifier, Method, Precoded, Support, options, places, pool
+from fewtag.research.methods.base import Base, Classifier, Method, Precoded, Support, options
 from fewtag.research.methods.linear import LogisticRegression, fit_logistic
-from fewtag.research.types import Encoded, Logits, Maps, Words
+from fewtag.research.types import Encoded, Logits, Maps, Words, places, pool
 
 
 @options
