@@ -21,11 +21,12 @@ class WordTable(Protocol):
     name: str
     dimensions: int
 
-    def vector(self, label: str) -> NDArray[np.float32]: ...
+    def vector(self, label: str) -> NDArray[np.float32]:
+        return self.vectors([label])[0]
 
     def vectors(self, labels: Sequence[str]) -> NDArray[np.float32]: ...
 
-    def nearest(self, word: str, most: int = 3) -> list[str]: ...
+    def nearest(self, word: str, most: int = 3) -> list[str]: ...  # the known words spelt most like this one
 
     def __contains__(self, label: str) -> bool: ...
 

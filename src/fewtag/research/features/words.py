@@ -21,7 +21,7 @@ from fewtag.words.vectors import WordTable
 NAMES = (product.SHIPPED, "glove-50", "minilm")
 
 
-class JoinedWords:
+class JoinedWords(WordTable):
     """Several tables side by side, each vector of unit length; a label must be known to all of them."""
 
     def __init__(self, parts: Sequence[WordTable]) -> None:
@@ -31,9 +31,6 @@ class JoinedWords:
 
     def __contains__(self, label: str) -> bool:
         return all(label in part for part in self.parts)
-
-    def vector(self, label: str) -> Float32[np.ndarray, "dimensions"]:
-        return self.vectors([label])[0]
 
     def vectors(self, labels: Sequence[str]) -> Float32[np.ndarray, "labels dimensions"]:
         """A row a label."""
@@ -78,7 +75,7 @@ LAYER |= {"linear1": "intermediate.dense", "linear2": "output.dense", "norm2": "
 """A layer's parts in torch, and in the file."""
 
 
-class SentenceVectors:
+class SentenceVectors(WordTable):
     """The mean of a small BERT's token vectors: one vector for a label of any number of words, none unknown."""
 
     name = "minilm"
@@ -117,9 +114,6 @@ class SentenceVectors:
                 part = alike[start : start + BATCH]
                 found[part] = self._encoder(torch.tensor([tokens[number] for number in part]))
         return found.numpy()
-
-    def vector(self, label: str) -> Float32[np.ndarray, "dimensions"]:
-        return self.vectors([label])[0]
 
     def nearest(self, word: str, most: int = 3) -> list[str]:  # noqa: ARG002
         """None: no word is unknown to it."""

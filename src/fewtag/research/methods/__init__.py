@@ -15,7 +15,7 @@ from fewtag.research.methods.ablations import (
     SimpleLocalAttention,
 )
 from fewtag.research.methods.base import Base, Classifier, ClassNames, EndToEnd, Episode, Method, Precoded, Support
-from fewtag.research.methods.closed_form import ClosedForm, Posterior, Rocchio
+from fewtag.research.methods.closed_form import ClosedForm, Posterior, Rocchio, WordOnly
 from fewtag.research.methods.kggr import KGGR
 from fewtag.research.methods.laso import LaSO
 from fewtag.research.methods.linear import LinearClassifier, LogisticRegression
@@ -24,7 +24,6 @@ from fewtag.research.methods.neighbours import NearestNeighbours, TipAdapter
 from fewtag.research.methods.pla import PLA, WordPLA
 from fewtag.research.methods.protonet import AM3, CentredProtoNet, ProtoNet
 from fewtag.research.methods.word_attention import ReferenceWordAttention, WordAttention
-from fewtag.research.methods.word_map import WordOnly
 
 METHODS: dict[str, type[Method]] = {
     "word-attention": WordAttention,

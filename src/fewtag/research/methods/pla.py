@@ -8,9 +8,10 @@ support, as in the few-shot comparison of Yan et al. (AAAI 2022).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import field
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -183,12 +184,12 @@ class PLA(Precoded):
         # of labels that score the same the first is emitted: so by name, lest the order of the labels decide
         order = sorted(range(len(support.labels)), key=support.labels.__getitem__)
         back = sorted(range(len(order)), key=order.__getitem__)
-        tuned = self.tune(self.view(support.maps), support.words[order], support.targets[:, order])
+        decode = self.tune(self.view(support.maps), support.words[order], support.targets[:, order])
         steps = min(self.steps, int(support.targets.sum(dim=1).max()) + 1)
 
         def classify(maps: Encoded) -> Logits:
             with full_precision(maps):
-                return best_logits(tuned.decode(self.view(maps), [len(maps)] * steps))[:, back]
+                return best_logits(decode(self.view(maps), running=[len(maps)] * steps))[:, back]
 
         return classify
 
@@ -199,27 +200,27 @@ class PLA(Precoded):
             local = places(maps).contiguous()
             return View(local, self.key(local))
 
-    def tune(self, view: View, words: Words, targets: Targets) -> "TunedDecoder":
-        """Trains a fresh output layer and fresh embeddings, and a copy of the decoder, on all images at once."""
+    def tune(self, view: View, words: Words, targets: Targets) -> Callable[..., StepLogits]:
+        """A copy of the decoder with a fresh output layer and fresh embeddings, trained on all images at once."""
         tokens, like = targets.shape[1] + 1, view.places
         with full_precision(like), torch.no_grad():
             embeddings = self.embed_new(words.float()).clone()
         output = Head(like.new_zeros(tokens, self.joint), like.new_zeros(tokens))
-        tuned = TunedDecoder(deepcopy(self.decoder).requires_grad_(False), embeddings, output)
-        trained = [embeddings, *output, *(tuned.decoder.parameters() if self.tune_decoder else ())]
+        decoder = deepcopy(self.decoder).requires_grad_(False)
+        trained = [embeddings, *output, *(decoder.parameters() if self.tune_decoder else ())]
         for tensor in trained:
             tensor.requires_grad_()
         order, running = sort_by_length(targets, self.steps)
         view, targets = view.take(order), targets[order]
-        descend(
-            lambda: alignment_loss(tuned.decode(view, running), targets),
-            trained,
-            epochs=self.finetune_epochs,
-            rate=self.finetune_rate,
-        )
+        decode = partial(decoder, embeddings=embeddings, output=output)
+
+        def loss() -> Float[Tensor, ""]:
+            return alignment_loss(decode(view, running=running), targets)
+
+        descend(loss, trained, epochs=self.finetune_epochs, rate=self.finetune_rate)
         for tensor in trained:
             tensor.requires_grad_(False)
-        return tuned
+        return decode
 
 
 class WordPLA(PLA):
@@ -263,17 +264,6 @@ class Decoder(nn.Module):
         """Additive attention: each image's places, weighted by how well their keys suit the state's query."""
         scores = self.relevance(F.relu(view.keys + self.query(hidden)[:, None]))[:, :, 0]
         return torch.einsum("ip,ipj->ij", scores.softmax(dim=1), view.places)
-
-
-class TunedDecoder(NamedTuple):
-    """A decoder with the embeddings and the output layer of some labels."""
-
-    decoder: Decoder
-    embeddings: Embeddings
-    output: Head
-
-    def decode(self, view: View, running: Sequence[int]) -> StepLogits:
-        return self.decoder(view, self.embeddings, self.output, running)
 
 
 def sort_by_length(targets: Targets, most: int) -> tuple[Int[Tensor, "images"], list[int]]:

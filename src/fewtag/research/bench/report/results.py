@@ -9,10 +9,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from fewtag.errors import InputError
 from fewtag.files import read_json
+from fewtag.research.bench.recipe import Settings
 from fewtag.research.bench.results import (
     METRICS,
     SESSIONS,
@@ -24,10 +25,8 @@ from fewtag.research.bench.results import (
 )
 
 
-class PublishedSystem(BaseModel):
+class PublishedSystem(Settings):
     """A line of a table; one without numbers is a run of ours that the table is the place for."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     system: str
     numbers: list[float]
@@ -37,10 +36,8 @@ class PublishedSystem(BaseModel):
     """Whether it is the paper's own model, in one of its readings."""
 
 
-class PublishedTable(BaseModel):
+class PublishedTable(Settings):
     """A table of the paper, in percent."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     title: str
@@ -77,10 +74,8 @@ class PublishedTable(BaseModel):
         return dict(zip(self.metrics, system.numbers, strict=False)).get(metric)
 
 
-class Published(BaseModel):
+class Published(Settings):
     """All tables of the paper, in its order."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str
     originals: dict[str, str]
