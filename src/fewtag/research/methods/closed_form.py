@@ -1,8 +1,8 @@
 """Methods that `fewtag.core` solves: tensors are handed over as arrays, and no gradient flows through.
 
 The base images span a whitened space, and ridge regression leads from word vectors to prototypes in it: what a word
-suggests that an image of it looks like. The closed form and the posterior, the tagger's own, take that as a prior on the
-prototype, rather than as the query of a learnt attention.
+suggests that an image of it looks like. The closed form and the posterior, the tagger's own, take that as a prior on
+the prototype, rather than as the query of a learnt attention.
 """
 
 from collections.abc import Callable

@@ -8,7 +8,7 @@ support, as in the few-shot comparison of Yan et al. (AAAI 2022).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import field
 from functools import partial
@@ -200,7 +200,7 @@ class PLA(Precoded):
             local = places(maps).contiguous()
             return View(local, self.key(local))
 
-    def tune(self, view: View, words: Words, targets: Targets) -> Callable[..., StepLogits]:
+    def tune(self, view: View, words: Words, targets: Targets) -> partial[StepLogits]:
         """A copy of the decoder with a fresh output layer and fresh embeddings, trained on all images at once."""
         tokens, like = targets.shape[1] + 1, view.places
         with full_precision(like), torch.no_grad():
