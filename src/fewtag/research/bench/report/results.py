@@ -19,7 +19,6 @@ from fewtag.research.bench.results import (
     SESSIONS,
     ResultRow,
     SessionRow,
-    mean_and_interval,
     read_rows,
     read_rows_of,
 )
@@ -154,15 +153,15 @@ class MeasuredRun:
         """The metric of each episode."""
         return [getattr(row, metric) for row in self.phases[phase]]
 
-    def mean(self, phase: str = "test", metric: str = "macro_ap") -> float:
-        return mean_and_interval(self.values(phase, metric))[0]
+    def mean(self, phase: str = "test") -> float:
+        return fmean(self.values(phase))
 
     def by_seed(self, phase: str = "test") -> Sequence[Sequence[ResultRow]]:
         """The rows of each training seed, of the one there is where there are not several."""
         return self.seeds.get(phase) or [self.phases[phase]]
 
-    def seed_means(self, phase: str = "test", metric: str = "macro_ap") -> list[float]:
-        return [fmean(getattr(row, metric) for row in rows) for rows in self.by_seed(phase)]
+    def seed_means(self, phase: str) -> list[float]:
+        return [fmean(row.macro_ap for row in rows) for rows in self.by_seed(phase)]
 
     def label_aps(self, phase: str = "test") -> dict[str, float]:
         """Each label's average precision over episodes and seeds; empty where the rows do not tell."""
