@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.core.metrics import average_precision
-from fewtag.core.posterior import Classifiers, Fitted, Pictures, Places, Strengths, Vectors, softmax
+from fewtag.core.posterior import Classifiers, Fitted, Pictures, Places, Strengths, Vectors
 from fewtag.errors import InputError
 from fewtag.research.bench.distributed import Bench, collective_refusal, on_rank_zero
 from fewtag.research.bench.experiment import Experiment
@@ -58,31 +58,19 @@ class Problem(NamedTuple):
 
 
 class Gallery:
-    """All pictures of a phase, with what scoring them again and again needs: place lengths and Gram matrices."""
+    """All pictures of a phase, to be scored again and again."""
 
     def __init__(self, pictures: Pictures) -> None:
         self.pictures = pictures
-        self.gram = pictures.places @ pictures.places.transpose(0, 2, 1)
 
     def select(self, rows: Sequence[int]) -> Pictures:
         chosen = list(rows)
         return Pictures(*(part[chosen] for part in self.pictures))
 
-    def logits(self, classifiers: Classifiers, focus: float) -> NDArray[np.float32]:
-        """problems × images, the numbers of `Classifiers.logits`."""
-        images = len(self.gram)
-        found = np.empty((len(classifiers.guides), images), np.float32)
-        for first in range(0, images, AT_ONCE):
-            some = slice(first, first + AT_ONCE)
-            places, lengths, whole = (part[some] for part in self.pictures)
-            alike = places @ classifiers.guides.T / np.maximum(lengths, 1e-12)[..., None]
-            attention = softmax(focus * alike, axis=1)
-            along = (attention * (places @ classifiers.focused.T)).sum(axis=1)
-            turned = np.ascontiguousarray(attention.transpose(0, 2, 1))
-            squares = np.einsum("ilp,ilp->il", turned @ self.gram[some], turned)
-            focused = along / np.sqrt(np.maximum(squares, 1e-12))
-            found[:, some] = (focused + whole @ classifiers.whole.T + classifiers.bias).T
-        return found
+    def logits(self, classifiers: Classifiers, strengths: Strengths) -> NDArray[np.float32]:
+        """problems × images"""
+        chunks = np.array_split(self.pictures.places, range(AT_ONCE, len(self.pictures.places), AT_ONCE))
+        return np.concatenate([classifiers.logits(some, strengths) for some in chunks]).T
 
 
 def problems(targets: NDArray[np.bool_], labels: Sequence[str], settings: SessionSettings, seed: int) -> list[Problem]:
@@ -125,7 +113,7 @@ def run_sessions(
             method.fit_answers(gallery.select(rows), problem.shown[rows], guides[problem.label])
             for problem, rows in zip(started, asked, strict=True)
         ]
-        logits = gallery.logits(Classifiers.of(fitted), method.strengths.query_focus)
+        logits = gallery.logits(Classifiers.of(fitted), method.strengths)
         yield np.array([measured(*one) for one in zip(logits, started, asked, strict=True)])
         likeliest = order == "likeliest" or (order == "mixed" and answer % 2 == 0)
         wish = np.where(askable, logits if likeliest else -np.abs(logits), -np.inf)
