@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,27 +121,19 @@ def is_frequent(word: str, row: int) -> bool:
     return row < (FREQUENT if len(word) > 2 else FREQUENT_TWO_LETTERS)
 
 
-class WordSource(NamedTuple):
-    """Where words come from: the name of a table, or a file and perhaps an array in it."""
+def parse_source(source: str, names: Collection[str] = (SHIPPED,)) -> tuple[str | None, Path | None, str | None]:
+    """Where words come from: the name of a table, or a file and perhaps an array in it (`FILE.npz#ARRAY`).
 
-    name: str | None
-    path: Path | None = None
-    key: str | None = None
-
-
-def parse_source(source: str, names: Collection[str] = (SHIPPED,)) -> WordSource:
-    """Tells names, files and `FILE.npz#ARRAY` apart.
-
-    >>> parse_source("labels.npz#coco_glove50").key
+    >>> parse_source("labels.npz#coco_glove50")[2]
     'coco_glove50'
     """
     if source in names:
-        return WordSource(source)
+        return source, None, None
     file, _, key = source.partition("#")
     path, array = (Path(source), None) if Path(source).is_file() else (Path(file), key or None)
     if not path.suffix:
         raise InputError(f"there are no words {source!r}; {nearest(source, names)}, or give the path of a file")
-    return WordSource(None, path, array)
+    return None, path, array
 
 
 def load_words(source: str = SHIPPED) -> WordTable:

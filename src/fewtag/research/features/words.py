@@ -47,7 +47,7 @@ def load_words(source: str = product.SHIPPED) -> WordTable:
     file, _, key = source.partition("#")
     if "+" in source and not Path(source).is_file() and ("+" in key or not Path(file).is_file()):
         return JoinedWords([load_words(part.strip()) for part in source.split("+")])
-    match product.parse_source(source, NAMES).name:
+    match product.parse_source(source, NAMES)[0]:
         case "glove-50":
             return product.WordVectors("glove-50", *load_glove_50())
         case "minilm":

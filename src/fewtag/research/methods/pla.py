@@ -148,14 +148,6 @@ class PLA(Precoded):
         if self.encoder_episodes:
             self.base_classifier = nn.Linear(self.joint, len(base.labels))
 
-    def embed_base(self, words: Words) -> Embeddings:
-        """What the decoder is told of the base labels that it emits."""
-        return self.embed(words if self.embeds_words else torch.arange(len(words), device=words.device))
-
-    def embed_new(self, words: Words) -> Embeddings:
-        """What it is told of new labels before it is tuned."""
-        return self.embed(words) if self.embeds_words else words.new_zeros(len(words), self.embedding)
-
     def encoder_loss(self, episode: Episode) -> Float[Tensor, ""]:
         """Binary cross-entropy of a linear classifier of the mean places, in which the decoder has no part."""
         maps, targets = episode.base_batch(self.base_labels)
@@ -169,7 +161,9 @@ class PLA(Precoded):
         with full_precision(local):
             order, running = sort_by_length(targets, self.steps)
             output = Head(self.output.weight, self.output.bias)
-            logits = self.decoder(view.take(order), self.embed_base(episode.support.words), output, running)
+            words = episode.support.words
+            told = self.embed(words if self.embeds_words else torch.arange(len(words), device=words.device))
+            logits = self.decoder(view.take(order), told, output, running)
             return alignment_loss(logits, targets[order])
 
     @torch.no_grad()
@@ -204,7 +198,8 @@ class PLA(Precoded):
         """A copy of the decoder with a fresh output layer and fresh embeddings, trained on all images at once."""
         tokens, like = targets.shape[1] + 1, view.places
         with full_precision(like), torch.no_grad():
-            embeddings = self.embed_new(words.float()).clone()
+            zeros = like.new_zeros(len(words), self.embedding)
+            embeddings = self.embed(words.float()).clone() if self.embeds_words else zeros
         output = Head(like.new_zeros(tokens, self.joint), like.new_zeros(tokens))
         decoder = deepcopy(self.decoder).requires_grad_(False)
         trained = [embeddings, *output, *(decoder.parameters() if self.tune_decoder else ())]

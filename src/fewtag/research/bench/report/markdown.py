@@ -123,7 +123,7 @@ def published_table(table: PublishedTable, results: Results) -> Iterator[str]:
             how = f"{_made_of(run)}; training: {training_cell(run)}"
             scores = [*(score_cell(run, phase) for phase in phases), spread_cell(run)]
             beside.append([run.label, *scores, *less, _seconds(run), how])
-        reasons = results.why_not(system)
+        reasons = {run.rpartition("/")[2]: results.reasons[run] for run in system.runs if run in results.reasons}
         if not beside and not reasons and system.numbers:
             reasons = {NONE: "no run yet"}
         blank = [NONE] * (len(head) - 4)

@@ -192,10 +192,6 @@ class Results:
             if (run.reference, run.shared.split, run.shared.shots) == (name, table.data, table.shots)
         ]
 
-    def why_not(self, system: PublishedSystem) -> dict[str, str]:
-        """The reasons for the system's runs that were not measured, by run."""
-        return {run.rpartition("/")[2]: self.reasons[run] for run in system.runs if run in self.reasons}
-
 
 def read_results(folder: Path, paper: Published) -> Results:
     """All rows and reasons under the folder; a reason for a run that has rows by now is out of date."""
