@@ -93,18 +93,12 @@ class CachedRows:
     def take(self, rows: Sequence[int]) -> Num[Tensor, "images *shape"]:
         assert all(0 <= row < len(self) for row in rows), "a row of this data set"
         space = self.extractor.space
+        found = dict(zip(rows, space.get_many([self.digests[row] for row in rows]), strict=True))
+        if missing := [row for row, value in found.items() if value is None]:
+            found |= zip(missing, self._make(missing), strict=True)
         values = np.empty((len(rows), *space.shape), space.dtype)
-        missing: dict[int, list[int]] = {}
-        for number, (row, found) in enumerate(
-            zip(rows, space.get_many([self.digests[row] for row in rows]), strict=True)
-        ):
-            if found is None:
-                missing.setdefault(int(row), []).append(number)
-            else:
-                values[number] = found
-        if missing:
-            for numbers, fresh in zip(missing.values(), self._make(list(missing)), strict=True):
-                values[numbers] = fresh
+        for number, row in enumerate(rows):
+            values[number] = found[row]
         return torch.from_numpy(values)
 
     def _make(self, rows: Sequence[int]) -> np.ndarray:
