@@ -6,14 +6,7 @@ from functools import cache
 from pydantic import TypeAdapter, ValidationError
 
 from fewtag.errors import InputError, nearest
-from fewtag.research.methods.ablations import (
-    BilinearPooling,
-    GlobalAttention,
-    LocalQuery,
-    NoCmwLoss,
-    SimpleAttention,
-    SimpleLocalAttention,
-)
+from fewtag.research.methods import ablations
 from fewtag.research.methods.base import Base, Classifier, ClassNames, EndToEnd, Episode, Method, Precoded, Support
 from fewtag.research.methods.closed_form import ClosedForm, Posterior, Rocchio, WordOnly
 from fewtag.research.methods.kggr import KGGR
@@ -44,12 +37,12 @@ METHODS: dict[str, type[Method]] = {
     "maml": MAML,
     "pla": PLA,
     "pla-glove": WordPLA,
-    "no-cmw-loss": NoCmwLoss,
-    "simple-attention": SimpleAttention,
-    "global-attention": GlobalAttention,
-    "simple-local-attention": SimpleLocalAttention,
-    "bilinear-pooling": BilinearPooling,
-    "local-query": LocalQuery,
+    "no-cmw-loss": ablations.NoCmwLoss,
+    "simple-attention": ablations.SimpleAttention,
+    "global-attention": ablations.GlobalAttention,
+    "simple-local-attention": ablations.SimpleLocalAttention,
+    "bilinear-pooling": ablations.BilinearPooling,
+    "local-query": ablations.LocalQuery,
 }
 
 _validator = cache(TypeAdapter)  # which takes pydantic a millisecond, and recipes have hundreds of runs
