@@ -104,7 +104,7 @@ def train(
     """Train a recipe's method on the base labels, stopped early by the validation labels. Resumes."""
     from fewtag.cli.terminal import Bars, show
     from fewtag.files import user_cache_folder
-    from fewtag.research.bench.distributed import collective_refusal, open_fabric
+    from fewtag.research.bench.distributed import Bench, collective_refusal, open_fabric
     from fewtag.research.bench.run_folder import RunFolder
     from fewtag.research.bench.train import train as train_run
 
@@ -120,7 +120,7 @@ def train(
         with collective_refusal():
             run = RunFolder.of(experiment, runs)
         with Bars(shown=fabric.is_global_zero) as bars:
-            summary = train_run(experiment, run, fabric, cache=cache or user_cache_folder(), report=bars)
+            summary = train_run(experiment, run, Bench(fabric, cache or user_cache_folder(), bars.begin))
         if fabric.is_global_zero:
             _tell_skipped(experiment)
         summaries[_title(file, settings, recipes)] = asdict(summary) | {"checkpoint": str(run.best)}
@@ -146,7 +146,7 @@ def bench(
     """Measure a recipe's runs on their test episodes, training first where needed; writes a row an episode."""
     from fewtag.cli.terminal import Bars, show
     from fewtag.files import user_cache_folder
-    from fewtag.research.bench.distributed import collective_refusal, open_fabric
+    from fewtag.research.bench.distributed import Bench, collective_refusal, open_fabric
     from fewtag.research.bench.measure import measure
     from fewtag.research.bench.results import summarise, write_reason
     from fewtag.research.bench.sessions import measure_sessions, summarise_sessions
@@ -154,6 +154,7 @@ def bench(
     fabric = open_fabric(accelerator, precision)
     with collective_refusal():
         recipes = _recipes(recipe, changes, only, data)
+    command = shlex.join(["fewtag", *sys.argv[1:]])
     found: dict[str, Any] = {}
     sessions: dict[str, Any] = {}
     experiment = None
@@ -166,18 +167,13 @@ def bench(
             continue
         experiment = _experiment(settings, file, data, experiment, skip_bad=skip_bad, compiled=compiled)
         with Bars(shown=fabric.is_global_zero) as bars:
-            common: dict[str, Any] = {
-                "out": out / file.stem,
-                "cache": cache or user_cache_folder(),
-                "command": shlex.join(["fewtag", *sys.argv[1:]]),
-                "force": force,
-                "report": bars,
-            }
+            place = Bench(fabric, cache or user_cache_folder(), bars.begin)
+            common: dict[str, Any] = {"out": out / file.stem, "command": command, "force": force}
             if settings.sessions is None:
-                for phase, rows in measure(experiment, fabric, runs=runs, **common).items():
+                for phase, rows in measure(experiment, place, runs=runs, **common).items():
                     found[f"{name} on {phase}"] = summarise(rows)
             else:
-                for phase, answered in measure_sessions(experiment, fabric, **common).items():
+                for phase, answered in measure_sessions(experiment, place, **common).items():
                     for order, summary in summarise_sessions(answered).items():
                         sessions[f"{name} on {phase}, {order} first"] = summary
         if fabric.is_global_zero:

@@ -18,7 +18,7 @@ from fewtag.research.data.splits import Split, class_names, overlaps
 from fewtag.research.features.backbone import AnyBackbone, ImageClassifier, create_classifier, open_backbone
 from fewtag.research.features.words import load_words
 from fewtag.research.methods import Base, Method, create_method
-from fewtag.research.methods.word_map import Whitened
+from fewtag.research.methods.closed_form import Whitened
 from fewtag.research.types import Words
 from fewtag.words.vectors import WordTable, class_vectors
 

@@ -15,7 +15,7 @@ from fewtag.research.methods.closed_form import ClosedForm
 
 
 class Settings(BaseModel):
-    """A table of a recipe: read-only, and unknown keys are refused."""
+    """A table of settings: read-only, and unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
