@@ -16,7 +16,7 @@ from serving import picture
 from tiny import draw
 
 from fewtag.client import ApiError, Client
-from fewtag.server.app import listen
+from fewtag.server.front import listen
 
 Cli = Callable[..., Any]
 

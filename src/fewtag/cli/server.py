@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -97,14 +97,13 @@ def serve(
     Example: fewtag serve pets.fewtag --service label-studio --label-studio http://localhost:8080
     """
     _check_extra("serve")
-    from fewtag.cli.banks import open_bank
-    from fewtag.server.service import BankService
-    from fewtag.studio.studio import Studio
-
     kept = cache_folder(cache, no_cache)
     settings = _settings(host, port, allow_network, allow_host, token_file, service, label_studio, read_only=read_only)
     run = partial(_run, settings, kept, f"{bank} is served at", as_json=as_json)
     if not bank.is_dir():
+        from fewtag.cli.banks import open_bank
+        from fewtag.server.service import BankService
+
         run(partial(BankService, bank, open_bank(bank, model, words, device)))
         return
     if no_cache:
@@ -112,7 +111,7 @@ def serve(
             f"{bank} is a project, which keeps what the network made of its pictures; leave --no-cache out"
         )
     _check_project(bank)
-    run(lambda _: Studio.open(bank, model=model, words=words, device=device, cache=kept))
+    run(_opening(bank, (), model, words, device, kept), page=True)
 
 
 def studio(
@@ -146,18 +145,18 @@ def studio(
     Example: fewtag studio holidays --backup holidays.sqlite
     """
     _check_extra("studio")
-    from fewtag.studio.studio import Studio
-
     kept = cache_folder(cache)
     if check or backup is not None:
+        from fewtag.studio.studio import Studio
+
         _check_project(project)
         with Studio.open(project, model=model, words=words, device=device, cache=kept, index=False) as opened:
             _look_after(opened, check=check, backup=backup, as_json=as_json)
         return
     _check_new(project, pictures)
     settings = _settings(host, port, allow_network, allow_host, token_file, service, label_studio)
-    run = partial(_run, settings, kept, f"{project} is open at", as_json=as_json, browser=not no_browser)
-    run(lambda _: Studio.open(project, pictures or (), model=model, words=words, device=device, cache=kept))
+    opening = _opening(project, pictures or (), model, words, device, kept)
+    _run(settings, kept, f"{project} is open at", opening, as_json=as_json, page=True, browser=not no_browser)
 
 
 def mcp(
@@ -190,6 +189,23 @@ def mcp(
         create_server(opened, allow_write=allow_write).run("stdio")
 
 
+def _opening(
+    folder: Path, pictures: Sequence[Path], model: str | None, words: str | None, device: str, cache: Path | None
+) -> "Callable[[Decoders], Studio]":
+    """How the studio is opened, behind its page; the project itself is at once, and refused if it cannot be."""
+    from fewtag.studio.project import Project, picture_folders
+
+    picture_folders(pictures)
+    project = Project(folder)
+
+    def opened(_decoders: "Decoders") -> "Studio":
+        from fewtag.studio.studio import Studio
+
+        return Studio.open(project, pictures, model=model, words=words, device=device, cache=cache)
+
+    return opened
+
+
 def _is_project(folder: Path) -> bool:
     from fewtag.studio.project import FILE
 
@@ -203,10 +219,10 @@ def _check_project(folder: Path) -> None:
 
 def _check_new(folder: Path, pictures: list[Path] | None) -> None:
     """A folder of pictures is not to become a project by a slip."""
-    from fewtag.pictures.files import is_image_name
-
     if not folder.is_dir() or _is_project(folder):
         return
+    from fewtag.pictures.files import is_image_name
+
     found = [path for path in folder.iterdir() if not path.name.startswith(".")]
     if found and (not pictures or any(is_image_name(path.name) for path in found)):
         raise InputError(
@@ -253,7 +269,6 @@ def _settings(
 ) -> "Settings":
     """Who may reach the server: what the command line says, and nothing else can."""
     from fewtag.server.security import Settings, is_loopback, read_token
-    from fewtag.server.services import MOST_JSON
 
     if not is_loopback(host) and not allow_network:
         raise InputError(
@@ -272,6 +287,8 @@ def _settings(
         )
     if not asked:
         return settings
+    from fewtag.server.services import MOST_JSON
+
     return replace(settings, services=tuple(sorted(asked)), label_studio=label_studio, most_json=MOST_JSON)
 
 
@@ -282,10 +299,11 @@ def _run(
     open_service: "Callable[[Decoders], BankService | Studio]",
     *,
     as_json: bool,
+    page: bool = False,
     browser: bool = False,
 ) -> None:
     """Until it is interrupted."""
-    from fewtag.server.app import listen, run
+    from fewtag.server.front import Server, listen, run
 
     with listen(settings.host, settings.port) as socket:
         bound = replace(settings, port=socket.getsockname()[1])
@@ -307,7 +325,7 @@ def _run(
                 # one in the terminal would not give the server its turn
                 threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
-        run(open_service, bound, socket, cache=cache, started=started)
+        run(Server(open_service, bound, page=page, cache=cache, started=started), socket)
 
 
 def _check_extra(command: str) -> None:

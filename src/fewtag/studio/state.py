@@ -21,9 +21,9 @@ from fewtag.studio import review as reviewing
 from fewtag.studio.derive import Deriver, Scored, Scores
 from fewtag.studio.index import Indexer, read_inside
 from fewtag.studio.library import RESIDENT, Features, Library, SupersededError
-from fewtag.studio.log import Change, Fold, Label
+from fewtag.studio.log import Change, Fold, Label, Word
 from fewtag.studio.project import FileRow, Project
-from fewtag.studio.values import AUDIT, CellTag, Listener, Overview, Word
+from fewtag.studio.values import AUDIT, CellTag, Listener, Overview
 from fewtag.tagger.bank import Bank
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import DIGITS, Scorer, Tagged
@@ -270,8 +270,7 @@ class State:
                 now = time.monotonic()
                 quiet, late = now - self._changed_at > _QUIET_SECONDS, now - self._dirty_since > _LATEST_SECONDS
                 if not self._derived.is_set():
-                    # not before the pictures of the last time are there: examples without them would be left out
-                    if (quiet or late) and self._indexer.loaded.is_set():
+                    if quiet or late:
                         self._derive()
                 elif now - self._changed_at > 2 * _QUIET_SECONDS:
                     self._settle()
@@ -283,7 +282,7 @@ class State:
                 self._trouble = "the bank could not be derived; the log says why, the answers are safe"
                 self._stop.wait(5.0)
             time.sleep(0.01)
-        if not self._derived.is_set() and self._indexer.loaded.is_set():
+        if not self._derived.is_set():
             try:
                 self._derive()
             except InputError as error:
