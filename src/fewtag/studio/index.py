@@ -198,8 +198,9 @@ class Indexer:
 
     def _run(self) -> None:
         try:
-            self._stop.wait(PATIENT_SECONDS)
             features = self.library.features
+            if features.count:
+                self._stop.wait(PATIENT_SECONDS)
             for first in range(0, min(features.count, features.resident), _PLACES_AT_ONCE):
                 if self._stop.is_set():
                     return
