@@ -11,7 +11,9 @@ from album import answer_page, digests, say, shows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fewtag.core.calibration import log_odds
 from fewtag.core.metrics import average_precision
+from fewtag.core.posterior import Classifiers
 from fewtag.errors import InputError
 from fewtag.studio import review
 from fewtag.studio.review import NO, YES, Ground
@@ -24,7 +26,8 @@ def ground(chances: np.ndarray, threshold: float = 0.5, words: dict[int, int] | 
     for row, word in (words or {}).items():
         said[row] = word
     nothing = np.zeros(count, np.bool_)
-    facts = {"audited": nothing, "never": nothing, "alive": ~nothing, **more}
+    logits = log_odds(np.clip(chances, 1e-6, 1 - 1e-6))
+    facts = {"audited": nothing, "never": nothing, "alive": ~nothing, "logits": logits, **more}
     return Ground(chances.astype(np.float32), said, threshold=threshold, **facts)  # type: ignore[arg-type]
 
 
@@ -67,6 +70,17 @@ def test_orders_ask_what_they_say() -> None:
     assert sorted(asked("audit")) == [0, 1, 2]
     with pytest.raises(InputError, match="no order"):
         review.choose_order("best", about)
+
+
+def test_what_is_unsure_is_the_classifiers_own_word_until_enough_was_said() -> None:
+    chances, logits = np.linspace(0.05, 0.95, 60), np.linspace(-4, 2, 60)  # of a label that is rare
+
+    def first(answers: int) -> int:
+        about = ground(chances, 0.7, words=dict.fromkeys(range(answers), NO), logits=logits)
+        return int(review.ask("unsure", about, np.eye(60, dtype=np.float32), "", list(map(str, range(60))))[0][0])
+
+    assert first(1) == first(review.LEARNING - 1) == int(np.abs(logits).argmin())
+    assert first(review.LEARNING) == int(np.abs(chances - 0.7).argmin())
 
 
 def test_missed_begins_with_what_is_like_the_confirmed() -> None:
@@ -318,15 +332,14 @@ def test_a_page_is_what_brute_force_would_ask(
     if resident < 120:
         return
     threshold = float(scorer.thresholds[0])
-
-    def distance(chance: float) -> float:
-        return abs(math.log(chance / (1 - chance)) - math.log(threshold / (1 - threshold)))
-
+    fitted = Classifiers.of([studio._current().classifier(studio.model, "dog")])
+    logits = fitted.logits(np.stack(half).astype(np.float32), studio.model.strengths)[:, 0]  # type: ignore[arg-type]
     said = studio._fold.said[studio._fold.find("dog").id]
     stacks = studio.library.stacks()
     done = {int(stacks[studio.library.row_of[digest]]) for digest in said}
     keys = {
-        "unsure": {row: distance(chance) for row, chance in enumerate(chances) if chance},  # a refused one has none
+        # few answers: the classifier's own boundary; a refused one has no chance
+        "unsure": {row: abs(float(logits[row])) for row, chance in enumerate(chances) if chance},
         "sure": {row: -chance for row, chance in enumerate(chances) if chance >= threshold},
     }[order]
     ranked = [row for row in sorted(keys, key=keys.__getitem__) if int(stacks[row]) not in done]

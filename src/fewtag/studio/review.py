@@ -28,6 +28,8 @@ _POINTS, _BINS = 50, 20
 _LOOKED_AT = 60
 _WIDER, _FIRST = 3, 8
 """Pages of which one is chosen, and the part of all pictures that these may be: few of a small album are unsure."""
+LEARNING = 32
+"""Answers up to which the classifier's own boundary decides what is unsure, and not the label's threshold."""
 SHORTEST = 4
 """Pictures of the first page of unsure ones."""
 YES, NO, UNKNOWN = 1, 2, 3
@@ -48,6 +50,8 @@ class Ground:
     """Pictures that are one with a refused one."""
     alive: NDArray[np.bool_]
     threshold: float
+    logits: NDArray[np.float32]
+    """The classifier's own log-odds, before they are calibrated."""
 
     @property
     def over(self) -> NDArray[np.bool_]:
@@ -106,7 +110,9 @@ def ask(
         rows = np.flatnonzero(ground.open & ground.over)
         return _by(rows, -chances[rows]), len(rows)
     if order == "unsure":
-        return _by(open_rows, ground.distance[open_rows]), int(ground.near.sum())
+        learning = int((ground.words > 0).sum()) < LEARNING
+        keys = np.abs(ground.logits) if learning else ground.distance
+        return _by(open_rows, keys[open_rows]), int(ground.near.sum())
     if order == "missed":
         rows = np.flatnonzero(ground.open & ~ground.over)
         likely = _by(rows, -chances[rows])

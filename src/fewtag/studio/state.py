@@ -93,8 +93,9 @@ class State:
                     words[row], audited[row] = codes[said.answer], said.source == AUDIT
         alive = self.library.alive[:count].copy()
         if scored is None:
-            return reviewing.Ground(np.zeros(count, np.float32), words, audited, np.zeros(count, np.bool_), alive, 0.5)
-        return reviewing.Ground(scored.chances, words, audited, scored.never, alive, scored.threshold)
+            nothing = np.zeros(count, np.float32)
+            return reviewing.Ground(nothing, words, audited, np.zeros(count, np.bool_), alive, 0.5, nothing)
+        return reviewing.Ground(scored.chances, words, audited, scored.never, alive, scored.threshold, scored.logits)
 
     def _read(self, digest: str, files: Iterable[FileRow] | None = None) -> bytes:
         """A picture's bytes from one of its files; a file that holds something else by now is passed over."""
