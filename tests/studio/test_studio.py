@@ -126,7 +126,7 @@ def test_labels_are_renamed_merged_and_forgotten_and_all_comes_back(studio: Stud
 
 
 def test_a_name_that_is_no_word_is_refused_alone_and_learnt_from_pictures(studio: Studio) -> None:
-    with pytest.raises(InputError, match="unknown"):
+    with pytest.raises(InputError, match="does not know the word"):
         studio.define("zzqxv flurbish")
     assert studio.overview().labels == 0
     picture = next(iter(digests(studio).values()))
