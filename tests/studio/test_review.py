@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from fewtag.core.calibration import log_odds
 from fewtag.core.metrics import average_precision
-from fewtag.core.posterior import Classifiers
 from fewtag.errors import InputError
 from fewtag.studio import review
 from fewtag.studio.review import NO, YES, Ground
@@ -72,15 +71,15 @@ def test_orders_ask_what_they_say() -> None:
         review.choose_order("best", about)
 
 
-def test_what_is_unsure_is_the_classifiers_own_word_until_enough_was_said() -> None:
+def test_what_is_unsure_is_the_classifiers_own_word_while_little_was_said() -> None:
     chances, logits = np.linspace(0.05, 0.95, 60), np.linspace(-4, 2, 60)  # of a label that is rare
 
     def first(answers: int) -> int:
         about = ground(chances, 0.7, words=dict.fromkeys(range(answers), NO), logits=logits)
         return int(review.ask("unsure", about, np.eye(60, dtype=np.float32), "", list(map(str, range(60))))[0][0])
 
-    assert first(1) == first(review.LEARNING - 1) == int(np.abs(logits).argmin())
-    assert first(review.LEARNING) == int(np.abs(chances - 0.7).argmin())
+    assert first(1) == first(review.SINGLY) == int(np.abs(logits).argmin())
+    assert first(review.SINGLY + 1) == int(np.abs(chances - 0.7).argmin())
 
 
 def test_missed_begins_with_what_is_like_the_confirmed() -> None:
@@ -203,14 +202,14 @@ def test_review_begins_with_the_unsure_and_never_asks_twice(studio: Studio) -> N
     assert all(cell.marked == (cell.p is not None and cell.p >= 0.5) for cell in after.pictures)
 
 
-def test_pages_of_unsure_ones_grow_with_what_was_said(studio: Studio) -> None:
+def test_unsure_ones_come_singly_and_then_by_pages_that_grow_with_what_was_said(studio: Studio) -> None:
     studio.define("dog")
     sizes = []
-    for _ in range(5):
+    for _ in range(12):
         page = studio.review("dog", "unsure", 12).pictures
         studio.answer([say(cell.digest, "dog", "yes" if shows(cell.name, "dog") else "no") for cell in page])
         sizes.append(len(page))
-    assert sizes == [4, 4, 8, 12, 12]
+    assert sizes == [1] * 9 + [9, 12, 12]
     studio.define("cat")
     assert len(studio.review("cat", "missed", 12).pictures) == 12, "the other orders' pages are as long as one sees"
 
@@ -305,7 +304,7 @@ def test_a_truthful_person_in_the_default_order_makes_it_better(studio: Studio) 
         return average_precision(studio._scores.kept["Rex"].logits, shown)
 
     before = precision()
-    for _ in range(4):
+    while len(studio._fold.about(studio._fold.find("Rex").id)) < 24:
         page = studio.review("Rex", size=8).pictures
         studio.answer([say(cell.digest, "Rex", "yes" if shows(cell.name, "cat") else "no") for cell in page])
     studio.label("Rex")
@@ -332,14 +331,15 @@ def test_a_page_is_what_brute_force_would_ask(
     if resident < 120:
         return
     threshold = float(scorer.thresholds[0])
-    fitted = Classifiers.of([studio._current().classifier(studio.model, "dog")])
-    logits = fitted.logits(np.stack(half).astype(np.float32), studio.model.strengths)[:, 0]  # type: ignore[arg-type]
+
+    def distance(chance: float) -> float:
+        return abs(math.log(chance / (1 - chance)) - math.log(threshold / (1 - threshold)))
+
     said = studio._fold.said[studio._fold.find("dog").id]
     stacks = studio.library.stacks()
     done = {int(stacks[studio.library.row_of[digest]]) for digest in said}
     keys = {
-        # few answers: the classifier's own boundary; a refused one has no chance
-        "unsure": {row: abs(float(logits[row])) for row, chance in enumerate(chances) if chance},
+        "unsure": {row: distance(chance) for row, chance in enumerate(chances) if chance},  # a refused one has none
         "sure": {row: -chance for row, chance in enumerate(chances) if chance >= threshold},
     }[order]
     ranked = [row for row in sorted(keys, key=keys.__getitem__) if int(stacks[row]) not in done]

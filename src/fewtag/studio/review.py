@@ -28,10 +28,8 @@ _POINTS, _BINS = 50, 20
 _LOOKED_AT = 60
 _WIDER, _FIRST = 3, 8
 """Pages of which one is chosen, and the part of all pictures that these may be: few of a small album are unsure."""
-LEARNING = 32
-"""Answers up to which the classifier's own boundary decides what is unsure, and not the label's threshold."""
-SHORTEST = 4
-"""Pictures of the first page of unsure ones."""
+SINGLY = 8
+"""Answered pictures, examples among them, up to which unsure ones are asked about one at a time."""
 YES, NO, UNKNOWN = 1, 2, 3
 Rows = NDArray[np.int64]
 
@@ -110,8 +108,8 @@ def ask(
         rows = np.flatnonzero(ground.open & ground.over)
         return _by(rows, -chances[rows]), len(rows)
     if order == "unsure":
-        learning = int((ground.words > 0).sum()) < LEARNING
-        keys = np.abs(ground.logits) if learning else ground.distance
+        # from few answers the threshold is a guess: then by the classifier's own boundary
+        keys = np.abs(ground.logits) if int((ground.words > 0).sum()) <= SINGLY else ground.distance
         return _by(open_rows, keys[open_rows]), int(ground.near.sum())
     if order == "missed":
         rows = np.flatnonzero(ground.open & ~ground.over)
@@ -140,11 +138,12 @@ def spread(rows: Rows, whole: NDArray[np.float32], size: int) -> Rows:
 
 
 def page_size(answered: int, most: int) -> int:
-    """Pages of unsure ones grow with what is known: none asks for more than was said before it, but the first.
+    """Unsure ones come singly first; then pages grow with what is known: none asks for more than was said before it.
 
-    What they are chosen by is learnt from those before: a long first page would be of what one example is unsure of.
+    What they are chosen by is learnt from those before: a first page of several would be of what one example is unsure
+    of.
     """
-    return min(most, max(SHORTEST, answered))
+    return 1 if answered <= SINGLY else min(most, answered)
 
 
 def _by(rows: Rows, keys: NDArray[np.floating]) -> Rows:
