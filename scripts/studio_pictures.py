@@ -172,7 +172,7 @@ class Hands:
             if end in (1, len(label)):
                 self.film.take(400 if end == 1 else 1200)
         self.page.keyboard.press("Enter")
-        expect(self.page.get_by_role("button", name="Answer the page")).to_be_visible()
+        expect(self.page.locator(".bar.fixed")).to_be_visible()
         self.settle()
         self.film.take(2500)
 
@@ -186,12 +186,13 @@ class Hands:
         self.settle()
         if shoot:
             self.picture(shoot)
-        self.film.point(self.page.get_by_role("button", name="Answer the page"))
-        self.film.take(700)
+        single = self.page.locator("button.picture").count() == 1
+        self.film.point(self.page.locator(".bar.fixed .primary"))
+        self.film.take(300 if single else 700)
         self.page.keyboard.press("Enter")
         expect(self.page.get_by_role("status").filter(has_text="Answered")).to_be_visible()
         self.settle()
-        self.film.take(2200)
+        self.film.take(600 if single else 2200)
 
     def open_picture(self, name: str, label: str) -> None:
         self.page.goto(f"{self.page.url.split('#')[0]}#/")
@@ -238,7 +239,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=Path, default=ALBUM)
     parser.add_argument("--teach", nargs="+", default=TAUGHT, metavar="LABEL=PICTURE")
     parser.add_argument("--show", default="american-wigeon.jpg", help="the picture to open")
-    parser.add_argument("--pages", type=int, default=3)
+    parser.add_argument("--pages", type=int, default=10, help="of each label; the first eight have one picture each")
     parser.add_argument("--all", action="store_true", help="each screen in each look")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
