@@ -16,7 +16,7 @@ from tiny import draw
 from fewtag import Tagger
 from fewtag.client import Client
 from fewtag.server.front import Server, listen
-from fewtag.server.security import Guard, Settings
+from fewtag.server.security import Settings
 from fewtag.server.service import BankService, Served
 from fewtag.server.uploads import Decoders
 from fewtag.studio.studio import Studio
@@ -31,7 +31,7 @@ class Running:
     served: Served
     settings: Settings
     client: Client
-    guard: Guard
+    server: Server
 
 
 class Lasting(Decoders):
@@ -68,7 +68,7 @@ def serving(
         server.front.app.result(120)
         assert server.served is not None
         try:
-            yield Running(server.served, settings, Client(settings.url, settings.token), server.guard)
+            yield Running(server.served, settings, Client(settings.url, settings.token), server)
         finally:
             server.should_exit = True
             thread.join(120)

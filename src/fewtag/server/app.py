@@ -21,9 +21,9 @@ from fewtag.server.service import Served
 ABOUT = """Tag pictures with labels that were learnt from one example each, and teach it more.
 
 Every request but those for pages, `/health` and `/ready` carries the token that the server printed when it started:
-`Authorization: Bearer TOKEN`. Errors are `application/problem+json` with one sentence in `detail`. A POST may carry an
-`Idempotency-Key`: sent again within a day, it gets the first one's reply. Where the server has too much to do, it says
-503 and, in `Retry-After`, for how many seconds."""
+`Authorization: Bearer TOKEN`. Errors are `application/problem+json` with one sentence in `detail`. A change may carry
+an `Idempotency-Key`: sent again within a day, it gets the first one's reply. Where the server has too much to do, it
+says 503 and, in `Retry-After`, for how many seconds."""
 
 SERVICES: dict[str, tuple[APIRouter, ...]] = {
     "label-studio": (label_studio.router,),
