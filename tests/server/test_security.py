@@ -23,7 +23,7 @@ from serving import TOKEN, Running, picture, serving_bank
 
 from fewtag import InputError
 from fewtag.client import ApiError, Client
-from fewtag.server import app, idempotency, routes, security, studio_routes, uploads
+from fewtag.server import front, idempotency, routes, security, studio_routes, uploads
 from fewtag.server.security import HEADERS, Settings, authorised, read_token
 from fewtag.server.uploads import Decoders
 
@@ -398,7 +398,7 @@ def test_a_body_that_stalls_is_cut_off_long_before_all_of_it_could_have_come(
 
 @pytest.mark.parametrize("said", [b"", b"GET /health HT"], ids=["nothing", "half a request"])
 def test_a_connection_that_says_nothing_ends(pets: Path, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
-    monkeypatch.setattr(app, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(front, "SILENT_SECONDS", 0.2)
     with serving_bank(pets) as running:
         with socket.create_connection(("127.0.0.1", running.settings.port), timeout=60) as silent:
             silent.sendall(said)
