@@ -160,6 +160,17 @@ def test_the_bank_tags_as_the_studio_does(studio: Studio) -> None:
         assert one == other or digest in said
 
 
+def test_nothing_but_the_project_writes_its_bank(studio: Studio, tmp_path: Path) -> None:
+    """What others would put into it is gone with the next answer."""
+    studio.define("dog")
+    assert studio.wait(300)
+    path = studio.folder / "bank.fewtag"
+    tagger = Tagger.load(path)
+    with pytest.raises(InputError, match=r"made of the answers in a studio's project.*a copy of the bank"):
+        tagger.save(path)
+    tagger.save(tmp_path / "copy.fewtag")
+
+
 def test_the_same_answers_in_any_order_make_the_same_bank(open_studio: Open, drawn_album: Path) -> None:
     banks = set()
     for number in range(3):
