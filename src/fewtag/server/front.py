@@ -247,4 +247,5 @@ def run(server: Server, bound: socket.socket) -> None:
     """Serves until it is interrupted; refuses what cannot be opened."""
     with suppress(KeyboardInterrupt):  # which uvicorn hands on once it has ended in good order
         server.run([bound])
-    server.front.app.result()
+    if server.front.app.done():
+        server.front.app.result()
