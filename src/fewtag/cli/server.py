@@ -104,14 +104,15 @@ def serve(
         from fewtag.cli.banks import open_bank
         from fewtag.server.service import BankService
 
-        run(partial(BankService, bank, open_bank(bank, model, words, device)))
+        tagger = open_bank(bank, model, words, device)
+        run(lambda: partial(BankService, bank, tagger))
         return
     if no_cache:
         raise InputError(
             f"{bank} is a project, which keeps what the network made of its pictures; leave --no-cache out"
         )
     _check_project(bank)
-    run(_opening(bank, (), model, words, device, kept), page=True)
+    run(partial(_opening, bank, (), model, words, device, kept), page=True)
 
 
 def studio(
@@ -155,7 +156,7 @@ def studio(
         return
     _check_new(project, pictures)
     settings = _settings(host, port, allow_network, allow_host, token_file, service, label_studio)
-    opening = _opening(project, pictures or (), model, words, device, kept)
+    opening = partial(_opening, project, pictures or (), model, words, device, kept)
     _run(settings, kept, f"{project} is open at", opening, as_json=as_json, page=True, browser=not no_browser)
 
 
@@ -296,13 +297,13 @@ def _run(
     settings: "Settings",
     cache: Path | None,
     what: str,
-    open_service: "Callable[[Decoders], BankService | Studio]",
+    opening: "Callable[[], Callable[[Decoders], BankService | Studio]]",
     *,
     as_json: bool,
     page: bool = False,
     browser: bool = False,
 ) -> None:
-    """Until it is interrupted."""
+    """Until it is interrupted. `opening` refuses what it can at once, and returns how the rest is opened behind."""
     from fewtag.server.front import Server, listen, run
 
     with listen(settings.host, settings.port) as socket:
@@ -325,7 +326,7 @@ def _run(
                 # one in the terminal would not give the server its turn
                 threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
-        run(Server(open_service, bound, page=page, cache=cache, started=started), socket)
+        run(Server(opening(), bound, page=page, cache=cache, started=started), socket)
 
 
 def _check_extra(command: str) -> None:
