@@ -63,6 +63,7 @@ def serving(
         actions = open_service(decoders)
         server = Server(lambda _: actions, settings, page=isinstance(actions, Studio), cache=cache, decoders=decoders)
         server.config.app = wrap(server.config.app)
+        server.front.wanted.set()  # no patience with the application
         thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
         thread.start()
         server.front.app.result(120)

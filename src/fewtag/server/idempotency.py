@@ -87,10 +87,8 @@ class Idempotency:
 
 async def _read(scope: Scope, receive: Receive) -> tuple[list[Message], bytes]:
     """All of the body, which the guard has limited, and a digest of the request."""
-    total, messages = (
-        hashlib.sha256(repr((scope["method"], scope["path"], scope["query_string"])).encode()),
-        list[Message](),
-    )
+    where = repr((scope["method"], scope["path"], scope["query_string"]))
+    total, messages = hashlib.sha256(where.encode()), list[Message]()
     while True:
         message = await receive()
         messages.append(message)

@@ -35,7 +35,7 @@ SIZES = (256, 1024)
 AGAIN_SECONDS = 60.0
 """Folders are walked again so often, or less where that takes long."""
 PATIENT_SECONDS = 1.0
-"""Places are read into memory when a page had its turn; whoever asks for some before gets those at once."""
+"""What works behind a page waits until that had its turn; whoever asks for something before gets it at once."""
 _KNOWN_AT_ONCE = 10_000
 _PLACES_AT_ONCE = 256
 _log = logging.getLogger(__name__)

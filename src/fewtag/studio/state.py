@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fewtag.cache import content_digest
 from fewtag.errors import InputError
 from fewtag.pictures.decode import DRAFT, Square, decode, pixel_digest, squash
+from fewtag.studio import index as indexing
 from fewtag.studio import review as reviewing
 from fewtag.studio.derive import Deriver, Scored, Scores
 from fewtag.studio.index import Indexer, read_inside
@@ -260,6 +261,8 @@ class State:
 
     def _work(self) -> None:
         """The deriver's thread: tells of news, writes the bank, rescores what waits, works out influences."""
+        if len(self.library):
+            self._stop.wait(indexing.PATIENT_SECONDS)
         while not self._stop.is_set():
             self._wake.wait(1.0 if self._derived.is_set() else 0.05)
             self._wake.clear()
