@@ -1,6 +1,6 @@
 """Screenshots of the studio, made by a browser that a script's hands drive: for docs/studio.md and the README.
 
-    python scripts/studio_pictures.py docs/pictures                       # the demo's album
+    python scripts/studio_pictures.py docs/pictures --folder /home/anna   # the demo's album, as Anna's photos
     python scripts/studio_pictures.py look --pictures FOLDER --teach dog=12.jpg --show 40.jpg
 
 It starts the real command on a new project, teaches labels from one picture each, answers pages of Review by the truth
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -98,7 +98,7 @@ def save_picture(page: Page, path: Path) -> None:
 @contextmanager
 def running_studio(pictures: Path, folder: Path, project: str) -> Iterator[str]:
     """The address that the command prints, with its token; of a copy, as the page tells where pictures are."""
-    copy = folder / "pictures"
+    copy = folder / "photos"
     if not copy.exists():
         shutil.copytree(pictures, copy)
     command = [
@@ -172,7 +172,7 @@ class Hands:
             if end in (1, len(label)):
                 self.film.take(400 if end == 1 else 1200)
         self.page.keyboard.press("Enter")
-        expect(self.page.get_by_role("button", name="Answer the page")).to_be_visible()
+        expect(self.page.locator(".bar.fixed")).to_be_visible()
         self.settle()
         self.film.take(2500)
 
@@ -186,12 +186,13 @@ class Hands:
         self.settle()
         if shoot:
             self.picture(shoot)
-        self.film.point(self.page.get_by_role("button", name="Answer the page"))
-        self.film.take(700)
+        single = self.page.locator("button.picture").count() == 1
+        self.film.point(self.page.locator(".bar.fixed .primary"))
+        self.film.take(300 if single else 700)
         self.page.keyboard.press("Enter")
         expect(self.page.get_by_role("status").filter(has_text="Answered")).to_be_visible()
         self.settle()
-        self.film.take(2200)
+        self.film.take(600 if single else 2200)
 
     def open_picture(self, name: str, label: str) -> None:
         self.page.goto(f"{self.page.url.split('#')[0]}#/")
@@ -238,9 +239,13 @@ def main() -> None:
     parser.add_argument("--pictures", type=Path, default=ALBUM)
     parser.add_argument("--teach", nargs="+", default=TAUGHT, metavar="LABEL=PICTURE")
     parser.add_argument("--show", default="american-wigeon.jpg", help="the picture to open")
-    parser.add_argument("--pages", type=int, default=3)
+    parser.add_argument("--pages", type=int, default=10, help="of each label; the first eight have one picture each")
     parser.add_argument("--all", action="store_true", help="each screen in each look")
+    parser.add_argument("--folder", type=Path, help="a new one, for the while: an open picture shows its path")
     options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="birds-")) if options.folder is None else options.folder
+    if options.folder is not None:
+        folder.mkdir(parents=True)
     options.out.mkdir(parents=True, exist_ok=True)
     browser_path = shutil.which("chromium") or shutil.which("google-chrome")
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
@@ -251,10 +256,11 @@ def main() -> None:
     )
     taught = [pair.split("=") for pair in options.teach]
     label = taught[-1][0]
-    with sync_playwright() as starter, tempfile.TemporaryDirectory(prefix="birds-") as folder:
+    with sync_playwright() as starter, ExitStack() as at_the_end:
+        at_the_end.callback(shutil.rmtree, folder)
         browser = starter.chromium.launch(executable_path=browser_path, args=arguments)
         for suffix, width, height, scheme in looks:
-            with running_studio(options.pictures, Path(folder), f"album{suffix}") as url:
+            with running_studio(options.pictures, folder, f"album{suffix}") as url:
                 page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
                 film = Film(page, on=False)
                 hands = Hands(page, film, options.out, suffix, read_truth(options.pictures), options.all)

@@ -307,6 +307,10 @@ class Space:
         """Whether there is such a row; that it is sound is known once it is read."""
         return bool(self._select("1", [digest]))
 
+    def present(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Of which of these there are rows; that they are sound is known once they are read."""
+        return {digest for (digest,) in self._select("digest", digests)}
+
     def get_many(self, digests: Sequence[bytes]) -> list[np.ndarray | None]:
         """The rows in this order, read-only arrays; None for one that is not there or was damaged."""
         found: dict[bytes, np.ndarray] = {}

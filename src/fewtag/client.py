@@ -205,10 +205,10 @@ class Client:
         *,
         patience: float | None = None,
     ) -> Any:
-        """One request; a POST carries a key, so that one whose reply was lost is not done twice."""
+        """One request; a change carries a key, so that one whose reply was lost is not done twice."""
         content = json.dumps(body).encode() if isinstance(body, dict) else body
         headers = self._headers() | ({} if content is None else {"Content-Type": kind})
-        if method == "POST":
+        if method != "GET":
             headers["Idempotency-Key"] = str(uuid.uuid4())
         until = time.monotonic() + (self._patience if patience is None else patience)
         while True:

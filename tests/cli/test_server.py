@@ -16,7 +16,7 @@ from serving import picture
 from tiny import draw
 
 from fewtag.client import ApiError, Client
-from fewtag.server.app import listen
+from fewtag.server.front import listen
 
 Cli = Callable[..., Any]
 
@@ -81,12 +81,14 @@ def test_a_studio_opens_checks_and_copies_its_project(cli: Cli, tiny_model: Path
             client.define("cat")
 
 
-def test_a_port_in_use_is_one_sentence(cli: Cli, bank: Path) -> None:
+def test_a_port_in_use_is_one_sentence_and_makes_no_project(cli: Cli, bank: Path, tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
         taken.listen()
-        refused = cli("serve", bank, "--port", taken.getsockname()[1])
-    assert refused.code == 2
-    assert "name another --port" in refused.err
+        for command in (("serve", bank), ("studio", tmp_path / "new", bank.parent)):
+            refused = cli(*command, "--port", taken.getsockname()[1])
+            assert refused.code == 2
+            assert "name another --port" in refused.err
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_is_not_there_is_one_sentence(cli: Cli, tmp_path: Path) -> None:

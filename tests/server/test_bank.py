@@ -222,6 +222,28 @@ def test_the_same_key_and_body_get_the_first_reply_and_another_body_is_refused(r
     assert send(str(uuid.uuid4()), "sea")[0] == 201
 
 
+@pytest.mark.parametrize("change", ["define", "rename", "forget"])
+def test_a_change_whose_reply_was_lost_is_done_once(
+    running: Running, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, real, lost = running.client, http.client.HTTPConnection.getresponse, list[int]()
+    assert client.labels()  # the connection is open: a fresh one would not be tried again
+
+    def lose_the_first(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+        response = real(connection)
+        if not lost:
+            lost.append(response.status)
+            raise http.client.RemoteDisconnected("after it was done")
+        return response
+
+    monkeypatch.setattr(http.client.HTTPConnection, "getresponse", lose_the_first)
+    act = {"define": ("ball",), "rename": ("dog", "hound"), "forget": ("dog",)}[change]
+    getattr(client, change)(*act)
+    assert lost in ([200], [201], [204])
+    names = {"define": {"ball", "cat", "dog", "sofa"}, "rename": {"cat", "hound", "sofa"}, "forget": {"cat", "sofa"}}
+    assert {label.name for label in client.labels()} == names[change]
+
+
 def test_what_was_refused_may_be_tried_again_with_the_same_key(running: Running) -> None:
     def send() -> int:
         connection = http.client.HTTPConnection("127.0.0.1", running.settings.port)

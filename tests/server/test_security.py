@@ -23,7 +23,7 @@ from serving import TOKEN, Running, picture, serving_bank
 
 from fewtag import InputError
 from fewtag.client import ApiError, Client
-from fewtag.server import app, idempotency, routes, security, studio_routes, uploads
+from fewtag.server import front, idempotency, routes, security, studio_routes, uploads
 from fewtag.server.security import HEADERS, Settings, authorised, read_token
 from fewtag.server.uploads import Decoders
 
@@ -81,7 +81,7 @@ def test_the_cookie_cannot_be_read_by_scripts_nor_sent_by_other_sites_nor_tells_
 
 
 def test_a_browser_is_started_with_a_token_that_is_good_for_one_request(server: Running, port: int) -> None:
-    once = {"Authorization": f"Bearer {server.guard.one_time_token()}"}
+    once = {"Authorization": f"Bearer {server.server.guard.one_time_token()}"}
     assert ask(port, "POST", "/v1/session", once).status == 204
     assert ask(port, "POST", "/v1/session", once).status in {401, 429}
 
@@ -363,12 +363,12 @@ def test_bodies_that_are_read_at_once_are_bounded(pets: Path) -> None:
         )
         with socket.create_connection(("127.0.0.1", port)) as slow:
             slow.sendall(head.encode())
-            _wait_until(lambda: running.guard.in_flight == 900_000)
+            _wait_until(lambda: running.server.guard.in_flight == 900_000)
             headers, body = form(("a.png", 200_000 * b"x"))
             reply = ask(port, "POST", "/v1/tag", BEARER | headers, body)
             assert (reply.status, reply.headers["retry-after"]) == (503, "1")
             assert ask(port).status == 200
-        _wait_until(lambda: running.guard.in_flight == 0)
+        _wait_until(lambda: running.server.guard.in_flight == 0)
         assert ask(port, "POST", "/v1/tag", BEARER | headers, body).status == 200
 
 
@@ -398,7 +398,7 @@ def test_a_body_that_stalls_is_cut_off_long_before_all_of_it_could_have_come(
 
 @pytest.mark.parametrize("said", [b"", b"GET /health HT"], ids=["nothing", "half a request"])
 def test_a_connection_that_says_nothing_ends(pets: Path, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
-    monkeypatch.setattr(app, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(front, "SILENT_SECONDS", 0.2)
     with serving_bank(pets) as running:
         with socket.create_connection(("127.0.0.1", running.settings.port), timeout=60) as silent:
             silent.sendall(said)
@@ -518,16 +518,11 @@ def test_stored_replies_keep_to_their_bound(pets: Path, monkeypatch: pytest.Monk
     with serving_bank(pets) as running:
         for number in range(30):
             running.client.define(f"thing {number}", words=False)
-        kept = next(each for each in _middlewares(running.guard) if isinstance(each, idempotency.Idempotency))
+        kept = running.server.front.app.result()
+        assert isinstance(kept, idempotency.Idempotency)
         assert 0 < kept._size <= 20_000
         assert kept._size == sum(reply.size for reply in kept._replies.values())
         assert all(reply.size > 1_000 for reply in kept._replies.values())
-
-
-def _middlewares(layer: object) -> Iterator[object]:
-    """From the outside to the innermost one that has another inside."""
-    while (layer := getattr(layer, "app", None) or getattr(layer, "middleware_stack", None)) is not None:
-        yield layer
 
 
 def test_the_word_of_a_worker_that_was_taken_over_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:

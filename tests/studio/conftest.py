@@ -8,6 +8,7 @@ import pytest
 from album import LABELS
 from tiny import draw, write_tiny_model
 
+from fewtag.studio import index
 from fewtag.studio.studio import Studio
 
 
@@ -41,9 +42,12 @@ def album(drawn_album: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_studio(model_file: Path, shared_cache: Path, tmp_path: Path) -> Iterator[Callable[..., Studio]]:
+def open_studio(
+    model_file: Path, shared_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Studio]]:
     """open_studio(folders) opens the project tmp_path/project, indexed; all are closed in the end."""
     opened: list[Studio] = []
+    monkeypatch.setattr(index, "PATIENT_SECONDS", 0.0)
 
     def open_it(*folders: Path, project: str = "project", **options: object) -> Studio:
         options = {"model": str(model_file), "cache": shared_cache, **options}

@@ -270,6 +270,19 @@ def test_damaged_thumbnails_and_features_are_made_again(open_studio: Open, album
     assert again.thumbnail(picture) == before
 
 
+def test_what_is_asked_before_places_are_in_memory_is_answered_as_ever(open_studio: Open, drawn_album: Path) -> None:
+    def told(studio: Studio) -> list[object]:
+        return [studio.labels(), studio.search("dog"), studio.review("dog").pictures, studio.search("sofa")]
+
+    first = open_studio(drawn_album)
+    first.teach("dog", [next(digest for name, digest in digests(first).items() if shows(name, "dog"))])
+    before = told(first)
+    first.close()
+    again = open_studio(index=False)  # nothing is read ahead
+    assert not again.library.features._taken
+    assert told(again) == before
+
+
 def test_old_thumbnails_make_room(tmp_path: Path) -> None:
     thumbnails = Thumbnails(tmp_path, limit=200_000)
     for number in range(60):

@@ -51,6 +51,13 @@ def test_bare_imports_are_all_that_was_changed_in_what_is_vendored() -> None:
         assert any(hashlib.sha256(each.encode()).hexdigest() in told for each in before), name
 
 
+def test_the_page_asks_for_all_its_modules_at_once() -> None:
+    asked = re.findall(
+        r'(?:modulepreload" href|module" src)="/static/([^"]+)"', (WEB / "index.html").read_text("utf-8")
+    )
+    assert sorted(asked) == sorted(path.relative_to(WEB).as_posix() for path in WEB.rglob("*.js"))
+
+
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
 def test_a_page_loads_nothing_from_elsewhere_and_makes_no_markup_of_text(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

@@ -15,8 +15,8 @@ from tiny import draw
 
 from fewtag import Tagger
 from fewtag.client import Client
-from fewtag.server.app import Server, listen
-from fewtag.server.security import Guard, Settings
+from fewtag.server.front import Server, listen
+from fewtag.server.security import Settings
 from fewtag.server.service import BankService, Served
 from fewtag.server.uploads import Decoders
 from fewtag.studio.studio import Studio
@@ -31,7 +31,7 @@ class Running:
     served: Served
     settings: Settings
     client: Client
-    guard: Guard
+    server: Server
 
 
 class Lasting(Decoders):
@@ -60,14 +60,16 @@ def serving(
     decoders = decoders or lasting()
     with listen("127.0.0.1", 0) as bound:
         settings = replace(settings or Settings(TOKEN), port=bound.getsockname()[1])
-        served, started = Served(open_service(decoders), settings, decoders, cache), threading.Event()
-        server = Server(served, lambda _guard: started.set())
+        actions = open_service(decoders)
+        server = Server(lambda _: actions, settings, page=isinstance(actions, Studio), cache=cache, decoders=decoders)
         server.config.app = wrap(server.config.app)
+        server.front.wanted.set()  # no patience with the application
         thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
         thread.start()
-        assert started.wait(120)
+        server.front.app.result(120)
+        assert server.served is not None
         try:
-            yield Running(served, settings, Client(settings.url, settings.token), server._guard)
+            yield Running(server.served, settings, Client(settings.url, settings.token), server)
         finally:
             server.should_exit = True
             thread.join(120)

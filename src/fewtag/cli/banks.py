@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Bank, Label, ModelName, Root, SkipBad, WordSource, check_page, plural, printable
+from fewtag.cli.options import AsJson, Bank, Label, ModelName, Root, SkipBad, WordSource, check_page, plural, printable
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:

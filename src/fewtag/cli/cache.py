@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Cache
+from fewtag.cli.options import AsJson, Cache
 from fewtag.errors import InputError
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Device, plural, printable
+from fewtag.cli.options import AsJson, Device, plural, printable
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from fewtag.cli.terminal import (
+from fewtag.cli.options import (
     AsJson,
     Bank,
     Cache,

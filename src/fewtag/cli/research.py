@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Cache, DataFolder, SkipBad
+from fewtag.cli.options import AsJson, Cache, DataFolder, SkipBad
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fewtag.cli.options import AsJson, Cache, Device, ModelName, NoCache, WordSource
 from fewtag.cli.pictures import cache_folder
-from fewtag.cli.terminal import AsJson, Cache, Device, ModelName, NoCache, WordSource
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
@@ -97,22 +97,22 @@ def serve(
     Example: fewtag serve pets.fewtag --service label-studio --label-studio http://localhost:8080
     """
     _check_extra("serve")
-    from fewtag.cli.banks import open_bank
-    from fewtag.server.service import BankService
-    from fewtag.studio.studio import Studio
-
     kept = cache_folder(cache, no_cache)
     settings = _settings(host, port, allow_network, allow_host, token_file, service, label_studio, read_only=read_only)
     run = partial(_run, settings, kept, f"{bank} is served at", as_json=as_json)
     if not bank.is_dir():
-        run(partial(BankService, bank, open_bank(bank, model, words, device)))
+        from fewtag.cli.banks import open_bank
+        from fewtag.server.service import BankService
+
+        tagger = open_bank(bank, model, words, device)
+        run(lambda: partial(BankService, bank, tagger))
         return
     if no_cache:
         raise InputError(
             f"{bank} is a project, which keeps what the network made of its pictures; leave --no-cache out"
         )
     _check_project(bank)
-    run(lambda _: Studio.open(bank, model=model, words=words, device=device, cache=kept))
+    run(partial(_opening, bank, (), model, words, device, kept), page=True)
 
 
 def studio(
@@ -146,18 +146,18 @@ def studio(
     Example: fewtag studio holidays --backup holidays.sqlite
     """
     _check_extra("studio")
-    from fewtag.studio.studio import Studio
-
     kept = cache_folder(cache)
     if check or backup is not None:
+        from fewtag.studio.studio import Studio
+
         _check_project(project)
         with Studio.open(project, model=model, words=words, device=device, cache=kept, index=False) as opened:
             _look_after(opened, check=check, backup=backup, as_json=as_json)
         return
     _check_new(project, pictures)
     settings = _settings(host, port, allow_network, allow_host, token_file, service, label_studio)
-    run = partial(_run, settings, kept, f"{project} is open at", as_json=as_json, browser=not no_browser)
-    run(lambda _: Studio.open(project, pictures or (), model=model, words=words, device=device, cache=kept))
+    opening = partial(_opening, project, pictures or (), model, words, device, kept)
+    _run(settings, kept, f"{project} is open at", opening, as_json=as_json, page=True, browser=not no_browser)
 
 
 def mcp(
@@ -190,6 +190,23 @@ def mcp(
         create_server(opened, allow_write=allow_write).run("stdio")
 
 
+def _opening(
+    folder: Path, pictures: Sequence[Path], model: str | None, words: str | None, device: str, cache: Path | None
+) -> "Callable[[Decoders], Studio]":
+    """How the studio is opened, behind its page; the project itself is at once, and refused if it cannot be."""
+    from fewtag.studio.project import Project, picture_folders
+
+    picture_folders(pictures)
+    project = Project(folder)
+
+    def opened(_decoders: "Decoders") -> "Studio":
+        from fewtag.studio.studio import Studio
+
+        return Studio.open(project, pictures, model=model, words=words, device=device, cache=cache)
+
+    return opened
+
+
 def _is_project(folder: Path) -> bool:
     from fewtag.studio.project import FILE
 
@@ -203,10 +220,10 @@ def _check_project(folder: Path) -> None:
 
 def _check_new(folder: Path, pictures: list[Path] | None) -> None:
     """A folder of pictures is not to become a project by a slip."""
-    from fewtag.pictures.files import is_image_name
-
     if not folder.is_dir() or _is_project(folder):
         return
+    from fewtag.pictures.files import is_image_name
+
     found = [path for path in folder.iterdir() if not path.name.startswith(".")]
     if found and (not pictures or any(is_image_name(path.name) for path in found)):
         raise InputError(
@@ -253,7 +270,6 @@ def _settings(
 ) -> "Settings":
     """Who may reach the server: what the command line says, and nothing else can."""
     from fewtag.server.security import Settings, is_loopback, read_token
-    from fewtag.server.services import MOST_JSON
 
     if not is_loopback(host) and not allow_network:
         raise InputError(
@@ -272,6 +288,8 @@ def _settings(
         )
     if not asked:
         return settings
+    from fewtag.server.services import MOST_JSON
+
     return replace(settings, services=tuple(sorted(asked)), label_studio=label_studio, most_json=MOST_JSON)
 
 
@@ -279,13 +297,14 @@ def _run(
     settings: "Settings",
     cache: Path | None,
     what: str,
-    open_service: "Callable[[Decoders], BankService | Studio]",
+    opening: "Callable[[], Callable[[Decoders], BankService | Studio]]",
     *,
     as_json: bool,
+    page: bool = False,
     browser: bool = False,
 ) -> None:
-    """Until it is interrupted."""
-    from fewtag.server.app import listen, run
+    """Until it is interrupted. `opening` refuses what it can at once, and returns how the rest is opened behind."""
+    from fewtag.server.front import Server, listen, run
 
     with listen(settings.host, settings.port) as socket:
         bound = replace(settings, port=socket.getsockname()[1])
@@ -307,7 +326,7 @@ def _run(
                 # one in the terminal would not give the server its turn
                 threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
-        run(open_service, bound, socket, cache=cache, started=started)
+        run(Server(opening(), bound, page=page, cache=cache, started=started), socket)
 
 
 def _check_extra(command: str) -> None:

@@ -1,4 +1,4 @@
-"""Idempotency keys: a POST that is sent again with the same `Idempotency-Key` gets the reply of the first."""
+"""Idempotency keys: a change that is sent again with the same `Idempotency-Key` gets the reply of the first."""
 
 import asyncio
 import hashlib
@@ -10,6 +10,7 @@ from fastapi import HTTPException
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+CHANGES = frozenset({"POST", "PATCH", "DELETE"})
 KEPT_SECONDS = 86_400.0
 KEPT_BYTES = 64_000_000
 LONGEST_KEY = 200
@@ -39,7 +40,7 @@ class Idempotency:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = Headers(scope=scope).get("idempotency-key") if scope["type"] == "http" else None
-        if key is None or scope["method"] != "POST" or scope.get("fewtag") is None:
+        if key is None or scope["method"] not in CHANGES or scope.get("fewtag") is None:
             return await self.app(scope, receive, send)
         if not key or len(key) > LONGEST_KEY:
             raise HTTPException(400, f"the `Idempotency-Key` has {len(key)} characters; send a UUID")
@@ -86,7 +87,8 @@ class Idempotency:
 
 async def _read(scope: Scope, receive: Receive) -> tuple[list[Message], bytes]:
     """All of the body, which the guard has limited, and a digest of the request."""
-    total, messages = hashlib.sha256(repr((scope["path"], scope["query_string"])).encode()), list[Message]()
+    where = repr((scope["method"], scope["path"], scope["query_string"]))
+    total, messages = hashlib.sha256(where.encode()), list[Message]()
     while True:
         message = await receive()
         messages.append(message)

@@ -85,9 +85,12 @@ def create_server(studio: Studio, *, allow_write: bool = False) -> MCPServer:
     ) -> list[str | Image]:
         """Pictures that an answer about the label would help with, each with its thumbnail after its facts."""
         page = studio.review(label, order, count)
+        cells = list(page.pictures)
+        while len(cells) < count and (more := studio.review(label, order, count - len(cells), len(cells)).pictures):
+            cells += more  # a page may be shorter than what there is to ask
         asked = {"question": page.question, "left": page.left, "answered": page.answered, "enough": page.enough}
         found: list[str | Image] = [_text(asked)]
-        for cell in page.pictures:
+        for cell in cells:
             shown = Image(data=studio.thumbnail(cell.digest, 256), format="webp")
             found += [_text({"picture": cell.digest, "name": cell.name, "p": cell.p}), shown]
         return found

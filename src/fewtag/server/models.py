@@ -6,7 +6,8 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from fewtag.server.jobs import Job
-from fewtag.studio.values import Failure, LabelRow, Word
+from fewtag.studio.log import Word
+from fewtag.studio.values import Failure, LabelRow
 
 Digest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]
 """Of a picture's encoded bytes: 16 bytes of their SHA-256, in hexadecimal digits."""

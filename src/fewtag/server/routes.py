@@ -5,9 +5,7 @@ import html
 import json
 from concurrent.futures import Future
 from dataclasses import asdict
-from functools import cache, partial
-from importlib import resources
-from pathlib import Path
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
@@ -21,7 +19,7 @@ from starlette.exceptions import HTTPException as StarletteError
 from fewtag.server import models
 from fewtag.server.jobs import Job, Progress
 from fewtag.server.queue import Upload
-from fewtag.server.security import authorised
+from fewtag.server.security import authorised, session_reply
 from fewtag.server.service import Served
 from fewtag.studio.values import Acknowledged, Answer, Explanation, LabelRow, as_json
 from fewtag.tagger.bank import label_name
@@ -29,16 +27,6 @@ from fewtag.tagger.stream import Tagged
 
 LONGEST_NAME = 1_000
 _IN_PROJECTS = ("tags", "waiting", "expected_precision")
-_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".json": "application/json",
-    ".txt": "text/plain; charset=utf-8",
-    ".webp": "image/webp",
-    ".png": "image/png",
-}
-"""Of the studio's files."""
 
 
 async def served_by(request: Request) -> Served:
@@ -92,17 +80,9 @@ def documentation(request: Request) -> Response:
 
 
 @open_routes.get("/", include_in_schema=False)
-def start_page(request: Request, server: Server) -> Response:
-    return page_file("index.html") if server.is_project else documentation(request)
-
-
-@open_routes.get("/static/{name:path}", include_in_schema=False)
-def page_file(name: str) -> Response:
-    """A file of the studio's page, by a name from the list of them: no path is made of what a client sends."""
-    found = page_files().get(name)
-    if found is None:
-        raise HTTPException(404)
-    return Response(found[0].read_bytes(), media_type=found[1], headers={"Cache-Control": "no-cache"})
+def start_page(request: Request) -> Response:
+    """Of a bank; a project's is the studio's."""
+    return documentation(request)
 
 
 @router.post("/session", status_code=204, tags=["The server"], response_class=Response)
@@ -110,16 +90,7 @@ def session(request: Request, server: Server) -> Response:
     """Takes the token, as Bearer, and gives a cookie that stands for it: what the studio's page begins with."""
     if request.scope["fewtag"] != "bearer":
         raise HTTPException(401, "a session begins with the token; send it as `Authorization: Bearer TOKEN`")
-    response = Response(status_code=204)
-    response.set_cookie(
-        server.settings.cookie,
-        server.settings.session,
-        httponly=True,
-        samesite="strict",
-        path="/",
-        secure=request.headers.get("origin", "").startswith("https://"),  # behind a proxy
-    )
-    return response
+    return session_reply(server.settings, request.headers)
 
 
 def _takes(model: type[BaseModel], **fields: Any) -> dict[str, Any]:
@@ -336,17 +307,6 @@ async def job_events(job: str, server: Server) -> Response:
 
 def event_stream(lines: Any) -> Response:
     return StreamingResponse(lines, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-
-
-@cache
-def page_files() -> dict[str, tuple[Path, str]]:
-    """The studio's files by their names, with slashes, and what they are."""
-    folder = Path(str(resources.files("fewtag"))) / "studio" / "web"
-    return {
-        path.relative_to(folder).as_posix(): (path, _TYPES[path.suffix])
-        for path in sorted(folder.rglob("*"))
-        if path.suffix in _TYPES and path.is_file()
-    }
 
 
 def documented(schema: dict[str, Any]) -> str:

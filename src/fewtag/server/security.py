@@ -22,14 +22,14 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
 
-from fastapi import HTTPException, Request, Response
-from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import cookie_parser
+from starlette.exceptions import HTTPException
+from starlette.requests import Request, cookie_parser
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fewtag.errors import InputError
-from fewtag.server.uploads import TOKEN_VARIABLE
+from fewtag.server import TOKEN_VARIABLE
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
@@ -173,6 +173,20 @@ def problem(status: int, detail: str, headers: Mapping[str, str] | None = None, 
     return JSONResponse(body | also, status, headers, media_type="application/problem+json")
 
 
+def session_reply(settings: Settings, headers: Headers) -> Response:
+    """A cookie that stands for the token, for whoever has shown that."""
+    response = Response(status_code=204)
+    response.set_cookie(
+        settings.cookie,
+        settings.session,
+        httponly=True,
+        samesite="strict",
+        path="/",
+        secure=headers.get("origin", "").startswith("https://"),  # behind a proxy
+    )
+    return response
+
+
 async def authorised(request: Request) -> None:
     """The dependency of each route that needs a token; like all of them no plain function, which a thread would run."""
     if request.scope.get("fewtag") is None:
@@ -202,8 +216,6 @@ class Guard:
         return token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
         began, status = time.perf_counter(), 500

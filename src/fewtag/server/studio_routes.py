@@ -10,6 +10,7 @@ from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 
 from fewtag.errors import InputError
 from fewtag.server import models
+from fewtag.server.front import thumbnail_reply
 from fewtag.server.jobs import Job
 from fewtag.server.routes import CHANGES, Server, event_stream
 from fewtag.server.security import authorised
@@ -17,7 +18,6 @@ from fewtag.studio import values
 from fewtag.studio.values import as_json
 
 router = APIRouter(prefix="/v1", tags=["Studio"], dependencies=[Depends(authorised)])
-_IMMUTABLE = {"Cache-Control": "private, max-age=31536000, immutable", "Content-Disposition": "inline"}
 _WEBP: dict[int | str, dict[str, Any]] = {200: {"content": {"image/webp": {}}}}
 Offset = Annotated[int, Query(ge=0)]
 LabelName = Annotated[str, Query(min_length=1, max_length=200)]
@@ -62,7 +62,7 @@ def picture(digest: models.Digest, server: Server) -> Response:
 @router.get("/pictures/{digest}/thumbnail", response_class=Response, responses=_WEBP)
 def thumbnail(digest: models.Digest, server: Server, size: Literal["256", "1024"] = "256") -> Response:
     """A copy of the picture, made anew: of the file itself no byte is served."""
-    return Response(server.studio.thumbnail(digest, 256 if size == "256" else 1024), 200, _IMMUTABLE, "image/webp")
+    return thumbnail_reply(server.studio.thumbnail(digest, 256 if size == "256" else 1024))
 
 
 @router.get("/pictures/{digest}/heat", response_class=Response, responses=_WEBP)

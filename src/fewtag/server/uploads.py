@@ -21,12 +21,12 @@ import numpy as np
 from fewtag.errors import InputError
 from fewtag.pictures.decode import DRAFT, Square, decode, pixel_digest, squash, thumbnail
 from fewtag.pictures.prefetch import usable_cores
+from fewtag.server import TOKEN_VARIABLE
 
 MEMORY = 3_000_000_000
 """Of a worker's address space: 100 megapixels with transparency need half of it."""
 SECONDS = 60.0
 """For one picture."""
-TOKEN_VARIABLE = "FEWTAG_TOKEN"
 SECRETS = frozenset({TOKEN_VARIABLE, "LABEL_STUDIO_API_KEY"})
 """Variables that a worker does not get."""
 _LONGEST_HEADER = 100_000

@@ -16,19 +16,16 @@ from fewtag.interop.datasets import FORMS, Set, write_set
 from fewtag.interop.write import Change, Options, Report, undo, write_tags
 from fewtag.interop.xmp import Wanted
 from fewtag.studio.log import UnknownError
-from fewtag.studio.project import Project
-from fewtag.studio.values import Delivery
+from fewtag.studio.project import DELIVERIES, Project
+from fewtag.studio.values import Delivery, Progress
 from fewtag.tagger.export import export
 from fewtag.tagger.stream import Tagged
 from fewtag.tagger.tagger import Tagger
 from fewtag.tagging.tables import check_table, record, write_table
 
-FOLDER = "deliveries"
 TABLES = ("csv", "jsonl", "parquet")
 FORMATS = (*TABLES, "xmp", *FORMS, "onnx")
 _SAMPLE = 20
-Progress = Callable[[int, int], None]
-"""Told how many of how many are done; what it raises stops a delivery, and no table or data set is written then."""
 
 
 def deliver(
@@ -48,7 +45,7 @@ def deliver(
     """
     if format not in (*TABLES, *FORMS):
         raise InputError(f"there is no format {format!r}; {nearest(format, FORMATS)}")
-    folder = project.folder / FOLDER
+    folder = project.folder / DELIVERIES
     total, out = len(paths), _free_name(folder, format)
     if format in TABLES:
         check_table(out, labels, scores=scores)
@@ -87,7 +84,7 @@ def deliver(
 def write_graph(project: Project, tagger: Tagger, *, dry_run: bool) -> Delivery:
     """The bank as an ONNX graph and its labels, to tag without fewtag, into a folder of its own."""
     labels = tuple({"label": label, "examples": count} for label, count in tagger.counts_.items())
-    out = _free_name(project.folder / FOLDER, "onnx")
+    out = _free_name(project.folder / DELIVERIES, "onnx")
     if not labels:
         raise InputError("there is no label yet, and without one nothing to tag by; teach one first")
     if not dry_run:
@@ -155,7 +152,7 @@ def _carried_out(
 
 def find(project: Project, name: str) -> Path:
     """A delivery by its name, which is no path."""
-    folder = project.folder / FOLDER
+    folder = project.folder / DELIVERIES
     known = {path.name: path for path in folder.iterdir() if path.is_file()} if folder.is_dir() else {}
     if name not in known:
         raise UnknownError(f"there is no delivery {name[:64]!r}; deliver again")

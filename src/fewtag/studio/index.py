@@ -25,9 +25,8 @@ from fewtag.files import make_folder
 from fewtag.pictures.decode import DRAFT, Square, decode, read_header, squash
 from fewtag.pictures.files import MOST_BYTES, Found, walk
 from fewtag.pictures.prefetch import batches, prefetch, usable_cores
-from fewtag.studio.deliver import FOLDER as DELIVERIES
 from fewtag.studio.library import Library
-from fewtag.studio.project import FileRow, PictureRow, Project
+from fewtag.studio.project import DELIVERIES, FileRow, PictureRow, Project
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import BATCH, cached_places
 
@@ -35,7 +34,10 @@ SIZES = (256, 1024)
 """Of thumbnails: a cell, a picture."""
 AGAIN_SECONDS = 60.0
 """Folders are walked again so often, or less where that takes long."""
-_KNOWN_AT_ONCE = 256
+PATIENT_SECONDS = 1.0
+"""What works behind a page waits until that had its turn; whoever asks for something before gets it at once."""
+_KNOWN_AT_ONCE = 10_000
+_PLACES_AT_ONCE = 256
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
@@ -163,7 +165,7 @@ class Indexer:
         self.thumbnails = Thumbnails(cache)
         self._tell, self._edited = tell, edited
         self._stop, self._wake = threading.Event(), threading.Event()
-        self.loaded, self.done = threading.Event(), threading.Event()
+        self.done = threading.Event()
         self.found, self.notice = 0, ""
         self._unread: set[str] = set()
         self._opened = ExitStack()
@@ -196,9 +198,13 @@ class Indexer:
 
     def _run(self) -> None:
         try:
-            self.load_known()
-            self.loaded.set()
-            self._tell()
+            features = self.library.features
+            if features.count:
+                self._stop.wait(PATIENT_SECONDS)
+            for first in range(0, min(features.count, features.resident), _PLACES_AT_ONCE):
+                if self._stop.is_set():
+                    return
+                features.bring(np.arange(first, min(first + _PLACES_AT_ONCE, features.count)))
             while not self._stop.is_set():
                 since = time.monotonic()
                 self._wake.clear()
@@ -213,39 +219,28 @@ class Indexer:
                 self._tell()
                 self._wake.wait(max(AGAIN_SECONDS, 20 * (time.monotonic() - since)))
         finally:
-            self.loaded.set()
             self.done.set()
 
     def load_known(self) -> None:
-        """The pictures of the last time, from the cache; those that it has lost are read again by the scan."""
+        """The pictures of the last time, each as a whole; those that the cache has lost are read again by the scan."""
         files = [file for file in self.project.files() if file.folder in self.folders]
         pictures = {each.digest: each for each in self.project.pictures()}
         self.found = len(files)
-        files_of: dict[str, list[FileRow]] = {}
-        for file in files:
-            if file.digest is not None and file.digest in pictures:
-                files_of.setdefault(file.digest, []).append(file)
-        self.library.set_files(files)
-        self._try_again()
-        for digests in batches(iter(files_of), _KNOWN_AT_ONCE):
-            if self._stop.is_set():
-                return
-            keys = [bytes.fromhex(digest) for digest in digests]
-            room = len(self.library) < self.library.features.resident
-            places = self.places.get_many(keys) if room else [None] * len(keys)
-            wholes = self.wholes.get_many(keys)
+        for digests in batches(iter(dict.fromkeys(file.digest for file in files)), _KNOWN_AT_ONCE):
+            known = [pictures[digest] for digest in digests if digest in pictures]
+            keys = [bytes.fromhex(picture.digest) for picture in known]
             # past what memory holds, a picture as a whole will do
+            room = max(0, self.library.features.resident - len(self.library))
+            there = {*self.places.present(keys[:room]), *keys[room:]}
             both = [
-                (number, whole, half)
-                for number, (whole, half) in enumerate(zip(wholes, places, strict=True))
-                if whole is not None and (half is not None or not room)
+                (picture, whole)
+                for picture, key, whole in zip(known, keys, self.wholes.get_many(keys), strict=True)
+                if whole is not None and key in there
             ]
             if both:
-                half = np.stack([each[2] for each in both if each[2] is not None]) if room else None
-                known = [pictures[digests[number]] for number, _, _ in both]
-                self.library.add(known, np.stack([whole for _, whole, _ in both]), half)
-                self.library.set_files([file for picture in known for file in files_of[picture.digest]])
-                self._tell()
+                self.library.add([picture for picture, _ in both], np.stack([whole for _, whole in both]), None)
+        self.library.set_files(files)
+        self._try_again()
 
     def scan(self) -> None:
         """Walks the folders, reads what is new or has changed, and forgets what is gone."""

@@ -73,9 +73,12 @@ class Features:
         """More rows; without their places where memory is full anyway."""
         with self._lock:
             after = self.count + len(whole)
-            while after > len(self._whole):
-                self._whole = np.concatenate([self._whole, np.empty_like(self._whole)])
-                self._slot_of = np.concatenate([self._slot_of, np.full_like(self._slot_of, -1)])
+            if after > len(self._whole):
+                size = max(after, 2 * len(self._whole))
+                grown = np.empty((size, self._whole.shape[1]), np.float32)
+                grown[: self.count] = self.whole
+                self._whole = grown  # others read it meanwhile
+                self._slot_of = np.pad(self._slot_of, (0, size - len(self._slot_of)), constant_values=-1)
             self._whole[self.count : after] = whole
             if places is not None:
                 room = places[: self.resident - self._taken]
@@ -109,6 +112,11 @@ class Features:
             there = [number for number, half in enumerate(halves) if half is not None]
             self._put(some[there], [half for half in halves if half is not None])
         return self._slot_of[rows]
+
+    def bring(self, rows: Rows) -> None:
+        """Their places into memory, before somebody asks."""
+        with self._lock:
+            self._bring(rows)
 
     def close(self) -> None:
         self._pool.shutdown()

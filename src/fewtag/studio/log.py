@@ -7,11 +7,12 @@ nothing.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fewtag.errors import MissingError, nearest
-from fewtag.studio.values import Word
-from fewtag.tagger.bank import label_name
+
+Word = Literal["yes", "no", "unknown"]
+WORDS: tuple[Word, ...] = ("yes", "no", "unknown")
 
 
 class UnknownError(MissingError):
@@ -100,6 +101,8 @@ class Fold:
 
     def find(self, name: str) -> Label:
         """A label by its name; refuses one that is not known."""
+        from fewtag.tagger.bank import label_name  # with numpy behind it: a project is opened without
+
         wanted = label_name(name)
         if (found := self.get(wanted)) is not None:
             return found

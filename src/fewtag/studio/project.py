@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 from fewtag.errors import InputError
 from fewtag.files import locked, make_folder
-from fewtag.studio.log import Change, Fold, Log
-from fewtag.studio.values import Word
+from fewtag.studio.log import Change, Fold, Log, Word
 
 FILE = "studio.sqlite"
 BANK = "bank.fewtag"
+DELIVERIES = "deliveries"
 VERSION = 1
 BUSY_SECONDS = 10.0
 _APPLICATION = 0x66777073
@@ -86,6 +86,14 @@ class ExampleRow(NamedTuple):
     codes: bytes
     scales: bytes
     small: bytes
+
+
+def picture_folders(pictures: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Where these folders really are; refuses one that is not there."""
+    for each in pictures:
+        if not Path(each).is_dir():
+            raise InputError(f"there is no picture folder {each}; check the path")
+    return [str(Path(each).resolve()) for each in pictures]
 
 
 class Project:

@@ -28,8 +28,8 @@ _POINTS, _BINS = 50, 20
 _LOOKED_AT = 60
 _WIDER, _FIRST = 3, 8
 """Pages of which one is chosen, and the part of all pictures that these may be: few of a small album are unsure."""
-SHORTEST = 4
-"""Pictures of the first page of unsure ones."""
+SINGLY = 8
+"""Answered pictures, examples among them, up to which unsure ones are asked about one at a time."""
 YES, NO, UNKNOWN = 1, 2, 3
 Rows = NDArray[np.int64]
 
@@ -48,6 +48,8 @@ class Ground:
     """Pictures that are one with a refused one."""
     alive: NDArray[np.bool_]
     threshold: float
+    logits: NDArray[np.float32]
+    """The classifier's own log-odds, before they are calibrated."""
 
     @property
     def over(self) -> NDArray[np.bool_]:
@@ -106,7 +108,9 @@ def ask(
         rows = np.flatnonzero(ground.open & ground.over)
         return _by(rows, -chances[rows]), len(rows)
     if order == "unsure":
-        return _by(open_rows, ground.distance[open_rows]), int(ground.near.sum())
+        # from few answers the threshold is a guess: then by the classifier's own boundary
+        keys = np.abs(ground.logits) if int((ground.words > 0).sum()) <= SINGLY else ground.distance
+        return _by(open_rows, keys[open_rows]), int(ground.near.sum())
     if order == "missed":
         rows = np.flatnonzero(ground.open & ~ground.over)
         likely = _by(rows, -chances[rows])
@@ -134,11 +138,12 @@ def spread(rows: Rows, whole: NDArray[np.float32], size: int) -> Rows:
 
 
 def page_size(answered: int, most: int) -> int:
-    """Pages of unsure ones grow with what is known: none asks for more than was said before it, but the first.
+    """Unsure ones come singly first; then pages grow with what is known: none asks for more than was said before it.
 
-    What they are chosen by is learnt from those before: a long first page would be of what one example is unsure of.
+    What they are chosen by is learnt from those before: a first page of several would be of what one example is unsure
+    of.
     """
-    return min(most, max(SHORTEST, answered))
+    return 1 if answered <= SINGLY else min(most, answered)
 
 
 def _by(rows: Rows, keys: NDArray[np.floating]) -> Rows:

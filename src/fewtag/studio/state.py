@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from fewtag.cache import content_digest
 from fewtag.errors import InputError
 from fewtag.pictures.decode import DRAFT, Square, decode, pixel_digest, squash
+from fewtag.studio import index as indexing
 from fewtag.studio import review as reviewing
 from fewtag.studio.derive import Deriver, Scored, Scores
 from fewtag.studio.index import Indexer, read_inside
 from fewtag.studio.library import RESIDENT, Features, Library, SupersededError
-from fewtag.studio.log import Change, Fold, Label
+from fewtag.studio.log import Change, Fold, Label, Word
 from fewtag.studio.project import FileRow, Project
-from fewtag.studio.values import AUDIT, CellTag, Listener, Overview, Word
+from fewtag.studio.values import AUDIT, CellTag, Listener, Overview
 from fewtag.tagger.bank import Bank
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import DIGITS, Scorer, Tagged
@@ -93,8 +94,9 @@ class State:
                     words[row], audited[row] = codes[said.answer], said.source == AUDIT
         alive = self.library.alive[:count].copy()
         if scored is None:
-            return reviewing.Ground(np.zeros(count, np.float32), words, audited, np.zeros(count, np.bool_), alive, 0.5)
-        return reviewing.Ground(scored.chances, words, audited, scored.never, alive, scored.threshold)
+            nothing = np.zeros(count, np.float32)
+            return reviewing.Ground(nothing, words, audited, np.zeros(count, np.bool_), alive, 0.5, nothing)
+        return reviewing.Ground(scored.chances, words, audited, scored.never, alive, scored.threshold, scored.logits)
 
     def _read(self, digest: str, files: Iterable[FileRow] | None = None) -> bytes:
         """A picture's bytes from one of its files; a file that holds something else by now is passed over."""
@@ -259,6 +261,8 @@ class State:
 
     def _work(self) -> None:
         """The deriver's thread: tells of news, writes the bank, rescores what waits, works out influences."""
+        if len(self.library):
+            self._stop.wait(indexing.PATIENT_SECONDS)
         while not self._stop.is_set():
             self._wake.wait(1.0 if self._derived.is_set() else 0.05)
             self._wake.clear()
@@ -270,8 +274,7 @@ class State:
                 now = time.monotonic()
                 quiet, late = now - self._changed_at > _QUIET_SECONDS, now - self._dirty_since > _LATEST_SECONDS
                 if not self._derived.is_set():
-                    # not before the pictures of the last time are there: examples without them would be left out
-                    if (quiet or late) and self._indexer.loaded.is_set():
+                    if quiet or late:
                         self._derive()
                 elif now - self._changed_at > 2 * _QUIET_SECONDS:
                     self._settle()
@@ -283,7 +286,7 @@ class State:
                 self._trouble = "the bank could not be derived; the log says why, the answers are safe"
                 self._stop.wait(5.0)
             time.sleep(0.01)
-        if not self._derived.is_set() and self._indexer.loaded.is_set():
+        if not self._derived.is_set():
             try:
                 self._derive()
             except InputError as error:

@@ -4,7 +4,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,14 +12,12 @@ from typing import Any, Literal
 from fewtag.errors import InputError, UnknownWordError
 from fewtag.files import user_cache_folder
 from fewtag.pictures.prefetch import batches
-from fewtag.studio import deliver as delivering
 from fewtag.studio import values
-from fewtag.studio.deliver import Progress
 from fewtag.studio.derive import by_word, path_name, told_in
 from fewtag.studio.library import RESIDENT
-from fewtag.studio.log import Change, UnknownError, told
-from fewtag.studio.project import FileRow, Project
-from fewtag.studio.values import AUDIT, STACK, WORDS, Word
+from fewtag.studio.log import WORDS, Change, UnknownError, Word, told
+from fewtag.studio.project import FileRow, Project, picture_folders
+from fewtag.studio.values import AUDIT, STACK, Progress
 from fewtag.studio.view import MOST_AT_ONCE, View
 from fewtag.tagger.bank import define
 from fewtag.tagger.model import load_model
@@ -38,8 +36,8 @@ class Studio(View):
     @classmethod
     def open(
         cls,
-        folder: str | os.PathLike[str],
-        pictures: Iterable[str | os.PathLike[str]] = (),
+        folder: str | os.PathLike[str] | Project,
+        pictures: Sequence[str | os.PathLike[str]] = (),
         *,
         model: str | None = None,
         words: str | None = None,
@@ -50,16 +48,12 @@ class Studio(View):
     ) -> "Studio":
         """Opens a project, or makes one; indexing begins behind it, and the network is loaded there.
 
-        `pictures` are folders to add. `model` None is the project's own, or "default". With `index=False` folders are
-        not walked: the pictures of the last time are there. `resident` is how many keep their places in memory.
+        The pictures of the last time are there when it returns. `pictures` are folders to add. `model` None is the
+        project's own, or "default". With `index=False` folders are not walked. `resident` is how many keep their places
+        in memory.
         """
-        folders = []
-        for each in pictures:
-            path = Path(each).resolve()
-            if not path.is_dir():
-                raise InputError(f"there is no picture folder {each}; check the path")
-            folders.append(str(path))
-        project = Project(folder)
+        folders = picture_folders(pictures)
+        project = folder if isinstance(folder, Project) else Project(folder)
         try:
             source = model or project.meta("model") or "default"
             loaded = load_model(source, words=words or project.meta("words") or None, device=device)
@@ -68,10 +62,10 @@ class Studio(View):
             if folders:
                 project.add_folders(folders)
             studio = cls(project, loaded, Path(cache) if cache else user_cache_folder(), resident)
+            studio._begin(index=index)
         except BaseException:
             project.close()
             raise
-        studio._begin(index=index)
         return studio
 
     def _begin(self, *, index: bool) -> None:
@@ -83,12 +77,11 @@ class Studio(View):
                 f"{self._deriver.path.name} knew {lost} examples that the project has no answers about; it is kept as "
                 f"{aside.name}, open that if they matter"
             )
+        self._indexer.load_known()
         self._worker.start()
         if index:
             self._indexer.start()
         else:
-            self._indexer.load_known()
-            self._indexer.loaded.set()
             self._indexer.done.set()
         self._touch()
 
@@ -284,6 +277,8 @@ class Studio(View):
     @property
     def formats(self) -> tuple[str, ...]:
         """What `deliver` can write."""
+        from fewtag.studio import deliver as delivering  # with all formats behind it, which a start need not wait for
+
         return delivering.FORMATS
 
     def deliver(
@@ -299,6 +294,8 @@ class Studio(View):
 
         "xmp" writes sidecars beside the pictures. No path is taken, and a dry run writes nothing.
         """
+        from fewtag.studio import deliver as delivering
+
         if format == "onnx":
             return delivering.write_graph(self.project, self.tagger, dry_run=dry_run)
         labels = self.scorer().labels if self._current().classes else ()
@@ -321,6 +318,8 @@ class Studio(View):
 
     def take_back(self, *, dry_run: bool = False, progress: Progress = lambda _done, _total: None) -> values.Delivery:
         """Takes back what was delivered as XMP: sidecars are what they were before, to the byte."""
+        from fewtag.studio import deliver as delivering
+
         folders = [Path(folder) for folder in self._indexer.folders]
         return delivering.take_back(folders, dry_run=dry_run, progress=progress)
 
@@ -349,6 +348,8 @@ class Studio(View):
 
     def delivery(self, file: str) -> Path:
         """Where a delivery of this name lies."""
+        from fewtag.studio import deliver as delivering
+
         return delivering.find(self.project, file)
 
     def check(self) -> values.Checked:

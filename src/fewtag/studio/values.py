@@ -7,11 +7,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fewtag.studio.log import Word
 from fewtag.tagger.explain import CELLS, heat_map
 from fewtag.tagger.stream import DIGITS
 
-Word = Literal["yes", "no", "unknown"]
-WORDS: tuple[Word, ...] = ("yes", "no", "unknown")
 Order = Literal["sure", "unsure", "missed", "audit"]
 ORDERS: tuple[Order, ...] = ("sure", "unsure", "missed", "audit")
 PAGE = "page"
@@ -328,6 +327,8 @@ class Checked:
     problems: tuple[str, ...]
 
 
+Progress = Callable[[int, int], None]
+"""Told how many of how many are done; what it raises stops a delivery, and no table or data set is written then."""
 Listener = Callable[[str, Any], None]
 """Told of an event's name and its value: ("project", Overview) on progress and changes."""
 _JSON_NAMES = {"taken_as": "as"}

@@ -82,7 +82,9 @@ export const undo = () => post("/v1/undo", {});
 /** @returns {Promise<Undone>} */
 export const redo = () => post("/v1/redo", {});
 /** @param {Search & {offset: number, limit: number}} wanted @returns {Promise<Page>} */
-export const search = (wanted) => call("POST", "/v1/search", wanted);
+export const search = ({ query, like, offset, limit, ...how }) =>
+  // the first page of all pictures by its defaults: what a studio that was just started answers first
+  query || like || offset ? call("POST", "/v1/search", { query, like, offset, limit, ...how }) : call("GET", "/v1/pictures");
 /** @param {string} digest @returns {Promise<Detail>} */
 export const getPicture = (digest) => call("GET", `/v1/pictures/${digest}`);
 /** @param {string} label @param {string} order @param {number} size @returns {Promise<ReviewPage>} */

@@ -181,11 +181,22 @@ async function start() {
     store.route.value = store.parseRoute("#/");
     await store.attempt(() => api.openSession(decodeURIComponent(token)));
   }
-  await Promise.all([store.loadProject(), store.loadLabels()]);
   render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById("app")));
+  await store.loadProject();
   if (store.locked.value) return;
   store.recoverAnswers();
+  await painted();
+  await store.loadLabels();
+  if (store.labels.value?.length) store.changed.value += 1; // tags of the pictures that are shown already
   listen();
+}
+
+/** Once the first pictures are seen, or a second later: a studio that was just started has labels to work out only then. */
+async function painted() {
+  await listing.value?.need(0, 1);
+  await new Promise((done) => setTimeout(done));
+  const images = [.../** @type {NodeListOf<HTMLImageElement>} */ (document.querySelectorAll(".picture img"))];
+  await Promise.race([Promise.allSettled(images.map((image) => image.decode())), new Promise((done) => setTimeout(done, 1000))]);
 }
 
 // for the tests and the curious: what is shown, by its names

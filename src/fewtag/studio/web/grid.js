@@ -71,7 +71,7 @@ export const columnsOf = (width, minimum) => Math.max(2, Math.floor((width + GAP
 /** The largest cells of which so many are seen at once. @param {number} width @param {number} height @param {number} wanted */
 export function fitAll(width, height, wanted) {
   [width, height] = [width - 2 * EDGE, height - 2 * EDGE];
-  for (let columns = 2; columns < 12; columns++) {
+  for (let columns = wanted === 1 ? 1 : 2; columns < 12; columns++) {
     const rows = Math.floor((height + GAP) / shapeOf(width, columns).row);
     if (rows * columns >= wanted) return { columns, size: rows * columns };
   }
@@ -162,7 +162,7 @@ function Picture({ cell, place, side, tall, look, here, onPress, onOpen }) {
       onDblClick=${() => onOpen(place)}>
       <span class="frame" style=${{ height: `${tall}px` }}>
         <span class="photo" style=${fit}>
-          <img src=${thumbnail(cell.digest)} alt="" decoding="async" draggable=${false} />
+          <img src=${thumbnail(cell.digest, side > 480 ? 1024 : 256)} alt="" decoding="async" draggable=${false} />
           ${look.mark && html`<span class="mark" aria-hidden="true">${look.mark}</span>`}
           ${cell.stack > 1 && html`<span class="stack" title=${`${cell.stack} pictures of one moment`}>${cell.stack}</span>`}
         </span>

@@ -63,8 +63,8 @@ export function Review() {
   useEffect(() => {
     if (seen.current !== store.answered.value && !busy.value) {
       seen.current = store.answered.value;
-      if (store.labels.value?.some((each) => each.name === label)) load();
-      else store.go("library"); // its making was taken back
+      if (store.labels.value?.every((each) => each.name !== label)) store.go("library"); // its making was taken back
+      else load();
     }
   }, [store.answered.value, busy.value]);
 
@@ -106,9 +106,12 @@ export function Review() {
   };
   /** @param {Word} word */
   const giveHere = (word) => {
-    const cell = page.value?.pictures[cursor.place.value];
-    if (cell) give(cell.digest, word);
-    cursor.move(1);
+    const pictures = page.value?.pictures ?? [];
+    const cell = pictures[cursor.place.value];
+    if (!cell || busy.value) return;
+    give(cell.digest, word);
+    if (pictures.length === 1) answerPage();
+    else cursor.move(1);
   };
   /** @param {number} place */
   const open = (place) => {
@@ -171,7 +174,10 @@ export function Review() {
       </div>
       ${shown && shown.pictures.length > 0 && html`<footer class="bar fixed">
         <span class="counts">${count(given)}</span>
-        <button class="primary" disabled=${busy.value} onClick=${answerPage}>Answer the page<kbd>⏎</kbd></button>
+        ${shown.pictures.length > 1
+          ? html`<button class="primary" disabled=${busy.value} onClick=${answerPage}>Answer the page<kbd>⏎</kbd></button>`
+          : html`<button disabled=${busy.value} onClick=${() => giveHere("no")}>✗ No<kbd>x</kbd></button>
+              <button class="primary" disabled=${busy.value} onClick=${() => giveHere("yes")}>✓ Yes<kbd>a</kbd></button>`}
         <span class="left">${Math.max(shown.left, shown.pictures.length).toLocaleString("en")} left</span>
       </footer>`}
     </section>

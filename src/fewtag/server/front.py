@@ -1,0 +1,251 @@
+"""The server's process, by uvicorn: it answers at once, and the application comes behind.
+
+To import FastAPI takes longer than to open a project of ten thousand pictures. So the process listens first, then opens
+what it serves, and makes the application last. Meanwhile a page gets its files and its first pictures; whatever else
+is asked waits for the application.
+"""
+
+import asyncio
+import re
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from fewtag.errors import InputError
+from fewtag.server.security import Guard, Settings, session_reply
+
+if TYPE_CHECKING:
+    from fewtag.server.service import BankService, Served
+    from fewtag.server.uploads import Decoders
+    from fewtag.studio.studio import Studio
+
+PATIENT_SECONDS = 1.0
+"""The application is made when somebody needs it, or so long after what is served was opened."""
+SILENT_SECONDS = 30
+"""How long a connection may say nothing between two requests, or before its first."""
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".txt": "text/plain; charset=utf-8",
+    ".webp": "image/webp",
+    ".png": "image/png",
+}
+_THUMBNAIL = re.compile("/v1/pictures/([0-9a-f]{32})/thumbnail")
+_IMMUTABLE = {"Cache-Control": "private, max-age=31536000, immutable", "Content-Disposition": "inline"}
+
+
+@cache
+def page_files() -> dict[str, tuple[Path, str]]:
+    """The studio's files by their names, with slashes, and what they are."""
+    folder = Path(__file__).parents[1] / "studio" / "web"
+    return {
+        path.relative_to(folder).as_posix(): (path, _TYPES[path.suffix])
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in _TYPES and path.is_file()
+    }
+
+
+def page_file(path: str) -> Response | None:
+    """A file of the studio's page, by a name from the list of them: no path is made of what a client sends."""
+    found = page_files().get("index.html" if path == "/" else path.removeprefix("/static/"))
+    return found and Response(found[0].read_bytes(), media_type=found[1], headers={"Cache-Control": "no-cache"})
+
+
+def thumbnail_reply(content: bytes) -> Response:
+    """A picture's copy, which is for ever what it is."""
+    return Response(content, 200, _IMMUTABLE, "image/webp")
+
+
+class Front:
+    """An ASGI application that stands for another until that is there; of a project it serves the page for good."""
+
+    def __init__(self, settings: Settings, *, page: bool) -> None:
+        self.settings, self.page = settings, page
+        self.opened: Future[Any] = Future()
+        self.app: Future[ASGIApp] = Future()
+        self.wanted = threading.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = await self._of_page(scope) if self.page else None
+        if reply is not None:
+            return await reply(scope, receive, send)
+        self.wanted.set()
+        app = await self._result(self.app)
+        return await app(scope, receive, send)
+
+    async def _of_page(self, scope: Scope) -> Response | None:
+        """What a page begins with; None for what is the application's to answer."""
+        method, path = scope["method"], scope["path"]
+        if method == "GET" and (path == "/" or path.startswith("/static/")):
+            return page_file(path)
+        if self.app.done() or scope["fewtag"] is None:
+            return None
+        if (method, path) == ("POST", "/v1/session") and scope["fewtag"] == "bearer":
+            return session_reply(self.settings, Headers(scope=scope))
+        if method == "GET" and (first := _first(path, scope["query_string"])) is not None:
+            with suppress(InputError):  # the application will say what is wrong
+                return await asyncio.to_thread(first, await self._result(self.opened))
+        return None
+
+    async def _result(self, future: "Future[Any]") -> Any:
+        try:
+            return await asyncio.shield(asyncio.wrap_future(future))
+        except InputError as error:
+            raise HTTPException(503, str(error)) from error
+
+
+def _first(path: str, query: bytes) -> "Callable[[Studio], Response] | None":
+    """How the studio itself answers one of the few requests that a page begins with, all by their defaults."""
+
+    def told(value: object) -> Response:
+        from fewtag.studio.values import as_json
+
+        return JSONResponse(as_json(value))
+
+    if (picture := _THUMBNAIL.fullmatch(path)) is not None and query in (b"", b"size=256"):
+        return lambda studio: thumbnail_reply(studio.thumbnail(picture[1]))
+    if path == "/v1/project" and not query:
+        return lambda studio: told(studio.overview())
+    if path == "/v1/pictures" and not query:
+        return lambda studio: told(studio.search())
+    return None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 is any free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # by its name asyncio knows that it may send small pieces at once: each reply would else wait 40 ms for the next
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):  # Windows would else let another program listen there, too
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        else:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise InputError(
+            f"cannot listen on {host} port {port}: {error.strerror}; name another --port, or 0 for any free one"
+        ) from error
+    return bound
+
+
+class _Impatient(H11Protocol):
+    """Lets go of who is connected and does not ask in time: for the head of a request uvicorn waits for ever."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_after(self.cycle)
+
+    def on_response_complete(self) -> None:
+        answered = self.cycle
+        super().on_response_complete()
+        self._expect_after(answered)
+
+    def _expect_after(self, answered: object) -> None:
+        def end() -> None:
+            if self.cycle is answered:
+                self.transport.close()
+
+        self.loop.call_later(self.timeout_keep_alive, end)
+
+
+class Server(uvicorn.Server):
+    """Tells when it answers; opens what it serves behind that, and closes it at the end."""
+
+    def __init__(
+        self,
+        open_service: "Callable[[Decoders], BankService | Studio]",
+        settings: Settings,
+        *,
+        page: bool,
+        cache: Path | None = None,
+        decoders: "Decoders | None" = None,
+        started: Callable[[Guard], None] = lambda _guard: None,
+    ) -> None:
+        self.front = Front(settings, page=page)
+        self.guard = Guard(self.front, settings, self._observe)
+        config = uvicorn.Config(
+            self.guard,
+            http=_Impatient,
+            ws="none",
+            lifespan="off",
+            loop="asyncio",
+            log_level="error",
+            access_log=False,  # which would write down what people look at
+            server_header=False,
+            proxy_headers=False,  # anyone may send them
+            timeout_keep_alive=SILENT_SECONDS,
+            timeout_graceful_shutdown=10,
+        )
+        super().__init__(config)
+        self.served: Served | None = None
+        self._open_service, self._settings, self._cache, self._decoders = open_service, settings, cache, decoders
+        self._when_started = started
+        self._opener = threading.Thread(target=self._open, name="fewtag-opener", daemon=True)
+
+    def _open(self) -> None:
+        front = self.front
+        try:
+            from fewtag.server.uploads import Decoders
+
+            decoders = self._decoders or Decoders()
+            actions = self._open_service(decoders)
+            front.opened.set_result(actions)
+            front.wanted.wait(PATIENT_SECONDS)
+            from fewtag.server.app import create_app
+            from fewtag.server.service import Served
+
+            self.served = Served(actions, self._settings, decoders, self._cache)
+            in_flight = "fewtag_bytes_in_flight", "Of request bodies at work."
+            self.served.metrics.watch(*in_flight, lambda: self.guard.in_flight)
+            front.app.set_result(create_app(self.served))
+        except BaseException as error:
+            for future in (front.opened, front.app):
+                if not future.done():
+                    future.set_exception(error)
+            self.should_exit = True
+        else:
+            self.served.warm_up()
+
+    def _observe(self, scope: Scope, status: int, seconds: float) -> None:
+        if self.served is not None:
+            self.served.metrics.observe(scope, status, seconds)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._when_started(self.guard)
+            self._opener.start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.front.wanted.set()
+        if self._opener.is_alive():
+            await asyncio.to_thread(self._opener.join)
+        if self.served is not None:
+            self.served.events.close()  # streams would else be waited for
+        await super().shutdown(sockets)
+        if self.served is not None:
+            await asyncio.to_thread(self.served.close)
+
+
+def run(server: Server, bound: socket.socket) -> None:
+    """Serves until it is interrupted; refuses what cannot be opened."""
+    with suppress(KeyboardInterrupt):  # which uvicorn hands on once it has ended in good order
+        server.run([bound])
+    if server.front.app.done():
+        server.front.app.result()

@@ -1,0 +1,143 @@
+"""The start of a server: its page at once, its first pictures as soon as the project is open, all else when it can."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from raw_http import Reply, ask
+from serving import TOKEN, lasting
+from tiny import draw
+
+from fewtag.errors import InputError
+from fewtag.server import front
+from fewtag.server.security import Settings
+from fewtag.studio.studio import Studio
+
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+FIRST = ("/v1/project", "/v1/pictures", "/v1/pictures/{}/thumbnail?size=256")
+
+
+@pytest.fixture(scope="module")
+def known(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a project of twelve pictures that were indexed before."""
+    folder = tmp_path_factory.mktemp("known")
+    (folder / "album").mkdir()
+    for number in range(12):
+        draw(number, ["dog", "cat", "sofa"][number % 3]).save(folder / "album" / f"{number:02}.png")
+    options = {"model": str(tiny_model), "cache": folder / "cache"}
+    with Studio.open(folder / "project", [folder / "album"], **options) as studio:
+        assert studio.wait(300.0)
+    return folder
+
+
+@contextmanager
+def starting(open_service: Callable[[object], Studio], ended: list[BaseException]) -> Iterator[int]:
+    """The port of a server as its command starts it, whose address was just told; then what it ended with."""
+    told = threading.Event()
+    with front.listen("127.0.0.1", 0) as bound:
+        settings = Settings(TOKEN, port=bound.getsockname()[1])
+        server = front.Server(open_service, settings, page=True, decoders=lasting(), started=lambda _guard: told.set())
+
+        def run() -> None:
+            try:
+                front.run(server, bound)
+            except BaseException as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        assert told.wait(120)
+        try:
+            yield settings.port
+        finally:
+            server.should_exit = True
+            thread.join(120)
+            assert not thread.is_alive()
+
+
+def test_a_page_begins_before_its_project_is_open_and_every_answer_is_the_whole_one(
+    known: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front, "PATIENT_SECONDS", 120.0)  # the application comes when somebody asks for it
+    gate, ended = threading.Event(), list[BaseException]()
+
+    def open_late(_decoders: object) -> Studio:
+        assert gate.wait(120)
+        return Studio.open(known / "project", cache=known / "cache")
+
+    with starting(open_late, ended) as port, ThreadPoolExecutor(8) as clients:
+
+        def get(path: str, **headers: str) -> Reply:
+            return ask(port, path=path, headers=BEARER | headers)
+
+        for path, said in (("/", b"<!doctype html>"), ("/static/app.js", b"import")):
+            reply = ask(port, path=path)
+            assert (reply.status, said in reply.body) == (200, True)
+        session = ask(port, "POST", "/v1/session", BEARER)
+        assert (session.status, "httponly" in session.headers["set-cookie"].lower()) == (204, True)
+        early = [clients.submit(get, path) for path in FIRST[:2]]
+        assert not any(each.done() for each in early)
+        gate.set()
+        before = [each.result() for each in early]
+        page = json.loads(before[1].body)
+        assert (page["total"], len(page["pictures"])) == (12, 12)
+        shown = FIRST[2].format(page["pictures"][0]["digest"])
+        before.append(get(shown))
+        # who has no token hears so from the application, as ever; and with it the same requests get the same answers
+        strangers = [clients.submit(ask, port, path=path) for path in (*FIRST[:2], shown)]
+        assert {each.result().status for each in strangers} == {401}
+        after = [get(path) for path in (*FIRST[:2], shown)]
+        assert [reply.body for reply in after[1:]] == [reply.body for reply in before[1:]]
+        assert [reply.headers["content-type"] for reply in after] == [r.headers["content-type"] for r in before]
+        assert json.loads(after[0].body).keys() == json.loads(before[0].body).keys()
+        assert get("/v1/pictures?limit=5").body != after[1].body
+        assert get("/static/../front.py").status == 404
+    assert not ended
+
+
+def test_what_cannot_be_opened_is_told_to_the_page_and_ends_the_command() -> None:
+    gate, ended = threading.Event(), list[BaseException]()
+
+    def refuse(_decoders: object) -> Studio:
+        assert gate.wait(120)
+        raise InputError("there is no model 'none'; choose another")
+
+    with starting(refuse, ended) as port, ThreadPoolExecutor(2) as clients:
+        asked = [clients.submit(ask, port, path=path, headers=BEARER) for path in ("/v1/project", "/v1/labels")]
+        gate.set()
+        for reply in (each.result() for each in asked):
+            assert reply.status in (503, 0)  # or the server was gone already
+            assert not reply.body or json.loads(reply.body)["detail"] == "there is no model 'none'; choose another"
+    assert [str(error) for error in ended] == ["there is no model 'none'; choose another"]
+
+
+def test_a_server_that_is_ended_while_it_opens_lets_go_of_the_project(known: Path) -> None:
+    begun, ended = threading.Event(), list[BaseException]()
+
+    def open_it(_decoders: object) -> Studio:
+        begun.set()
+        return Studio.open(known / "project", cache=known / "cache")
+
+    with starting(open_it, ended):
+        assert begun.wait(120)
+    assert not ended
+    Studio.open(known / "project", cache=known / "cache", index=False).close()
+
+
+def test_replies_are_sent_at_once() -> None:
+    """asyncio lets small pieces go without waiting for others only where a socket says that it is TCP's."""
+    with front.listen("127.0.0.1", 0) as bound:
+        assert bound.proto == socket.IPPROTO_TCP
+
+
+def test_the_page_waits_for_no_heavy_import() -> None:
+    program = "import sys, fewtag.server.front, fewtag.studio.project; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"fastapi", "pydantic", "numpy", "PIL", "onnxruntime", "prometheus_client"} & set(done.stdout.split())
