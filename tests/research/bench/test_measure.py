@@ -227,7 +227,7 @@ def test_rows_tell_their_draws(bench, cli: Cli, shapes: Path) -> None:
     saved = ("--set", "evaluation.draws.test=draws/shapes-test.json")
     drawn = digest()
     assert digest(*saved, "--set", "seed=9") == drawn
-    assert digest("--set", "seed=9") != drawn
+    assert digest("--set", "seed=9") == drawn, "training seeds are compared on the same episodes"
     assert digest("--set", "evaluation.episodes=4") != drawn
 
 
