@@ -39,7 +39,7 @@ from fewtag.core.posterior import unit
 from fewtag.files import write_atomically
 from fewtag.studio.project import FileRow, PictureRow
 from fewtag.studio.studio import Studio
-from fewtag.studio.values import PAGE, Answer
+from fewtag.studio.values import PAGE, Answer, ReviewPage
 
 SIZES = (10_000, 100_000)
 TOPICS, POOL = 40, 1_500
@@ -122,19 +122,20 @@ def measure(count: int, pages: int) -> dict[str, Any]:
         for label in LABELS[1:]:
             studio.define(label)
         studio.labels()
-        studio.review(LABELS[0], size=SCREEN)
+
+        def answers(page: ReviewPage) -> list[Answer]:
+            """The truth."""
+            shown = [bool(pool.shown[int(cell.digest, 16) % POOL, 0]) for cell in page.pictures]
+            return [
+                Answer(str(uuid.uuid4()), cell.digest, LABELS[0], "yes" if yes else "no", PAGE)
+                for cell, yes in zip(page.pictures, shown, strict=True)
+            ]
+
+        while len((page := studio.review(LABELS[0], size=SCREEN)).pictures) == 1:  # the first ones come singly
+            note("answer safe on disk", lambda page=page: studio.answer(answers(page)))  # type: ignore[misc]
         for number in range(pages):
             page = studio.review(LABELS[0], size=SCREEN)
-            words = [
-                Answer(
-                    str(uuid.uuid4()),
-                    cell.digest,
-                    LABELS[0],
-                    "yes" if pool.shown[int(cell.digest, 16) % POOL, 0] else "no",
-                    PAGE,
-                )
-                for cell in page.pictures
-            ]
+            words = answers(page)
             for each in words[:2]:
                 note("answer safe on disk", lambda each=each: studio.answer([each]))  # type: ignore[misc]
             note("page of answers safe on disk", lambda words=words: studio.answer(words[2:]))  # type: ignore[misc]

@@ -111,7 +111,7 @@ def test_only_the_label_that_changed_is_scored_again(studio: Studio, monkeypatch
     monkeypatch.setattr(Features, "logits", count)
     held = threading.Event()
     monkeypatch.setattr(studio, "_settle", held.wait)
-    answer_page(studio, "dog", size=4)
+    answer_page(studio, "dog", size=1)
     studio.review("dog")
     held.set()
     assert scored == [1]
@@ -305,7 +305,7 @@ def test_bursts_and_near_duplicates_are_one_cell(open_studio: Open, tmp_path: Pa
     detail = studio.picture(page.pictures[0].digest)
     assert len(detail.stack) == 2
     studio.define("dog")
-    shown = studio.review("dog", "unsure").pictures
+    shown = [cell for offset in range(3) for cell in studio.review("dog", "unsure", offset=offset).pictures]
     assert sorted(cell.stack for cell in shown) == [1, 3]
     studio.answer([say(detail.stack[0], "dog", "yes")])
     assert [cell.name for cell in studio.review("dog", "unsure").pictures] == ["b.png"], "one answer will do"
