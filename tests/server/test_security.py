@@ -550,18 +550,6 @@ def test_a_token_has_256_bits_of_its_own_at_each_start() -> None:
     assert {len(token) for token in tokens} == {43}
 
 
-def test_a_token_that_is_kept_is_not_printed(tmp_path: Path, bank: Path) -> None:
-    for token, shown in ((TOKEN, False), ("", True)):
-        command = [sys.executable, "-m", "fewtag", "serve", str(bank), "--port", "0"]
-        environment = os.environ | {"FEWTAG_TOKEN": token}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path) as process:
-            assert process.stdout is not None
-            first = process.stdout.readline()
-            process.terminate()
-        assert "http://127.0.0.1:" in first
-        assert ("#token=" in first, TOKEN in first) == (shown, False)
-
-
 def test_a_token_file_that_others_can_read_or_that_could_be_guessed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

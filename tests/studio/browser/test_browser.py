@@ -509,12 +509,12 @@ def page_of(asked: dict[str, int], known: list[dict[str, Any]]) -> dict[str, Any
     return {"total": 10_000, "members": 10_000, "offset": asked["offset"], "query_means": [], "pictures": cells}
 
 
-@pytest.mark.parametrize("wrong", ["", "#token=wrong"])
-def test_without_the_key_the_page_says_what_to_do(opened: Opened, browser: Browser, wrong: str) -> None:
-    with open_page(browser) as page:
-        page.goto(f"{opened.url}/{wrong}")
-        expect(page.get_by_role("heading", name="no key")).to_be_visible()
-        assert page.locator("img[src*=thumbnail]").count() == 0
+def test_without_the_key_the_page_says_what_to_do(opened: Opened, browser: Browser) -> None:
+    for wrong in ("", "#token=wrong"):
+        with open_page(browser) as page:
+            page.goto(f"{opened.url}/{wrong}")
+            expect(page.get_by_role("heading", name="no key")).to_be_visible()
+            assert page.locator("img[src*=thumbnail]").count() == 0
 
 
 def test_sidecars_are_written_and_taken_back(opened: Opened, pictures: Path) -> None:
