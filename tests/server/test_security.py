@@ -467,7 +467,7 @@ def test_a_decoder_that_hangs_and_dies_takes_its_picture_with_it_and_nothing_els
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limits of this kind")
 def test_a_worker_may_not_take_more_memory_nor_write_files() -> None:
     content = io.BytesIO()
-    Image.new("RGB", (9_000, 9_000)).save(content, "PNG")
+    Image.new("RGB", (9_000, 9_000)).save(content, "PNG", compress_level=1)
     decoders = Decoders(1, memory=400_000_000)
     try:
         with pytest.raises(InputError, match=r"cannot be decoded|too much memory"):
