@@ -86,7 +86,7 @@ def main() -> None:
         estimated = Scorer(bank, model, shares=dict(zip(plain.labels, shares.tolist(), strict=True)))
         for how, scorer in {"default": plain, "estimated": estimated}.items():
             evidence = logits - log_odds(plain.shares)
-            moved = steepness(plain.counts, scorer.shares) * evidence + log_odds(scorer.shares)
+            moved = steepness(plain.steeper, scorer.shares) * evidence + log_odds(scorer.shares)
             chances = sigmoid(moved.astype(np.float64))
             for which, mine in {"80 labels": np.ones(len(labels), np.bool_), "28 never seen": new}.items():
                 some, given = mine[columns], chances >= scorer.thresholds

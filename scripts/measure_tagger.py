@@ -162,9 +162,9 @@ def rare(bench: Bench, guides: Vectors, shots: int, pools: dict[str, Any], *, es
         shares = (
             estimate_shares(evidence[sample], scorer.shares)
             if estimate
-            else match_shares(evidence[sample], scorer.counts, rare_share)
+            else match_shares(evidence[sample], scorer.steeper, rare_share)
         )
-        moved = steepness(scorer.counts, shares) * evidence + log_odds(shares)
+        moved = steepness(scorer.steeper, shares) * evidence + log_odds(shares)
         chances = sigmoid(moved[:, mine].astype(np.float64))
         own = bench.model.calibration.threshold(scorer.counts, shares)[mine]
         said.append(chances)

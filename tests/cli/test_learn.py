@@ -174,6 +174,7 @@ def test_of_a_table_that_tag_wrote_the_rows_are_learnt_that_a_person_changed(
     assert said.out == f"{bank}: 1 picture learnt; 4 labels, 1 of them new\n"
     assert said.err.startswith("fewtag: left out 5 rows as `fewtag tag` wrote them; --all-rows")
     assert known(bank)["tiger"] == 1
+    assert cli("learn", bank, table, "--complete").out == f"{bank}: 1 picture learnt; 4 labels, 0 of them new\n"
     assert cli("learn", bank, table, "--all-rows").out == f"{bank}: 6 pictures learnt; 4 labels, 0 of them new\n"
     assert cli("tag", bank, album, "--out", table).code == 2, "and is not overwritten"
 

@@ -9,7 +9,6 @@ from sklearn.metrics import f1_score
 
 from fewtag.core.calibration import (
     EASE,
-    FIRM,
     SLACK,
     Calibration,
     Pairs,
@@ -199,11 +198,31 @@ def test_the_curve_of_a_rare_label_with_few_examples_is_steeper() -> None:
     """About the picture that says nothing for or against it, whose probability is the share."""
     calibration = Calibration((0,), (2.0,), (-0.5,), 0.3)
     even = np.float32((log_odds(np.array(0.3)) + 0.5) / 2)
-    shares = np.array([0.5, 0.03, 0.01, 0.001], np.float32)
+    shares = np.array([0.5, 0.06, 0.02, 0.001], np.float32)
     for count, steeper in ((1, 1.2), (2, 1.2 - 0.2 * np.log(3 / 2) / np.log(3)), (5, 1.0), (50, 1.0)):
         slopes, offsets = calibration.curves(np.full(4, count), np.zeros(4, np.float32), shares)
         assert slopes.tolist() == pytest.approx([2, 2, 2 * steeper, 2 * steeper], abs=1e-5)
         assert sigmoid(slopes * even + offsets).tolist() == pytest.approx(shares.tolist(), rel=1e-4)
+
+
+def test_curves_of_rare_labels_are_steeper_for_plain_pictures_and_flatter_for_crowded_ones() -> None:
+    """By e^0.3 for each 0.05 of coherence, about the picture that says nothing for or against a label."""
+    calibration = Calibration((0,), (2.0,), (-0.5,), 0.3, coherence=0.75)
+    even, counts = np.float32((log_odds(np.array(0.3)) + 0.5) / 2), np.full(4, 9)
+    none, shares = np.zeros(4, np.float32), np.array([0.01, 0.001, 0.01, 0.3], np.float32)
+    coherence = np.array([0.8, 0.7, 0.75, 0.8], np.float32)
+    slopes, offsets = calibration.curves(counts, none, shares, coherence)
+    assert slopes.tolist() == pytest.approx([2 * 1.34986, 2 / 1.34986, 2, 2], rel=1e-4)
+    assert sigmoid(slopes * even + offsets).tolist() == pytest.approx(shares.tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize(("of_model", "of_label"), [(0.75, 0.0), (0.0, 0.9)])
+def test_curves_stay_as_they_are_where_no_coherence_is_known(of_model: float, of_label: float) -> None:
+    calibration = Calibration((0,), (2.0,), (-0.5,), 0.3, coherence=of_model)
+    given = np.zeros(1, np.int64), np.zeros(1, np.float32), np.array([0.3], np.float32)
+    assert calibration.steeper(np.full(1, 9), np.array([of_label], np.float32)).tolist() == [1.0]
+    slopes, offsets = calibration.curves(*given, np.array([of_label], np.float32))
+    assert (slopes.tolist(), offsets.tolist()) == ([2.0], pytest.approx([-0.5]))
 
 
 def test_the_weight_of_the_noes_lifts_the_odds_by_its_logarithm() -> None:
@@ -214,10 +233,10 @@ def test_the_weight_of_the_noes_lifts_the_odds_by_its_logarithm() -> None:
 
 def test_thresholds_follow_the_share_in_a_line_over_its_log_odds() -> None:
     calibration = Calibration((0, 5), (1.0, 1.0), (0.0, 0.0), 0.3, (0.01, 0.3), ((0.1, 0.3), (0.2, 0.4)))
-    shares = np.array([0.001, 0.01, 0.05, 0.3, 0.9], np.float32)
+    shares = np.array([0.001, 0.01, 0.06, 0.3, 0.9], np.float32)
     found = calibration.threshold(np.zeros(5, np.int64), shares).tolist()
-    part = (np.log(0.05 / 0.95) - np.log(0.01 / 0.99)) / (np.log(0.3 / 0.7) - np.log(0.01 / 0.99))
-    eased = np.array([FIRM, FIRM, EASE, EASE, EASE])
+    part = (np.log(0.06 / 0.94) - np.log(0.01 / 0.99)) / (np.log(0.3 / 0.7) - np.log(0.01 / 0.99))
+    eased = np.array([1, 1, 0.8, 0.8, 0.8])
     assert found == pytest.approx((eased * [0.1, 0.1, 0.1 + 0.2 * part, 0.3, 0.3]).tolist(), abs=1e-6)
     assert calibration.threshold(np.full(5, 9), shares).tolist() == pytest.approx(
         (eased * [0.2, 0.2, 0.2 + 0.2 * part, 0.4, 0.4]).tolist(), abs=1e-6
@@ -262,12 +281,12 @@ def test_a_share_that_is_known_mends_a_curve_that_is_off() -> None:
     said = np.full(4, 0.05, np.float32)
     off = np.array([-2, 0, 0, 2], np.float32)
     evidence = sampled(said, 20_000, 3.0, 1) + off
-    counts = np.array([5, 5, 9, 9])
-    moved = log_odds(match_shares(evidence, counts, said)) - log_odds(said)
+    steeper = np.ones(4, np.float32)
+    moved = log_odds(match_shares(evidence, steeper, said)) - log_odds(said)
     assert moved.tolist() == pytest.approx((-off).tolist(), abs=0.2)
     sums = sigmoid(evidence + log_odds(said) + moved).sum(axis=0)
     assert sums.tolist() == pytest.approx([1000] * 4, rel=0.01)
-    few = log_odds(match_shares(evidence[:20], counts, said)) - log_odds(said)
+    few = log_odds(match_shares(evidence[:20], steeper, said)) - log_odds(said)
     assert np.abs(few).max() < 2
     assert (np.abs(few) <= np.abs(20 * said - sigmoid(evidence[:20] + log_odds(said)).sum(axis=0)) + 1e-4).all()
 
@@ -278,9 +297,9 @@ def test_answers_about_pictures_chosen_by_score_mend_a_curve_that_is_off() -> No
     generator = np.random.default_rng(3)
     evidence = np.sort(generator.normal(-2, 3, 5_000))[3_500:4_500].astype(np.float32)
     shown = generator.random(1_000) < sigmoid(evidence + log_odds(share))
-    found = match_shares(evidence[:, None] - np.float32(off), np.array([5]), share, shown=float(shown.sum()))
+    found = match_shares(evidence[:, None] - np.float32(off), np.ones(1, np.float32), share, shown=float(shown.sum()))
     assert log_odds(found) - log_odds(share) == pytest.approx(off, abs=0.3)
-    few = match_shares(evidence[:1, None], np.array([5]), share, shown=1.0)
+    few = match_shares(evidence[:1, None], np.ones(1, np.float32), share, shown=1.0)
     assert 0 < log_odds(few) - log_odds(share) < 1
 
 

@@ -176,6 +176,12 @@ def test_a_name_that_pictures_contradict_ends_as_no_name() -> None:
     assert np.allclose(with_name.guide, without.guide, atol=1e-4)
 
 
+def test_coherence_is_how_much_of_the_places_length_their_mean_keeps() -> None:
+    alike, across, against = [[3.0, 0], [1, 0]], [[2.0, 0], [0, 2]], [[1.0, 0], [-1, 0]]
+    found = Pictures.of(np.array([alike, across, against, np.zeros((2, 2))], np.float32)).coherence()
+    assert found.tolist() == pytest.approx([1, math.sqrt(0.5), 0, 0])
+
+
 def test_many_labels_score_as_each_one_alone() -> None:
     found = [fitted(seed, 2, 3)[4] for seed in range(4)]
     queries = random_places(20, 5)

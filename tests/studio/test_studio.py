@@ -126,7 +126,7 @@ def test_labels_are_renamed_merged_and_forgotten_and_all_comes_back(studio: Stud
 
 
 def test_a_name_that_is_no_word_is_refused_alone_and_learnt_from_pictures(studio: Studio) -> None:
-    with pytest.raises(InputError, match="unknown"):
+    with pytest.raises(InputError, match="does not know the word"):
         studio.define("zzqxv flurbish")
     assert studio.overview().labels == 0
     picture = next(iter(digests(studio).values()))
@@ -158,6 +158,17 @@ def test_the_bank_tags_as_the_studio_does(studio: Studio) -> None:
     said = {c.digest for c in studio.search("is:confirmed", limit=1000, stacked=False).pictures}
     for digest, one, other in zip(names.values(), ours, theirs, strict=True):
         assert one == other or digest in said
+
+
+def test_nothing_but_the_project_writes_its_bank(studio: Studio, tmp_path: Path) -> None:
+    """What others would put into it is gone with the next answer."""
+    studio.define("dog")
+    assert studio.wait(300)
+    path = studio.folder / "bank.fewtag"
+    tagger = Tagger.load(path)
+    with pytest.raises(InputError, match=r"made of the answers in a studio's project.*a copy of the bank"):
+        tagger.save(path)
+    tagger.save(tmp_path / "copy.fewtag")
 
 
 def test_the_same_answers_in_any_order_make_the_same_bank(open_studio: Open, drawn_album: Path) -> None:

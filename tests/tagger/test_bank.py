@@ -203,6 +203,33 @@ def test_a_newer_and_an_older_format_are_refused(saved: Path) -> None:
         Tagger.load(saved)
 
 
+def test_a_label_is_calibrated_by_how_coherent_its_pictures_are(model: Model, draw: Draw, tmp_path: Path) -> None:
+    """By those that its fit looks at, and two more as the model's; what stands in for pictures does not count."""
+    usual = replace(model, calibration=replace(model.calibration, coherence=0.5))
+    tagger = Tagger(usual).define("zebra").partial_fit([draw(0, "dog"), draw(1)], [["dog"], ["cat"]])
+    places = np.stack([each.places for each in tagger.bank_.examples.values()])
+    each = np.linalg.norm(places.mean(axis=1), axis=1) / np.linalg.norm(places, axis=2).mean(axis=1)
+    assert each.max() < 0.999
+    expected = (each.sum() + 2 * 0.5) / 4
+    labels = "cat", "dog", "zebra"
+    assert [tagger.bank_.classifier(usual, label).coherence for label in labels] == pytest.approx([expected] * 3)
+    plain = Tagger(model).define("zebra").partial_fit([draw(0, "dog"), draw(1)], [["dog"], ["cat"]])
+    steeper = tagger.scorer().steeper / plain.scorer().steeper
+    assert steeper.tolist() == pytest.approx([np.exp(6 * (expected - 0.5))] * 3, rel=1e-4)
+    tagger.save(tmp_path / "shared", examples=False)
+    _, shared = read_bank(tmp_path / "shared")
+    assert shared.classifier(usual, "dog").coherence == pytest.approx(expected)
+    assert replace(shared, known={}).classifier(usual, "dog").coherence == pytest.approx(0.5)
+
+
+def test_a_bank_that_knows_nothing_of_coherence_loads(taught: Tagger, saved: Path) -> None:
+    _, arrays = read_arrays(saved, KIND)
+    rewrite(saved, lambda _header: None, bias=arrays["bias"][:, :3])
+    loaded = Tagger.load(saved)
+    assert same_classifiers(loaded, taught)
+    assert {each.classifier.coherence for each in loaded.bank_.known.values()} == {0.0}
+
+
 def to_format_2(path: Path) -> None:
     """As fewtag 0.2 wrote it: no 'no's, no priors, of each label its prototype alone."""
     header, arrays = read_arrays(path, KIND)

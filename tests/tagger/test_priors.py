@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from fewtag import InputError, Tagger
-from fewtag.core.calibration import EASE, FIRM
 from fewtag.tagger.stream import Scorer
 
 Draw = Callable[..., Image.Image]
@@ -33,10 +32,10 @@ def test_without_a_word_of_it_the_models_own_share_is_taken(pets: Tagger) -> Non
 def test_a_prior_moves_the_log_odds_of_its_label_by_the_difference_and_no_other(pets: Tagger, draw: Draw) -> None:
     queries = [draw(number, "dog") for number in range(20, 25)]
     before = pets.predict_proba(queries)
-    assert pets.set_priors({"dog": 0.04, "zebra": 0.6}) is pets
-    assert pets.priors_ == pytest.approx({"cat": 0.3, "dog": 0.04, "sofa": 0.3, "zebra": 0.6})
+    assert pets.set_priors({"dog": 0.07, "zebra": 0.6}) is pets
+    assert pets.priors_ == pytest.approx({"cat": 0.3, "dog": 0.07, "sofa": 0.3, "zebra": 0.6})
     moved = log_odds(pets.predict_proba(queries)) - log_odds(before)
-    shifts = [0, log_odds(0.04) - log_odds(0.3), 0, log_odds(0.6) - log_odds(0.3)]
+    shifts = [0, log_odds(0.07) - log_odds(0.3), 0, log_odds(0.6) - log_odds(0.3)]
     np.testing.assert_allclose(moved, np.tile(shifts, (5, 1)), atol=1e-4)
     pets.set_priors({"dog": None, "zebra": None})
     assert np.array_equal(pets.predict_proba(queries), before)
@@ -45,11 +44,11 @@ def test_a_prior_moves_the_log_odds_of_its_label_by_the_difference_and_no_other(
 def test_thresholds_follow_the_prior_but_for_those_that_were_set(pets: Tagger) -> None:
     """The tiny model's table has 0.1 at a share of 0.01 and 0.3 at 0.3, without examples."""
     pets.set_thresholds({"cat": 0.77}).set_priors({"cat": 0.01, "zebra": 0.01})
-    assert pets.thresholds_["zebra"] == pytest.approx(FIRM * 0.1)
+    assert pets.thresholds_["zebra"] == pytest.approx(0.1)
     assert pets.thresholds_["cat"] == pytest.approx(0.77)
-    pets.set_priors({"zebra": 0.05})
-    part = (log_odds(0.05) - log_odds(0.01)) / (log_odds(0.3) - log_odds(0.01))
-    assert pets.thresholds_["zebra"] == pytest.approx(EASE * (0.1 + 0.2 * part), abs=1e-6)
+    pets.set_priors({"zebra": 0.06})
+    part = (log_odds(0.06) - log_odds(0.01)) / (log_odds(0.3) - log_odds(0.01))
+    assert pets.thresholds_["zebra"] == pytest.approx(0.8 * (0.1 + 0.2 * part), abs=1e-6)
 
 
 def test_a_prior_outlives_a_new_meaning_a_new_name_and_new_examples(pets: Tagger, draw: Draw) -> None:

@@ -638,7 +638,7 @@ def test_threads_and_batches_give_the_network_the_same_pictures(model: Model, dr
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
-    with pytest.raises(InputError, match=r"there is no device 'gpu'.*'cpu'"):
+    with pytest.raises(InputError, match=r"^there is no device 'gpu'.*'cpu'"):
         Tagger(device="gpu")
     if "CUDAExecutionProvider" not in __import__("onnxruntime").get_available_providers():
         with pytest.raises(InputError, match="needs the package onnxruntime-gpu in place of onnxruntime"):

@@ -107,13 +107,16 @@ def learn(
             raise InputError("--root is for a table's paths, and none is learnt now; leave it out")
         if has_table and (label or absent):
             raise InputError("a table says itself what its pictures show; leave out --label and --absent")
-        if all(each.suffix.lower() == ".json" for each in examples):
+        sets = [each for each in examples if each.suffix.lower() == ".json"]
+        if sets and len(sets) < len(examples):
+            raise InputError(f"{sets[0]} is a data set's file, which is learnt by itself; give it to a run of its own")
+        if sets:
             from fewtag.interop.datasets import read_set
 
             shown = [example for each in examples for example in read_set(each, root, complete=complete)]
         else:
             shown = read_examples(examples, label or (), root, absent=absent or (), complete=complete)
-        if not (all_rows or complete):  # who says complete has looked at every row
+        if not all_rows:
             shown = without_guesses(shown)
     tagger = Tagger.open(bank, model=model, words=words, keep_pictures=not no_pictures)
     if from_tags:
@@ -396,6 +399,9 @@ def open_bank(path: Path, model: str | None = None, words: str | None = None, de
 
 def check_writable(bank: Path) -> None:
     """Finds out before the work, rather than after it, that a bank cannot be saved; leaves nothing behind."""
+    from fewtag.tagger.bank_file import refuse_derived
+
+    refuse_derived(bank)
     try:
         folder = next(each for each in Path(os.path.realpath(bank)).parents if each.exists())
         with tempfile.TemporaryFile(dir=folder):

@@ -18,15 +18,17 @@ Shares = NDArray[np.float32]
 SLACK = 0.01
 """Of F1, given away by a model's thresholds for precision: the curve is flat there, and a wrong tag costs a person."""
 
-RARE, COMMON = 0.01, 0.03
+RARE, COMMON = 0.02, 0.06
 """Shares between which what is fitted for common labels gives way to what rare ones need."""
-EASE, FIRM = 0.8, 1.1
-"""Parts of a model's threshold that are asked for where labels are common, and where they are rare.
+EASE = 0.8
+"""The part of a model's threshold that is asked for where labels are common.
 
 Probabilities of new labels are spread less than those of the labels that thresholds were fitted on, so that the slack
 costs more there; of rare labels the precision is worth it. Chosen on the validation labels."""
 STEEPER = (1, 5), (1.2, 1.0)
 """Examples, and how much steeper than the model's the curve of a rare label is that has so many."""
+PLAIN = 6.0
+"""How much steeper, as a logarithm, that is for pictures more coherent by one. Chosen on the validation labels."""
 
 
 @dataclass(frozen=True)
@@ -53,23 +55,42 @@ class Calibration:
     were the rule among pictures as it is among examples;"""
     noes_slope: float = 0.0
     """and by how much the slope does."""
+    coherence: float = 0.0
+    """Mean of the pictures that labels were learnt from when the curves were fitted; 0 where that is not known."""
 
     def curves(
-        self, counts: Counts, noes: NDArray[np.float32], shares: Shares
+        self,
+        counts: Counts,
+        noes: NDArray[np.float32],
+        shares: Shares,
+        coherence: NDArray[np.float32] | float = 0.0,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Slope and offset of each label's curve: of so many examples, 'no's of such a weight, such a share."""
-        seen, steeper = np.log1p(noes), steepness(counts, shares)
+        """Slope and offset of each label's curve: of so many examples, 'no's of such a weight, such a share.
+
+        `coherence` is that of the pictures it was learnt from.
+        """
+        seen, steeper = np.log1p(noes), steepness(self.steeper(counts, coherence), shares)
         offsets = _at(self.examples, self.offsets, counts) + seen * np.float32(self.noes)
         slopes = _at(self.examples, self.slopes, counts) + seen * np.float32(self.noes_slope)
         offsets = steeper * (offsets - log_odds(np.array(self.share))) + log_odds(shares)
         return (steeper * slopes).astype(np.float32), offsets.astype(np.float32)
 
+    def steeper(self, counts: Counts, coherence: NDArray[np.float32] | float = 0.0) -> NDArray[np.float32]:
+        """How much steeper the curve of a rare label is than the model's, which is fitted where labels are common.
+
+        That one is flattened by how much labels differ, most of all with one example; among rare ones it is seen. In
+        crowded pictures a rare label is told from others less surely, and those it was learnt from tell of those to
+        come.
+        """
+        known = np.greater(coherence, 0) & (self.coherence > 0)
+        plain = np.exp(PLAIN * np.where(known, coherence - self.coherence, 0))
+        return (_at(*STEEPER, counts) * plain).astype(np.float32)
+
     def threshold(self, counts: Counts, shares: Shares) -> NDArray[np.float32]:
         rows = np.stack([_at(self.examples, column, counts) for column in zip(*self.thresholds, strict=True)])
         known, wanted = log_odds(np.array(self.shares)), log_odds(shares)
         found = [np.interp(each, known, row) for each, row in zip(wanted, rows.T, strict=True)]
-        # never past what a probability can reach: a network that tells labels apart perfectly has thresholds near one
-        return np.minimum(np.array(found) * _by_share(shares, FIRM, EASE), (1 + np.array(found)) / 2).astype(np.float32)
+        return (np.array(found) * _by_share(shares, 1.0, EASE)).astype(np.float32)
 
 
 def _at(examples: Sequence[int], values: Sequence[float], counts: Counts) -> NDArray[np.float32]:
@@ -84,12 +105,9 @@ def _by_share(shares: NDArray[np.floating], rare: NDArray[np.float32] | float, c
     return (rare + part * (common - rare)).astype(np.float32)
 
 
-def steepness(counts: Counts, shares: NDArray[np.floating]) -> NDArray[np.float32]:
-    """How much steeper a label's curve is than the model's, which is fitted where labels are common.
-
-    That one is flattened by how much labels differ, most of all with one example; among rare ones it is seen.
-    """
-    return _by_share(shares, _at(*STEEPER, counts), 1.0)
+def steepness(steeper: NDArray[np.float32], shares: NDArray[np.floating]) -> NDArray[np.float32]:
+    """How much steeper curves are at such shares that are so much steeper where labels are rare."""
+    return _by_share(shares, steeper, 1.0)
 
 
 def log_odds(shares: NDArray[np.floating]) -> NDArray[np.float32]:
@@ -121,13 +139,19 @@ OFFSET_SPREAD = 1.0
 
 
 def match_shares(
-    evidence: NDArray[np.float32], counts: Counts, said: Shares, *, shown: float | None = None, steps: int = 50
+    evidence: NDArray[np.float32],
+    steeper: NDArray[np.float32],
+    said: Shares,
+    *,
+    shown: float | None = None,
+    steps: int = 50,
 ) -> Shares:
     """Shares by which a sample's probabilities agree with the part of the pictures that is said to show each label.
 
     One curve cannot know how hard a label is, nor how crowded an archive. Where the share is known, the sum of the
     probabilities tells: each label's log-odds are moved by the likeliest offset, given that sum and a normal prior.
-    What comes back is a share, since an offset and a prior shift are one. `evidence` is that of `estimate_shares`.
+    What comes back is a share, since an offset and a prior shift are one. `evidence` is that of `estimate_shares`,
+    `steeper` that of a `Calibration`.
     `shown` is how many of the sample show the label, where a person has looked: its pictures may then be chosen by
     their scores, which says nothing of what each shows beyond its score.
     """
@@ -135,7 +159,7 @@ def match_shares(
     low, high = usual - 10, usual + 10
     for _ in range(steps):  # the gradient rises with the log-odds but for the steepness, so halving finds a zero of it
         middle = (low + high) / 2
-        steep = steepness(counts, sigmoid(middle))
+        steep = steepness(steeper, sigmoid(middle))
         over = sigmoid(steep * evidence + middle).sum(axis=0) - wanted
         over += (middle - usual) / OFFSET_SPREAD**2
         low, high = np.where(over < 0, middle, low), np.where(over < 0, high, middle)

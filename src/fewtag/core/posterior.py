@@ -212,6 +212,11 @@ class Pictures(NamedTuple):
     def of(cls, places: Places) -> "Pictures":
         return cls(places, place_lengths(places), unit(places.mean(axis=1)))
 
+    def coherence(self) -> NDArray[np.float32]:
+        """How much alike the places of each picture are, from 0 to 1: those of crowded pictures are less so."""
+        lengths = np.maximum(self.lengths.mean(axis=1), 1e-12)
+        return np.asarray(np.linalg.norm(self.places.mean(axis=1), axis=-1) / lengths, np.float32)
+
     def attend(self, guide: NDArray[np.float32], focus: float) -> NDArray[np.float32]:
         """Attention pooling of each picture to the places that look like the guide: images × space, unit vectors."""
         attention = softmax((self.places @ guide) / np.maximum(self.lengths, 1e-12) * focus, axis=1)
@@ -237,6 +242,8 @@ class Fitted(NamedTuple):
     """The probability that the name means what the examples show; one without examples."""
     noes: float = 0.0
     """Weight of the pictures that do not show it."""
+    coherence: float = 0.0
+    """Of the pictures that it was fitted to (`Pictures.coherence`), on average; 0 where that is not known."""
     left_out: NDArray[np.float64] | None = None
     """Each picture's logit by the others, where that was asked for."""
 
@@ -345,7 +352,7 @@ def fit_label(
         fitted.bias + strengths.bias * float(dual.sum()),
         trust,
         float(weights[~shown].sum()),
-        leave_one_out(covariances, before + covariances @ weighted, shown, weights) if leave_out else None,
+        left_out=leave_one_out(covariances, before + covariances @ weighted, shown, weights) if leave_out else None,
     )
 
 

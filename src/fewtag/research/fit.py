@@ -4,7 +4,7 @@ Base pictures may have labels. Where they have none, the classes that a classifi
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,11 @@ def calibrated(held: Sequence[Held]) -> tuple[NameEvidence, Calibration]:
         between=round(float(np.mean(between)), 4),
         within=round(float(np.mean([each.std() for each in right])), 4),
     )
-    return evidence, calibrate([pairs for each in held for pairs in each.pairs(evidence)], SHARE, SHARES)
+    curves = calibrate([pairs for each in held for pairs in each.pairs(evidence)], SHARE, SHARES)
+    coherences = [(each.pictures.coherence(), each.targets) for each in held]
+    # of examples, so that every label counts alike
+    mean = np.mean([some[shown].mean() for some, targets in coherences for shown in targets.T if shown.any()])
+    return evidence, replace(curves, coherence=round(float(mean), 4))
 
 
 def fit_model(

@@ -52,6 +52,8 @@ class OneAnswer(_Asked):
     source: Annotated[str, StringConstraints(pattern="^[a-z-]{1,20}$")] = "click"
     stack: bool = False
     """In a project: whether it holds for all pictures of the stack, but for those that were answered one by one."""
+    marked: bool = False
+    """In a project: whether it is a page's own mark, untouched, which does not overrule an answer that is there."""
 
 
 class SeveralAnswers(_Asked):

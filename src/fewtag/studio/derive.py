@@ -332,7 +332,7 @@ class Scores:
         """Shares, the calibrated curve and the threshold, as a `Scorer` with these shares has them."""
         calibration, known = self.model.calibration, bank.definitions[label]
         counts = np.array([len(bank.members[label])])
-        noes = np.array([scored.fitted.noes], np.float32)
+        noes, coherence = np.array([[scored.fitted.noes], [scored.fitted.coherence]], np.float32)
         share = known.prior
         if share is None:
             found = start = np.array([calibration.share], np.float32)
@@ -342,14 +342,14 @@ class Scores:
                     if self.library.features.count > self.library.features.resident:
                         rows = self.library.features.sample(len(scored.logits))
                     sample = rows[np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(np.int64)]
-                    slope, offset = calibration.curves(counts, noes, start)
+                    slope, offset = calibration.curves(counts, noes, start, coherence)
                     found = estimate_shares((slope * scored.logits[sample] + offset - log_odds(start))[:, None], start)
                 # what a person has found is there, if its files are
                 confirmed = min(0.99, int(counts[0]) / int(self.library.alive.sum()))
                 found = np.maximum(self._by_answers(bank, label, scored.fitted, found), confirmed)
             share = round(float(found[0]), 6)
         shares = np.array([share], np.float32)
-        slopes, offsets = calibration.curves(counts, noes, shares)
+        slopes, offsets = calibration.curves(counts, noes, shares, coherence)
         scored.slope, scored.offset, scored.share = float(slopes[0]), float(offsets[0]), share
         own = known.threshold
         scored.threshold = float(calibration.threshold(counts, shares)[0]) if own is None else own
@@ -371,10 +371,10 @@ class Scores:
             return share
         shown, usual = np.arange(len(asked)) < len(said.yes), np.full(len(asked), calibration.share, np.float32)
         counts, noes = len(bank.members[label]) - shown, (fitted.noes - ~shown).astype(np.float32)
-        slopes, offsets = calibration.curves(counts, noes, usual)
+        slopes, offsets = calibration.curves(counts, noes, usual, fitted.coherence)
         evidence = (slopes * fitted.left_out + offsets - log_odds(usual)).astype(np.float32)[asked, None]
-        every = np.array([len(bank.members[label])])
-        return match_shares(evidence, every, share, shown=float(shown[asked].sum()))
+        steeper = calibration.steeper(np.array([len(bank.members[label])]), fitted.coherence)
+        return match_shares(evidence, steeper, share, shown=float(shown[asked].sum()))
 
     def _one_with(self, bank: Bank, keys: Sequence[str], count: int) -> list[int]:
         """The rows that are the same picture as one of the examples, by whichever file."""

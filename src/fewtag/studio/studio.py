@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fewtag.errors import InputError
+from fewtag.errors import InputError, UnknownWordError
 from fewtag.files import user_cache_folder
 from fewtag.pictures.prefetch import batches
 from fewtag.studio import deliver as delivering
@@ -118,7 +118,13 @@ class Studio(View):
         wanted = path_name(name)
         with self._lock:
             alike = None if like is None else [each for word in like if (each := word.strip())]
-            define(wanted, self.model, {}, like=alike, vector=None, words=words)  # refuses words that are not known
+            try:
+                define(wanted, self.model, {}, like=alike, vector=None, words=words)
+            except UnknownWordError as error:
+                raise InputError(
+                    f"the model does not know the word {error.unknown!r}; select a picture that shows it and teach the "
+                    "label by that, or say which words it is like"
+                ) from error
             facts: dict[str, Any] = {"name": wanted, "like": alike, "words": words}
             if known := self._fold.get(wanted):
                 facts["label"] = known.id
@@ -203,6 +209,8 @@ class Studio(View):
                 # a page sends what is left over as soon as the studio is back, before all pictures are in memory
                 if each.picture not in self.library.row_of and not self.project.knows(each.picture):
                     self.library.row(each.picture)
+                if each.marked and each.picture in self._fold.said[label.id]:
+                    continue
                 seen[name] = row
                 fresh.append(row)
                 if each.stack and each.source != AUDIT:

@@ -39,6 +39,8 @@ class Answer:
     source: str = "click"
     stack: bool = False
     """Whether it holds for all pictures of the stack, but for those that were answered one by one."""
+    marked: bool = False
+    """Whether it is the page's own mark, untouched: it does not overrule what was answered since the page was drawn."""
 
 
 @dataclass(frozen=True)
@@ -275,6 +277,8 @@ class ReviewPage:
     """A page of pictures with one question, and what is known of the label."""
 
     label: str
+    version: int
+    """The project's, when the page was drawn."""
     order: Order
     question: str
     pictures: tuple[Cell, ...]

@@ -377,6 +377,7 @@ class View(State):
         word = word_of(known.name)
         return values.ReviewPage(
             known.name,
+            self._version,
             chosen,
             f"Is there {'an' if word[:1].lower() in 'aeiou' else 'a'} {word}?",
             cells,

@@ -27,6 +27,8 @@ THING, OTHER = 0.93, 0.05
 """The probability, before any picture, that a name means what its pictures show: a word for a thing, another one."""
 COMPLETE, UNNAMED = 256, 64
 """Pictures beside these that its fit looks at: complete ones that do not name the label, and others, as weak 'no's."""
+USUAL = 2
+"""Pictures as coherent as the model's, beside its own, that a label's calibration counts (by validation labels)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,10 +93,13 @@ class Example:
         return self.codes.astype(np.float32) * self.scales[:, None]
 
     @cached_property
-    def seen(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The places' lengths, and the picture as a whole, a unit vector: kept, since every label's fit asks."""
-        _, lengths, whole = Pictures.of(self.places[None])
-        return lengths[0], whole[0]
+    def seen(self) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
+        """The places' lengths, the picture as a whole, a unit vector, and its coherence.
+
+        They are kept, since every label's fit asks.
+        """
+        alone = Pictures.of(self.places[None])
+        return alone.lengths[0], alone.whole[0], float(alone.coherence()[0])
 
     def told(self, more: Told) -> "Example":
         """With more said of it; of one label the latest word counts."""
@@ -193,7 +198,11 @@ class Bank:
         evidence = replace(model.evidence, prior=THING if definition.thing else OTHER)
         pictures, meant = Pictures(places, lengths, whole), definition.guide
         asked = np.arange(len(chosen)) < len(said.yes) + len(said.no)
-        return fit_label(pictures, shown, weights, meant, model.strengths, evidence, asked, leave_out=self.leave_out)
+        fitted = fit_label(pictures, shown, weights, meant, model.strengths, evidence, asked, leave_out=self.leave_out)
+        # what stands in for pictures is the same at every place, and tells nothing of them
+        told = [each.seen[2] for each in chosen if each.seen[2] < 0.999]
+        coherence = (sum(told) + USUAL * model.calibration.coherence) / (len(told) + USUAL)
+        return fitted._replace(coherence=float(np.float32(coherence)))  # as a bank keeps it
 
     def said(self, label: str) -> Said:
         """Which examples speak for and against a label.

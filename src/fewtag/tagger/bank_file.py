@@ -30,6 +30,15 @@ _LABEL = {"name": str, "words": list, "explicit": bool, "examples": int, "absent
 _EXAMPLE = {"digest": str, "name": str, "complete": bool}
 
 
+def refuse_derived(path: Path) -> None:
+    """A project's bank is made of its answers, and made anew with the next: nothing else is to be kept in it."""
+    if path.name == "bank.fewtag" and (path.parent / "studio.sqlite").exists():
+        raise InputError(
+            f"{path} is made of the answers in a studio's project, which would write over it; teach it there "
+            f"(fewtag studio {path.parent}), or change a copy of the bank"
+        )
+
+
 def write_bank(path: Path, bank: Bank, model: "Model", thresholds: Mapping[str, float]) -> None:
     """All of it or nothing; `thresholds` are for whoever reads the header."""
     column = {label: number for number, label in enumerate(bank.definitions)}
@@ -99,7 +108,7 @@ def _arrays(bank: Bank, model: "Model") -> dict[str, NDArray[Any]]:
         "prototypes": [each.guide for each in fitted],
         "whole": [each.whole for each in fitted],
         "focused": [each.focused for each in fitted],
-        "bias": [np.array([each.bias, each.trust, each.noes], np.float32) for each in fitted],
+        "bias": [np.array([each.bias, each.trust, each.noes, each.coherence], np.float32) for each in fitted],
         "codes": [example.codes for example in bank.examples.values()],
         "scales": [example.scales for example in bank.examples.values()],
     }
@@ -212,7 +221,7 @@ def _bank(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Bank:
 def _fitted(arrays: dict[str, NDArray[Any]], space: int) -> list[Fitted]:
     vectors = [_typed(arrays, name, np.float32, 2) for name in ("prototypes", "whole", "focused")]
     bias = _typed(arrays, "bias", np.float32, 2)
-    if any(len(each) and each.shape[1] != space for each in vectors) or (len(bias) and bias.shape[1] != 3):
+    if any(len(each) and each.shape[1] != space for each in vectors) or (len(bias) and bias.shape[1] not in {3, 4}):
         raise ValueError("classifiers are of another space")
     return [Fitted(*rows, *map(float, numbers)) for *rows, numbers in zip(*vectors, bias, strict=True)]
 

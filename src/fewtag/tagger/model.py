@@ -166,6 +166,8 @@ def load_model(
             None if words in {None, SHIPPED_WORDS} else words,
             absent_words,
         )
+    except InputError:
+        raise  # a device that is none, say
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"model {path} cannot be read ({error!r}); name one that fewtag wrote") from error
 

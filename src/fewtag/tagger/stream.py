@@ -78,8 +78,9 @@ class Scorer:
         usual = [(shares or {}).get(label, calibration.share) for label in bank.classes]
         given = [each.prior if each.prior is not None else other for each, other in zip(own, usual, strict=True)]
         self.shares = np.array(given, np.float32)
-        noes = np.array([each.noes for each in fitted], np.float32)
-        self.slopes, self.offsets = calibration.curves(self.counts, noes, self.shares)
+        noes, coherence = np.array([[each.noes, each.coherence] for each in fitted], np.float32).T
+        self.steeper = calibration.steeper(self.counts, coherence)
+        self.slopes, self.offsets = calibration.curves(self.counts, noes, self.shares, coherence)
         self.thresholds = calibration.threshold(self.counts, self.shares)
         for column, each in enumerate(own):
             if threshold is not None or each.threshold is not None:
@@ -206,7 +207,7 @@ def estimate_priors(
     if said is None:
         found = estimate_shares(every, scorer.shares)
     else:
-        found = match_shares(every, scorer.counts, np.full(len(scorer.labels), said, np.float32))
+        found = match_shares(every, scorer.steeper, np.full(len(scorer.labels), said, np.float32))
     return dict(zip(scorer.labels, found.tolist(), strict=True)), sum(map(len, evidence))
 
 

@@ -18,7 +18,7 @@ from fewtag.pictures.decode import pixel_digest, squash
 from fewtag.pictures.files import ImageLike, open_image, several
 from fewtag.tagger import hub, stream
 from fewtag.tagger.bank import Bank, Definition, by_name_or_none, define, label_name, told_of
-from fewtag.tagger.bank_file import prototypes, read_bank, read_header, write_bank
+from fewtag.tagger.bank_file import prototypes, read_bank, read_header, refuse_derived, write_bank
 from fewtag.tagger.explain import Heat, heat_map, hide_parts
 from fewtag.tagger.model import Model, load_model, load_model_of
 from fewtag.tagger.stream import BATCH, ReadExample, Scorer, Tagged
@@ -350,6 +350,7 @@ class Tagger:
         picture is in it.
         """
         target = Path(path)
+        refuse_derived(target)
         with self._lock, locked(target):
             if not examples:
                 write_bank(target, prototypes(self._bank, self.model), self.model, self.thresholds_)

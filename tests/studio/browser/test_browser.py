@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -552,6 +553,41 @@ def test_a_refusal_is_one_sentence_on_the_screen(opened: Opened) -> None:
     opened.page.get_by_label("Name", exact=True).fill("dog")
     opened.page.keyboard.press("Enter")
     expect(opened.page.get_by_role("alert")).to_contain_text("a label needs a name; give it one")
+    expect(opened.page.get_by_label("Name", exact=True)).to_have_value("dog")  # what was typed is not lost
+
+
+def test_enter_answers_the_page_after_an_order_was_clicked(opened: Opened) -> None:
+    teach(opened, "03-dog.png", "dog")
+    opened.page.get_by_role("link", name="Sure", exact=True).click()
+    expect(opened.page.locator("[data-place='0']")).to_be_focused()
+    answer_page(opened, lambda: opened.page.keyboard.press("Enter"))
+
+
+def test_a_page_that_is_open_elsewhere_is_renewed_and_overrules_nobody(opened: Opened) -> None:
+    teach(opened, "03-dog.png", "dog")
+    asked = opened.client.get("/v1/review", label="dog", order="unsure", size=4)["pictures"][0]["digest"]
+    shown = opened.page.locator(f"img[src*='{asked}']")
+    expect(shown.first).to_be_visible()
+    opened.client.answer(asked, "dog", "yes")  # by a telephone, say
+    expect(opened.page.locator(f".area img[src*='{asked}']")).to_have_count(0)
+    late = {"id": str(uuid.uuid4()), "picture": asked, "label": "dog", "answer": "no", "source": "page", "marked": True}
+    opened.client.post("/v1/answers", late)  # a page that was drawn before
+    assert opened.client.get("/v1/review", label="dog")["answered"]["yes"] == 2
+
+
+def test_a_label_that_is_there_is_opened_not_defined_anew(opened: Opened) -> None:
+    teach(opened, "03-dog.png", "dog")
+    opened.page.get_by_role("button", name="New label").click()
+    opened.page.get_by_label("Name", exact=True).fill("Dog")
+    opened.page.keyboard.press("Enter")
+    expect(opened.page.get_by_text("There is a label “dog” already.")).to_be_visible()
+    assert [each.name for each in opened.client.labels()] == ["dog"]
+
+
+def test_a_quoted_word_becomes_a_label_without_its_quotes(opened: Opened) -> None:
+    opened.page.locator("#search").fill('"ball"')
+    opened.page.get_by_role("button", name="Make “ball” a label").click()
+    expect(opened.page.get_by_label("Name", exact=True)).to_have_value("ball")
 
 
 def test_a_burst_is_taught_and_taken_back_at_once(browser: Browser, model: Path, tmp_path: Path) -> None:

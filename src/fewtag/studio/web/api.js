@@ -9,7 +9,7 @@
 /** @typedef {{id: string, picture: string, label: string, answer: Word, source: string, stack?: boolean}} Answer `stack`: it holds for all pictures of the stack */
 /** @typedef {{threshold: number, tags: number, expected_precision: number | null, recall: number | null}} Point */
 /** @typedef {{edges: number[], model: number[], yes: number[], no: number[]}} Histogram */
-/** @typedef {{label: string, order: string, question: string, pictures: Cell[], left: number, answered: {yes: number, no: number, unknown: number}, threshold: number, curve: Point[], histogram: Histogram, audited: {precision: number, low: number, high: number, count: number} | null, enough: string, examples: {digest: string, influence: number | null}[], mistaken_for: {label: string, count: number}[]}} ReviewPage */
+/** @typedef {{label: string, version: number, order: string, question: string, pictures: Cell[], left: number, answered: {yes: number, no: number, unknown: number}, threshold: number, curve: Point[], histogram: Histogram, audited: {precision: number, low: number, high: number, count: number} | null, enough: string, examples: {digest: string, influence: number | null}[], mistaken_for: {label: string, count: number}[]}} ReviewPage */
 /** @typedef {{label: string, p: number, threshold: number, answer: Word | null, because: {digest: string, weight: number}[]}} Belief */
 /** @typedef {{digest: string, name: string, path: string, width: number, height: number, taken: string | null, bytes: number, labels: Belief[], stack: string[], would_write: string[]}} Detail */
 /** @typedef {{id: string, kind: string, state: "running" | "done" | "failed" | "cancelled", done: number, total: number, detail: string | null, result: any}} Job */

@@ -78,13 +78,8 @@ function Labels() {
             <span class="count" title="Pictures with this label, and the precision to expect">${(label.tags ?? 0).toLocaleString("en")}${label.expected_precision != null && html`<small>${percent(label.expected_precision)}</small>`}</span></a>
           <a class="pill" href=${store.address("review", path)} aria-label=${`Review ${path}${label.waiting ? `: ${label.waiting} unsure` : ""}`} title="Review">${label.waiting ? label.waiting.toLocaleString("en") : "›"}</a></span>`
       : html`<span class="row group" style=${{ "--depth": depth }}>${text}</span>`}</li>`)}</ul>
-    ${project && project.failures > 0 && html`<p class="dim"><button class="plain" onClick=${showFailures}>${project.failures.toLocaleString("en")} unreadable</button></p>`}
+    ${project && project.failures > 0 && html`<p class="dim"><button class="plain" onClick=${() => (store.dialog.value = "failures")}>${project.failures.toLocaleString("en")} unreadable</button></p>`}
   </nav>`;
-}
-
-async function showFailures() {
-  const failures = await store.attempt(api.getFailures);
-  if (failures?.length) store.say(failures.slice(0, 3).map((each) => `${each.name}: ${each.reason}`).join(" "), { seconds: 20 });
 }
 
 /** @param {api.Label[]} known */

@@ -35,6 +35,8 @@ export function Dialogs() {
       return html`<${Name} title="Not this" says="Say no" word="no" />`;
     case "new":
       return html`<${NewLabel} />`;
+    case "failures":
+      return html`<${Failures} />`;
     case "label":
       return html`<${EditLabel} />`;
     default:
@@ -61,11 +63,12 @@ const submitting = (run) => (/** @type {SubmitEvent} */ event) => {
 /** @param {{title: string, says: string, word: "yes" | "no"}} props */
 function Name({ title, says, word }) {
   const digests = chosenPictures();
-  const run = async (/** @type {string} */ name) => {
-    store.dialog.value = "";
+  const refusal = useSignal("");
+  const run = (/** @type {string} */ name) => {
     const known = store.labelNames.value.includes(name);
-    if (!known && word === "no") return store.say(`There is no label “${name}” yet; press n to make one.`, { bad: true });
-    if (!known) return learn(name, digests);
+    if (!known && word === "yes") return void learn(name, digests, (sentence) => (refusal.value = sentence));
+    store.dialog.value = "";
+    if (!known) return store.say(`There is no label “${name}” yet; press n to make one.`, { bad: true });
     answerFor(name, word, digests);
     selection.value = new Set();
   };
@@ -73,23 +76,33 @@ function Name({ title, says, word }) {
     ${digests.length === 0
       ? html`<p>Select pictures first: click them, or draw a rectangle around them.</p>`
       : html`<form onSubmit=${submitting(run)}>
-          <label>Label <input name="name" list="names" autocomplete="off" autofocus required /></label>
+          <label>Label <input name="name" list="names" maxlength="200" autocomplete="off" autofocus required /></label>
           <${Names} names=${store.labelNames.value} />
+          ${refusal.value && html`<p class="bad" role="alert">${refusal.value}</p>`}
           <footer><button type="submit" class="primary">${says}</button></footer>
         </form>`}
   </${Dialog}>`;
 }
 
-/** Makes a label from pictures, or from its name alone, and asks about it. @param {string} name @param {string[]} digests */
-async function learn(name, digests) {
+/** Makes a label from pictures, or from its name alone, and asks about it. @param {string} typed @param {string[]} digests @param {(sentence: string) => void} refused */
+async function learn(typed, digests, refused) {
+  // “Food” beside “food” would be two labels of one thing
+  const known = store.labelNames.value.find((each) => each.toLowerCase() === typed.toLowerCase());
+  const name = known ?? typed;
+  if (known && !digests.length) {
+    store.dialog.value = "";
+    store.say(`There is a label “${known}” already.`);
+    return store.go("review", known);
+  }
   const made = await store.attempt(async () => {
     if (!digests.length) return api.define(name, true);
     const stacks = store.route.value.screen === "library";
     let row = null;
     for (let first = 0; first < digests.length; first += store.MOST) row = await api.teach(name, digests.slice(first, first + store.MOST), stacks);
     return row;
-  });
-  if (!made) return;
+  }, refused);
+  if (!made) return; // the dialog stays, with what was typed
+  store.dialog.value = "";
   selection.value = new Set();
   await store.loadLabels();
   store.changed.value += 1;
@@ -99,16 +112,14 @@ async function learn(name, digests) {
 
 function NewLabel() {
   const digests = chosenPictures();
-  const run = (/** @type {string} */ name) => {
-    store.dialog.value = "";
-    learn(name, digests);
-  };
+  const refusal = useSignal("");
   return html`<${Dialog} title="New label">
-    <form onSubmit=${submitting(run)}>
+    <form onSubmit=${submitting((name) => void learn(name, digests, (sentence) => (refusal.value = sentence)))}>
       ${digests.length > 0 && html`<ul class="strip">${digests.slice(0, 6).map((digest) => html`<li key=${digest}><img src=${api.thumbnail(digest)} alt="Example" /></li>`)}
         ${digests.length > 6 && html`<li class="more">+${digests.length - 6}</li>`}</ul>`}
-      <label>Name <input name="name" list="names" defaultValue=${store.dialogName.value} autocomplete="off" autofocus required placeholder="heron, or birds/heron" /></label>
+      <label>Name <input name="name" list="names" maxlength="200" defaultValue=${store.dialogName.value} autocomplete="off" autofocus required placeholder="heron, or birds/heron" /></label>
       <${Names} names=${store.labelNames.value} />
+      ${refusal.value && html`<p class="bad" role="alert">${refusal.value}</p>`}
       <p class="dim">${digests.length ? `It learns from ${plural(digests.length)}; then you say yes or no to what it finds.` : "It starts from the word alone. Select pictures first to teach it by example."}</p>
       <footer><button type="submit" class="primary">${digests.length ? "Teach" : "Add"}</button></footer>
     </form>
@@ -124,8 +135,8 @@ function EditLabel() {
     const made = await store.attempt(() => api.change(name, { name: to, merge }));
     if (!made) return;
     await store.loadLabels();
-    store.say(merge ? `“${name}” is now part of “${to}”.` : `“${name}” is now “${to}”.`, { action: { text: "Undo", run: store.undo } });
-    store.go("review", to);
+    store.say(merge ? `“${name}” is now part of “${made.name}”.` : `“${name}” is now “${made.name}”.`, { action: { text: "Undo", run: store.undo } });
+    store.go("review", made.name);
   };
   const forget = async () => {
     store.dialog.value = "";
@@ -136,11 +147,20 @@ function EditLabel() {
   };
   return html`<${Dialog} title=${`Label “${name}”`}>
     <form onSubmit=${submitting(rename)}>
-      <label>Name <input name="name" list="names" defaultValue=${name} autocomplete="off" autofocus required /></label>
+      <label>Name <input name="name" list="names" maxlength="200" defaultValue=${name} autocomplete="off" autofocus required /></label>
       <${Names} names=${store.labelNames.value} />
       <p class="dim">The name of another label makes the two one. A slash makes a tree: <em>birds/heron</em>.</p>
       <footer><button type="button" class="plain bad" onClick=${forget}>Delete the label</button><span class="space"></span><button type="submit" class="primary">Rename</button></footer>
     </form>
+  </${Dialog}>`;
+}
+
+function Failures() {
+  const failures = useSignal(/** @type {{name: string, reason: string}[]} */ ([]));
+  useEffect(() => void store.attempt(async () => (failures.value = await api.getFailures())), []);
+  return html`<${Dialog} title="Unreadable pictures" wide>
+    <ul class="plainlist">${failures.value.map((each) => html`<li key=${each.name}>${!each.reason.includes(each.name) && html`<strong>${each.name}</strong> `}${each.reason}</li>`)}</ul>
+    <p class="dim">They are tried again when the studio starts.</p>
   </${Dialog}>`;
 }
 

@@ -137,7 +137,7 @@ export function Library() {
   </main>`;
 }
 
-/** New pictures are shown while they are indexed, and answers by others; never under the hands of someone who selects. @param {store.Listing} list @param {Cursor} cursor */
+/** New pictures are shown while they are indexed, and what was taken back; never under the hands of someone who selects. @param {store.Listing} list @param {Cursor} cursor */
 function useRefresh(list, cursor) {
   const last = useRef(0);
   const version = `${store.project.value?.indexed} ${store.changed.value}`;
@@ -158,7 +158,7 @@ function useRefresh(list, cursor) {
 function Heading({ list, query, total }) {
   const label = labelOfList();
   const row = (store.labels.value ?? []).find((each) => each.name === label);
-  const words = list.means.value.filter((mean) => mean.as === "word").map((mean) => mean.text.replace(/^-/, ""));
+  const words = list.means.value.filter((mean) => mean.as === "word").map((mean) => mean.text.replace(/^-|"/g, ""));
   const like = query.get("like");
   const box = query.get("box");
   const only = label && query.get("q") === store.quoted(label);
@@ -206,5 +206,7 @@ function Nothing({ query }) {
     return html`<div class="nothing"><h2>Nothing found</h2><p>Try a word for the thing, such as <em>bicycle</em>, or look at <a href="#/">all pictures</a>.</p></div>`;
   if (project?.indexing)
     return html`<div class="nothing"><h2>Reading your pictures</h2><p>The first ones appear here in a moment; you can work while the rest comes.</p></div>`;
+  if (project?.folders.length)
+    return html`<div class="nothing"><h2>No pictures yet</h2><p>There is none in ${project.folders.join(", ")}. What is put there appears here within a minute or two.</p></div>`;
   return html`<div class="nothing"><h2>No pictures yet</h2><p>Start the studio with the folder that holds them:</p><p><code>fewtag studio PROJECT PICTURES</code></p></div>`;
 }

@@ -50,10 +50,15 @@ export function Review() {
   };
   useLayoutEffect(() => {
     page.value = null;
-    cursor.place.value = 0;
-    load();
+    // the focus leaves the link that led here, which Enter would follow again
+    load().then((came) => came && cursor.set(0));
   }, [label, order]);
-  // an undo, an answer from elsewhere, or a server that came back: what is shown may be old
+  // answers from elsewhere: another tab, a telephone, an assistant
+  const version = store.project.value?.version ?? 0;
+  useEffect(() => {
+    if (page.value && version > page.value.version && !busy.value && !store.unsent.value.length) load();
+  }, [version, busy.value]);
+  // an undo, or a server that came back: what is shown may be old
   const seen = useRef(store.answered.value);
   useEffect(() => {
     if (seen.current !== store.answered.value && !busy.value) {
@@ -85,7 +90,8 @@ export function Review() {
     const shown = page.value;
     if (!shown?.pictures.length || busy.value || store.unsent.value.length) return;
     busy.value = true;
-    const given = shown.pictures.map((cell) => ({ picture: cell.digest, label, answer: words.value[cell.digest], stack: cell.stack > 1 && shown.order !== "audit" }));
+    const touched = changes.get(label) ?? {};
+    const given = shown.pictures.map((cell) => ({ picture: cell.digest, label, answer: words.value[cell.digest], stack: cell.stack > 1 && shown.order !== "audit", marked: !(cell.digest in touched) }));
     changes.delete(label);
     const safe = await store.answer(given, shown.order === "audit" ? "audit" : "page");
     if (safe) {
@@ -120,7 +126,7 @@ export function Review() {
     { keys: ["["], says: "Lower the threshold", run: () => step(-1) },
     { keys: ["]"], says: "Raise the threshold", run: () => step(1) },
     { keys: ["g"], says: "More like this picture", run: () => store.go("library", "", { like: page.value?.pictures[cursor.place.value]?.digest }) },
-    { keys: ["n"], says: "New label by its name", run: () => (store.dialog.value = "new") },
+    { keys: ["n"], says: "New label by its name", run: () => ((store.dialogName.value = ""), (store.dialog.value = "new")) },
     { keys: ["Escape"], says: "Back to the library", run: () => store.find(store.quoted(label)) },
   ]);
 
@@ -169,7 +175,7 @@ export function Review() {
         <span class="left">${Math.max(shown.left, shown.pictures.length).toLocaleString("en")} left</span>
       </footer>`}
     </section>
-    <aside class="rail" aria-label=${`About ${label}`}>${shown && html`<${Rail} page=${shown} change=${(/** @type {number | null} */ to) => setThreshold(label, page, to)} />`}</aside>
+    <aside class="rail" aria-label=${`About ${label}`}>${shown && html`<${Rail} page=${shown} change=${(/** @type {number | null} */ to) => settle(label, page, to)} />`}</aside>
   </main>`;
 }
 
@@ -185,7 +191,6 @@ const nearest = (curve, threshold) =>
 
 /** @param {string} label @param {import("./view.js").Signal<api.ReviewPage | null>} page @param {number | null} to */
 async function setThreshold(label, page, to) {
-  if (to !== null && page.value) page.value = { ...page.value, threshold: to };
   const row = await store.attempt(() => api.change(label, { threshold: to }));
   if (!row) return;
   if (page.value && row.threshold !== null) page.value = { ...page.value, threshold: row.threshold };
@@ -195,14 +200,16 @@ async function setThreshold(label, page, to) {
 }
 
 let later = 0;
-/** Moves the threshold by points; told to the server once the keys rest. @param {string} label @param {import("./view.js").Signal<api.ReviewPage | null>} page @param {number} steps */
-function shift(label, page, steps) {
-  if (!page.value) return;
-  const to = Math.min(0.99, Math.max(0.01, Math.round(page.value.threshold * 100 + 2 * steps) / 100));
-  page.value = { ...page.value, threshold: to };
+/** Told to the server once keys and slider rest: held down, they would be an undo for every step. @param {string} label @param {import("./view.js").Signal<api.ReviewPage | null>} page @param {number | null} to */
+function settle(label, page, to) {
+  if (to !== null && page.value) page.value = { ...page.value, threshold: to };
   clearTimeout(later);
   later = setTimeout(() => setThreshold(label, page, to), 400);
 }
+
+/** Moves the threshold by points. @param {string} label @param {import("./view.js").Signal<api.ReviewPage | null>} page @param {number} steps */
+const shift = (label, page, steps) =>
+  page.value && settle(label, page, Math.min(0.99, Math.max(0.01, Math.round(page.value.threshold * 100 + 2 * steps) / 100)));
 
 /** @param {{label: string, order: string}} props */
 function Finished({ label, order }) {
@@ -221,7 +228,6 @@ function Rail({ page, change }) {
   const threshold = dragged.value ?? page.threshold;
   const point = page.curve.length ? nearest(page.curve, threshold) : null;
   const audited = page.audited;
-  const apart = audited && point?.expected_precision != null && (point.expected_precision < audited.low || point.expected_precision > audited.high);
   return html`
     <p class="enough">${page.enough}</p>
     <h2>Threshold <span class="value">${percent(threshold)}</span></h2>
@@ -238,8 +244,7 @@ function Rail({ page, change }) {
       <div><dt>recall, about</dt><dd>${point.recall == null ? "–" : percent(point.recall)}</dd></div>
     </dl>`}
     <p class="dim">${audited
-      ? html`Audited: <strong>${percent(audited.precision)}</strong> right (${percent(audited.low)} to ${percent(audited.high)}), by ${plural(audited.count)} at random.
-          ${apart && " The audit disagrees with what the model expects: trust the audit."}`
+      ? html`Audited: <strong>${percent(audited.precision)}</strong> right (${percent(audited.low)} to ${percent(audited.high)}), by ${plural(audited.count)} at random.`
       : html`Not audited yet: <a href=${store.address("review", page.label, { order: "audit" })}>answer a random page</a> to measure precision.`}</p>
     <p><button class="plain" onClick=${() => change(null)}>Back to the model's own</button></p>
     <h2>Examples <span class="value">${page.examples.length}</span></h2>

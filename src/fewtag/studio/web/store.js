@@ -20,7 +20,7 @@ export const online = signal(true);
 export const toasts = signal(/** @type {Toast[]} */ ([]));
 /** What a screen reader hears of a result. */
 export const announcement = signal("");
-/** @type {import("./view.js").Signal<"" | "keys" | "deliver" | "tag" | "refuse" | "new" | "label">} */
+/** @type {import("./view.js").Signal<"" | "keys" | "deliver" | "tag" | "refuse" | "new" | "label" | "failures">} */
 export const dialog = signal(/** @type {any} */ (""));
 /** The name that a dialog starts from. */
 export const dialogName = signal("");
@@ -65,8 +65,8 @@ export function say(text, { bad = false, action, seconds = bad ? 12 : 6 } = {}) 
 /** @param {number} id */
 export const dismiss = (id) => void (toasts.value = toasts.value.filter((each) => each.id !== id));
 
-/** Runs an action; a refusal becomes one sentence on the screen. @template T @param {() => Promise<T>} action @returns {Promise<T | undefined>} */
-export async function attempt(action) {
+/** Runs an action; a refusal becomes one sentence on the screen. @template T @param {() => Promise<T>} action @param {(sentence: string) => void} [refused] @returns {Promise<T | undefined>} */
+export async function attempt(action, refused = (sentence) => say(sentence, { bad: true })) {
   try {
     const result = await action();
     online.value = true;
@@ -75,7 +75,7 @@ export async function attempt(action) {
     if (!(problem instanceof api.Problem)) throw problem;
     if (problem.status === 401) locked.value = problem.message;
     else if (problem.status === 0) online.value = false;
-    else say(problem.message, { bad: true });
+    else refused(problem.message);
     return undefined;
   }
 }
@@ -109,7 +109,7 @@ export function recoverAnswers() {
   if (keys.length) flush();
 }
 
-/** @param {{picture: string, label: string, answer: import("./api.js").Word, stack?: boolean}[]} given @param {string} source */
+/** @param {{picture: string, label: string, answer: import("./api.js").Word, stack?: boolean, marked?: boolean}[]} given @param {string} source */
 export async function answer(given, source = "click") {
   if (!given.length) return true;
   for (let first = 0; first < given.length; first += MOST) {
@@ -172,10 +172,9 @@ async function turnBack(which) {
   await flush();
   const done = await attempt(api[which]);
   if (!done) return;
-  const what = done.what || `${done.undone.length} answer${done.undone.length === 1 ? "" : "s"}`;
   const back = which === "undo" ? { text: "Redo", run: redo } : { text: "Undo", run: undo };
   await Promise.all([loadLabels(), loadProject()]); // first: a screen may be of a label that is gone
-  say(`${which === "undo" ? "Taken back" : "Done again"}: ${what}.`, { action: back });
+  say(`${done.what[0].toUpperCase()}${done.what.slice(1)}.`, { action: back });
   batch(() => [(answered.value += 1), (changed.value += 1)]);
 }
 export const undo = () => turnBack("undo");
@@ -228,7 +227,10 @@ export class Listing {
   /** @param {number} page */
   async read(page) {
     const found = await attempt(() => api.search({ ...this.wanted, offset: page * PAGE, limit: PAGE }));
-    if (!found) return void this.asked.delete(page);
+    if (!found) {
+      if (online.value) this.total.value ??= 0; // refused: the reason is said, nothing will come
+      return void this.asked.delete(page);
+    }
     this.pages.set(page, found.pictures);
     if (page === 0 && found.pictures.length) ratio.value = shapeOfMost(found.pictures);
     batch(() => {
