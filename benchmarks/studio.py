@@ -211,7 +211,7 @@ def figures(*, quick: bool = False) -> Iterator[Figure]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed is compiled
     if CHROMIUM:
-        count = 200 if quick else SIZES[0]
+        count = 60 if quick else SIZES[0]
         times = 1000 * np.array(list(usable(count, 1 if quick else PAGES + 1, environment)))[-PAGES:]  # one to warm up
         facts = {
             f"{what}_median_ms": round(float(median), 1)
@@ -221,7 +221,7 @@ def figures(*, quick: bool = False) -> Iterator[Figure]:
         yield Figure(
             f"studio, {count:,} pictures: page usable after start", late, "ms, 95th percentile", promise, facts
         )
-    for count in (200,) if quick else SIZES:
+    for count in (60,) if quick else SIZES:
         ranked = 200 if count <= SIZES[0] else 1000
         command = [sys.executable, __file__, "--one", str(count), *(["--quick"] if quick else [])]
         found = answer(run(command, environment))
@@ -237,9 +237,7 @@ def figures(*, quick: bool = False) -> Iterator[Figure]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument(
-        "--quick", action="store_true", help="a few hundred pictures: that it works, not how fast it is"
-    )
+    parser.add_argument("--quick", action="store_true", help="sixty pictures: that it works, not how fast it is")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:

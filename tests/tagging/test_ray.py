@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -95,6 +94,21 @@ class Deadly(http.server.ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_it_listens_on_the_loopback_alone() -> None:
+    """This must be the first import of Ray in the process, which decides where it listens."""
+    psutil = pytest.importorskip("psutil", reason="Ray brings one of its own")
+    found = {
+        (process.name(), socket.laddr.ip)
+        for process in psutil.Process().children(recursive=True)
+        for socket in process.net_connections(kind="inet")
+        if socket.status == psutil.CONN_LISTEN
+    }
+    assert {"gcs_server", "raylet"} <= {name for name, _ in found}
+    assert {address for _, address in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, found
 
 
 @pytest.mark.ray
@@ -305,32 +319,3 @@ def test_a_worker_without_room_keeps_no_shard_and_one_bad_shard_keeps_no_other(m
     with pytest.raises(InputError, match=r"1 of 5 shards .* MemoryError: too large"):
         finish_on_ray([Shard(9, "", 2), *shards], work, share, told.append)
     assert told == [1, 1, 1, 1], "the others are finished"
-
-
-# in a process of its own, since an earlier import of Ray decides where it listens
-LISTENING = """
-import psutil
-from fewtag.tagging.ray_engine import open_cluster
-
-found = []
-with open_cluster(None):
-    for process in psutil.Process().children(recursive=True):
-        for socket in process.net_connections(kind="inet"):
-            if socket.status == psutil.CONN_LISTEN:
-                found.append((process.name(), socket.laddr.ip))
-for name, address in found:
-    print(name, address)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_it_listens_on_the_loopback_alone() -> None:
-    ray = pytest.importorskip("ray")
-    bundled = Path(ray.__file__).parent / "thirdparty_files"  # Ray brings a psutil of its own
-    places = os.pathsep.join([str(bundled), *sys.path])
-    command = [sys.executable, "-c", LISTENING]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": places}, capture_output=True, text=True, timeout=300)
-    found = [line.split() for line in done.stdout.splitlines()]
-    assert {"gcs_server", "raylet"} <= {name for name, _ in found}, done.stderr
-    assert {address for _, address in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, found

@@ -489,7 +489,7 @@ def test_ten_thousand_pictures_scroll_without_a_long_frame(opened: Opened) -> No
 
     def scrolled() -> Iterator[float]:
         last = spent()
-        for step in [160] * 25 + [2400] * 25 + [-800] * 10:
+        for step in [160] * 10 + [2400] * 10 + [-800] * 5:
             page.evaluate(SCROLL, step)
             now = spent()
             yield now - last
