@@ -601,7 +601,7 @@ def test_a_burst_is_taught_and_taken_back_at_once(browser: Browser, tiny_model: 
             assert answers(opened) == 3
             assert [label.examples for label in opened.client.labels()] == [1]
             page.keyboard.press("Backspace")
-            expect(opened.toast("Taken back: the label dog")).to_be_visible()
+            expect(opened.toast("The label dog taken back")).to_be_visible()
             assert answers(opened) == 0
             expect(page.get_by_role("heading", name=re.compile("dog"))).to_have_count(0)
             expect(page.get_by_text("4 pictures · 2 in stacks")).to_be_visible()
