@@ -133,6 +133,7 @@ def test_a_row_without_labels_is_a_picture_that_shows_none_of_them(cli: Cli, ban
     assert sum(each["pairs"] for each in found["reliability"]) == 42 * 3
 
 
+@pytest.mark.slow
 def test_from_a_hundred_pictures_on_it_measures_what_tag_does(cli: Cli, bank: Path, tmp_path: Path) -> None:
     folder, lines = tmp_path / "many", ["image,labels"]
     folder.mkdir()

@@ -487,6 +487,7 @@ def test_a_label_with_five_examples_takes_less_than_200_kilobytes(large_model: M
     assert (tmp_path / "ten").stat().st_size < 10 * 200_000
 
 
+@pytest.mark.slow
 def test_hundreds_of_labels_load_in_a_second(large_model: Model, tmp_path: Path) -> None:
     path = tmp_path / "large"
     write_bank(path, make_bank(300, 5), large_model, {})

@@ -322,6 +322,7 @@ def test_files_that_are_no_table_are_refused(tmp_path: Path) -> None:
             load_words(str(tmp_path / "a.safetensors"))
 
 
+@pytest.mark.processes
 def test_words_need_no_heavy_library_and_importing_them_reads_no_table() -> None:
     program = """if True:
         import sys
