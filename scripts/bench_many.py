@@ -33,7 +33,7 @@ from fewtag.pictures.files import Picture
 from fewtag.research.bench import experiment as experiments
 from fewtag.research.bench import measure as measuring
 from fewtag.research.bench import train as training
-from fewtag.research.bench.distributed import open_fabric
+from fewtag.research.bench.distributed import Bench, open_fabric
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.recipe import Recipe, digest_of
 from fewtag.research.bench.recipe_files import load_recipes
@@ -204,7 +204,7 @@ def work(
     read: dict[str, Read] = pickle.loads(shared.read.read_bytes())
     share_with_fewtag(shared, {name: number for number, name in enumerate(pictures_of(read))})
     shared_open = vars(experiments)["open_backbone"]
-    fabric = open_fabric("auto", "auto")
+    bench = Bench(open_fabric("auto", "auto"), Path("none"))
     while time.time() < until and (task := tasks.get()) is not None:
         since = time.time()
         vars(experiments)["open_backbone"] = open_backbone if task.end_to_end else shared_open
@@ -213,8 +213,8 @@ def work(
             experiment = Experiment(recipe, arguments.data, file.parent)
             experiment._read, experiment._phases = read[data_key(recipe)]
             command = f"fewtag bench recipes/{task.recipe}.toml --data DIR --only {task.run}"
-            places: dict[str, Any] = {"runs": arguments.runs, "out": arguments.out / task.recipe, "cache": Path("none")}
-            rows = measuring.measure(experiment, fabric, command=command, **places)
+            places = {"runs": arguments.runs, "out": arguments.out / task.recipe}
+            rows = measuring.measure(experiment, bench, command=command, **places)
             scores = " ".join(
                 f"{phase} {100 * np.mean([row.macro_ap for row in found]):.2f}/"
                 f"{100 * np.mean([row.micro_ap for row in found]):.2f}"

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from packs import Packs, packs_parser
 
 from fewtag.core.metrics import average_precision
-from fewtag.core.posterior import Classifiers, Pictures
+from fewtag.core.posterior import Classifiers, Pictures, Strengths
 from fewtag.files import write_atomically
 from fewtag.research.bench.recipe import SessionSettings
 from fewtag.research.bench.results import commit, mean_and_interval
@@ -44,7 +44,7 @@ class DeviceGallery(Gallery):
         self.parts = [torch.from_numpy(part).to(device) for part in pictures]
         self.inner = self.parts[0] @ self.parts[0].mT
 
-    def logits(self, classifiers: Classifiers, focus: float) -> NDArray[np.float32]:
+    def logits(self, classifiers: Classifiers, strengths: Strengths) -> NDArray[np.float32]:
         (places, lengths, whole), device = self.parts, self.inner.device
         guides, on_whole, focused = (
             torch.from_numpy(rows).to(device) for rows in (classifiers.guides, classifiers.whole, classifiers.focused)
@@ -53,7 +53,7 @@ class DeviceGallery(Gallery):
         for first in range(0, len(places), 512):
             some = slice(first, first + 512)
             alike = places[some] @ guides.T / lengths[some].clamp_min(1e-12)[..., None]
-            attention = (focus * alike).softmax(dim=1)
+            attention = (strengths.query_focus * alike).softmax(dim=1)
             along = (attention * (places[some] @ focused.T)).sum(dim=1)
             squares = ((self.inner[some] @ attention) * attention).sum(dim=1)
             found.append(along / squares.clamp_min(1e-12).sqrt() + whole[some] @ on_whole.T)

@@ -29,10 +29,9 @@ from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.bench.results import commit, episode_metrics
 from fewtag.research.data.sampling import Draw, EpisodeSampler
 from fewtag.research.features.rows import MemoryRows, Rows, feature_rows
-from fewtag.research.methods.base import Base, places
-from fewtag.research.methods.closed_form import ClosedForm
-from fewtag.research.methods.word_map import to_array
-from fewtag.research.types import Targets, Words
+from fewtag.research.methods.base import Base
+from fewtag.research.methods.closed_form import ClosedForm, to_array
+from fewtag.research.types import Targets, Words, places
 
 SHOTS = (1, 5)
 Strengths = dict[str, Any]

@@ -120,21 +120,6 @@ def test_a_label_is_in_the_table_if_it_has_a_vector() -> None:
     assert not any(label in WORDS for label in ("cat", "big dog", ""))
 
 
-@settings(max_examples=30, deadline=None)
-@given(labels=st.lists(st.sampled_from(["tvmonitor", "new york", "doughnuts", "X ray", "Paris dogs"]), min_size=1))
-def test_keeping_only_some_labels_changes_no_vector(
-    labels: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.mktemp("words") / "toy.txt"
-    matrix = np.eye(len(KNOWN))
-    lines = [f"{word} {' '.join(map(str, row))}" for word, row in zip(KNOWN, matrix, strict=True)]
-    path.write_text("\n".join(lines) + "\n")
-    some = load_words(str(path), only=labels)
-    assert isinstance(some, WordVectors)
-    assert len(some._rows) < len(KNOWN)
-    np.testing.assert_array_equal(some.vectors(labels), WORDS.vectors(labels))
-
-
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [

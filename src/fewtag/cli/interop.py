@@ -142,15 +142,12 @@ def _of_table(source: Path, photos: Path, threshold: float | None) -> Rows:
     if not tags:
         raise InputError(f"{source} has no row of {photos}; give the folder that was tagged")
 
-    def rows() -> Iterator[tuple[str, Path, Sequence[str] | InputError]]:
-        for name, found in tags.items():
-            path = Path(os.path.normpath(folder / name))
-            if path.is_relative_to(folder):
-                yield name, path, tuple(found)
-            else:
-                yield name, path, InputError(f"{name} lies outside of {folder}; give the folder that was tagged")
-
-    return labels, rows(), len(tags)
+    rows: list[tuple[str, Path, Sequence[str] | InputError]] = []
+    for name, found in tags.items():
+        path = Path(os.path.normpath(folder / name))
+        outside = InputError(f"{name} lies outside of {folder}; give the folder that was tagged")
+        rows.append((name, path, tuple(found) if path.is_relative_to(folder) else outside))
+    return labels, rows, len(rows)
 
 
 def _of_project(

@@ -379,12 +379,11 @@ def _export_graph(bank: Path, folder: Path, check: Path | None, *, fixed: bool, 
     tagger = open_bank(bank)
     compared = [] if check is None else [entry.item().image for entry in open_source([str(check)]).entries]
     with Bars() as bars:
-        if compared:
-            bars.start("comparing", len(compared))
+        advance = bars.begin("comparing", len(compared)) if compared else lambda _count: None
         if fixed:
-            done = export_fixed(tagger, folder, pictures=compared, advance=bars.advance)
+            done = export_fixed(tagger, folder, pictures=compared, advance=advance)
         else:
-            done = export_tagger(tagger, folder, int8=int8, pictures=compared, advance=bars.advance)
+            done = export_tagger(tagger, folder, int8=int8, pictures=compared, advance=advance)
     if as_json:
         print(json.dumps({"bank": str(bank), "folder": str(folder), **asdict(done)}))
         return

@@ -104,7 +104,7 @@ def train(
     """Train a recipe's method on the base labels, stopped early by the validation labels. Resumes."""
     from fewtag.cli.terminal import Bars, show
     from fewtag.files import user_cache_folder
-    from fewtag.research.bench.distributed import collective_refusal, open_fabric
+    from fewtag.research.bench.distributed import Bench, collective_refusal, open_fabric
     from fewtag.research.bench.run_folder import RunFolder
     from fewtag.research.bench.train import train as train_run
 
@@ -114,15 +114,16 @@ def train(
         if not recipes:
             raise InputError(f"no run of recipe {recipe} has a [training] table, so there is nothing to train")
     summaries: dict[str, Any] = {}
+    experiment = None
     for file, settings in recipes:
-        experiment = _experiment(settings, file, data, skip_bad=skip_bad, compiled=compiled)
+        experiment = _experiment(settings, file, data, experiment, skip_bad=skip_bad, compiled=compiled)
         with collective_refusal():
             run = RunFolder.of(experiment, runs)
         with Bars(shown=fabric.is_global_zero) as bars:
-            summary = train_run(experiment, run, fabric, cache=cache or user_cache_folder(), report=bars)
+            summary = train_run(experiment, run, Bench(fabric, cache or user_cache_folder(), bars.begin))
         if fabric.is_global_zero:
             _tell_skipped(experiment)
-        summaries[settings.name] = asdict(summary) | {"checkpoint": str(run.best)}
+        summaries[_title(file, settings, recipes)] = asdict(summary) | {"checkpoint": str(run.best)}
     if fabric.is_global_zero:
         show(summaries, as_json=as_json, title="Training")
 
@@ -145,7 +146,7 @@ def bench(
     """Measure a recipe's runs on their test episodes, training first where needed; writes a row an episode."""
     from fewtag.cli.terminal import Bars, show
     from fewtag.files import user_cache_folder
-    from fewtag.research.bench.distributed import collective_refusal, open_fabric
+    from fewtag.research.bench.distributed import Bench, collective_refusal, open_fabric
     from fewtag.research.bench.measure import measure
     from fewtag.research.bench.results import summarise, write_reason
     from fewtag.research.bench.sessions import measure_sessions, summarise_sessions
@@ -153,30 +154,28 @@ def bench(
     fabric = open_fabric(accelerator, precision)
     with collective_refusal():
         recipes = _recipes(recipe, changes, only, data)
+    command = shlex.join(["fewtag", *sys.argv[1:]])
     found: dict[str, Any] = {}
     sessions: dict[str, Any] = {}
+    experiment = None
     for file, settings in recipes:
+        name = _title(file, settings, recipes)
         if settings.not_measured:
             if fabric.is_global_zero:
                 write_reason(out / file.stem, settings)
-                typer.echo(f"{settings.name} is not measured: {settings.not_measured}", err=True)
+                typer.echo(f"{name} is not measured: {settings.not_measured}", err=True)
             continue
-        experiment = _experiment(settings, file, data, skip_bad=skip_bad, compiled=compiled)
+        experiment = _experiment(settings, file, data, experiment, skip_bad=skip_bad, compiled=compiled)
         with Bars(shown=fabric.is_global_zero) as bars:
-            common: dict[str, Any] = {
-                "out": out / file.stem,
-                "cache": cache or user_cache_folder(),
-                "command": shlex.join(["fewtag", *sys.argv[1:]]),
-                "force": force,
-                "report": bars,
-            }
+            place = Bench(fabric, cache or user_cache_folder(), bars.begin)
+            common: dict[str, Any] = {"out": out / file.stem, "command": command, "force": force}
             if settings.sessions is None:
-                for phase, rows in measure(experiment, fabric, runs=runs, **common).items():
-                    found[f"{settings.name} on {phase}"] = summarise(rows)
+                for phase, rows in measure(experiment, place, runs=runs, **common).items():
+                    found[f"{name} on {phase}"] = summarise(rows)
             else:
-                for phase, answered in measure_sessions(experiment, fabric, **common).items():
+                for phase, answered in measure_sessions(experiment, place, **common).items():
                     for order, summary in summarise_sessions(answered).items():
-                        sessions[f"{settings.name} on {phase}, {order} first"] = summary
+                        sessions[f"{name} on {phase}, {order} first"] = summary
         if fabric.is_global_zero:
             _tell_skipped(experiment)
     if not fabric.is_global_zero:
@@ -208,7 +207,7 @@ def draws(
         experiment, evaluation = _experiment(settings, file, data), settings.evaluation
         save_draws(
             path,
-            experiment.sample_draws(phase),
+            experiment.sample_draws(phase, settings.seed),
             experiment.phase(phase),
             split=settings.data.split,
             phase=phase,
@@ -270,12 +269,24 @@ def _recipes(
     return found
 
 
+def _title(file: Path, settings: "Recipe", recipes: "list[tuple[Path, Recipe]]") -> str:
+    """The run's name, after its file's where there are several files, which may have runs of one name."""
+    return settings.name if len({each for each, _ in recipes}) == 1 else f"{file.stem}/{settings.name}"
+
+
 def _experiment(
-    settings: "Recipe", file: Path, data: Path | None, *, skip_bad: bool = False, compiled: bool = False
+    settings: "Recipe",
+    file: Path,
+    data: Path | None,
+    before: "Experiment | None" = None,
+    *,
+    skip_bad: bool = False,
+    compiled: bool = False,
 ) -> "Experiment":
     from fewtag.research.bench.experiment import Experiment
 
-    return Experiment(settings, data or file.parent, file.parent, skip_bad=skip_bad, compiled=compiled)
+    experiment = Experiment(settings, data or file.parent, file.parent, skip_bad=skip_bad, compiled=compiled)
+    return experiment.share(before)
 
 
 def _tell_skipped(experiment: "Experiment") -> None:

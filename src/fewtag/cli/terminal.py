@@ -14,7 +14,6 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
-    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -102,31 +101,25 @@ class Bars:
             disable=not shown,
             expand=True,
         )
-        self._task: TaskID | None = None
-        self._facts: dict[str, float] = {}
 
     def __enter__(self) -> "Bars":
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self._task is not None:  # else rich would print an empty line
+        if self._progress.tasks:  # else rich would print an empty line
             self._progress.stop()
 
-    def begin(self, task: str, total: int) -> Callable[[int], None]:
+    def begin(self, task: str, total: int) -> Callable[..., None]:
         """A bar for this work; what it answers is to be told of each step."""
-        self.start(task, total)
-        return self.advance
-
-    def start(self, task: str, total: int) -> None:
-        self._facts = {}
         self._progress.start()
-        self._task = self._progress.add_task(task, total=total, facts="")
+        bar, told = self._progress.add_task(task, total=total, facts=""), dict[str, float]()
 
-    def advance(self, count: int = 1, **facts: float) -> None:
-        assert self._task is not None, "start() comes first"
-        self._facts |= facts
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in self._facts.items())
-        self._progress.update(self._task, advance=count, facts=shown)
+        def advance(count: int = 1, **facts: float) -> None:
+            told.update(facts)
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in told.items())
+            self._progress.update(bar, advance=count, facts=shown)
+
+        return advance
 
 
 def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None:

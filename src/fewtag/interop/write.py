@@ -21,15 +21,12 @@ from fewtag.interop.keywords import NO_TAGS
 from fewtag.interop.xmp import EMPTY, MOST_BYTES, Packet, Wanted, rewrite
 from fewtag.pictures.decode import decode, pixel_digest
 from fewtag.pictures.files import Found, walk
-from fewtag.pictures.prefetch import batches
+from fewtag.pictures.prefetch import Begin, batches, unwatched
 
 PART = ".fewtag-part"
 """In the names of files that are being written, before they take the place of others."""
 _THREADS = 8
 _AT_ONCE = 50
-
-Begin = Callable[[str, int], Callable[[int], None]]
-"""Told what is about to be done and to how many files; answers with what to tell of each few."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ class Options:
     """New sidecars are called photo.xmp, not photo.jpg.xmp."""
     dry_run: bool = False
     tell: Callable[[Change], None] = lambda _: None
-    begin: Begin = lambda _task, _total: lambda _count: None
+    begin: Begin = unwatched
 
 
 def write_tags(

@@ -1,4 +1,4 @@
-"""Prefetch: reading in threads, ahead of the network."""
+"""Prefetch: reading in threads, ahead of the network; and who is told of progress."""
 
 import itertools
 import os
@@ -11,6 +11,15 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Advance = Callable[..., None]
+"""Told how many more are done, and perhaps of facts by name (loss=0.3)."""
+Begin = Callable[[str, int], Advance]
+"""Told what is about to be done and of how many; answers with what to tell of each few."""
+
+
+def unwatched(_task: str, _total: int) -> Advance:
+    """Progress that nobody watches."""
+    return lambda _count, **_facts: None
 
 
 def prefetch(

@@ -3,7 +3,7 @@
 Base pictures may have labels. Where they have none, the classes that a classifier is sure of stand for labels.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -19,7 +19,7 @@ from fewtag.core.posterior import Features, NameEvidence, Pictures, Space, Stren
 from fewtag.errors import InputError
 from fewtag.pictures.decode import Square, squash
 from fewtag.pictures.files import Picture, open_image
-from fewtag.pictures.prefetch import batches, prefetch
+from fewtag.pictures.prefetch import Begin, batches, prefetch, unwatched
 from fewtag.research.data.splits import class_names
 from fewtag.research.features.backbone import create_backbone, create_classifier
 from fewtag.research.features.graph import Constants, wrap_graph, write_graph
@@ -40,9 +40,6 @@ FOLDS, FEWEST_LABELS, SURE = 4, 8, 0.5
 BATCH = 32
 MOST_PLACES = 3000
 """Pictures whose places are kept, for the calibration."""
-
-Begin = Callable[[str, int], Callable[[int], None]]
-"""Told what begins and how many pictures that takes; what it returns, how many more are done."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +104,9 @@ class Held:
         right = [found[shown, label] for label, shown in enumerate(self.targets.T)]
         return right, [found[shown, len(self.guides) :] for shown in self.targets.T]
 
-    def pairs(self, evidence: NameEvidence, seed: int = 0) -> Iterator[Pairs]:
+    def pairs(self, evidence: NameEvidence) -> Iterator[Pairs]:
         """From banks of a name alone to twenty examples, with few and many others, named in part or completely."""
-        random = np.random.default_rng(seed)
+        random = np.random.default_rng(0)
         everything = np.arange(len(self.targets))
         for _, (label, shown), number in product(range(REPEATS), enumerate(self.targets.T), EXAMPLES):
             if shown.sum() < number + HELD:
@@ -129,9 +126,9 @@ class Held:
                     yield Pairs(number, fitted.noes, logits, self.targets[rest, label])
 
 
-def wrong_names(solved: Solved, table: WordTable, seed: int = 0) -> Vectors:
+def wrong_names(solved: Solved, table: WordTable) -> Vectors:
     """Names of other things: some of the classifier's classes."""
-    names = np.random.default_rng(seed).permutation(list(solved.classes))
+    names = np.random.default_rng(0).permutation(list(solved.classes))
     known = [first for name in names if (first := str(name).split(", ")[0]) in table][:WRONG_NAMES]
     return solved.guides(table, known)
 
@@ -165,7 +162,7 @@ def fit_model(
     size: int = 224,
     words: str = SHIPPED,
     device: str = "auto",
-    begin: Begin = lambda _task, _total: lambda _count: None,
+    begin: Begin = unwatched,
 ) -> dict[str, Any]:
     """Writes OUT.safetensors and OUT.onnx; facts of what was made.
 

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from fewtag.core.calibration import best_threshold, calibration_error
 from fewtag.core.metrics import average_precision, precision_recall_f1
 from fewtag.errors import InputError, nearest
+from fewtag.pictures.prefetch import Begin, unwatched
 from fewtag.tagger.stream import cached_places, items_of, tag_stream
 from fewtag.tagger.tagger import Tagger
 from fewtag.tagging.examples import Shown
-from fewtag.tagging.run import Begin, Options, shares_in
+from fewtag.tagging.run import Options, shares_in
 from fewtag.tagging.sources import Entry, Source
 
 BINS = 5
@@ -100,9 +101,7 @@ _PRIORS = {
 }
 
 
-def shares_of(
-    shown: Sequence[Shown], tagger: Tagger, options: Options, begin: Begin = lambda _task, _total: lambda _count: None
-) -> dict[str, float]:
+def shares_of(shown: Sequence[Shown], tagger: Tagger, options: Options, begin: Begin = unwatched) -> dict[str, float]:
     """The shares that `tag` would take for these pictures."""
     pictures = [each.picture for each in shown]
     entries = [Entry(str(each), str(each.path.absolute()), None, each.offset, each.size) for each in pictures]

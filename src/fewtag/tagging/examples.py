@@ -1,26 +1,23 @@
 """What `learn`, `check` and `write` read: tables of pictures and labels, label folders, or pictures of one label."""
 
-import csv
-import gzip
-import io
 import json
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fewtag.errors import InputError
+from fewtag.pictures import tables
 from fewtag.pictures.files import Picture, is_image_name, walk
+from fewtag.pictures.tables import ABSENT, COLUMNS, NOT, split_labels
 from fewtag.tagger.bank import label_name
 from fewtag.tagger.stream import Tagged
 from fewtag.tagging.parquet import read_records
 from fewtag.tagging.sources import is_url
-from fewtag.tagging.tables import ABSENT, COLUMNS, NOT, SEPARATOR, picture_mark, picture_name, read_record
+from fewtag.tagging.tables import picture_mark, picture_name, read_record
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".jsonl", ".parquet")
-_MOST_BYTES = 1_000_000_000
 
 
 class Shown(NamedTuple):
@@ -140,18 +137,6 @@ def _read_guesses(table: Path) -> dict[str, frozenset[str]]:
         return {}
 
 
-def _names(path: Path, line: int, cell: str) -> list[str]:
-    """Of a cell, each once."""
-    if not cell.strip():
-        return []
-    separator = "[,;]" if path.name.lower().removesuffix(".gz").endswith(".tsv") else SEPARATOR
-    names = [name.strip() for name in re.split(separator, cell)]
-    if {"", NOT} & set(names):
-        raise InputError(f"{path} line {line} has an empty label in {cell!r}; name it, or remove the spare separator")
-    cleaned = (NOT + name.removeprefix(NOT).strip() if name.startswith(NOT) else name for name in names)
-    return list(dict.fromkeys(cleaned))
-
-
 def tagged_folder(table: Path) -> Path | None:
     """Of a table that `tag` wrote, the folder that its pictures' names are relative to; None where it is gone."""
     record = read_record(table)
@@ -240,7 +225,7 @@ def _read_facts(path: Path) -> Iterator[Row]:
             image = next(row[name] for name in COLUMNS["image"] if row.get(name))
             labels = next((row[name] for name in COLUMNS["labels"] if name in row), None)
             named, absent = (
-                _names(path, number, some) if isinstance(some, str) else [*map(str, some or ())]
+                split_labels(path, number, some) if isinstance(some, str) else [*map(str, some or ())]
                 for some in (labels, row.get(ABSENT))
             )
             scores = {str(label): float(score) for label, score in dict(row.get("scores") or {}).items()}
@@ -253,68 +238,10 @@ def _read_facts(path: Path) -> Iterator[Row]:
 
 def _read_cells(path: Path) -> Iterator[Row]:
     """Of CSV and TSV."""
-    text = _text(path)
-    header = text.split("\n", 1)[0]
-    tabs = path.name.lower().removesuffix(".gz").endswith(".tsv")
-    delimiter = "\t" if tabs else max(",;\t", key=lambda mark: _fitness(header, mark))
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    try:
-        header_row = [name.strip() for name in next(reader, [])]
-        names = [name.casefold() for name in header_row]
-        image, labels = (_column(path, names, wanted) for wanted in ("image", "labels"))
-        absent = names.index(ABSENT) if ABSENT in names else None
-        others = [column for column in range(len(names)) if column not in {image, labels, absent}]
-        empty = True
-        for row in reader:
-            if not row:
-                continue
-            if len(row) != len(names):
-                raise InputError(
-                    f"{path} line {reader.line_num} has {len(row)} cells, the header {len(names)}; "
-                    'several labels are joined by ";", as in "dog;sofa"'
-                )
-            empty = False
-            cells = (row[labels], "" if absent is None else row[absent])
-            named, missing = (_names(path, reader.line_num, cell) for cell in cells)
-            scores = {}
-            for column in others:
-                with suppress(ValueError):  # the columns that are probabilities
-                    scores[header_row[column]] = float(row[column])
-            yield Row(reader.line_num, row[image].strip(), named, missing, scores)
-    except csv.Error as error:
-        raise InputError(f"{path} line {reader.line_num} cannot be read ({error}); save the table again") from error
-    if empty:
-        raise InputError(f"the table {path} has a header and no row; add a row for each image")
-
-
-def _fitness(header: str, delimiter: str) -> tuple[bool, int]:
-    """How well a separator suits a header: one that yields both columns first."""
-    names = {name.strip().strip('"').casefold() for name in header.split(delimiter)}
-    return all(names & set(known) for known in COLUMNS.values()), header.count(delimiter)
-
-
-def _column(path: Path, names: Sequence[str], wanted: str) -> int:
-    meant = [number for number, name in enumerate(names) if name in COLUMNS[wanted]]
-    if len(meant) > 1:
-        raise InputError(f"the table {path} has {len(meant)} columns for the {wanted}; keep one of them")
-    if not meant:
-        header = ", ".join(map(repr, names)) or "nothing"
-        raise InputError(f"the table {path} lacks the column {wanted!r}: its header has {header}; add it")
-    return meant[0]
-
-
-def _text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-        if path.suffix.lower() == ".gz":
-            with gzip.open(path) as file:
-                data = file.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise InputError(f"the table {path} is larger than {_MOST_BYTES // 10**6} MB; cut it into several")
-        # Excel begins its CSV with a byte-order mark, and its "Unicode text" with another
-        encoding = "utf-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig"
-        return data.decode(encoding).replace("\0", "")
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"cannot read the table {path}: {getattr(error, 'strerror', None) or error}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"the table {path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
+    for line, cells in tables.read_cells(path):
+        named, absent = (split_labels(path, line, cells.pop(key, "")) for key in ("labels", ABSENT))
+        image, scores = cells.pop("image").strip(), {}
+        for name, cell in cells.items():
+            with suppress(ValueError):  # the columns that are probabilities
+                scores[name] = float(cell)
+        yield Row(line, image, named, absent, scores)

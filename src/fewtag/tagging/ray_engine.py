@@ -18,10 +18,10 @@ from typing import Any
 from fewtag import __version__
 from fewtag.cache import Space
 from fewtag.errors import InputError
-from fewtag.pictures.prefetch import usable_cores
+from fewtag.pictures.prefetch import Advance, usable_cores
 from fewtag.tagger.stream import Scorer, cached_places
 from fewtag.tagger.tagger import Tagger
-from fewtag.tagging.run import Advance, Work, finish_shards
+from fewtag.tagging.run import Work, finish_shards
 from fewtag.tagging.sources import Shard
 from fewtag.tagging.tables import Counts
 

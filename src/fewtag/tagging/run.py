@@ -15,6 +15,7 @@ from fewtag import __version__
 from fewtag.cache import Space as CacheSpace
 from fewtag.core.posterior import Places
 from fewtag.errors import InputError
+from fewtag.pictures.prefetch import Advance, Begin, unwatched
 from fewtag.tagger import stream
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import BATCH, Item, Scorer, Tagged, cached_places, tag_stream
@@ -74,9 +75,6 @@ class Cluster:
     workers: int | None = None
 
 
-Advance = Callable[[int], None]
-Begin = Callable[[str, int], Advance]
-"""Told what is about to be done and of how many pictures; answers with what to tell of each batch."""
 Rows = Iterator[tuple[Item, Tagged]]
 """Pictures and their rows as soon as they are known, with all scores."""
 
@@ -89,7 +87,7 @@ def tag(
     *,
     ray: Cluster | None = None,
     force: bool = False,
-    begin: Begin = lambda _task, _total: lambda _count: None,
+    begin: Begin = unwatched,
     look: Callable[[Rows], None] | None = None,
 ) -> Summary:
     """Tags every picture into a table, or into a folder of Parquet parts where `out` ends like no table.
@@ -197,9 +195,7 @@ def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Rows:
             yield from ((waiting.popleft(), row) for row in rows)
 
 
-def shares_in(
-    source: Source, tagger: Tagger, options: Options, begin: Begin = lambda _task, _total: lambda _count: None
-) -> dict[str, float]:
+def shares_in(source: Source, tagger: Tagger, options: Options, begin: Begin = unwatched) -> dict[str, float]:
     """The share of a source's pictures that show each label without a prior: by a sample of them.
 
     A number that is given for all labels is fitted to the sample (`match_shares`), if that is large enough. The sample

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from fewtag.errors import InputError
 from fewtag.files import digest, locked, replacing, write_atomically
+from fewtag.pictures.tables import ABSENT, COLUMNS, NOT, SEPARATOR
 from fewtag.tagger.stream import Item, Tagged
 from fewtag.tagging import parquet, sources
 from fewtag.tagging.parquet import Labels
@@ -29,13 +30,6 @@ _SHOWN = {"fewtag": "version of fewtag", "bank": "bank", "source": "SOURCE", "sc
 _SHOWN |= {"threshold": "--threshold", "prior": "--prior", "shard": "--shard"}
 Ending = Literal["jsonl", "parquet"]
 _TABLES = (".csv", ".jsonl", ".parquet")
-SEPARATOR = ";"
-NOT = "!"
-"""Before a label in a cell that a person mends: the picture does not show it."""
-ABSENT = "absent"
-"""The column of labels that pictures do not show, where a person adds one."""
-COLUMNS = {"image": ("image", "path", "file", "filename", "file_name"), "labels": ("labels", "label", "tags", "tag")}
-"""What people call the two columns of a table that `learn` reads."""
 # JSON leaves these as they are, but str.splitlines() takes them for ends of lines
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -136,13 +130,7 @@ class Parts:
                 yield Tagged(row["image"], tags, scores, row.get("failure", ""))
 
     def failures(self, numbers: Sequence[int]) -> Iterator[Tagged]:
-        """Of these parts; those of Parquet stand in its note."""
-        for number in numbers:
-            if self.ending == "jsonl":
-                yield from (row for row in self.rows([number]) if row.failure)
-            else:
-                note = self._note(read_file(f"{self.folder}/{self.name(number)}"))
-                yield from (Tagged(image, failure=why) for _, image, why in note["failures"])
+        return (row for row in self.rows(numbers) if row.failure)
 
     def remove(self) -> None:
         """Parts and manifest, and the folder if nothing else is in it; the manifest last, by which they are ours."""

@@ -8,7 +8,7 @@ import gzip
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
 from itertools import chain
 from pathlib import Path
@@ -29,9 +29,6 @@ MOST_WORDS = 10_000_000
 MOST_NUMBERS = 1_000_000_000
 FASTTEXT_MODEL = (793712314).to_bytes(4, "little")
 
-Keep = Callable[[str, int], bool]
-"""Whether to keep a word, by its spelling and its row in the file."""
-
 
 class Entries(NamedTuple):
     """Words and their vectors, a row each, the most frequent first."""
@@ -40,23 +37,19 @@ class Entries(NamedTuple):
     vectors: NDArray[np.floating]
 
 
-def keep_all(_word: str, _row: int) -> bool:
-    return True
-
-
-def read_words(path: Path, key: str | None = None, keep: Keep = keep_all) -> Entries:
+def read_words(path: Path, key: str | None = None) -> Entries:
     """The entries of any supported file, told apart by its ending."""
     if not path.is_file():
         raise InputError(f"there is no file of word vectors {str(path)!r}; check the path")
     plain = path.name.removesuffix(".gz")
     if plain.endswith(".npz"):
-        return keep_entries(read_npz(path, key), keep, str(path))
+        return read_npz(path, key)
     if key is not None:
         raise InputError(f"{str(path)!r} is no .npz file and has no array {key!r}; leave '#{key}' out")
     read = read_binary if plain.endswith(".bin") else read_text
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return gather(read(file, str(path), keep), str(path))
+            return gather(read(file, str(path)), str(path))
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or "damaged"
         raise InputError(f"word vectors {str(path)!r} cannot be read ({reason}); get the file again") from error
@@ -73,18 +66,11 @@ def gather(entries: Iterable[tuple[str, bytes]], path: str) -> Entries:
             if len(content) > 4 * MOST_NUMBERS:
                 raise InputError(f"word vectors {path!r} hold more than {MOST_NUMBERS:,} numbers; give a smaller file")
     if not rows:
-        raise InputError(f"word vectors {path!r} hold none of the words wanted; check the file and the labels")
+        raise InputError(f"word vectors {path!r} hold no word; check the file")
     return Entries(list(rows), np.frombuffer(content, np.float32).reshape(len(rows), -1))
 
 
-def keep_entries(entries: Entries, keep: Keep, path: str) -> Entries:
-    rows = [row for row, word in enumerate(entries.words) if keep(word, row)]
-    if not rows:
-        raise InputError(f"word vectors {path!r} hold none of the words wanted; check the file and the labels")
-    return Entries([entries.words[row] for row in rows], entries.vectors[rows])
-
-
-def read_text(file: BufferedIOBase, path: str, keep: Keep) -> Iterator[tuple[str, bytes]]:
+def read_text(file: BufferedIOBase, path: str) -> Iterator[tuple[str, bytes]]:
     """`word number number …` a line, after an optional line `count dimensions`."""
     lines = read_lines(file, path)
     first = next(lines, "")
@@ -107,8 +93,7 @@ def read_text(file: BufferedIOBase, path: str, keep: Keep) -> Iterator[tuple[str
             raise InputError(f"{place}: the word has {found} numbers than line 1 says; mend the line")
         if row >= MOST_WORDS:
             raise InputError(f"word vectors {path!r} hold more than {MOST_WORDS:,} words; give a smaller file")
-        if keep(word, row):
-            yield word, parse(numbers, place)
+        yield word, parse(numbers, place)
     if header and row + 1 != int(header[1]):
         raise InputError(
             f"word vectors {path!r}, line 1 promises another number of words than the {row + 1} found; "
@@ -167,7 +152,7 @@ def as_bytes(values: NDArray[np.floating], place: str) -> bytes:
     return values.astype(np.float32).tobytes()
 
 
-def read_binary(file: BufferedIOBase, path: str, keep: Keep) -> Iterator[tuple[str, bytes]]:
+def read_binary(file: BufferedIOBase, path: str) -> Iterator[tuple[str, bytes]]:
     """word2vec's binary: a line `count dimensions`, then a word, a space and float32s, over and over."""
     start = file.readline(100)
     if start.startswith(FASTTEXT_MODEL):
@@ -184,8 +169,7 @@ def read_binary(file: BufferedIOBase, path: str, keep: Keep) -> Iterator[tuple[s
         word, content = read_word(file), file.read(4 * dimensions)
         if word is None or len(content) < 4 * dimensions:
             raise InputError(f"{place}: the file ends too early or is out of step; get it again")
-        if keep(word, row):
-            yield word, as_bytes(np.frombuffer(content, "<f4"), place)
+        yield word, as_bytes(np.frombuffer(content, "<f4"), place)
     if file.read(2).strip():
         raise InputError(f"word vectors {path!r} go on after as many words as line 1 promises; get the file again")
 

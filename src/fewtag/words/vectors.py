@@ -3,13 +3,13 @@
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.errors import InputError, UnknownWordError, nearest
-from fewtag.words.files import Keep, keep_all, read_words
+from fewtag.words.files import read_words
 from fewtag.words.pieces import read_pieces, shipped_pieces
 from fewtag.words.spelling import halves, spelt_like, split_label, variants
 
@@ -21,11 +21,12 @@ class WordTable(Protocol):
     name: str
     dimensions: int
 
-    def vector(self, label: str) -> NDArray[np.float32]: ...
+    def vector(self, label: str) -> NDArray[np.float32]:
+        return self.vectors([label])[0]
 
     def vectors(self, labels: Sequence[str]) -> NDArray[np.float32]: ...
 
-    def nearest(self, word: str, most: int = 3) -> list[str]: ...
+    def nearest(self, word: str, most: int = 3) -> list[str]: ...  # the known words spelt most like this one
 
     def __contains__(self, label: str) -> bool: ...
 
@@ -120,58 +121,29 @@ def is_frequent(word: str, row: int) -> bool:
     return row < (FREQUENT if len(word) > 2 else FREQUENT_TWO_LETTERS)
 
 
-class WordSource(NamedTuple):
-    """Where words come from: the name of a table, or a file and perhaps an array in it."""
+def parse_source(source: str, names: Collection[str] = (SHIPPED,)) -> tuple[str | None, Path | None, str | None]:
+    """Where words come from: the name of a table, or a file and perhaps an array in it (`FILE.npz#ARRAY`).
 
-    name: str | None
-    path: Path | None = None
-    key: str | None = None
-
-
-def parse_source(source: str, names: Collection[str] = (SHIPPED,)) -> WordSource:
-    """Tells names, files and `FILE.npz#ARRAY` apart.
-
-    >>> parse_source("labels.npz#coco_glove50").key
+    >>> parse_source("labels.npz#coco_glove50")[2]
     'coco_glove50'
     """
     if source in names:
-        return WordSource(source)
+        return source, None, None
     file, _, key = source.partition("#")
     path, array = (Path(source), None) if Path(source).is_file() else (Path(file), key or None)
     if not path.suffix:
         raise InputError(f"there are no words {source!r}; {nearest(source, names)}, or give the path of a file")
-    return WordSource(None, path, array)
+    return None, path, array
 
 
-def load_words(source: str = SHIPPED, *, only: Collection[str] | None = None) -> WordTable:
-    """The shipped table, or a file of one's own (GloVe, fastText, word2vec, `FILE.npz#ARRAY`, `make_words.py`'s).
-
-    `only` keeps what these labels need of a large file.
-    """
+def load_words(source: str = SHIPPED) -> WordTable:
+    """The shipped table, or a file of one's own (GloVe, fastText, word2vec, `FILE.npz#ARRAY`, `make_words.py`'s)."""
     _, path, key = parse_source(source)
     if path is None:
         return shipped_pieces()
     if path.suffix == ".safetensors":
         return read_pieces(path, path.name)
-    entries = read_words(path, key, wanted(only) if only is not None else keep_all)
-    return WordVectors(Path(source).name, entries.words, entries.vectors)
-
-
-def wanted(labels: Collection[str]) -> Keep:
-    """Which words of a file could serve these labels, all spellings and halves included."""
-    words = {word for label in labels for word in split_label(label)}
-    spellings = {spelling.casefold() for word in words for spelling in variants(word)}
-    for label in labels:
-        spellings |= {joint.join(split_label(label)).casefold() for joint in (" ", "_", "-", "")} | {
-            label.strip().casefold()
-        }
-    parts = {half.casefold() for word in words for pair in halves(word) for half in pair}
-
-    def keep(word: str, row: int) -> bool:
-        folded = word.casefold()
-        return folded in spellings or (folded in parts and is_frequent(folded, row))
-
-    return keep
+    return WordVectors(Path(source).name, *read_words(path, key))
 
 
 SYNONYMS = 3

@@ -22,7 +22,7 @@ from fewtag.errors import InputError
 from fewtag.research.bench import distributed
 from fewtag.research.bench import measure as measuring
 from fewtag.research.bench import train as training_module
-from fewtag.research.bench.distributed import collective_refusal, on_rank_zero, open_fabric, rank_share
+from fewtag.research.bench.distributed import Bench, collective_refusal, on_rank_zero, open_fabric, rank_share
 from fewtag.research.bench.evaluate import Pool, evaluate
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import measure
@@ -232,7 +232,7 @@ def test_what_the_first_process_finds_is_told_to_both() -> None:
 def bench(shapes: Path, fabric: Fabric, run: str, *changes: str, out: str, runs: str) -> list[dict[str, Any]]:
     ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=[run], changes=changes)
     experiment = Experiment(recipe, shapes, shapes)
-    measure(experiment, fabric, runs=shapes / runs, out=shapes / out, cache=shapes / "cache", command="")
+    measure(experiment, Bench(fabric, shapes / "cache"), runs=shapes / runs, out=shapes / out, command="")
     return [row.model_dump(exclude={"seconds"}) for row in read_rows(shapes / out / f"{run}.test.parquet")]
 
 
@@ -313,7 +313,7 @@ def test_a_run_of_two_processes_goes_on_to_the_same_weights(shapes: Path, monkey
 
     def trained(fabric: Fabric, name: str) -> tuple[object, dict[str, Tensor]]:
         run = RunFolder(shapes / name, recipe)
-        summary = train(Experiment(recipe, shapes, shapes), run, fabric, cache=shapes / "cache")
+        summary = train(Experiment(recipe, shapes, shapes), run, Bench(fabric, shapes / "cache"))
         return replace(summary, seconds=0.0), load_file(run.best)
 
     with monkeypatch.context() as patch:

@@ -22,8 +22,8 @@ def open_experiment(shapes: Path, *changes: str, skip_bad: bool = False) -> Expe
     return Experiment(recipe, shapes, shapes, skip_bad=skip_bad)
 
 
-def save_test_draws(experiment: Experiment, episodes: int) -> None:
-    draws = experiment.sample_draws("test")[:episodes]
+def save_test_draws(experiment: Experiment, episodes: int, seed: int = 0) -> None:
+    draws = experiment.sample_draws("test", seed)[:episodes]
     path, images = experiment.root / "test.json", experiment.phase("test")
     save_draws(path, draws, images, split="shapes", phase="test", shots=1, queries=2, seed=0)
 
@@ -73,10 +73,25 @@ def test_a_phase_that_no_source_serves_is_refused(shapes: Path) -> None:
 
 
 def test_draws_from_a_file_are_used(shapes: Path) -> None:
-    save_test_draws(open_experiment(shapes, "seed=5"), episodes=5)
+    save_test_draws(open_experiment(shapes), episodes=5, seed=5)
     experiment = open_experiment(shapes, "evaluation.draws.test=test.json", "evaluation.episodes=3")
-    assert experiment.test_draws("test") == open_experiment(shapes, "seed=5").sample_draws("test")[:3]
+    assert experiment.test_draws("test") == experiment.sample_draws("test", 5)[:3]
     assert experiment.test_draws("test") != experiment.sample_draws("test")[:3]
+
+
+def test_training_seeds_are_measured_on_the_same_episodes(shapes: Path) -> None:
+    one, other = (open_experiment(shapes, f"seed={seed}").test_draws("test") for seed in (0, 1))
+    assert one == other
+
+
+def test_pictures_and_words_are_read_once_for_runs_that_share_them(shapes: Path) -> None:
+    first = open_experiment(shapes)
+    train, words = first.phase("train"), first.vectors
+    same, others = open_experiment(shapes, "seed=1").share(first), open_experiment(shapes, COCO).share(first)
+    assert same.phase("train") is train
+    assert same.vectors is words is others.vectors
+    assert others.recipe.data != first.recipe.data
+    assert others._phases is not first._phases
 
 
 @pytest.mark.parametrize(

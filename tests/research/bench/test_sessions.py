@@ -36,7 +36,7 @@ def test_the_gallery_scores_as_the_core_does() -> None:
     fitted = [method.fit_answers(pictures, TARGETS[:10, n], guides[n]) for n in range(4)]
     classifiers = Classifiers.of(fitted)
     expected = classifiers.logits(gallery.pictures.places, method.strengths)
-    np.testing.assert_allclose(gallery.logits(classifiers, method.strengths.query_focus).T, expected, atol=1e-4)
+    np.testing.assert_allclose(gallery.logits(classifiers, method.strengths).T, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("order", ["likeliest", "unsure", "mixed"])

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from fewtag.errors import InputError
 from fewtag.research.bench import train as module
-from fewtag.research.bench.distributed import Silent
+from fewtag.research.bench.distributed import Bench
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import load_trained
 from fewtag.research.bench.recipe import Training
@@ -52,7 +52,7 @@ def open_run(shapes: Path, *changes: str, name: str = "run") -> tuple[Experiment
 def go(shapes: Path, *changes: str, name: str = "run") -> tuple[TrainingSummary, RunFolder]:
     experiment, run = open_run(shapes, *changes, name=name)
     # all tests have the same pictures: their features are computed once
-    return train(experiment, run, FABRIC, cache=shapes.parents[1] / "features"), run
+    return train(experiment, run, Bench(FABRIC, shapes.parents[1] / "features")), run
 
 
 def log_of(run: RunFolder) -> list[dict[str, float]]:
@@ -79,7 +79,7 @@ def test_end_to_end_the_loss_falls_and_base_labels_are_told_apart_better(shapes:
     """Of base labels only: no gain on new ones shows in so few episodes (in 3 of 8 trials, by 0.02 at most)."""
     changes = ("backbone.frozen=false", "training.episodes=40", "training.learning_rate=3e-3")
     experiment, _ = open_run(shapes, *changes)
-    untrained, base, _ = prepare(experiment, FABRIC, shapes / "cache", Silent())
+    untrained, base, _ = prepare(experiment, Bench(FABRIC, shapes / "cache"))
     unseen = base._replace(sampler=EpisodeSampler(base.pool.targets.numpy(), base.pool.labels, queries=2, seed=99))
     before = validate(FABRIC, untrained, unseen, 20)["macro_ap"]
     _, run = go(shapes, *changes)
@@ -339,14 +339,14 @@ def test_a_method_with_nothing_to_learn_is_refused(shapes: Path, changes: list[s
     ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=["protonet"], changes=changes)
     run = RunFolder(shapes / "run", recipe)
     with pytest.raises(InputError, match=reason):
-        train(Experiment(recipe, shapes, shapes), run, FABRIC, cache=shapes / "cache")
+        train(Experiment(recipe, shapes, shapes), run, Bench(FABRIC, shapes / "cache"))
     assert not run.folder.exists()
 
 
 def test_a_recipe_without_training_is_refused(shapes: Path) -> None:
     ((_, recipe),) = load_recipes(shapes / "recipe.toml", only=["protonet"])
     with pytest.raises(InputError, match=r"recipe 'protonet' has no \[training\] table"):
-        train(Experiment(recipe, shapes, shapes), RunFolder(shapes / "run", recipe), FABRIC, cache=shapes / "cache")
+        train(Experiment(recipe, shapes, shapes), RunFolder(shapes / "run", recipe), Bench(FABRIC, shapes / "cache"))
 
 
 def test_a_loss_that_is_no_number_is_refused(shapes: Path) -> None:
@@ -428,9 +428,9 @@ def test_a_run_that_goes_on_ends_in_the_very_same_state(
 def test_what_another_command_is_training_is_refused(shapes: Path) -> None:
     experiment, run = open_run(shapes, "training.episodes=2")
     with run.lock(), pytest.raises(InputError, match=r"run is in use by another process"):
-        train(experiment, run, FABRIC, cache=shapes / "cache")
+        train(experiment, run, Bench(FABRIC, shapes / "cache"))
     assert not run.folder.exists()
-    assert train(experiment, run, FABRIC, cache=shapes / "cache").episode == 2
+    assert train(experiment, run, Bench(FABRIC, shapes / "cache")).episode == 2
 
 
 def test_a_run_does_not_go_on_from_a_corrupt_state(shapes: Path) -> None:
@@ -438,5 +438,5 @@ def test_a_run_does_not_go_on_from_a_corrupt_state(shapes: Path) -> None:
     run.claim()
     (run.folder / "last.pt").write_bytes(b"cut off")
     with pytest.raises(InputError, match=r"checkpoint .*last\.pt cannot be read"):
-        train(experiment, run, FABRIC, cache=shapes / "cache")
+        train(experiment, run, Bench(FABRIC, shapes / "cache"))
     assert not run.best.exists()

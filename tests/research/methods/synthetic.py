@@ -16,7 +16,7 @@ from fewtag.research.bench.results import episode_metrics
 from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.rows import MemoryRows
 from fewtag.research.methods import Base, Episode, Method
-from fewtag.research.methods.base import pool as global_features
+from fewtag.research.types import pool as global_features
 
 CHANNELS, DIMENSIONS, SIDE = 32, 10, 3
 

@@ -6,6 +6,7 @@ import torch
 from synthetic import CHANNELS, DIMENSIONS, draw_episodes, introduce, macro_ap, make_world, random_macro_ap, train
 from torch import nn
 
+from fewtag.errors import InputError
 from fewtag.research.methods import EndToEnd, Episode, Method, Support, create_method
 
 SHOWN = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1]], dtype=torch.bool)
@@ -99,5 +100,5 @@ def narrow() -> Method:
 def test_an_episode_of_other_labels_is_no_base_stage() -> None:
     world = make_world()
     (episode,) = draw_episodes(world.validation, 1)
-    with pytest.raises(AssertionError, match="base head"):
+    with pytest.raises(InputError, match="prepared for 24 base labels"):
         introduce(make(), world.base).loss(Episode(*episode))

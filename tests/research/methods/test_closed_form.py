@@ -8,8 +8,8 @@ from torch import Tensor
 from fewtag.core import posterior as core
 from fewtag.errors import InputError
 from fewtag.research.methods import Base, Support
-from fewtag.research.methods.base import places
 from fewtag.research.methods.closed_form import ClosedForm
+from fewtag.research.types import places
 
 CHANNELS, DIMENSIONS, SPACE = 12, 5, 4
 OPTIONS = {

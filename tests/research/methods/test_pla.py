@@ -177,9 +177,9 @@ def test_tuning_changes_a_copy_of_the_decoder_or_nothing_of_it(tune_decoder: boo
     method.loss(episode).backward()  # gradients that are there must not leak into the tuning
     before = [parameter.grad.clone() for parameter in method.parameters() if parameter.grad is not None]
     tuned = method.tune(method.view(method.encode(support.maps)), support.words, support.targets)
-    pairs = zip(method.decoder.parameters(), tuned.decoder.parameters(), strict=True)
+    pairs = zip(method.decoder.parameters(), tuned.func.parameters(), strict=True)
     assert [torch.equal(old, new) for old, new in pairs] == [not tune_decoder] * len(list(method.decoder.parameters()))
-    assert all(part.any() for part in tuned.output), "the fresh output layer learns either way"
+    assert all(part.any() for part in tuned.keywords["output"]), "the fresh output layer learns either way"
     after = [parameter.grad for parameter in method.parameters() if parameter.grad is not None]
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 

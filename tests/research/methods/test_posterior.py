@@ -9,11 +9,10 @@ from fewtag.core import posterior as core
 from fewtag.core.posterior import Classifiers, NameEvidence, Pictures, fit_label
 from fewtag.errors import InputError
 from fewtag.research.methods import METHODS, Base, ClassNames, Support, create_method
-from fewtag.research.methods.base import places, pool
-from fewtag.research.methods.closed_form import ENOUGH, ClosedForm, Posterior, Rocchio
+from fewtag.research.methods.closed_form import ENOUGH, ClosedForm, Posterior, Rocchio, Whitened, WordMapped
 from fewtag.research.methods.linear import LogisticRegression
 from fewtag.research.methods.neighbours import NearestNeighbours
-from fewtag.research.methods.word_map import Whitened, WordMapped
+from fewtag.research.types import places, pool
 
 CHANNELS, DIMENSIONS, SPACE = 12, 5, 4
 SHOWN = torch.tensor([[1, 0], [1, 1], [0, 1], [0, 1]], dtype=torch.bool)

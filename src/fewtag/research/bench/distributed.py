@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from lightning_fabric import Fabric
@@ -15,7 +16,7 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import nn
 
 from fewtag.errors import InputError
-from fewtag.pictures.prefetch import usable_cores
+from fewtag.pictures.prefetch import Begin, unwatched, usable_cores
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.features.rows import Rows
 
@@ -30,21 +31,12 @@ FAREWELL = timedelta(seconds=10)
 """How long a rank that refuses waits for the others to have refused as well."""
 
 
-@runtime_checkable
-class Reporter(Protocol):
-    """Told of the work as it goes on; the command line draws bars of it."""
+class Bench(NamedTuple):
+    """Where recipes run: the ranks, the folder of the feature cache, and who is told of progress."""
 
-    def start(self, task: str, total: int) -> None: ...
-
-    def advance(self, count: int = 1, **facts: float) -> None: ...
-
-
-class Silent:
-    """Progress that nobody watches."""
-
-    def start(self, task: str, total: int) -> None: ...
-
-    def advance(self, count: int = 1, **facts: float) -> None: ...
+    fabric: Fabric
+    cache: Path
+    begin: Begin = unwatched
 
 
 def open_fabric(accelerator: str, precision: str) -> Fabric:
@@ -160,22 +152,20 @@ def broadcast_buffers(fabric: Fabric, module: nn.Module) -> None:
             torch.distributed.broadcast(buffer, src=0)
 
 
-def rows_by_all_ranks(
-    fabric: Fabric, images: LabelledImages, read: Callable[[LabelledImages], Rows], report: Reporter, what: str
-) -> Rows:
+def rows_by_all_ranks(bench: Bench, images: LabelledImages, read: Callable[..., Rows], what: str) -> Rows:
     """The rows of all images, which `read` keeps in the cache: each rank reads its part, then finds all there.
 
     Ranks that do not see each other's cache read the rest as well.
     """
-    if fabric.world_size > 1:
-        mine = images.select(rank_share(fabric, range(len(images))))
-        report.start(f"reading a part of the {what} pictures", len(mine))
+    if bench.fabric.world_size > 1:
+        mine = images.select(rank_share(bench.fabric, range(len(images))))
+        advance = bench.begin(f"reading a part of the {what} pictures", len(mine))
         with collective_refusal():
             if len(mine):
-                read(mine)
-    report.start(f"reading the {what} pictures", len(images))
+                read(mine, advance=advance)
+    advance = bench.begin(f"reading the {what} pictures", len(images))
     with collective_refusal():
-        return read(images)
+        return read(images, advance=advance)
 
 
 def print_once(sentence: str) -> None:

@@ -18,7 +18,7 @@ from fewtag.research.data.splits import Split, class_names, overlaps
 from fewtag.research.features.backbone import AnyBackbone, ImageClassifier, create_classifier, open_backbone
 from fewtag.research.features.words import load_words
 from fewtag.research.methods import Base, Method, create_method
-from fewtag.research.methods.word_map import Whitened
+from fewtag.research.methods.closed_form import Whitened
 from fewtag.research.types import Words
 from fewtag.words.vectors import WordTable, class_vectors
 
@@ -37,6 +37,19 @@ class Experiment:
         self.skipped: list[str] = []
         self._read: dict[int, LabelledImages] = {}
         self._phases: dict[str, LabelledImages] = {}
+
+    def share(self, before: "Experiment | None") -> "Experiment":
+        """Takes over what another one of the same folders has read, and returns itself.
+
+        Runs of a recipe mostly have the same pictures and words; COCO's annotations and GloVe's file, read again for
+        each run, would take longer than most of them.
+        """
+        if before is not None and (before.root, before.recipe_folder) == (self.root, self.recipe_folder):
+            if before.recipe.data == self.recipe.data and not self.skip_bad:
+                self._read, self._phases = before._read, before._phases
+            if before.recipe.words == self.recipe.words and "vectors" in vars(before):
+                self.vectors = before.vectors
+        return self
 
     @cached_property
     def split(self) -> Split:
@@ -132,7 +145,7 @@ class Experiment:
         return digest_of([self.recipe.training_settings, {name: self.phase(name).digest for name in phases}])
 
     def test_draws(self, phase: str) -> list[Draw]:
-        """The episodes to measure a phase on: saved ones, or drawn from the recipe's seed.
+        """The episodes to measure a phase on: saved ones, or drawn, the same ones whatever the training's seed.
 
         Names alone are measured on the queries of one shot.
         """
@@ -161,13 +174,13 @@ class Experiment:
             return draws[: evaluation.episodes]
         return self.sample_draws(phase)
 
-    def sample_draws(self, phase: str) -> list[Draw]:
-        """Test episodes from the recipe's seed."""
+    def sample_draws(self, phase: str, seed: int = 0) -> list[Draw]:
+        """Test episodes that no file names."""
         evaluation, images = self.recipe.evaluation, self.phase(phase)
         options: dict[str, Any] = {"shots": max(1, evaluation.shots), "queries": evaluation.queries}
         if evaluation.sampling == "at-least":
             options |= {side: self._side(phase, side) for side in ("support", "query")}
-        sampler = SAMPLERS[evaluation.sampling](images.targets, images.labels, seed=self.recipe.seed, **options)
+        sampler = SAMPLERS[evaluation.sampling](images.targets, images.labels, seed=seed, **options)
         return [sampler.draw(index) for index in range(evaluation.episodes)]
 
     def _check_at_least(self, path: Path, draws: Sequence[Draw], phase: str) -> None:

@@ -19,8 +19,7 @@ from torch import Tensor
 from fewtag.errors import InputError
 from fewtag.files import make_folder, write_atomically
 from fewtag.research.bench.distributed import (
-    Reporter,
-    Silent,
+    Bench,
     collective_refusal,
     on_rank_zero,
     rank_share,
@@ -37,26 +36,17 @@ from fewtag.research.data.sampling import Draw
 from fewtag.research.features.backbone import AnyBackbone
 from fewtag.research.features.rows import Rows, drop_features, feature_rows, take_all
 from fewtag.research.methods import METHODS, Base, ClassNames, EndToEnd, Method
-from fewtag.research.methods.base import pool
+from fewtag.research.types import pool
 
 _base_features: dict[tuple[str, str], Tensor] = {}
 """Of the last pictures and network: runs of a recipe mostly share them, and reading takes longer than solving."""
 
 
 def measure(
-    experiment: Experiment,
-    fabric: Fabric,
-    *,
-    runs: Path,
-    out: Path,
-    cache: Path,
-    command: str,
-    force: bool = False,
-    report: Reporter | None = None,
+    experiment: Experiment, bench: Bench, *, runs: Path, out: Path, command: str, force: bool = False
 ) -> dict[str, list[ResultRow]]:
     """The rows of each phase; a phase already measured by the same recipe is read back, not run again."""
-    report = report or Silent()
-    recipe = experiment.recipe
+    recipe, fabric = experiment.recipe, bench.fabric
     files = {phase: out / f"{recipe.name}.{phase}.parquet" for phase in recipe.evaluation.phases}
     rows = {} if force else on_rank_zero(fabric, lambda: measured_rows(ResultRow, files, experiment))
     if len(rows) == len(files):
@@ -68,21 +58,20 @@ def measure(
         words = {phase: experiment.words(experiment.phase(phase).labels) for phase in draws}
         run = None if recipe.training is None else RunFolder.of(experiment, runs)
     with _results_folder(fabric, out):
-        facts = {} if run is None else _train(experiment, run, fabric, out, cache, report)
+        facts = {} if run is None else _train(experiment, run, bench, out)
         if run is not None or METHODS[recipe.method.name].base_stage == "features":
             facts["base_pictures"] = len(experiment.phase("train"))
-        with _ready(experiment, run, fabric, cache) as (backbone, method):
+        with _ready(experiment, run, bench) as (backbone, method):
             if method.base_stage == "features":
-                solve(method, experiment, backbone, cache, fabric, report)
+                solve(method, experiment, backbone, bench)
             for phase, phase_draws in draws.items():
                 images = experiment.phase(phase)
                 used, numbered = _used(images, phase_draws)  # a large pool is not encoded for a few draws
-                features = read_features(used, backbone, cache, fabric, report, phase)
+                features = read_features(used, backbone, bench, phase)
                 pictures = Pool.of(used, features, words[phase], fabric.device)
                 since = time.perf_counter()
-                report.start(f"measuring {recipe.name} on {phase}", len(rank_share(fabric, numbered)))
-                judge = partial(evaluate, method, pictures, advance=report.advance)
-                judged = share_out(fabric, numbered, judge)
+                advance = bench.begin(f"measuring {recipe.name} on {phase}", len(rank_share(fabric, numbered)))
+                judged = share_out(fabric, numbered, partial(evaluate, method, pictures, advance=advance))
                 facts["seconds"] = round(time.perf_counter() - since, 2)
                 facts |= {"data_digest": images.digest, "draws_digest": draws_digest(phase_draws, images)}
                 means = np.mean([episode.label_aps for episode in judged], axis=0).round(6)
@@ -101,18 +90,16 @@ def _used(images: LabelledImages, draws: Sequence[Draw]) -> tuple[LabelledImages
     return images.select(rows), [replace(draw, support=s, query=q) for draw, (s, q) in zip(draws, sides, strict=True)]
 
 
-def _train(
-    experiment: Experiment, run: RunFolder, fabric: Fabric, out: Path, cache: Path, report: Reporter
-) -> dict[str, Any]:
+def _train(experiment: Experiment, run: RunFolder, bench: Bench, out: Path) -> dict[str, Any]:
     """Trains the run, unless it is trained already; returns what its rows tell of that."""
-    recipe = experiment.recipe
+    recipe, fabric = experiment.recipe, bench.fabric
     assert recipe.training is not None
     if on_rank_zero(fabric, lambda: run.summary) is None:
         with collective_refusal():
             for phase in recipe.evaluation.phases:
                 images = experiment.phase(phase)
                 refuse_unreadable(images.select(rank_share(fabric, range(len(images)))))
-    summary = train(experiment, run, fabric, cache=cache, report=report)
+    summary = train(experiment, run, bench)
 
     def write_curve() -> None:
         curve = json.dumps({"recipe": recipe.digest, "commit": commit(), "curve": run.curve})
@@ -129,26 +116,21 @@ def _train(
     return facts
 
 
-def read_features(
-    images: LabelledImages, backbone: AnyBackbone, cache: Path, fabric: Fabric, report: Reporter, what: str
-) -> Rows:
-    read = partial(feature_rows, backbone=backbone, cache=cache, advance=report.advance)
-    return rows_by_all_ranks(fabric, images, read, report, what)
+def read_features(images: LabelledImages, backbone: AnyBackbone, bench: Bench, what: str) -> Rows:
+    return rows_by_all_ranks(bench, images, partial(feature_rows, backbone=backbone, cache=bench.cache), what)
 
 
-def solve(
-    method: Method, experiment: Experiment, backbone: AnyBackbone, cache: Path, fabric: Fabric, report: Reporter
-) -> None:
+def solve(method: Method, experiment: Experiment, backbone: AnyBackbone, bench: Bench) -> None:
     """Fits a method that solves on the global features of all base pictures."""
     with collective_refusal():
         images = experiment.phase("train")
         words = experiment.words(images.labels)
-    rows, names, device = read_features(images, backbone, cache, fabric, report, "train"), None, fabric.device
+    rows, names, device = read_features(images, backbone, bench, "train"), None, bench.fabric.device
     if method.uses_names and (settings := experiment.recipe.names) is not None:
         with collective_refusal():
             classifier = experiment.build_classifier().to(device)
             class_words, numbers = experiment.class_words()
-        soft = read_features(images, classifier, cache, fabric, report, "class probabilities of train")
+        soft = read_features(images, classifier, bench, "class probabilities of train")
         chances = torch.cat([some[:, numbers].float() for some in take_all(soft)])
         names = ClassNames(class_words.to(device), chances.to(device), settings.weight)
     key = (images.digest, backbone.fingerprint)
@@ -173,10 +155,9 @@ def load_trained(experiment: Experiment, run: RunFolder | None) -> tuple[AnyBack
 
 
 @contextmanager
-def _ready(
-    experiment: Experiment, run: RunFolder | None, fabric: Fabric, cache: Path
-) -> Iterator[tuple[AnyBackbone, Method]]:
+def _ready(experiment: Experiment, run: RunFolder | None, bench: Bench) -> Iterator[tuple[AnyBackbone, Method]]:
     """Network and method on the device; features of a fine-tuned network are used once, and dropped afterwards."""
+    fabric = bench.fabric
     with collective_refusal():
         backbone, method = load_trained(experiment, run) if fabric.is_global_zero else experiment.build()
     whole = method if experiment.recipe.backbone.frozen else EndToEnd(backbone, method)
@@ -187,7 +168,7 @@ def _ready(
         yield backbone, method
     finally:
         if not experiment.recipe.backbone.frozen and fabric.is_global_zero:
-            drop_features(backbone, cache)
+            drop_features(backbone, bench.cache)
 
 
 @contextmanager

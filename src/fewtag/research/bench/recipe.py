@@ -15,7 +15,7 @@ from fewtag.research.methods.closed_form import ClosedForm
 
 
 class Settings(BaseModel):
-    """A table of a recipe: read-only, and unknown keys are refused."""
+    """A table of settings: read-only, and unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -183,7 +183,7 @@ class Evaluation(Settings):
     supports: Literal["complete", "single"] = "complete"
     """Whether a support picture names all that it shows, or only the label that it was drawn for."""
     draws: dict[str, str] = {}
-    """Saved draws by phase, relative to the recipe; drawn from the seed where none are named, or an empty name."""
+    """Saved draws by phase, relative to the recipe; drawn, alike for all seeds, where none or an empty name is said."""
 
 
 class SessionSettings(Settings):

@@ -17,14 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Bool, Float
-from pydantic import BaseModel, ConfigDict, Json, ValidationError
+from pydantic import Json, ValidationError
 from scipy.special import stdtrit
 
 import fewtag
 from fewtag.core.metrics import average_precision, average_precisions
 from fewtag.errors import InputError
 from fewtag.files import write_atomically
-from fewtag.research.bench.recipe import Recipe
+from fewtag.research.bench.recipe import Recipe, Settings
 from fewtag.research.methods import METHODS
 
 METRICS = tuple(f"{scope}_{name}" for scope in ("micro", "macro") for name in ("precision", "recall", "f1", "ap"))
@@ -77,10 +77,8 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
 Summary = dict[str, dict[str, float]]
 
 
-class MeasuredRow(BaseModel):
+class MeasuredRow(Settings):
     """What every row tells of its run. What a row does not tell is None, and null in the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     run: str
     method: str

@@ -123,7 +123,9 @@ class RunFolder:
             )
         # a kill may have cut the last line short
         whole = self._log.read_text().splitlines(keepends=True) if self._log.exists() else []
-        kept = [line for line in whole if line.endswith("\n") and _episode(line) <= checkpoint.state.episode]
+        kept = [
+            line for line in whole if line.endswith("\n") and json.loads(line)["episode"] <= checkpoint.state.episode
+        ]
         write_atomically(self._log, "".join(kept).encode())
         return checkpoint
 
@@ -135,10 +137,6 @@ class RunFolder:
     def log(self, facts: Facts) -> None:
         with self._log.open("a") as file:
             file.write(json.dumps(facts) + "\n")
-
-
-def _episode(line: str) -> int:
-    return int(json.loads(line)["episode"])
 
 
 def read_facts(path: Path) -> Facts:

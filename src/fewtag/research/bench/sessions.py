@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from lightning_fabric import Fabric
 from numpy.typing import NDArray
 
 from fewtag.core.metrics import average_precision
-from fewtag.core.posterior import Classifiers, Fitted, Pictures, Places, Strengths, Vectors, softmax
+from fewtag.core.posterior import Classifiers, Fitted, Pictures, Places, Strengths, Vectors
 from fewtag.errors import InputError
-from fewtag.research.bench.distributed import Reporter, Silent, collective_refusal, on_rank_zero
+from fewtag.research.bench.distributed import Bench, collective_refusal, on_rank_zero
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import device_name, measured_rows, read_features, solve
 from fewtag.research.bench.recipe import SessionSettings
@@ -59,31 +58,19 @@ class Problem(NamedTuple):
 
 
 class Gallery:
-    """All pictures of a phase, with what scoring them again and again needs: place lengths and Gram matrices."""
+    """All pictures of a phase, to be scored again and again."""
 
     def __init__(self, pictures: Pictures) -> None:
         self.pictures = pictures
-        self.gram = pictures.places @ pictures.places.transpose(0, 2, 1)
 
     def select(self, rows: Sequence[int]) -> Pictures:
         chosen = list(rows)
         return Pictures(*(part[chosen] for part in self.pictures))
 
-    def logits(self, classifiers: Classifiers, focus: float) -> NDArray[np.float32]:
-        """problems × images, the numbers of `Classifiers.logits`."""
-        images = len(self.gram)
-        found = np.empty((len(classifiers.guides), images), np.float32)
-        for first in range(0, images, AT_ONCE):
-            some = slice(first, first + AT_ONCE)
-            places, lengths, whole = (part[some] for part in self.pictures)
-            alike = places @ classifiers.guides.T / np.maximum(lengths, 1e-12)[..., None]
-            attention = softmax(focus * alike, axis=1)
-            along = (attention * (places @ classifiers.focused.T)).sum(axis=1)
-            turned = np.ascontiguousarray(attention.transpose(0, 2, 1))
-            squares = np.einsum("ilp,ilp->il", turned @ self.gram[some], turned)
-            focused = along / np.sqrt(np.maximum(squares, 1e-12))
-            found[:, some] = (focused + whole @ classifiers.whole.T + classifiers.bias).T
-        return found
+    def logits(self, classifiers: Classifiers, strengths: Strengths) -> NDArray[np.float32]:
+        """problems × images"""
+        chunks = np.array_split(self.pictures.places, range(AT_ONCE, len(self.pictures.places), AT_ONCE))
+        return np.concatenate([classifiers.logits(some, strengths) for some in chunks]).T
 
 
 def problems(targets: NDArray[np.bool_], labels: Sequence[str], settings: SessionSettings, seed: int) -> list[Problem]:
@@ -126,7 +113,7 @@ def run_sessions(
             method.fit_answers(gallery.select(rows), problem.shown[rows], guides[problem.label])
             for problem, rows in zip(started, asked, strict=True)
         ]
-        logits = gallery.logits(Classifiers.of(fitted), method.strengths.query_focus)
+        logits = gallery.logits(Classifiers.of(fitted), method.strengths)
         yield np.array([measured(*one) for one in zip(logits, started, asked, strict=True)])
         likeliest = order == "likeliest" or (order == "mixed" and answer % 2 == 0)
         wish = np.where(askable, logits if likeliest else -np.abs(logits), -np.inf)
@@ -137,18 +124,10 @@ def run_sessions(
 
 
 def measure_sessions(
-    experiment: Experiment,
-    fabric: Fabric,
-    *,
-    out: Path,
-    cache: Path,
-    command: str,
-    force: bool = False,
-    report: Reporter | None = None,
+    experiment: Experiment, bench: Bench, *, out: Path, command: str, force: bool = False
 ) -> dict[str, list[SessionRow]]:
     """The rows of each phase; a phase already measured by the same recipe is read back, not run again."""
-    report = report or Silent()
-    recipe, settings = experiment.recipe, experiment.recipe.sessions
+    recipe, settings, fabric = experiment.recipe, experiment.recipe.sessions, bench.fabric
     assert settings is not None
     files = {phase: out / f"{recipe.name}.{phase}{SESSIONS}" for phase in recipe.evaluation.phases}
     rows = {} if force else on_rank_zero(fabric, lambda: measured_rows(SessionRow, files, experiment))
@@ -162,23 +141,22 @@ def measure_sessions(
                 f"method {recipe.method.name!r} cannot learn {start}; docs/protocol.md names those that do"
             )
         backbone.to(fabric.device).eval()
-    solve(method, experiment, backbone, cache, fabric, report)
+    solve(method, experiment, backbone, bench)
     for phase in [phase for phase in files if phase not in rows]:
         with collective_refusal():
             images = experiment.phase(phase)
             started = problems(images.targets, images.labels, settings, recipe.seed)
             words = experiment.words(images.labels)
-        maps = take_all(read_features(images, backbone, cache, fabric, report, phase), AT_ONCE)
+        maps = take_all(read_features(images, backbone, bench, phase), AT_ONCE)
         local = np.concatenate([method.local(some.float()) for some in maps])
         gallery, guides = Gallery(Pictures.of(local)), method.guides(words)
         since, most = time.perf_counter(), max(settings.answers)
         found: list[dict[str, object]] = []
         for order in settings.orders:
-            report.start(f"{recipe.name} on {phase}, {order}", most + 1)
-            precisions = []
+            advance, precisions = bench.begin(f"{recipe.name} on {phase}, {order}", most + 1), []
             for precision in run_sessions(method, gallery, guides, started, order, most):
                 precisions.append(precision)
-                report.advance(1)
+                advance(1)
             ap, least = np.stack(precisions), np.minimum.accumulate(precisions, axis=0)
             found += [
                 {

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
@@ -13,12 +12,12 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 from torch.optim import Adam
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn
 
 from fewtag.errors import InputError, nearest
+from fewtag.pictures.prefetch import Advance
 from fewtag.research.bench.distributed import (
-    Reporter,
-    Silent,
+    Bench,
     broadcast_buffers,
     collective_refusal,
     on_rank_zero,
@@ -30,7 +29,6 @@ from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.recipe import Training
 from fewtag.research.bench.results import METRICS
 from fewtag.research.bench.run_folder import Checkpoint, RunFolder, TrainingState, TrainingSummary
-from fewtag.research.data.images import LabelledImages
 from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.backbone import AnyBackbone
 from fewtag.research.features.rows import MemoryRows, Rows, feature_rows, pixel_rows, take_all
@@ -44,12 +42,9 @@ class Phase(NamedTuple):
     sampler: EpisodeSampler
 
 
-def train(
-    experiment: Experiment, run: RunFolder, fabric: Fabric, *, cache: Path, report: Reporter | None = None
-) -> TrainingSummary:
+def train(experiment: Experiment, run: RunFolder, bench: Bench) -> TrainingSummary:
     """Trains the recipe's method, or goes on training it; `run.best` then holds the best weights."""
-    report = report or Silent()
-    recipe, training = experiment.recipe, experiment.recipe.training
+    recipe, training, fabric = experiment.recipe, experiment.recipe.training, bench.fabric
     if training is None:
         raise InputError(f"recipe {recipe.name!r} has no [training] table, so there is nothing to train")
     if not METHODS[recipe.method.name].differentiable:
@@ -61,7 +56,7 @@ def train(
     if done is not None:
         return done
 
-    method, base, validation = prepare(experiment, fabric, cache, report)
+    method, base, validation = prepare(experiment, bench)
     if not any(parameter.requires_grad for parameter in method.parameters()):
         raise InputError(
             f"method {recipe.method.name!r} has nothing to learn on a frozen backbone; remove [training] from recipe "
@@ -76,14 +71,14 @@ def train(
         if checkpoint := on_rank_zero(fabric, lambda: run.load_checkpoint(processes=fabric.world_size)):
             learner.load(checkpoint)
         state = learner.state
-        report.start(f"training {recipe.name}", training.episodes)
-        report.advance(state.episode)
+        advance = bench.begin(f"training {recipe.name}", training.episodes)
+        advance(state.episode)
         if validation is not None and state.episode == 0:
-            learner.judge(run, validation, None, report)  # the untrained weights are the ones to beat
+            learner.judge(run, validation, None, advance)  # the untrained weights are the ones to beat
         saved_at = state.episode
         while state.episode < training.episodes and not learner.is_stale:
-            loss = learner.learn(base, report)
-            learner.judge(run, validation, loss, report)
+            loss = learner.learn(base, advance)
+            learner.judge(run, validation, loss, advance)
             if state.episode - saved_at >= training.checkpoint_every:
                 on_rank_zero(fabric, lambda: run.save_checkpoint(learner.checkpoint()))
                 saved_at = state.episode
@@ -106,8 +101,10 @@ class Learner:
         self.model, self.optimizer = fabric.setup(method, optimizer)
         self.model.mark_forward_method("loss")
         self.model.mark_forward_method("encoder_loss")
-        # batch-norm statistics are averaged along: to count them anew would take a pass over all base pictures
-        self.averaged = AveragedModel(method, avg_fn=running_mean, use_buffers=True) if training.cycle else None
+        # batch-norm statistics are averaged along: to count them anew would take a pass over all base pictures. By this
+        # function, as torch's default for many tensors at once divides no integers, and batch norms count their batches
+        mean = get_swa_avg_fn()  # type: ignore[no-untyped-call]
+        self.averaged = AveragedModel(method, avg_fn=mean, use_buffers=True) if training.cycle else None
         self.state = TrainingState(processes=fabric.world_size)
         self._begun = time.perf_counter()
 
@@ -137,7 +134,7 @@ class Learner:
         assert isinstance(self.averaged.module, Method)
         return self.averaged.module
 
-    def learn(self, base: Phase, report: Reporter) -> float:
+    def learn(self, base: Phase, advance: Advance) -> float:
         """Takes steps until the next validation; returns the mean loss, the same on every rank."""
         a_step = self.training.episodes_per_step * self.fabric.world_size
         validate_every = max(1, round(self.training.validate_every / a_step)) * a_step
@@ -147,7 +144,7 @@ class Learner:
             losses.append(self.take_step(base))
             self.state.episode += a_step
             # reading the loss waits for the device, so not at every step
-            report.advance(a_step, **({"loss": losses[-1].item()} if len(losses) % 10 == 0 else {}))
+            advance(a_step, **({"loss": losses[-1].item()} if len(losses) % 10 == 0 else {}))
         # every rank sees the mean of all, so that all of them stop, or none
         mean = self.fabric.all_reduce(torch.stack(losses).mean(), reduce_op="mean")
         assert isinstance(mean, Tensor)
@@ -188,7 +185,7 @@ class Learner:
             return 0.0
         return 0.0 * torch.stack([each.sum() for each in self.method.parameters() if each.requires_grad]).sum()
 
-    def judge(self, run: RunFolder, validation: Phase | None, loss: float | None, report: Reporter) -> None:
+    def judge(self, run: RunFolder, validation: Phase | None, loss: float | None, advance: Advance) -> None:
         """Validates the weights to keep, saves them if they are the best so far, and logs what they came to.
 
         Without validation, or where the last are to be kept, the latest weights are the best.
@@ -204,7 +201,7 @@ class Learner:
             state.stale += 1
         state.seconds = time.perf_counter() - self._begun
         told = {} if loss is None else {"loss": loss}
-        report.advance(0, **told, **({} if score is None else {"val": score}))
+        advance(0, **told, **({} if score is None else {"val": score}))
         with collective_refusal():
             if self.fabric.is_global_zero:
                 if better:
@@ -225,11 +222,6 @@ def cyclic_share(cycle: int, step: int) -> float:
     return 1.0 - 0.999 * (step % cycle) / max(1, cycle - 1) if cycle else 1.0
 
 
-def running_mean(mean: Tensor, new: Tensor, count: Tensor | int) -> Tensor:
-    """torch's own for many tensors at once divides no integers, and batch norms count their batches."""
-    return mean + (new - mean) / (count + 1)
-
-
 def validate(fabric: Fabric, method: Method, phase: Phase, episodes: int) -> dict[str, float]:
     """Mean metrics over the validation episodes, which the ranks share among them."""
     broadcast_buffers(fabric, method)
@@ -242,20 +234,18 @@ def validate(fabric: Fabric, method: Method, phase: Phase, episodes: int) -> dic
     return {name: round(fmean(episode.metrics[name] for episode in judged), 6) for name in METRICS}
 
 
-def prepare(
-    experiment: Experiment, fabric: Fabric, cache: Path, report: Reporter
-) -> tuple[Method, Phase, Phase | None]:
+def prepare(experiment: Experiment, bench: Bench) -> tuple[Method, Phase, Phase | None]:
     """The method, and the base and validation phases as the rows it works on: features, or pixels if end to end.
 
     Without patience nothing is validated, and the split needs no validation labels.
     """
-    recipe, training, advance = experiment.recipe, experiment.recipe.training, report.advance
+    recipe, training, device = experiment.recipe, experiment.recipe.training, bench.fabric.device
     assert training is not None
     with collective_refusal():
         backbone, method = experiment.build()
     if recipe.backbone.frozen:
-        backbone.to(fabric.device)
-        read: Callable[[LabelledImages], Rows] = partial(feature_rows, backbone=backbone, cache=cache, advance=advance)
+        backbone.to(device)
+        read: Callable[..., Rows] = partial(feature_rows, backbone=backbone, cache=bench.cache)
     else:
         method = EndToEnd(backbone, method)
         if recipe.backbone.tuned is not None:
@@ -263,7 +253,7 @@ def prepare(
                 tune_stage(backbone, recipe.backbone.tuned)
         if experiment.compiled:
             backbone.compile()  # in place: weights keep their names
-        read = partial(pixel_rows, size=backbone.size, cache=cache, advance=advance)
+        read = partial(pixel_rows, size=backbone.size, cache=bench.cache)
 
     def phase(name: str) -> Phase:
         with collective_refusal():
@@ -272,8 +262,8 @@ def prepare(
                 images.targets, images.labels, shots=training.shots, queries=training.queries, seed=recipe.seed
             )
             words = experiment.words(images.labels)
-        rows = rows_by_all_ranks(fabric, images, read, report, name)
-        return Phase(Pool.of(images, on_device(rows, fabric.device), words, fabric.device), sampler)
+        rows = rows_by_all_ranks(bench, images, read, name)
+        return Phase(Pool.of(images, on_device(rows, device), words, device), sampler)
 
     return method, phase("train"), phase("val") if training.patience else None
 

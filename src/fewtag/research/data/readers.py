@@ -1,24 +1,15 @@
 """Readers of data sets: CSV and TSV tables, a folder per label, COCO, VOC; pictures in folders and tar archives."""
 
-import csv
-import gzip
-import io
-import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from fewtag.errors import InputError, nearest
 from fewtag.files import read_json
 from fewtag.pictures.files import Picture, archived, is_image_name
+from fewtag.pictures.tables import read_cells, split_labels
 from fewtag.research.data.images import LabelledImages, from_shown
-
-# TSV takes both separators; in CSV a comma would end the cell, so only the semicolon is one
-_FORMATS = {".csv": (",", ";"), ".tsv": ("\t", "[,;]")}
-
-Line = tuple[int, dict[str, str]]
 
 
 class ImageIndex:
@@ -73,25 +64,22 @@ def read_table(
     An image is a path relative to `images` (or else to the table's folder), or a bare id found there among the files
     and the *.tar archives. A path that leads nowhere is refused by `check()` or when read, so that callers may skip it.
     """
-    ending = path.name.lower().removesuffix(".gz")[-4:]
-    if ending not in _FORMATS:
+    if not path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv")):
         raise InputError(f"the table {path} ends neither in .csv nor in .tsv (or these with .gz); rename it")
-    delimiter, separator = _FORMATS[ending]
     place = path.parent if images is None else images
     index: ImageIndex | None = None
     first_line: dict[str, int] = {}
     pictures = []
-    for line, row in _filtered(path, _rows(path, delimiter), where or {}):
+    for line, row in _filtered(path, where or {}):
         if not row["image"].strip():
             raise InputError(f"{path} line {line} names no image; fill in the column `image` or remove the line")
         name = PurePosixPath(row["image"].strip()).as_posix()
         if name in first_line:
             raise InputError(f"{path} lists image {name!r} twice, in lines {first_line[name]} and {line}; join the two")
         first_line[name] = line
-        shown = [label.strip() for label in re.split(separator, row["labels"])]
-        if "" in shown:
-            found = f"{path} line {line} has an empty label in {row['labels']!r}"
-            raise InputError(f"{found}; name it, or remove the spare separator")
+        shown = split_labels(path, line, row["labels"])
+        if not shown:
+            raise InputError(f"{path} line {line} has an empty label in {row['labels']!r}; name it, or remove the line")
         picture = Picture(place / name, name=str(place / name))
         if not is_image_name(name) or not picture.path.is_file():
             index = index_images(place) if index is None else index
@@ -103,40 +91,8 @@ def read_table(
     return from_shown(pictures, sorted(set().union(*(shown for _, _, shown in pictures))))
 
 
-def _rows(path: Path, delimiter: str) -> Iterator[Line]:
-    """Every row with its line number; its cells by column."""
-    try:
-        data = path.read_bytes()
-        # Excel begins its CSV with a byte-order mark
-        text = (gzip.decompress(data) if path.suffix.lower() == ".gz" else data).decode("utf-8-sig")
-    except (OSError, EOFError) as error:
-        raise InputError(f"cannot read the table {path}: {getattr(error, 'strerror', None) or error}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"the table {path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
-    columns = list(reader.fieldnames or [])
-    missing = [column for column in ("image", "labels") if column not in columns]
-    if missing:
-        raise InputError(
-            f"the table {path} lacks the column {' and '.join(map(repr, missing))}: its header has "
-            f"{', '.join(map(repr, columns)) or 'nothing'}; it needs `image` and `labels`"
-        )
-    try:
-        for row in reader:
-            if None in row or None in row.values():
-                raise InputError(
-                    f"{path} line {reader.line_num} does not have the header's {len(columns)} cells; "
-                    'several labels are joined by ";", as in "dog;sofa"'
-                )
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise InputError(f"{path} line {reader.line_num} cannot be read ({error}); save the table again") from error
-
-
-def _filtered(path: Path, rows: Iterator[Line], where: Mapping[str, Sequence[str]]) -> list[Line]:
-    everything = list(rows)
-    if not everything:
-        raise InputError(f"the table {path} has a header and no row; add a row for each image")
+def _filtered(path: Path, where: Mapping[str, Sequence[str]]) -> list[tuple[int, dict[str, str]]]:
+    everything = list(read_cells(path))
     for column, values in where.items():
         if column not in everything[0][1]:
             raise InputError(f"the table {path} has no column {column!r}; {nearest(column, everything[0][1])}")
@@ -181,53 +137,38 @@ def read_coco(annotations: Sequence[Path], images: Sequence[Path]) -> LabelledIm
     names: dict[int, str] = {}
     pictures: list[tuple[str, Picture, set[str]]] = []
     for path in annotations:
-        content = _load_annotations(path)
-        table = _categories(path, content)
+        table, labels = _coco_labels(path)
         if names and table != names:
             raise InputError(f"{path} and {annotations[0]} list different categories; read them as two data sets")
         names = table
-        for file_name, shown in _coco_labels(path, content, names).items():
-            pictures.append((file_name, _find(file_name, indices), shown))
+        pictures += [(file_name, _find(file_name, indices), shown) for file_name, shown in labels.items()]
     return from_shown(pictures, [names[number] for number in sorted(names)])
 
 
-def _load_annotations(path: Path) -> dict[str, Any]:
-    content = read_json(path, "file of annotations")
-    wanted = ("images", "annotations", "categories")
+def _coco_labels(path: Path) -> tuple[dict[int, str], dict[str, set[str]]]:
+    """The categories by number, and the labels each image shows, by file name, in the file's order."""
+    content, wanted = read_json(path, "file of annotations"), ("images", "annotations", "categories")
     if not isinstance(content, dict) or not all(isinstance(content.get(key), list) for key in wanted):
         raise InputError(f"{path} lacks one of the lists {', '.join(wanted)}; give COCO's instances_*.json")
-    return content
-
-
-def _categories(path: Path, content: dict[str, Any]) -> dict[int, str]:
-    names = {int(_field(path, row, "id")): str(_field(path, row, "name")) for row in content["categories"]}
-    if len(set(names.values())) < len(content["categories"]):
-        raise InputError(f"{path} lists a category's id or name twice; give each category its own")
-    return names
-
-
-def _coco_labels(path: Path, content: dict[str, Any], names: dict[int, str]) -> dict[str, set[str]]:
-    """The labels each image shows, by file name, in the file's order."""
     labels: dict[int, set[str]] = defaultdict(set)
-    for row in content["annotations"]:
-        category = _field(path, row, "category_id")
-        if category not in names:
-            raise InputError(f"{path}: an annotation has category {category!r}, which `categories` lacks; add it there")
-        if not row.get("iscrowd"):
-            labels[_field(path, row, "image_id")].add(names[category])
-    files = {_field(path, row, "id"): str(_field(path, row, "file_name")) for row in content["images"]}
-    unknown = labels.keys() - files.keys()
-    if unknown:
+    try:
+        names = {int(row["id"]): str(row["name"]) for row in content["categories"]}
+        files = {row["id"]: str(row["file_name"]) for row in content["images"]}
+        for row in content["annotations"]:
+            if (category := row["category_id"]) not in names:
+                raise InputError(
+                    f"{path}: an annotation has category {category!r}, which `categories` lacks; add it there"
+                )
+            if not row.get("iscrowd"):
+                labels[row["image_id"]].add(names[category])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} holds an entry without {error}; give COCO's instances_*.json") from error
+    if unknown := labels.keys() - files.keys():
         raise InputError(f"{path}: an annotation is for image {min(unknown)!r}, which `images` lacks; add it there")
-    if len(set(files.values())) < len(content["images"]):
-        raise InputError(f"{path} lists an image's id or file name twice; list each image once")
-    return {name: labels[number] for number, name in files.items() if number in labels}
-
-
-def _field(path: Path, row: Any, key: str) -> Any:
-    if not isinstance(row, dict) or key not in row:
-        raise InputError(f"{path} holds an entry without {key!r}; give COCO's instances_*.json")
-    return row[key]
+    for listed, key in ((names, "categories"), (files, "images")):
+        if len(set(listed.values())) < len(content[key]):
+            raise InputError(f"{path} lists an id or a name twice in `{key}`; give each its own")
+    return names, {name: labels[number] for number, name in files.items() if number in labels}
 
 
 def _find(file_name: str, indices: Sequence[ImageIndex]) -> Picture:

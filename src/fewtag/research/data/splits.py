@@ -29,16 +29,6 @@ class Phase(BaseModel):
     must_not_show: list[Name] = []
     must_show: list[Name] = []
 
-    def check(self, groups: Iterable[str]) -> None:
-        """Refuses groups that are unknown, named twice, or wanted and forbidden at once."""
-        for key, named in self:
-            _refuse_unknown(named, groups, f"{key!r} has an unknown group")
-        if len(set(self.labels)) < len(self.labels):
-            raise ValueError("names a group of its labels twice; name it once")
-        both = set(self.must_not_show) & {*self.labels, *self.must_show}
-        if both:
-            raise ValueError(f"forbids and wants group {min(both)!r} at once; remove one")
-
 
 class Split(BaseModel):
     """Disjoint groups of labels, made into phases such as "train", "val" and "test"; every name refers to something."""
@@ -62,16 +52,17 @@ class Split(BaseModel):
                     )
                 home[label] = group
         for name, phase in self.phases.items():
-            try:
-                phase.check(self.groups)
-            except ValueError as error:
-                raise ValueError(f"phase {name!r}: {error}") from error
+            for key, named in phase:
+                _refuse_unknown(named, self.groups, f"phase {name!r}: {key!r} has an unknown group")
+            if len(set(phase.labels)) < len(phase.labels):
+                raise ValueError(f"phase {name!r}: names a group of its labels twice; name it once")
+            if both := set(phase.must_not_show) & {*phase.labels, *phase.must_show}:
+                raise ValueError(f"phase {name!r}: forbids and wants group {min(both)!r} at once; remove one")
             for key, named in phase:
                 setattr(phase, key, [label for group in named for label in self.groups[group]])
         _refuse_unknown(self.words, home, '"words" has an unknown label')
         _refuse_unknown(self.aliases.values(), home, '"aliases" leads to an unknown label')
-        clash = sorted(self.aliases.keys() & home.keys())
-        if clash:
+        if clash := sorted(self.aliases.keys() & home.keys()):
             raise ValueError(f"{clash[0]!r} is both a label and an alias; remove one")
         return self
 

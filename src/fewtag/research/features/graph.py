@@ -137,9 +137,8 @@ def _write(graph: Any, path: Path, name: str, size: int, channels: int, constant
 
 def wrap_graph(source: Path, path: Path, size: int) -> tuple[dict[str, Any], Constants]:
     """An ONNX file, from pixels normalised as ImageNet's to a feature map, as a graph that the product runs."""
-    import onnx
+    import onnx.parser
     import onnxruntime
-    from onnx import TensorProto, helper, numpy_helper
 
     try:
         graph = onnx.load(source)
@@ -151,38 +150,34 @@ def wrap_graph(source: Path, path: Path, size: int) -> tuple[dict[str, Any], Con
         raise InputError(f"{found}; check --size") from error
     shape, turned = _to_places(features.shape, source)
     channels, side = (shape[1], math.isqrt(shape[2])) if turned else (shape[2], math.isqrt(shape[1]))
-    constants = {"pool": pooling(side, min(SIDE, side))}
-    shift, scale = (np.array(each, np.float32).reshape(1, 3, 1, 1) for each in (IMAGENET_MEAN, IMAGENET_STD))
-    fixed = {"fewtag.shift": shift, "fewtag.scale": scale, "fewtag.shape": np.array(shape)}
-    before = [
-        helper.make_node("Cast", ["pixels"], ["fewtag.numbers"], to=TensorProto.FLOAT),
-        helper.make_node("Sub", ["fewtag.numbers", "fewtag.shift"], ["fewtag.centred"]),
-        helper.make_node("Div", ["fewtag.centred", "fewtag.scale"], [wanted]),
-    ]
-    after = [
-        helper.make_node("Reshape", [given, "fewtag.shape"], ["fewtag.flat"]),
-        helper.make_node("Transpose", ["fewtag.flat"], ["fewtag.local"], perm=[0, 2, 1] if turned else [0, 1, 2]),
-        helper.make_node("Sub", ["fewtag.local", "mean"], ["fewtag.rest"]),
-        helper.make_node("MatMul", ["fewtag.rest", "basis"], ["fine"]),
-        helper.make_node("MatMul", ["pool", "fine"], ["places"]),
-    ]
+    around = onnx.parser.parse_graph(f"""
+        places (uint8[images, 3, {size}, {size}] pixels, float[{channels}] mean, float[{channels}, space] basis,
+                float[places, fine_places] pool)
+            => (float[images, places, space] places, float[images, fine_places, space] fine)
+            <float[1, 3, 1, 1] fewtag_mean = {{{", ".join(map(str, IMAGENET_MEAN))}}},
+             float[1, 3, 1, 1] fewtag_std = {{{", ".join(map(str, IMAGENET_STD))}}},
+             int64[3] fewtag_shape = {{{", ".join(map(str, shape))}}}>
+        {{
+            fewtag_numbers = Cast <to = 1> (pixels)
+            fewtag_centred = Sub (fewtag_numbers, fewtag_mean)
+            fewtag_wanted = Div (fewtag_centred, fewtag_std)
+            fewtag_flat = Reshape (fewtag_given, fewtag_shape)
+            fewtag_local = Transpose <perm = {[0, 2, 1] if turned else [0, 1, 2]}> (fewtag_flat)
+            fewtag_rest = Sub (fewtag_local, mean)
+            fine = MatMul (fewtag_rest, basis)
+            places = MatMul (pool, fine)
+        }}
+    """)
+    before, after = around.node[:3], around.node[3:]
+    before[-1].output[0], after[0].input[0] = wanted, given
     nodes = [*before, *graph.graph.node, *after]
     for part in (graph.graph.node, graph.graph.input, graph.graph.output):
         del part[:]
     graph.graph.node.extend(nodes)
-    graph.graph.initializer.extend([numpy_helper.from_array(value, name) for name, value in fixed.items()])
-    shapes: dict[str, tuple[int, list[str | int | None]]] = {
-        "pixels": (TensorProto.UINT8, ["images", 3, size, size]),
-        "mean": (TensorProto.FLOAT, [channels]),
-        "basis": (TensorProto.FLOAT, [channels, "space"]),
-        "pool": (TensorProto.FLOAT, ["places", "fine places"]),
-    }
-    graph.graph.input.extend(
-        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in shapes.items()]
-    )
-    graph.graph.output.extend(
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["images", None, "space"]) for name in OUTPUTS]
-    )
+    graph.graph.initializer.extend(around.initializer)
+    graph.graph.input.extend(around.input)
+    graph.graph.output.extend(around.output)
+    constants = {"pool": pooling(side, min(SIDE, side))}
     return _write(graph, path, source.name, size, channels, constants), constants
 
 

@@ -19,13 +19,11 @@ from fewtag.errors import InputError
 from fewtag.files import LIMIT_VARIABLE, format_size
 from fewtag.pictures.decode import squash_bytes, stack
 from fewtag.pictures.files import Picture
-from fewtag.pictures.prefetch import batches, prefetch
+from fewtag.pictures.prefetch import Advance, batches, prefetch
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.features.backbone import AnyBackbone, Backbone, JoinedBackbone, join_maps
 from fewtag.research.features.inference import fuse_batch_norms, precision_of, start
 
-Advance = Callable[[int], None]
-"""Told how many more rows are done, for a progress bar."""
 Square = UInt8[np.ndarray, "3 size size"]
 Pixels = UInt8[np.ndarray, "images 3 size size"]
 _log = logging.getLogger(__name__)
@@ -95,18 +93,12 @@ class CachedRows:
     def take(self, rows: Sequence[int]) -> Num[Tensor, "images *shape"]:
         assert all(0 <= row < len(self) for row in rows), "a row of this data set"
         space = self.extractor.space
+        found = dict(zip(rows, space.get_many([self.digests[row] for row in rows]), strict=True))
+        if missing := [row for row, value in found.items() if value is None]:
+            found |= zip(missing, self._make(missing), strict=True)
         values = np.empty((len(rows), *space.shape), space.dtype)
-        missing: dict[int, list[int]] = {}
-        for number, (row, found) in enumerate(
-            zip(rows, space.get_many([self.digests[row] for row in rows]), strict=True)
-        ):
-            if found is None:
-                missing.setdefault(int(row), []).append(number)
-            else:
-                values[number] = found
-        if missing:
-            for numbers, fresh in zip(missing.values(), self._make(list(missing)), strict=True):
-                values[numbers] = fresh
+        for number, row in enumerate(rows):
+            values[number] = found[row]
         return torch.from_numpy(values)
 
     def _make(self, rows: Sequence[int]) -> np.ndarray:

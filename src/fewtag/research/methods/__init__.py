@@ -6,16 +6,9 @@ from functools import cache
 from pydantic import TypeAdapter, ValidationError
 
 from fewtag.errors import InputError, nearest
-from fewtag.research.methods.ablations import (
-    BilinearPooling,
-    GlobalAttention,
-    LocalQuery,
-    NoCmwLoss,
-    SimpleAttention,
-    SimpleLocalAttention,
-)
+from fewtag.research.methods import ablations
 from fewtag.research.methods.base import Base, Classifier, ClassNames, EndToEnd, Episode, Method, Precoded, Support
-from fewtag.research.methods.closed_form import ClosedForm, Posterior, Rocchio
+from fewtag.research.methods.closed_form import ClosedForm, Posterior, Rocchio, WordOnly
 from fewtag.research.methods.kggr import KGGR
 from fewtag.research.methods.laso import LaSO
 from fewtag.research.methods.linear import LinearClassifier, LogisticRegression
@@ -24,7 +17,6 @@ from fewtag.research.methods.neighbours import NearestNeighbours, TipAdapter
 from fewtag.research.methods.pla import PLA, WordPLA
 from fewtag.research.methods.protonet import AM3, CentredProtoNet, ProtoNet
 from fewtag.research.methods.word_attention import ReferenceWordAttention, WordAttention
-from fewtag.research.methods.word_map import WordOnly
 
 METHODS: dict[str, type[Method]] = {
     "word-attention": WordAttention,
@@ -45,12 +37,12 @@ METHODS: dict[str, type[Method]] = {
     "maml": MAML,
     "pla": PLA,
     "pla-glove": WordPLA,
-    "no-cmw-loss": NoCmwLoss,
-    "simple-attention": SimpleAttention,
-    "global-attention": GlobalAttention,
-    "simple-local-attention": SimpleLocalAttention,
-    "bilinear-pooling": BilinearPooling,
-    "local-query": LocalQuery,
+    "no-cmw-loss": ablations.NoCmwLoss,
+    "simple-attention": ablations.SimpleAttention,
+    "global-attention": ablations.GlobalAttention,
+    "simple-local-attention": ablations.SimpleLocalAttention,
+    "bilinear-pooling": ablations.BilinearPooling,
+    "local-query": ablations.LocalQuery,
 }
 
 _validator = cache(TypeAdapter)  # which takes pydantic a millisecond, and recipes have hundreds of runs

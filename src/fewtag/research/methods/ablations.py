@@ -8,10 +8,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Episode, Support, bce, options, pool
+from fewtag.research.methods.base import Episode, Support, options
 from fewtag.research.methods.kggr import LowRankScores
 from fewtag.research.methods.word_attention import FloatMaps, Joint, Local, Scores, WordAttention
-from fewtag.research.types import Logits
+from fewtag.research.types import Logits, bce, pool
 
 
 @options

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple, TypeVar, dataclass_transform
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
-from fewtag.research.types import Encoded, Logits, Maps, Targets, Words
+from fewtag.research.types import Encoded, Logits, Maps, Targets, Words, bce
 
 Classifier = Callable[[Maps], Logits]
 
@@ -47,6 +46,15 @@ class Episode(NamedTuple):
     def batch(self) -> tuple[Maps, Targets]:
         """All images alike, those of the support first."""
         return torch.cat([self.support.maps, self.maps]), torch.cat([self.support.targets, self.targets])
+
+    def base_batch(self, labels: tuple[str, ...]) -> tuple[Maps, Targets]:
+        """The same, for a method that was prepared for these base labels and learns a part for each."""
+        if self.support.labels != labels:
+            raise InputError(
+                f"this method was prepared for {len(labels)} base labels, and the episode has "
+                f"{len(self.support.labels)} labels, not the same; call prepare with the labels that it is to learn"
+            )
+        return self.batch
 
 
 class ClassNames(NamedTuple):
@@ -154,11 +162,6 @@ class Precoded(Method):
         return lambda maps: classifier(self.encode(maps))
 
 
-def full_precision(like: Tensor) -> torch.autocast:
-    """A context without autocast on the tensor's device: half precision would tie scores and spoil small solves."""
-    return torch.autocast(like.device.type, enabled=False)
-
-
 class EndToEnd(Method):
     """End-to-end training: a backbone and a method as one method of pixels, so that frozen runs share all code."""
 
@@ -181,34 +184,3 @@ class EndToEnd(Method):
         """One pass of the backbone over support and query, so that they share batch-norm statistics and kernels."""
         support, query = self.backbone(episode.batch[0]).split([len(episode.support.maps), len(episode.maps)])
         return Episode(episode.support._replace(maps=support), query, episode.targets)
-
-
-def bce(logits: Logits, targets: Targets) -> Float[Tensor, ""]:
-    """Mean binary cross-entropy over images and labels."""
-    return F.binary_cross_entropy_with_logits(logits.float(), targets.float())
-
-
-def pool(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor, "images channels"]:
-    """Global average pooling: the mean over places."""
-    return maps.mean(dim=(2, 3))
-
-
-def unit_features(maps: Maps) -> Float[Tensor, "images channels"]:
-    """Global features of unit length, in full precision."""
-    return F.normalize(pool(maps.float()), dim=-1)
-
-
-def places(maps: Float[Tensor, "images channels height width"]) -> Float[Tensor, "images places channels"]:
-    """Local features, a row for each place of the map."""
-    return maps.flatten(2).transpose(1, 2)
-
-
-def cosine(
-    left: Float[Tensor, "*episodes images size"], right: Float[Tensor, "*episodes labels size"]
-) -> Float[Tensor, "*episodes images labels"]:
-    """Cosine similarity of each image with each label, in full precision."""
-    with full_precision(left):
-        left, right = left.float(), right.float()
-        # lengths divide the products, which are smaller than unit vectors of all images
-        lengths = left.norm(dim=-1).clamp_min(1e-12)[..., None] * right.norm(dim=-1).clamp_min(1e-12)[..., None, :]
-        return left @ right.mT / lengths

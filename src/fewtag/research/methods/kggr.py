@@ -8,6 +8,7 @@ AAAI 2020), the same authors' forerunners, and docs/methods.md says what we chos
 """
 
 from copy import deepcopy
+from dataclasses import field
 from functools import partial
 
 import torch
@@ -17,9 +18,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Base, Classifier, Episode, Method, Support, bce, full_precision, places
+from fewtag.research.methods.base import Base, Classifier, Episode, Method, Support, options
 from fewtag.research.methods.linear import descend
-from fewtag.research.types import Logits, Maps, Targets, Words
+from fewtag.research.types import Logits, Maps, Targets, Words, bce, full_precision, places
 
 Edges = Float[Tensor, "labels labels"]
 Nodes = Float[Tensor, "images labels joint"]
@@ -31,36 +32,31 @@ AT_ONCE_ON_CPU = 2**20
 """The same where they can stay in a core's cache, in place of passing through memory three times."""
 
 
+@options
 class KGGR(Method):
     """The base stage trains network and base classifiers; at test only the classifiers, unless `tune_network`."""
 
     base_stage = "labels"
 
-    base_words: Tensor
-    base_edges: Tensor
-    edge_scale: Tensor
+    base_words: Tensor = field(init=False)
+    base_edges: Tensor = field(init=False)
+    edge_scale: Tensor = field(init=False)
 
-    def __init__(
-        self,
-        channels: int,
-        dimensions: int,
-        *,
-        joint: int = 1024,
-        steps: int = 3,
-        finetune_epochs: int = 40,
-        finetune_rate: float = 3e-2,
-        weight_decay: float = 0.0,
-        tune_network: bool = False,
-        propagation: int = 0,
-    ) -> None:
-        super().__init__(channels, dimensions)
-        if steps < 1:
-            raise InputError(f"steps = {steps}: labels need at least one step to hear of each other; write 1 or more")
-        self.finetune_epochs, self.finetune_rate = finetune_epochs, finetune_rate
-        self.weight_decay, self.tune_network = weight_decay, tune_network
-        self.joint = joint
-        self.network = LabelNetwork(channels, dimensions, joint, steps)
-        self.propagation = Propagation(joint, propagation) if propagation else None
+    joint: int = 1024
+    steps: int = 3
+    finetune_epochs: int = 40
+    finetune_rate: float = 3e-2
+    weight_decay: float = 0.0
+    tune_network: bool = False
+    propagation: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps < 1:
+            found = f"steps = {self.steps}"
+            raise InputError(f"{found}: labels need at least one step to hear of each other; write 1 or more")
+        self.network = LabelNetwork(self.channels, self.dimensions, self.joint, self.steps)
+        self.propagate = Propagation(self.joint, self.propagation) if self.propagation else None
 
     def prepare(self, base: Base) -> None:
         """The base labels' graph and classifiers."""
@@ -75,12 +71,9 @@ class KGGR(Method):
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
         """Binary cross-entropy of the base classifiers, over support and query images alike."""
-        support = episode.support
-        if support.labels != self.base_labels:
-            raise InputError(f"kggr was prepared for the base labels {self.base_labels}, found {support.labels}")
-        maps, targets = episode.batch
-        nodes = self.network(maps, support.words, self.base_edges)
-        weight = self.propagation(self.base_weight, self.base_words) if self.propagation else self.base_weight
+        maps, targets = episode.base_batch(self.base_labels)
+        nodes = self.network(maps, episode.support.words, self.base_edges)
+        weight = self.propagate(self.base_weight, self.base_words) if self.propagate else self.base_weight
         return bce(judge(nodes, weight, self.base_bias), targets)
 
     def adapt(self, support: Support) -> Classifier:
@@ -107,11 +100,11 @@ class KGGR(Method):
 
     def _informed(self, weight: Float[Tensor, "labels joint"], words: Words) -> Float[Tensor, "labels joint"]:
         """New labels' classifiers after they have heard the base labels' and one another."""
-        if self.propagation is None:
+        if self.propagate is None:
             return weight
         everything = torch.cat([self.base_weight.detach(), weight]), torch.cat([self.base_words, words])
         with full_precision(weight):
-            return self.propagation(*everything)[len(self.base_weight) :]
+            return self.propagate(*everything)[len(self.base_weight) :]
 
 
 class LabelNetwork(nn.Module):

@@ -12,25 +12,23 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Base, Classifier, Episode, Method, Support, bce, options, unit_features
+from fewtag.research.methods.base import Base, Classifier, Episode, Method, Support, options
 from fewtag.research.methods.linear import fit_head
-from fewtag.research.types import Logits, Maps, Targets
+from fewtag.research.types import Logits, Maps, Targets, bce, unit_features
 
 Features = Float[Tensor, "images channels"]
-Plain = Callable[[Features, Features], Features]
-Augmented = tuple[Float[Tensor, "augmented channels"], Bool[Tensor, "augmented labels"]]
 
 
 class Operations(NamedTuple):
-    """Two sets of labels a row, put together in the three ways."""
+    """Two sets of labels a row, or their features, put together in the three ways."""
 
-    union: Targets
-    intersection: Targets
-    subtraction: Targets
+    union: Tensor
+    intersection: Tensor
+    subtraction: Tensor
 
 
 def operate(left: Targets, right: Targets) -> Operations:
@@ -46,7 +44,9 @@ def subtract(left: Features, right: Features) -> Features:
 class Operation(nn.Module):
     """One operation on features: what arithmetic suggests, corrected by a network that sees both images."""
 
-    def __init__(self, channels: int, plain: Plain, *, hidden: int, blocks: int, dropout: float) -> None:
+    def __init__(
+        self, channels: int, plain: Callable[..., Tensor], *, hidden: int, blocks: int, dropout: float
+    ) -> None:
         super().__init__()
         self.plain = plain
         sizes = [2 * channels] + [hidden] * blocks
@@ -98,18 +98,17 @@ class LaSO(Method):
         """All images of the episode, each paired with another: real and made features against their labels."""
         maps, targets = episode.batch
         features = self._features(maps)
-        order = self._partners(len(features), features.device)
+        images, device = len(features), features.device
+        # a partner for each: drawn in training, the next one otherwise
+        order = torch.randperm(images, device=device) if self.training else torch.arange(images, device=device).roll(1)
         others = features[order]
-        union, intersection = self.union(features, others), self.intersection(features, others)
-        subtraction = self.subtraction(features, others)
-
+        made = Operations(*(getattr(self, name)(features, others) for name in Operations._fields))
         wanted = operate(targets, targets[order])
-        made = (union, intersection, subtraction)
         judged = sum(bce(self._judge(features), labels) for features, labels in zip(made, wanted, strict=True))
-        swapped = F.mse_loss(union, self.union(others, features))
-        swapped = swapped + F.mse_loss(intersection, self.intersection(others, features))
+        swapped = F.mse_loss(made.union, self.union(others, features))
+        swapped = swapped + F.mse_loss(made.intersection, self.intersection(others, features))
         # what only this image shows and what both show make up the image; against networks that forget the image
-        rebuilt = F.mse_loss(self.union(subtraction, intersection), features.detach())
+        rebuilt = F.mse_loss(self.union(made.subtraction, made.intersection), features.detach())
         return bce(self.head(features), targets) + judged + self.symmetry * swapped + self.rebuild * rebuilt
 
     def adapt(self, support: Support) -> Classifier:
@@ -121,7 +120,7 @@ class LaSO(Method):
         return lambda maps: head(self._features(maps))
 
     @torch.no_grad()
-    def _augment(self, features: Features, targets: Targets) -> Augmented:
+    def _augment(self, features: Features, targets: Targets) -> tuple[Tensor, Tensor]:
         """The images and what all pairs of them make, in both orders, since no network is quite symmetric."""
         left, right = (~torch.eye(len(features), dtype=torch.bool, device=features.device)).nonzero().T
         shown = operate(targets[left], targets[right])
@@ -132,10 +131,6 @@ class LaSO(Method):
     def _judge(self, features: Features) -> Logits:
         """The base classifier, which made features must convince and may not change."""
         return F.linear(features, self.head.weight.detach(), self.head.bias.detach())
-
-    def _partners(self, images: int, device: torch.device) -> Tensor:
-        """A partner for each image: drawn in training, the next one otherwise."""
-        return torch.randperm(images, device=device) if self.training else torch.arange(images, device=device).roll(1)
 
     def _features(self, maps: Maps) -> Features:
         """Global features of length √channels, so that the rates fit any backbone."""

@@ -8,19 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fewtag.research.methods.base import (
-    Base,
-    Classifier,
-    Episode,
-    Method,
-    Support,
-    bce,
-    full_precision,
-    options,
-    pool,
-    unit_features,
-)
-from fewtag.research.types import Logits, Maps, Targets
+from fewtag.research.methods.base import Base, Classifier, Episode, Method, Support, options
+from fewtag.research.types import Logits, Maps, Targets, bce, full_precision, pool, unit_features
 
 STEPS = 100  # a bound against endless loops; a dozen steps are usual
 TOLERANCE = 1e-12
@@ -105,8 +94,7 @@ class LinearClassifier(HeadMethod):
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
         """The base stage: support and query images are one batch of labelled images."""
-        assert episode.support.labels == self.base_labels, "the base head has a column for each base label, in order"
-        maps, targets = episode.batch
+        maps, targets = episode.base_batch(self.base_labels)
         return bce(self.base_head(pool(maps.float())), targets)
 
     def fit(self, features: Features, targets: Targets) -> Head:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Classifier, Episode, Method, Support, bce, full_precision, unit_features
-from fewtag.research.types import Logits, Maps, Targets
+from fewtag.research.methods.base import Classifier, Episode, Method, Support
+from fewtag.research.types import Logits, Maps, Targets, bce, full_precision, unit_features
 
 Features = Float[Tensor, "images channels"]
 

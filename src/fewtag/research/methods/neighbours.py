@@ -6,9 +6,9 @@ Votes are shared out: a picture's neighbours have one vote between them, so a la
 import torch
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Classifier, Method, Support, cosine, full_precision, options, pool
-from fewtag.research.methods.word_map import WordMapped, to_tensor
-from fewtag.research.types import Logits, Maps
+from fewtag.research.methods.base import Classifier, Method, Support, options
+from fewtag.research.methods.closed_form import WordMapped, to_tensor
+from fewtag.research.types import Logits, Maps, cosine, full_precision, pool
 
 EPSILON = 1e-6  # no neighbour, or every one: a probability that still has a finite logit
 

@@ -10,6 +10,8 @@ support, as in the few-shot comparison of Yan et al. (AAAI 2022).
 import math
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import field
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -19,9 +21,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Base, Classifier, Episode, Precoded, Support, bce, full_precision, places, pool
+from fewtag.research.methods.base import Base, Classifier, Episode, Precoded, Support, options
 from fewtag.research.methods.linear import Head, descend
-from fewtag.research.types import Encoded, Logits, Maps, Targets, Words
+from fewtag.research.types import Encoded, Logits, Maps, Targets, Words, bce, full_precision, places, pool
 
 StepLogits = Float[Tensor, "images steps tokens"]
 """At each step a score for each label and, last, for the stop token."""
@@ -101,6 +103,7 @@ class View(NamedTuple):
         return View(self.places[images], self.keys[images])
 
 
+@options
 class PLA(Precoded):
     """The labels' embeddings are learnt: on the base labels, and from zero on a support.
 
@@ -111,34 +114,27 @@ class PLA(Precoded):
     base_stage = "labels"
 
     embeds_words: ClassVar[bool] = False
-    output: nn.Linear
-    embed: nn.Module
 
-    def __init__(
-        self,
-        channels: int,
-        dimensions: int,
-        *,
-        joint: int = 512,
-        embedding: int = 256,
-        dropout: float = 0.5,
-        steps: int = 10,
-        finetune_epochs: int = 40,
-        finetune_rate: float = 1e-3,
-        tune_decoder: bool = True,
-        encoder_episodes: int = 0,
-    ) -> None:
-        super().__init__(channels, dimensions)
-        if steps < 2:
-            raise InputError(f"steps = {steps}: to emit a label and to stop takes at least 2")
-        self.encoder_episodes = encoder_episodes
-        self.joint, self.embedding, self.steps = joint, embedding, steps
-        self.finetune_epochs, self.finetune_rate, self.tune_decoder = finetune_epochs, finetune_rate, tune_decoder
+    joint: int = 512
+    embedding: int = 256
+    dropout: float = 0.5
+    steps: int = 10
+    finetune_epochs: int = 40
+    finetune_rate: float = 1e-3
+    tune_decoder: bool = True
+    encoder_episodes: int = 0
+    output: nn.Linear = field(init=False)
+    embed: nn.Module = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps < 2:
+            raise InputError(f"steps = {self.steps}: to emit a label and to stop takes at least 2")
         self.base_labels: tuple[str, ...] = ()
-        self.visual = nn.Linear(channels, joint)
-        self.dropout = nn.Dropout(dropout)
-        self.key = nn.Linear(joint, joint)
-        self.decoder = Decoder(joint, embedding)
+        self.visual = nn.Linear(self.channels, self.joint)
+        self.drop = nn.Dropout(self.dropout)
+        self.key = nn.Linear(self.joint, self.joint)
+        self.decoder = Decoder(self.joint, self.embedding)
 
     def prepare(self, base: Base) -> None:
         """Makes the output layer and the embeddings of the base labels."""
@@ -152,39 +148,23 @@ class PLA(Precoded):
         if self.encoder_episodes:
             self.base_classifier = nn.Linear(self.joint, len(base.labels))
 
-    def embed_base(self, words: Words) -> Embeddings:
-        """What the decoder is told of the base labels that it emits."""
-        return self.embed(words if self.embeds_words else torch.arange(len(words), device=words.device))
-
-    def embed_new(self, words: Words) -> Embeddings:
-        """What it is told of new labels before it is tuned."""
-        return self.embed(words) if self.embeds_words else words.new_zeros(len(words), self.embedding)
-
     def encoder_loss(self, episode: Episode) -> Float[Tensor, ""]:
         """Binary cross-entropy of a linear classifier of the mean places, in which the decoder has no part."""
-        maps, targets = self.batch(episode)
+        maps, targets = episode.base_batch(self.base_labels)
         return bce(self.base_classifier(self.visual(pool(maps))), targets)
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
-        maps, targets = self.batch(episode)
-        local = self.dropout(self.visual(places(maps)))
+        maps, targets = episode.base_batch(self.base_labels)
+        local = self.drop(self.visual(places(maps)))
         view = View(local.float(), self.key(local).float())
         # the recurrent part is small, and the alignment compares probabilities: in full precision
         with full_precision(local):
             order, running = sort_by_length(targets, self.steps)
             output = Head(self.output.weight, self.output.bias)
-            logits = self.decoder(view.take(order), self.embed_base(episode.support.words), output, running)
+            words = episode.support.words
+            told = self.embed(words if self.embeds_words else torch.arange(len(words), device=words.device))
+            logits = self.decoder(view.take(order), told, output, running)
             return alignment_loss(logits, targets[order])
-
-    def batch(self, episode: Episode) -> tuple[Maps, Targets]:
-        """All the episode's images with their base labels; which of them are the support does not matter."""
-        support = episode.support
-        if support.labels != self.base_labels:
-            raise InputError(
-                f"this method was prepared for {len(self.base_labels)} base labels, and the episode has "
-                f"{len(support.labels)} labels, not the same; call prepare with the labels that it is to learn"
-            )
-        return torch.cat([support.maps, episode.maps]), torch.cat([support.targets, episode.targets])
 
     @torch.no_grad()
     def encode(self, maps: Maps) -> Encoded:
@@ -198,12 +178,12 @@ class PLA(Precoded):
         # of labels that score the same the first is emitted: so by name, lest the order of the labels decide
         order = sorted(range(len(support.labels)), key=support.labels.__getitem__)
         back = sorted(range(len(order)), key=order.__getitem__)
-        tuned = self.tune(self.view(support.maps), support.words[order], support.targets[:, order])
+        decode = self.tune(self.view(support.maps), support.words[order], support.targets[:, order])
         steps = min(self.steps, int(support.targets.sum(dim=1).max()) + 1)
 
         def classify(maps: Encoded) -> Logits:
             with full_precision(maps):
-                return best_logits(tuned.decode(self.view(maps), [len(maps)] * steps))[:, back]
+                return best_logits(decode(self.view(maps), running=[len(maps)] * steps))[:, back]
 
         return classify
 
@@ -214,27 +194,28 @@ class PLA(Precoded):
             local = places(maps).contiguous()
             return View(local, self.key(local))
 
-    def tune(self, view: View, words: Words, targets: Targets) -> "TunedDecoder":
-        """Trains a fresh output layer and fresh embeddings, and a copy of the decoder, on all images at once."""
+    def tune(self, view: View, words: Words, targets: Targets) -> partial[StepLogits]:
+        """A copy of the decoder with a fresh output layer and fresh embeddings, trained on all images at once."""
         tokens, like = targets.shape[1] + 1, view.places
         with full_precision(like), torch.no_grad():
-            embeddings = self.embed_new(words.float()).clone()
+            zeros = like.new_zeros(len(words), self.embedding)
+            embeddings = self.embed(words.float()).clone() if self.embeds_words else zeros
         output = Head(like.new_zeros(tokens, self.joint), like.new_zeros(tokens))
-        tuned = TunedDecoder(deepcopy(self.decoder).requires_grad_(False), embeddings, output)
-        trained = [embeddings, *output, *(tuned.decoder.parameters() if self.tune_decoder else ())]
+        decoder = deepcopy(self.decoder).requires_grad_(False)
+        trained = [embeddings, *output, *(decoder.parameters() if self.tune_decoder else ())]
         for tensor in trained:
             tensor.requires_grad_()
         order, running = sort_by_length(targets, self.steps)
         view, targets = view.take(order), targets[order]
-        descend(
-            lambda: alignment_loss(tuned.decode(view, running), targets),
-            trained,
-            epochs=self.finetune_epochs,
-            rate=self.finetune_rate,
-        )
+        decode = partial(decoder, embeddings=embeddings, output=output)
+
+        def loss() -> Float[Tensor, ""]:
+            return alignment_loss(decode(view, running=running), targets)
+
+        descend(loss, trained, epochs=self.finetune_epochs, rate=self.finetune_rate)
         for tensor in trained:
             tensor.requires_grad_(False)
-        return tuned
+        return decode
 
 
 class WordPLA(PLA):
@@ -278,17 +259,6 @@ class Decoder(nn.Module):
         """Additive attention: each image's places, weighted by how well their keys suit the state's query."""
         scores = self.relevance(F.relu(view.keys + self.query(hidden)[:, None]))[:, :, 0]
         return torch.einsum("ip,ipj->ij", scores.softmax(dim=1), view.places)
-
-
-class TunedDecoder(NamedTuple):
-    """A decoder with the embeddings and the output layer of some labels."""
-
-    decoder: Decoder
-    embeddings: Embeddings
-    output: Head
-
-    def decode(self, view: View, running: Sequence[int]) -> StepLogits:
-        return self.decoder(view, self.embeddings, self.output, running)
 
 
 def sort_by_length(targets: Targets, most: int) -> tuple[Int[Tensor, "images"], list[int]]:

@@ -8,19 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fewtag.research.methods.base import (
-    Base,
-    Classifier,
-    Method,
-    Precoded,
-    Support,
-    cosine,
-    full_precision,
-    options,
-    pool,
-    unit_features,
-)
-from fewtag.research.types import Encoded, Logits, Maps, Words
+from fewtag.research.methods.base import Base, Classifier, Method, Precoded, Support, options
+from fewtag.research.types import Encoded, Logits, Maps, Words, cosine, full_precision, pool, unit_features
 
 Vectors = Float[Tensor, "labels channels"]
 

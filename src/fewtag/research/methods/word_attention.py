@@ -17,9 +17,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fewtag.errors import InputError
-from fewtag.research.methods.base import Classifier, Episode, Method, Support, bce, cosine, options, places, pool
+from fewtag.research.methods.base import Classifier, Episode, Method, Support, options
 from fewtag.research.methods.linear import descend
-from fewtag.research.types import Logits, Words
+from fewtag.research.types import Logits, Words, bce, cosine, places, pool
 
 FloatMaps = Float[Tensor, "images channels height width"]
 Joint = Float[Tensor, "labels joint"]

@@ -64,14 +64,14 @@ def test_where_keeps_rows_and_may_part_duplicates(table):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("file,labels\na.jpg,dog\n", "lacks the column 'image': its header has 'file', 'labels'"),
+        ("name,labels\na.jpg,dog\n", "lacks the column 'image': its header has 'name', 'labels'"),
         ("", "its header has nothing"),
         ("image,labels\n", "has a header and no row"),
         ("image,labels\na.jpg,dog;;cat\n", "line 2 has an empty label in 'dog;;cat'"),
         ("image,labels\na.jpg,dog\nb.png,\n", "line 3 has an empty label in ''"),
         ("image,labels\n,dog\n", "line 2 names no image"),
-        ("image,labels\na.jpg,dog,cat\n", "line 2 does not have the header's 2 cells"),
-        ("image,labels\na.jpg\n", "line 2 does not have the header's 2 cells"),
+        ("image,labels\na.jpg,dog,cat\n", "line 2 has 3 cells, the header 2"),
+        ("image,labels\na.jpg\n", "line 2 has 1 cells, the header 2"),
         ("image,labels\na.jpg,dog\n./a.jpg,cat\n", "twice, in lines 2 and 3"),
         ("image,labels\nzebra,dog\n", "line 2: image 'zebra' is not in"),
     ],

@@ -47,11 +47,11 @@ def difference_cell(difference: Difference | None) -> str:
     return f"{'' if difference.real else '≈ '}{mean} ± {100 * difference.interval:.2f}{over}"
 
 
-def spread_cell(run: MeasuredRun, phase: str = "test") -> str:
-    """`5 seeds ± 0.61; labels ± 9.80`: the intervals of macro-AP over what the episodes do not vary."""
-    if phase not in run.phases:
+def spread_cell(run: MeasuredRun) -> str:
+    """`5 seeds ± 0.61; labels ± 9.80`: the intervals of macro-AP on test over what the episodes do not vary."""
+    if "test" not in run.phases:
         return NONE
-    seeds, labels = run.seed_means(phase), list(run.label_aps(phase).values())
+    seeds, labels = run.seed_means("test"), list(run.label_aps("test").values())
     told = []
     if len(seeds) > 1:
         told.append(f"{len(seeds)} seeds ± {100 * mean_and_interval(seeds)[1]:.2f}")
@@ -123,7 +123,7 @@ def published_table(table: PublishedTable, results: Results) -> Iterator[str]:
             how = f"{_made_of(run)}; training: {training_cell(run)}"
             scores = [*(score_cell(run, phase) for phase in phases), spread_cell(run)]
             beside.append([run.label, *scores, *less, _seconds(run), how])
-        reasons = results.why_not(system)
+        reasons = {run.rpartition("/")[2]: results.reasons[run] for run in system.runs if run in results.reasons}
         if not beside and not reasons and system.numbers:
             reasons = {NONE: "no run yet"}
         blank = [NONE] * (len(head) - 4)
@@ -163,14 +163,15 @@ def setting_table(runs: Sequence[MeasuredRun]) -> Iterator[str]:
     )
 
 
-def shots_table(curves: Curves, phase: str) -> Iterator[str]:
-    """A line a method, a column a number of examples."""
+def shots_tables(curves: Curves) -> Iterator[str]:
+    """A table a phase: a line a method, a column a number of examples."""
     shots = sorted({number for curve in curves.values() for number in curve})
-    lines = [
-        [name, *(score_cell(curve[number], phase) if number in curve else NONE for number in shots)]
-        for name, curve in curves.items()
-    ]
-    yield from markdown_table([f"system, on `{phase}`", *map(shots_title, shots)], lines)
+    for phase in phases_of(run for curve in curves.values() for run in curve.values()):
+        lines = [
+            [name, *(score_cell(curve[number], phase) if number in curve else NONE for number in shots)]
+            for name, curve in curves.items()
+        ]
+        yield from markdown_table([f"system, on `{phase}`", *map(shots_title, shots)], lines)
 
 
 def shots_title(number: int) -> str:

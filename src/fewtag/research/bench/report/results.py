@@ -9,25 +9,23 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from fewtag.errors import InputError
 from fewtag.files import read_json
+from fewtag.research.bench.recipe import Settings
 from fewtag.research.bench.results import (
     METRICS,
     SESSIONS,
     ResultRow,
     SessionRow,
-    mean_and_interval,
     read_rows,
     read_rows_of,
 )
 
 
-class PublishedSystem(BaseModel):
+class PublishedSystem(Settings):
     """A line of a table; one without numbers is a run of ours that the table is the place for."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     system: str
     numbers: list[float]
@@ -37,10 +35,8 @@ class PublishedSystem(BaseModel):
     """Whether it is the paper's own model, in one of its readings."""
 
 
-class PublishedTable(BaseModel):
+class PublishedTable(Settings):
     """A table of the paper, in percent."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     title: str
@@ -77,10 +73,8 @@ class PublishedTable(BaseModel):
         return dict(zip(self.metrics, system.numbers, strict=False)).get(metric)
 
 
-class Published(BaseModel):
+class Published(Settings):
     """All tables of the paper, in its order."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str
     originals: dict[str, str]
@@ -159,15 +153,15 @@ class MeasuredRun:
         """The metric of each episode."""
         return [getattr(row, metric) for row in self.phases[phase]]
 
-    def mean(self, phase: str = "test", metric: str = "macro_ap") -> float:
-        return mean_and_interval(self.values(phase, metric))[0]
+    def mean(self, phase: str = "test") -> float:
+        return fmean(self.values(phase))
 
     def by_seed(self, phase: str = "test") -> Sequence[Sequence[ResultRow]]:
         """The rows of each training seed, of the one there is where there are not several."""
         return self.seeds.get(phase) or [self.phases[phase]]
 
-    def seed_means(self, phase: str = "test", metric: str = "macro_ap") -> list[float]:
-        return [fmean(getattr(row, metric) for row in rows) for rows in self.by_seed(phase)]
+    def seed_means(self, phase: str) -> list[float]:
+        return [fmean(row.macro_ap for row in rows) for rows in self.by_seed(phase)]
 
     def label_aps(self, phase: str = "test") -> dict[str, float]:
         """Each label's average precision over episodes and seeds; empty where the rows do not tell."""
@@ -198,32 +192,31 @@ class Results:
             if (run.reference, run.shared.split, run.shared.shots) == (name, table.data, table.shots)
         ]
 
-    def why_not(self, system: PublishedSystem) -> dict[str, str]:
-        """The reasons for the system's runs that were not measured, by run."""
-        return {run.rpartition("/")[2]: self.reasons[run] for run in system.runs if run in self.reasons}
-
 
 def read_results(folder: Path, paper: Published) -> Results:
     """All rows and reasons under the folder; a reason for a run that has rows by now is out of date."""
     for path in folder.glob("**/*.jsonl"):
         raise InputError(f"{path} is of before rows were Parquet; delete it, and measure its run with fewtag bench")
-    phases: dict[tuple[Path, str, str], dict[str, list[ResultRow]]] = {}
-    for path in sorted(folder.glob("**/*.parquet")):
-        if not path.name.endswith(SESSIONS) and (rows := read_rows(path)):
-            key = (path.parent, rows[0].run, rows[0].recipe_digest)
-            phases.setdefault(key, {})[rows[0].phase] = rows
-    seeds = join_seeds(phases)
+    paths = [path for path in sorted(folder.glob("**/*.parquet")) if not path.name.endswith(SESSIONS)]
+    found = [(path.parent, rows[0].run, rows) for path in paths if (rows := read_rows(path))]
+    seeds: dict[tuple[Path, str, str], dict[str, list[list[ResultRow]]]] = {}
+    first: dict[tuple[Path, str], str] = {}
+    for place, run, rows in sorted(found, key=lambda each: each[:2]):
+        name, digest = re.sub(r"-seed-\d+$", "", run), rows[0].recipe_digest
+        if name != run:  # one of several training seeds: together they are known by the recipe of the first
+            digest = first.setdefault((place, name), digest)
+        seeds.setdefault((place, name, digest), {}).setdefault(rows[0].phase, []).append(rows)
     sessions = [row for path in sorted(folder.glob(f"**/*{SESSIONS}")) for row in read_rows_of(SessionRow, path)]
-    if not phases and not sessions:
+    if not seeds and not sessions:
         raise InputError(f"there are no rows (*.parquet) under {folder}; measure some with fewtag bench RECIPE")
     runs = [
         MeasuredRun(
             *key,
             experiment=paper.originals.get(key[0].name, key[0].name),
-            phases={phase: mean_rows(rows[phase]) for phase in sorted(rows, key=_test_first)},
-            seeds={phase: each for phase, each in rows.items() if len(each) > 1},
+            phases={phase: mean_rows(phases[phase]) for phase in sorted(phases, key=_test_first)},
+            seeds={phase: each for phase, each in phases.items() if len(each) > 1},
         )
-        for key, rows in seeds.items()
+        for key, phases in seeds.items()
     ]
     measured = {run.reference for run in runs}
     reasons = dict(_reason(path, paper) for path in sorted(folder.glob("**/*.not-measured.json")))
@@ -234,21 +227,6 @@ def read_results(folder: Path, paper: Published) -> Results:
         use,
         sessions,
     )
-
-
-Key = tuple[Path, str, str]
-
-
-def join_seeds(runs: Mapping[Key, Mapping[str, list[ResultRow]]]) -> dict[Key, dict[str, list[list[ResultRow]]]]:
-    """Runs called `NAME-seed-N` as one run NAME, known by the recipe of its first seed; phases with a list a seed."""
-    first: dict[tuple[Path, str], Key] = {}
-    joined: dict[Key, dict[str, list[list[ResultRow]]]] = {}
-    for (folder, run, digest), phases in sorted(runs.items(), key=lambda item: (item[0][0], item[0][1])):
-        name = re.sub(r"-seed-\d+$", "", run)
-        key = (folder, name, digest) if name == run else first.setdefault((folder, name), (folder, name, digest))
-        for phase, rows in phases.items():
-            joined.setdefault(key, {}).setdefault(phase, []).append(rows)
-    return joined
 
 
 def mean_rows(seeds: Sequence[list[ResultRow]]) -> list[ResultRow]:
