@@ -42,7 +42,7 @@ from fewtag.studio.studio import Studio
 from fewtag.studio.values import PAGE, Answer, ReviewPage
 
 SIZES = (10_000, 100_000)
-TOPICS, POOL = 40, 1_500
+TOPICS, MOST = 40, 1_500
 PAGES, SCREEN = 12, 24
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LABELS = ("heron", "boat", "bridge", "dog", "cat", "bicycle", "pizza", "umbrella")
@@ -51,11 +51,11 @@ LABELS = ("heron", "boat", "bridge", "dog", "cat", "bicycle", "pizza", "umbrella
 class Pool:
     """Places of made-up pictures: each shows one to three topics, on a few places each."""
 
-    def __init__(self, places: int, size: int, topics: NDArray[np.float32]) -> None:
-        generator = np.random.default_rng(0)
-        self.shown = np.zeros((POOL, TOPICS), np.bool_)
-        noise = generator.standard_normal((POOL, places, size), dtype=np.float32) / np.sqrt(size)
-        for row in range(POOL):
+    def __init__(self, count: int, places: int, size: int, topics: NDArray[np.float32]) -> None:
+        generator, self.count = np.random.default_rng(0), min(count, MOST)
+        self.shown = np.zeros((self.count, TOPICS), np.bool_)
+        noise = generator.standard_normal((self.count, places, size), dtype=np.float32) / np.sqrt(size)
+        for row in range(self.count):
             for topic in generator.choice(TOPICS, generator.integers(1, 4), replace=False):
                 self.shown[row, topic] = True
                 spot = generator.choice(places, generator.integers(2, places // 4), replace=False)
@@ -69,11 +69,11 @@ def fill(studio: Studio, count: int) -> Pool:
     model = studio.model
     words = [model.word_map.prototypes(model.words.vector(label)[None])[0] for label in LABELS]
     extra = unit(np.random.default_rng(1).standard_normal((TOPICS - len(LABELS), model.space.size), dtype=np.float32))
-    pool = Pool(model.places, model.space.size, np.concatenate([np.stack(words), extra]).astype(np.float32))
-    studio._indexer.fetch = lambda rows: [pool.places[row % POOL] for row in rows]  # type: ignore[method-assign]
+    pool = Pool(count, model.places, model.space.size, np.concatenate([np.stack(words), extra]).astype(np.float32))
+    studio._indexer.fetch = lambda rows: [pool.places[row % pool.count] for row in rows]  # type: ignore[method-assign]
     generator = np.random.default_rng(2)
-    for first in range(0, count, POOL):
-        rows = range(first, min(first + POOL, count))
+    for first in range(0, count, pool.count):
+        rows = range(first, min(first + pool.count, count))
         pictures = [PictureRow(f"{row:032x}", 640, 480, None, 100_000) for row in rows]
         files = [
             FileRow(f"/made-up/{row:06d}.jpg", "/made-up", f"{row // 1000}/{row:06d}.jpg", f"{row:032x}", 1, 1)
@@ -125,7 +125,7 @@ def measure(count: int, pages: int) -> dict[str, Any]:
 
         def answers(page: ReviewPage) -> list[Answer]:
             """The truth."""
-            shown = [bool(pool.shown[int(cell.digest, 16) % POOL, 0]) for cell in page.pictures]
+            shown = [bool(pool.shown[int(cell.digest, 16) % pool.count, 0]) for cell in page.pictures]
             return [
                 Answer(str(uuid.uuid4()), cell.digest, LABELS[0], "yes" if yes else "no", PAGE)
                 for cell, yes in zip(page.pictures, shown, strict=True)
@@ -168,7 +168,7 @@ def make_project(folder: Path, count: int) -> Sequence[str]:
     with Studio.open(command[0], [album], cache=folder / "cache", index=False) as studio:
         model = studio.model
         topics = unit(np.random.default_rng(1).standard_normal((TOPICS, model.space.size), dtype=np.float32))
-        pool = Pool(model.places, model.space.size, topics)
+        pool = Pool(count, model.places, model.space.size, topics)
         # the network would take minutes
         fake = SimpleNamespace(size=model.size, encode=lambda squares: pool.places[: len(squares)])
         studio._indexer.model = fake  # type: ignore[assignment]
@@ -237,8 +237,8 @@ def figures(*, quick: bool = False) -> Iterator[Figure]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed is compiled
     if CHROMIUM:
-        yield start_figure(*((200, 1) if quick else (SIZES[0], PAGES)), environment, "" if quick else "≤ 1000")
-    for count in (200,) if quick else SIZES:
+        yield start_figure(*((60, 1) if quick else (SIZES[0], PAGES)), environment, "" if quick else "≤ 1000")
+    for count in (60,) if quick else SIZES:
         ranked = 200 if count <= SIZES[0] else 1000
         command = [sys.executable, __file__, "--one", str(count), *(["--quick"] if quick else [])]
         found = answer(run(command, environment))
@@ -254,13 +254,11 @@ def figures(*, quick: bool = False) -> Iterator[Figure]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument(
-        "--quick", action="store_true", help="a few hundred pictures: that it works, not how fast it is"
-    )
+    parser.add_argument("--quick", action="store_true", help="sixty pictures: that it works, not how fast it is")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(measure(arguments.one, 2 if arguments.quick else PAGES)))
+        print(json.dumps(measure(arguments.one, 1 if arguments.quick else PAGES)))
         return
     found = []
     if CHROMIUM is None:

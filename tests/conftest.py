@@ -5,7 +5,8 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,10 +15,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors this small are slower o
 import numpy as np
 import pytest
 from hypothesis import settings
+from onnxruntime import InferenceSession
 from PIL import Image, ImageDraw
 from tiny import draw, write_tiny_model
 
 from fewtag.cli import main as command_line
+from fewtag.runtime import Network
+from fewtag.tagger.model import SHIPPED_FOLDER
 
 # other load is none of a test's business; the examples are others each time
 settings.register_profile("fewtag", deadline=None, max_examples=50)
@@ -98,6 +102,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not alone(item):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shipped_networks() -> Iterator[None]:
+    """A shipped network is loaded once for all that use it in this process: it takes half a second."""
+    load = Network._opened.func  # type: ignore[attr-defined]
+    shared = cache(lambda *about: load(Network(*about)))
+
+    def opened(network: Network) -> InferenceSession:
+        about = network.graph, network.wanted, network.limit, network.sha256
+        return shared(*about) if network.graph.parent == SHIPPED_FOLDER else load(network)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Network, "_opened", once := cached_property(opened))
+        once.__set_name__(Network, "_opened")
+        yield
 
 
 class Outcome(NamedTuple):

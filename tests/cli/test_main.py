@@ -48,6 +48,7 @@ SLOW_TO_IMPORT = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("command", "needless"),
     [

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import picture
+from serving import TOKEN, picture
 from tiny import draw
 
 from fewtag.client import ApiError, Client
-from fewtag.server.front import listen
+from fewtag.server.front import Server, listen
+from fewtag.server.security import Settings
+from fewtag.server.services import MOST_JSON
 
 Cli = Callable[..., Any]
 
@@ -36,6 +38,19 @@ def started(*arguments: object, **environment: str) -> Iterator[tuple[dict[str, 
             yield json.loads(line), process
         finally:
             process.kill()
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """How the commands would serve: each ends where its server has begun."""
+    found: list[Settings] = []
+
+    def run(server: Server, _bound: object) -> None:
+        found.append(server.front.settings)
+        server._when_started(server.guard)
+
+    monkeypatch.setattr("fewtag.server.front.run", run)
+    return found
 
 
 @pytest.mark.processes
@@ -121,18 +136,23 @@ def test_options_that_contradict_each_other_are_refused(cli: Cli, bank: Path, tm
     assert "leave --no-cache out" in cli("serve", tmp_path / "project", "--no-cache").err
 
 
-@pytest.mark.processes
-def test_services_are_there_where_they_are_asked_for_and_take_pictures_in_json(bank: Path) -> None:
-    asked = "--service", "kserve", "--label-studio", "http://127.0.0.1:1"
-    with started("serve", bank, "--no-cache", *asked) as (first, _process):
-        client = Client(first["url"], first["token"])
-        assert client.get("/v2")["name"] == "fewtag"
-        assert client.get("/label-studio/health")["status"] == "UP"
-        large = {"name": "images", "datatype": "BYTES", "shape": [1], "data": ["A" * 3_000_000]}
-        for path, body, status in (
-            ("/photoprism/labels", {}, 404),
-            ("/v2/models/pets/infer", {"inputs": [large]}, 400),
-        ):
-            with pytest.raises(ApiError) as refused:
-                client.post(path, body)
-            assert refused.value.status == status
+def test_services_are_there_where_they_are_asked_for_and_take_pictures_in_json(
+    cli: Cli, bank: Path, served: list[Settings]
+) -> None:
+    cli("serve", bank, "--port", 0, "--service", "kserve", "--label-studio", "http://127.0.0.1:1")
+    cli("serve", bank, "--port", 0)
+    asked, plain = served
+    assert (asked.services, asked.label_studio) == (("kserve", "label-studio"), "http://127.0.0.1:1")
+    assert (plain.services, plain.label_studio) == ((), "")
+    assert asked.most_json == MOST_JSON > plain.most_json
+
+
+def test_a_token_that_is_kept_is_not_printed(
+    cli: Cli, bank: Path, served: list[Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for token, shown in ((TOKEN, False), ("", True)):
+        monkeypatch.setenv("FEWTAG_TOKEN", token)
+        first = cli("serve", bank, "--port", 0).out
+        assert "http://127.0.0.1:" in first
+        assert ("#token=" in first, TOKEN in first) == (shown, False)
+    assert [settings.token == TOKEN for settings in served] == [True, False]

@@ -349,7 +349,7 @@ main()
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 3])
-def test_a_kill_leaves_each_sidecar_old_or_new_and_the_next_run_ends_it(tmp_path: Path, after: int) -> None:
+def test_a_kill_leaves_each_sidecar_old_or_new_and_the_next_run_ends_it(cli: Cli, tmp_path: Path, after: int) -> None:
     """At random moments, and many more of them: tests/support/kills.py."""
     folder = tmp_path / "many"
     folder.mkdir()
@@ -360,16 +360,16 @@ def test_a_kill_leaves_each_sidecar_old_or_new_and_the_next_run_ends_it(tmp_path
         rows.append(f"{number}.png,zebra")
     (tmp_path / "tags.csv").write_text("\n".join(rows) + "\n")
     before = contents(folder)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, "-c", KILLED, str(after), "write", str(tmp_path / "tags.csv"), str(folder)]
-    assert subprocess.run(command, env=environment, capture_output=True).returncode == 9
+    command = ("write", str(tmp_path / "tags.csv"), str(folder))
+    killed = [sys.executable, "-c", KILLED, str(after), *command]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run(killed, env=environment, capture_output=True).returncode == 9
     for number, sidecar in enumerate(examples):
         found = (folder / f"{number}.png.xmp").read_bytes()
         assert Packet(found, "it").without_ours() == sidecar.content
-    command[3] = "99"
-    assert subprocess.run(command, env=environment, capture_output=True).returncode == 0
+    assert cli(*command).code == 0
     assert all("zebra" in tags(folder / f"{number}.png.xmp") for number in range(len(examples)))
-    assert subprocess.run([*command, "--undo"], env=environment, capture_output=True).returncode == 0
+    assert cli(*command, "--undo").code == 0
     assert contents(folder) == before
 
 

@@ -49,6 +49,19 @@ def test_an_error_arrives_where_its_result_would_have() -> None:
         next(results)
 
 
+def test_whoever_leaves_early_waits_for_no_thread() -> None:
+    """A join in a generator that the garbage collector closes while some thread starts would never end."""
+    free = threading.Event()
+    results = prefetch(lambda number: number == 0 or free.wait(120), range(9), 3, threads=2)
+    assert next(results)
+    leaving = threading.Thread(target=results.close, daemon=True)  # type: ignore[attr-defined]
+    leaving.start()
+    leaving.join(60)
+    stuck = leaving.is_alive()
+    free.set()
+    assert not stuck
+
+
 def test_batches_are_lists_of_so_many() -> None:
     assert list(batches(iter("abcde"), 2)) == [["a", "b"], ["c", "d"], ["e"]]
 

@@ -38,6 +38,7 @@ def shape(value: Any, wanted: Any, where: str = "") -> None:
         assert isinstance(value, str) == isinstance(wanted, str), where
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not shutil.which("curl") or not shutil.which("sha256sum") or not Path("/proc/sys/kernel/random/uuid").exists(),
     reason="the page's lines are for a shell with curl and sha256sum",

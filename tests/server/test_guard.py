@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import TOKEN
@@ -62,6 +63,7 @@ def reach(method: str, headers: dict[str, str]) -> tuple[str | None, int, dict[s
     return (let_in[0] if let_in else None), sent[0]["status"], found
 
 
+@pytest.mark.slow
 @given(METHODS, HEADERS_SENT)
 @settings(max_examples=150, deadline=None)
 def test_whatever_the_headers_the_rules_hold(method: str, headers: dict[str, str]) -> None:

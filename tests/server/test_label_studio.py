@@ -253,6 +253,7 @@ def mangled(draw_one: Any) -> Any:
     return json.loads(text[:place] + json.dumps(junk) + text[end:])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(body=mangled(), path=st.sampled_from(["setup", "predict", "webhook"]))
 def test_a_request_with_anything_in_it_is_taken_or_refused_in_one_sentence(

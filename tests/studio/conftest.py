@@ -6,15 +6,10 @@ from pathlib import Path
 
 import pytest
 from album import LABELS
-from tiny import draw, write_tiny_model
+from tiny import draw
 
 from fewtag.studio import index
 from fewtag.studio.studio import Studio
-
-
-@pytest.fixture(scope="session")
-def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")
@@ -43,14 +38,14 @@ def album(drawn_album: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_studio(
-    model_file: Path, shared_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, shared_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Studio]]:
     """open_studio(folders) opens the project tmp_path/project, indexed; all are closed in the end."""
     opened: list[Studio] = []
     monkeypatch.setattr(index, "PATIENT_SECONDS", 0.0)
 
     def open_it(*folders: Path, project: str = "project", **options: object) -> Studio:
-        options = {"model": str(model_file), "cache": shared_cache, **options}
+        options = {"model": str(tiny_model), "cache": shared_cache, **options}
         studio = Studio.open(tmp_path / project, folders, **options)  # type: ignore[arg-type]
         opened.append(studio)
         assert studio.wait(300)

@@ -144,6 +144,7 @@ def test_sidecars_are_written_and_taken_back_to_the_byte(open_studio: Callable[.
     assert {path: path.read_bytes() for path in album.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_data_sets_of_other_programs_say_what_the_table_says(studio: Studio) -> None:
     studio.define("dog")
     answer_page(studio, "dog", size=20)

@@ -255,6 +255,7 @@ def test_thumbnails_are_ours_and_small(studio: Studio) -> None:
         studio.thumbnail(picture, 4000)
 
 
+@pytest.mark.slow
 def test_damaged_thumbnails_and_features_are_made_again(open_studio: Open, album: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     studio = open_studio(album, cache=cache)

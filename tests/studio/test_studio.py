@@ -171,6 +171,7 @@ def test_nothing_but_the_project_writes_its_bank(studio: Studio, tmp_path: Path)
     tagger.save(tmp_path / "copy.fewtag")
 
 
+@pytest.mark.slow
 def test_the_same_answers_in_any_order_make_the_same_bank(open_studio: Open, drawn_album: Path) -> None:
     banks = set()
     for number in range(3):
@@ -265,6 +266,7 @@ def test_examples_that_the_project_has_lost_are_set_aside(open_studio: Open, dra
     assert bank in [path.read_bytes() for path in again.folder.glob("bank.*.fewtag")]
 
 
+@pytest.mark.slow
 def test_two_threads_that_answer_lose_nothing(studio: Studio) -> None:
     studio.define("dog")
     pictures = list(digests(studio).values())[:40]

@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -16,6 +17,9 @@ from fewtag.runtime import INPUTS
 from fewtag.tagger.bank import Bank
 from fewtag.tagger.model import Model, save_model
 from fewtag.words.vectors import SHIPPED, load_words
+
+if TYPE_CHECKING:
+    import pytest
 
 SIZE, CELL, CHANNELS, SPACE = 32, 8, 16, 8
 COLOURS = {"dog": "red", "cat": "lime", "sofa": "blue", "zebra": "white", "ball": "yellow"}
@@ -110,3 +114,15 @@ def _graph(generator: np.random.Generator) -> onnx.ModelProto:
     initial = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
     graph = helper.make_graph(nodes, "tiny", inputs, [output], initial)
     return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def count_encoded(monkeypatch: "pytest.MonkeyPatch") -> list[int]:
+    """Will hold the sizes of the batches that the network gets."""
+    encode, sizes = Model.encode, list[int]()
+
+    def counting(model: Model, pixels: np.ndarray) -> Any:
+        sizes.append(len(pixels))
+        return encode(model, pixels)
+
+    monkeypatch.setattr(Model, "encode", counting)
+    return sizes

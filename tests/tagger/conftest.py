@@ -17,20 +17,14 @@ OWN_WORDS = ("dog", "cat", "sofa", "zebra", "lens", "eye", "red")
 
 
 @pytest.fixture(scope="session")
-def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A convolution of random weights, with the shipped words."""
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="session")
 def other_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another network, and another space."""
     return write_tiny_model(tmp_path_factory.mktemp("other"), "other", seed=1)
 
 
 @pytest.fixture(scope="session")
-def model(model_file: Path) -> Model:
-    return load_model(str(model_file))
+def model(tiny_model: Path) -> Model:
+    return load_model(str(tiny_model))
 
 
 @pytest.fixture

@@ -186,12 +186,12 @@ def test_another_model_is_refused(saved: Path, model: Model) -> None:
 
 
 def test_a_model_that_has_moved_is_named_and_may_be_given(
-    saved: Path, model_file: Path, taught: Tagger, tmp_path: Path
+    saved: Path, tiny_model: Path, taught: Tagger, tmp_path: Path
 ) -> None:
     rewrite(saved, lambda header: header["model"].update(source=str(tmp_path / "gone" / "tiny.safetensors")))
     with pytest.raises(InputError, match=r"there is no model .*tiny\.safetensors"):
         Tagger.load(saved)
-    assert same(Tagger.load(saved, model=str(model_file)), taught)
+    assert same(Tagger.load(saved, model=str(tiny_model)), taught)
 
 
 def test_a_newer_and_an_older_format_are_refused(saved: Path) -> None:
@@ -380,9 +380,9 @@ def test_a_bank_names_no_file_that_is_opened_for_words(saved: Path, tmp_path: Pa
     assert "sk-12345" not in str(refused.value)
 
 
-def test_words_of_ones_own_may_have_moved(model_file: Path, own_words: Path, draw: Draw, tmp_path: Path) -> None:
+def test_words_of_ones_own_may_have_moved(tiny_model: Path, own_words: Path, draw: Draw, tmp_path: Path) -> None:
     """All but new names goes on without them: the vectors that are needed are in the bank."""
-    whole = Tagger(str(model_file), words=str(own_words))
+    whole = Tagger(str(tiny_model), words=str(own_words))
     whole.fit([draw(1, "dog"), draw(2, "cat")], [["dog"], ["dog", "cat"]]).save(tmp_path / "bank")
     own_words = own_words.rename(tmp_path / "vectors.txt")
     tagger = Tagger.load(tmp_path / "bank")
@@ -487,6 +487,7 @@ def test_a_label_with_five_examples_takes_less_than_200_kilobytes(large_model: M
     assert (tmp_path / "ten").stat().st_size < 10 * 200_000
 
 
+@pytest.mark.slow
 def test_hundreds_of_labels_load_in_a_second(large_model: Model, tmp_path: Path) -> None:
     path = tmp_path / "large"
     write_bank(path, make_bank(300, 5), large_model, {})

@@ -67,8 +67,8 @@ def test_the_map_of_words_that_is_kept_is_the_one_that_is_solved_anew(coco52: Mo
     assert (solved.prototypes(asked) * coco52.word_prototypes(asked)).sum(axis=1).min() > 0.999
 
 
-def test_other_words_are_mapped_anew(model_file: Path, own_words: Path, model: Model) -> None:
-    other = load_model(str(model_file), words=str(own_words))
+def test_other_words_are_mapped_anew(tiny_model: Path, own_words: Path, model: Model) -> None:
+    other = load_model(str(tiny_model), words=str(own_words))
     assert other.word_map.matrix.shape == (8, model.space.size)
     assert np.array_equal(other.space.basis, model.space.basis)
     assert other.words_name == "vectors.txt"
@@ -77,9 +77,9 @@ def test_other_words_are_mapped_anew(model_file: Path, own_words: Path, model: M
 
 
 def test_a_model_is_known_by_its_numbers_not_by_its_place(
-    model: Model, model_file: Path, other_file: Path, tmp_path: Path
+    model: Model, tiny_model: Path, other_file: Path, tmp_path: Path
 ) -> None:
-    moved = load_model(str(shutil.copytree(model_file.parent, tmp_path / "moved") / model_file.name))
+    moved = load_model(str(shutil.copytree(tiny_model.parent, tmp_path / "moved") / tiny_model.name))
     assert moved.fingerprint == model.fingerprint
     assert moved.source != model.source
     other = load_model(str(other_file))
@@ -87,30 +87,30 @@ def test_a_model_is_known_by_its_numbers_not_by_its_place(
     assert other.space_key != model.space_key
 
 
-def test_a_model_of_ones_own_is_found_by_its_file_its_stem_and_its_folder(model_file: Path, tmp_path: Path) -> None:
+def test_a_model_of_ones_own_is_found_by_its_file_its_stem_and_its_folder(tiny_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
-    shutil.copytree(model_file.parent, folder)
+    shutil.copytree(tiny_model.parent, folder)
     sources = (folder / "tiny.safetensors", folder / "tiny", folder)
     assert {load_model(str(source)).source for source in sources} == {str(folder / "tiny.safetensors")}
 
 
 def test_a_model_of_ones_own_is_found_from_another_folder(
-    model_file: Path, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(model_file.parent)
+    monkeypatch.chdir(tiny_model.parent)
     Tagger("tiny.safetensors").fit([draw(1, "dog")], ["dog"]).save(tmp_path / "pets")
     monkeypatch.chdir(tmp_path)
-    assert Tagger.load("pets").model.source == str(model_file.resolve())
+    assert Tagger.load("pets").model.source == str(tiny_model.resolve())
 
 
-def test_what_is_no_model_is_refused_in_a_sentence(tmp_path: Path, model_file: Path) -> None:
+def test_what_is_no_model_is_refused_in_a_sentence(tmp_path: Path, tiny_model: Path) -> None:
     with pytest.raises(InputError, match=r"no model 'defalt'; did you mean 'default'\?"):
         load_model("defalt")
     save_file({"x": np.zeros(1)}, tmp_path / "foreign.safetensors")
     with pytest.raises(InputError, match="is no model, but another safetensors file"):
         load_model(str(tmp_path / "foreign.safetensors"))
     cut = tmp_path / "cut.safetensors"
-    cut.write_bytes(model_file.read_bytes()[:-3])
+    cut.write_bytes(tiny_model.read_bytes()[:-3])
     with pytest.raises(InputError, match="cannot be read: it is no model, or damaged"):
         load_model(str(cut))
 
@@ -128,9 +128,9 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_forged_model_is_one_sentence(
-    model_file: Path, tmp_path: Path, damage: Callable[[dict[str, Any]], object]
+    tiny_model: Path, tmp_path: Path, damage: Callable[[dict[str, Any]], object]
 ) -> None:
-    header, arrays = read_arrays(model_file, KIND)
+    header, arrays = read_arrays(tiny_model, KIND)
     damage(header)
     write_arrays(tmp_path / "forged.safetensors", KIND, header, arrays)
     with pytest.raises(InputError, match=r"model .*forged") as refused:
@@ -140,9 +140,9 @@ def test_a_forged_model_is_one_sentence(
 
 @pytest.mark.parametrize("content", [None, b"no graph"])
 def test_a_network_that_is_gone_or_damaged_is_one_sentence(
-    model_file: Path, draw: Draw, tmp_path: Path, content: bytes | None
+    tiny_model: Path, draw: Draw, tmp_path: Path, content: bytes | None
 ) -> None:
-    folder = shutil.copytree(model_file.parent, tmp_path / "tiny")
+    folder = shutil.copytree(tiny_model.parent, tmp_path / "tiny")
     graph = folder / "tiny.onnx"
     graph.unlink() if content is None else graph.write_bytes(content)
     with pytest.raises(InputError, match=r"the network tiny\.onnx cannot be loaded") as refused:

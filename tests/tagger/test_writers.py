@@ -133,9 +133,9 @@ def test_a_bank_that_is_gone_is_written_anew(bank: Path) -> None:
     assert Tagger.load(bank).classes_ == ("ball", "cat", "dog", "sofa")
 
 
-def test_two_who_open_a_new_bank_share_it(model_file: Path, draw: Draw, tmp_path: Path) -> None:
+def test_two_who_open_a_new_bank_share_it(tiny_model: Path, draw: Draw, tmp_path: Path) -> None:
     path = tmp_path / "new.fewtag"
-    first, second = (Tagger.open(path, model=str(model_file)) for _ in range(2))
+    first, second = (Tagger.open(path, model=str(tiny_model)) for _ in range(2))
     first.partial_fit([draw(1, "dog")], ["dog"]).save(path)
     second.partial_fit([draw(2, "cat")], ["cat"]).save(path)
     assert Tagger.open(path).counts_ == {"cat": 1, "dog": 1}
@@ -159,7 +159,7 @@ def test_a_bank_that_was_taught_while_it_moved_is_not_written_over(bank: Path, o
 
 @pytest.mark.parametrize("exists", [True, False], ids=["an old bank", "a new one"])
 def test_two_commands_at_once_lose_nothing(
-    exists: bool, bank: Path, model_file: Path, draw: Draw, tmp_path: Path
+    exists: bool, bank: Path, tiny_model: Path, draw: Draw, tmp_path: Path
 ) -> None:
     if not exists:
         bank.unlink()
@@ -168,7 +168,7 @@ def test_two_commands_at_once_lose_nothing(
     for number, label in enumerate(labels):
         draw(20 + number, "dog").save(tmp_path / f"{label}.png")
         commands.append([sys.executable, "-m", "fewtag", "learn", str(bank), str(tmp_path / f"{label}.png")])
-        commands[-1] += ["--label", label, "--model", str(model_file)]
+        commands[-1] += ["--label", label, "--model", str(tiny_model)]
     running = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for command in commands]
     assert [process.wait(120) for process in running] == [0, 0, 0]
     known = {"dog": 1, "cat": 1, "sofa": 1} if exists else {}

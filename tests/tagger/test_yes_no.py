@@ -262,6 +262,7 @@ def teach(model: Model, bank: Bank, number: int, told: Told) -> Bank:
     return bank.learn(definitions, example(model, number, told), afresh=False)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(facts=FACTS, complete=st.sets(st.integers(0, 6)), data=st.data())
 def test_teaching_in_any_order_is_teaching_at_once(

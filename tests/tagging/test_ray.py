@@ -98,6 +98,21 @@ class Deadly(http.server.ThreadingHTTPServer):
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
+def test_it_listens_on_the_loopback_alone() -> None:
+    """This must be the first import of Ray in the process, which decides where it listens."""
+    psutil = pytest.importorskip("psutil", reason="Ray brings one of its own")
+    found = {
+        (process.name(), socket.laddr.ip)
+        for process in psutil.Process().children(recursive=True)
+        for socket in process.net_connections(kind="inet")
+        if socket.status == psutil.CONN_LISTEN
+    }
+    assert {"gcs_server", "raylet"} <= {name for name, _ in found}
+    assert {address for _, address in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, found
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
 def test_the_local_engines_rows_and_failures_and_nothing_twice(
     cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
-from tiny import draw
+from tiny import count_encoded, draw
 
 from fewtag.errors import InputError
 from fewtag.files import locked
@@ -39,18 +39,6 @@ def stop_after(pictures: int, monkeypatch: pytest.MonkeyPatch) -> None:
         return encode(model, pixels)
 
     monkeypatch.setattr(Model, "encode", breaking)
-
-
-def count_encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Will hold the sizes of the batches that the network gets."""
-    encode, sizes = Model.encode, list[int]()
-
-    def counting(model: Model, pixels: np.ndarray) -> Any:
-        sizes.append(len(pixels))
-        return encode(model, pixels)
-
-    monkeypatch.setattr(Model, "encode", counting)
-    return sizes
 
 
 def broken_off(cli: Cli, *arguments: object, pictures: int) -> None:

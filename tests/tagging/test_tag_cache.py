@@ -7,14 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from tiny import draw, write_tiny_model
+from tiny import count_encoded, draw, write_tiny_model
 
 from fewtag import cache as cache_module
 from fewtag.cache import FILE, Space
 from fewtag.cache_upkeep import CacheUpkeep
-from fewtag.tagger.model import Model
 
 Cli = Callable[..., Any]
 
@@ -22,14 +20,7 @@ Cli = Callable[..., Any]
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the batches that the network gets."""
-    encode, sizes = Model.encode, list[int]()
-
-    def counting(model: Model, pixels: np.ndarray) -> Any:
-        sizes.append(len(pixels))
-        return encode(model, pixels)
-
-    monkeypatch.setattr(Model, "encode", counting)
-    return sizes
+    return count_encoded(monkeypatch)
 
 
 def tagged(cli: Cli, bank: Path, photos: Path, *options: object) -> tuple[str, int]:

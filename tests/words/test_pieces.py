@@ -25,11 +25,13 @@ from fewtag.words.pieces import (
     LEVELS,
     PieceVectors,
     checksum,
+    names_a_thing,
     pack,
     read_pieces,
     shipped_pieces,
     split_pieces,
     split_words,
+    things,
     unpack,
 )
 
@@ -320,6 +322,7 @@ def test_files_that_are_no_table_are_refused(tmp_path: Path) -> None:
             load_words(str(tmp_path / "a.safetensors"))
 
 
+@pytest.mark.processes
 def test_words_need_no_heavy_library_and_importing_them_reads_no_table() -> None:
     program = """if True:
         import sys
@@ -331,3 +334,20 @@ def test_words_need_no_heavy_library_and_importing_them_reads_no_table() -> None
         assert "teddy bear" in fewtag.words.load_words()
     """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["dog", "Dogs", "teddy bear", "fire hydrants", "surfboard", "my red bicycle", "person", "broccoli"]
+)
+def test_a_word_for_a_thing_is_one_in_any_spelling(name: str) -> None:
+    assert names_a_thing(name)
+
+
+@pytest.mark.parametrize("name", ["Rex", "Bella", "SKU-4711", "2023", "thursday", "beautiful", "urlaub", "???", ""])
+def test_a_private_name_is_none(name: str) -> None:
+    assert not names_a_thing(name)
+
+
+def test_the_list_is_in_lower_case_and_sorted() -> None:
+    assert len(things()) > 30_000
+    assert all(name == name.lower() for name in things())

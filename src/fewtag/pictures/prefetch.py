@@ -35,16 +35,18 @@ def prefetch(
     They give way to the network's threads, unless they are what these wait for.
     """
     waiting: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(threads or usable_cores(), initializer=lower_priority if give_way else None) as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(work, item))
-                if len(waiting) > most:
-                    yield waiting.popleft().result()
-            while waiting:
+    pool = ThreadPoolExecutor(threads or usable_cores(), initializer=lower_priority if give_way else None)
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > most:
                 yield waiting.popleft().result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        # never joined: the garbage collector may close an abandoned generator while a thread starts anywhere, under the
+        # lock that a join takes
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def usable_cores() -> int:

@@ -11,13 +11,11 @@ from fewtag.research.features.weights import Preprocessing
 
 KINDS = [
     ("resnet50", 64, 2),
-    ("resnet101", 64, 2),
     ("inception_v3", 96, 1),
     ("inception_v3", 128, 2),
     ("vit_tiny_patch16_224", 224, 14),
     ("vit_tiny_patch16_224", 96, 6),
     ("deit_tiny_distilled_patch16_224", 64, 4),
-    ("swin_tiny_patch4_window7_224", 224, 7),
     ("swin_tiny_patch4_window7_224", 256, 8),
     ("mixer_s32_224", 96, 3),
     ("convnext_atto", 64, 2),
