@@ -15,10 +15,9 @@ SMALLEST = 1024
 
 
 def to_int8(graph: bytes) -> bytes:
-    """The setting that the validation labels chose (docs/export.md): dynamic int8 where it costs neither AP nor speed.
+    """The setting that the validation labels chose (docs/export.md): dynamic int8 where it costs no AP.
 
-    Convolutions in int8 arithmetic run at a fraction of their speed in onnxruntime, and those of few weights suffer
-    most; so theirs are bytes in the file alone.
+    Convolutions in int8 arithmetic are slow in onnxruntime, and suffer most; so theirs are bytes in the file alone.
     """
     return pack_weights(quantise_products(unpack_weights(graph)))
 

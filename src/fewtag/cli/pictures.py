@@ -326,7 +326,7 @@ def export(
         ),
     ] = "onnx",
     int8: Annotated[
-        bool, typer.Option("--int8", help="Also a graph of a quarter the size, slightly less exact.")
+        bool, typer.Option("--int8", help="Also a graph with products in int8: faster, slightly less exact.")
     ] = False,
     check: Annotated[
         Path | None,
