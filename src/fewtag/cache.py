@@ -313,7 +313,19 @@ class Space:
 
     def get_many(self, digests: Sequence[bytes]) -> list[np.ndarray | None]:
         """The rows in this order, read-only arrays; None for one that is not there or was damaged."""
-        found: dict[bytes, np.ndarray] = {}
+        found = self._contents(digests)
+        arrays = {each: np.frombuffer(content, self.dtype).reshape(self.shape) for each, content in found.items()}
+        return [arrays.get(digest) for digest in digests]
+
+    def get_stacked(self, digests: Sequence[bytes]) -> tuple[list[int], np.ndarray]:
+        """Which of these digests there are sound rows of, by their places, and all those rows in one array."""
+        found = self._contents(digests)
+        there = [place for place, digest in enumerate(digests) if digest in found]
+        whole = b"".join([found[digests[place]] for place in there])
+        return there, np.frombuffer(whole, self.dtype).reshape(len(there), *self.shape)
+
+    def _contents(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = {}
         used, damaged = [], []
         recently = max(self.cache.opened, time.time() - PROTECTED_SECONDS / 24)
         columns = f"rows.id, digest, checksum, content, used < {recently!r}"
@@ -321,13 +333,13 @@ class Space:
             if not is_sound(self._facts, digest, checksum, content, self.row_bytes):
                 damaged.append(row)
                 continue
-            found[digest] = np.frombuffer(content, self.dtype).reshape(self.shape)
+            found[digest] = content
             if is_stale:
                 used.append(row)
         if damaged:
             self.cache.drop(damaged)
         self.cache.use(used)
-        return [found.get(digest) for digest in digests]
+        return found
 
     def put_many(self, digests: Sequence[bytes], rows: np.ndarray) -> None:
         """Keeps the rows that are not there yet, as many as fit, in one transaction."""

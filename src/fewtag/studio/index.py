@@ -232,13 +232,9 @@ class Indexer:
             # past what memory holds, a picture as a whole will do
             room = max(0, self.library.features.resident - len(self.library))
             there = {*self.places.present(keys[:room]), *keys[room:]}
-            both = [
-                (picture, whole)
-                for picture, key, whole in zip(known, keys, self.wholes.get_many(keys), strict=True)
-                if whole is not None and key in there
-            ]
-            if both:
-                self.library.add([picture for picture, _ in both], np.stack([whole for _, whole in both]), None)
+            both = [place for place, key in enumerate(keys) if key in there]
+            found, wholes = self.wholes.get_stacked([keys[place] for place in both])
+            self.library.add([known[both[place]] for place in found], wholes, None)
         self.library.set_files(files)
         self._try_again()
 

@@ -306,10 +306,10 @@ class Library:
                     touched.add(file.digest)
             for digest in touched:
                 if (row := self.row_of.get(digest)) is not None:
-                    names = sorted(map(self.shown_name, self.files_of[digest]))
+                    names = [self.shown_name(file) for file in self.files_of[digest]]
                     self._alive[row] = bool(names)
                     if names:
-                        self.names[row] = names[0]
+                        self.names[row] = min(names)
 
     def ordered(self) -> NDArray[np.int64]:
         """The rows that are there, by name."""
