@@ -130,7 +130,13 @@ class Parts:
                 yield Tagged(row["image"], tags, scores, row.get("failure", ""))
 
     def failures(self, numbers: Sequence[int]) -> Iterator[Tagged]:
-        return (row for row in self.rows(numbers) if row.failure)
+        """Of these parts; those of Parquet stand in its note, so that no page, which may be damaged, is read."""
+        for number in numbers:
+            if self.ending == "jsonl":
+                yield from (row for row in self.rows([number]) if row.failure)
+            else:
+                note = self._note(read_file(f"{self.folder}/{self.name(number)}"))
+                yield from (Tagged(image, failure=why) for _, image, why in note["failures"])
 
     def remove(self) -> None:
         """Parts and manifest, and the folder if nothing else is in it; the manifest last, by which they are ours."""
