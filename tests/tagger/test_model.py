@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from fewtag import InputError, Tagger
-from fewtag.cli.options import ModelName
+from fewtag.cli.terminal import ModelName
 from fewtag.core.calibration import Calibration
 from fewtag.files import read_arrays, write_arrays
 from fewtag.research.data.splits import Split

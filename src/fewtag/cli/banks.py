@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtag.cli.options import AsJson, Bank, Label, ModelName, Root, SkipBad, WordSource, check_page, plural, printable
+from fewtag.cli.terminal import (
+    AsJson,
+    Bank,
+    Bars,
+    Label,
+    ModelName,
+    Root,
+    SkipBad,
+    WordSource,
+    check_page,
+    plural,
+    printable,
+    show,
+)
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
@@ -92,7 +105,6 @@ def learn(
 
     Example: fewtag learn birds.fewtag photos/ --from-tags --only birds --at-most 20
     """
-    from fewtag.cli.terminal import Bars, show
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.examples import TABLES, read_examples
 
@@ -187,7 +199,6 @@ def from_carried(
     skip_bad: bool,
 ) -> "tuple[list[Shown], dict[str, dict[str, Any]]]":
     """What is to be learnt of what the pictures carry, and a table of both for the person."""
-    from fewtag.cli.terminal import Bars
     from fewtag.interop.from_tags import at_most, only, read_carried
 
     def skip(failures: Sequence[InputError]) -> None:
@@ -308,7 +319,6 @@ def labels(bank: Bank, as_json: AsJson = False) -> None:
 
     Example: fewtag labels pets.fewtag
     """
-    from fewtag.cli.terminal import show
     from fewtag.tagger.bank import Definition
     from fewtag.tagger.bank_file import read_header
 
@@ -337,7 +347,6 @@ def examples(
 
     Example: fewtag examples pets.fewtag dog --page dogs.html
     """
-    from fewtag.cli.terminal import show
     from fewtag.tagger.bank_file import read_bank
     from fewtag.tagging.page import Card, embed_bytes, write_page
 

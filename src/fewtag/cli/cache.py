@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fewtag.cli.options import AsJson, Cache
+from fewtag.cli.terminal import AsJson, Bars, Cache, show
 from fewtag.errors import InputError
 
 
@@ -29,7 +29,6 @@ def cache(
     Example: fewtag cache --prune 2GB
     """
     from fewtag.cache_upkeep import CacheUpkeep
-    from fewtag.cli.terminal import Bars, show
     from fewtag.files import cache_limit, format_size, parse_size, user_cache_folder
 
     if sum((clear, prune is not None, check)) > 1:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtag.cli.options import AsJson, Device, plural, printable
+from fewtag.cli.terminal import AsJson, Bars, Device, plural, printable
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def write(
 
     Example: fewtag write photos/ --undo
     """
-    from fewtag.cli.terminal import Bars
     from fewtag.interop.write import Options, write_tags
     from fewtag.interop.write import undo as take_back
 

@@ -14,7 +14,7 @@ import typer
 
 import fewtag
 from fewtag.cli import banks, cache, interop, pictures, research, server
-from fewtag.cli.options import printable
+from fewtag.cli.terminal import printable
 from fewtag.errors import InputError
 
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {

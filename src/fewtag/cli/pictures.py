@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from fewtag.cli.options import (
+from fewtag.cli.terminal import (
     AsJson,
     Bank,
+    Bars,
     Cache,
     DataFolder,
     Device,
@@ -22,6 +23,7 @@ from fewtag.cli.options import (
     check_page,
     plural,
     printable,
+    show,
 )
 from fewtag.errors import InputError, nearest
 
@@ -159,7 +161,6 @@ def _to_table(
     force: bool,
     as_json: bool,
 ) -> int:
-    from fewtag.cli.terminal import Bars
     from fewtag.tagging.page import MOST, tagged_card
     from fewtag.tagging.run import Rows
     from fewtag.tagging.run import tag as tag_all
@@ -244,7 +245,6 @@ def check(
     Example: fewtag check pets.fewtag truth.csv
     """
     from fewtag.cli.banks import open_bank
-    from fewtag.cli.terminal import Bars, show
     from fewtag.tagging.check import check_bank, shares_of
     from fewtag.tagging.examples import read_examples
     from fewtag.tagging.run import Options
@@ -369,7 +369,6 @@ def export(
 
 def _export_graph(bank: Path, folder: Path, check: Path | None, *, fixed: bool, int8: bool, as_json: bool) -> None:
     from fewtag.cli.banks import open_bank
-    from fewtag.cli.terminal import Bars
     from fewtag.tagger.export import GRAPH, INT8, LABELS, export_fixed
     from fewtag.tagger.export import export as export_tagger
     from fewtag.tagging.sources import open_source

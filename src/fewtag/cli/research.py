@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtag.cli.options import AsJson, Cache, DataFolder, SkipBad
+from fewtag.cli.terminal import AsJson, Bars, Cache, DataFolder, SkipBad, show
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ def fit(
     """
     import json
 
-    from fewtag.cli.terminal import Bars
     from fewtag.pictures.files import Picture, walk
     from fewtag.research.fit import fit_model
     from fewtag.tagging.examples import read_examples
@@ -102,7 +101,6 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe's method on the base labels, stopped early by the validation labels. Resumes."""
-    from fewtag.cli.terminal import Bars, show
     from fewtag.files import user_cache_folder
     from fewtag.research.bench.distributed import Bench, collective_refusal, open_fabric
     from fewtag.research.bench.run_folder import RunFolder
@@ -144,7 +142,6 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Measure a recipe's runs on their test episodes, training first where needed; writes a row an episode."""
-    from fewtag.cli.terminal import Bars, show
     from fewtag.files import user_cache_folder
     from fewtag.research.bench.distributed import Bench, collective_refusal, open_fabric
     from fewtag.research.bench.measure import measure
@@ -247,7 +244,6 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write the paper's tables beside all measured rows, with plots and paired tests."""
-    from fewtag.cli.terminal import show
     from fewtag.research.bench.report.page import write_report
 
     written = write_report(results, out or results / "RESULTS.md")

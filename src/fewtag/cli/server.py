@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtag.cli.options import AsJson, Cache, Device, ModelName, NoCache, WordSource
 from fewtag.cli.pictures import cache_folder
+from fewtag.cli.terminal import AsJson, Cache, Device, ModelName, NoCache, WordSource
 from fewtag.errors import InputError
 
 if TYPE_CHECKING:

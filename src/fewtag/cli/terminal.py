@@ -1,40 +1,96 @@
-"""Progress bars and tables in the terminal; rich is imported where a command shows some."""
+"""What commands share: options, words, progress bars and tables; rich is imported where a command shows some."""
 
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column, Table
-from rich.text import Text
+import typer
 
-from fewtag.cli.options import printable
+from fewtag.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.progress import Task
+
+Bank = Annotated[Path, typer.Argument(metavar="BANK", help="The file of learnt labels, such as pets.fewtag.")]
+Label = Annotated[str, typer.Argument(metavar="LABEL", help="A label's name.")]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model", help="For a new bank: default, accurate, coco52 or the path of a model.", show_default=False
+    ),
+]
+WordSource = Annotated[
+    str | None, typer.Option("--words", metavar="FILE", help="Word vectors of your own: GloVe, fastText, word2vec.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+DataFolder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder that the recipe's paths are relative to (the recipe's own).")
+]
+Root = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder that a table's paths are relative to.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read, and count them.")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto: a GPU where there is one.")]
+
+
+def plural(count: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> plural(1, "picture"), plural(3, "picture")
+    ('1 picture', '3 pictures')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def printable(text: str) -> str:
+    """Without what would steer the terminal.
+
+    >>> printable("red \\x1b[31mdog")
+    'red �[31mdog'
+    """
+    return "".join(letter if letter.isprintable() else "�" for letter in text)
+
+
+def check_page(page: Path, out: str | None = None) -> None:
+    """Refuses a --page that would take the place of what is no page: a picture, a bank, the table itself."""
+    if page.suffix.lower() not in {".html", ".htm"}:
+        raise InputError(f"--page {page} ends in neither .html nor .htm; name it page.html, for example")
+    if out is not None and Path(out).absolute() == page.absolute():
+        raise InputError(f"--out and --page are both {page}; name another page")
+
+
+Cache = Annotated[
+    Path | None,
+    typer.Option("--cache", metavar="DIR", help="Where features and decoded pictures are kept.", show_default=False),
+]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")]
 
 HEADLINES = ("macro_ap", "micro_ap", "macro_f1", "micro_f1")
-
-
-class Rate(ProgressColumn):
-    """How many episodes or pictures a second."""
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text(f"{speed:.1f}/s" if speed else "", style="progress.data.speed")
 
 
 class Bars:
     """A bar for each piece of work, on standard error; shows the rate, the loss and the validation score."""
 
     def __init__(self, *, shown: bool = True) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            ProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+        from rich.table import Column
+        from rich.text import Text
+
+        class Rate(ProgressColumn):
+            """How many episodes or pictures a second."""
+
+            def render(self, task: "Task") -> Text:
+                speed = task.finished_speed or task.speed
+                return Text(f"{speed:.1f}/s" if speed else "", style="progress.data.speed")
+
         self._progress = Progress(
             # in a narrow window the bar and the description give way, never the numbers
             TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
@@ -73,6 +129,10 @@ def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None
     if as_json:
         print(json.dumps(_without_nan(found), indent=2, allow_nan=False))
         return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     console = Console()
     console.print(Text(printable(title)))  # not the table's own: that is wrapped to the table's width
     if not found:
