@@ -80,6 +80,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     parser.add_argument("--pictures", type=Path, help="a folder of 512 pictures or more, instead of drawn ones")
     parser.add_argument("--quick", action="store_true", help="everything once, on a few pictures")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender; their median counts")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="these sections alone")
     arguments = parser.parse_args()
     options = " --pictures FOLDER" * bool(arguments.pictures) + " --quick" * arguments.quick
@@ -96,6 +97,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         setting = Setting(folder, former_environment(folder / "former"), arguments.pictures, quick=arguments.quick)
+        setting.rounds = min(setting.rounds, arguments.rounds)
         for section, figure in figures(setting, arguments.only):
             rows.append(figure.as_dict() | {"section": section})
             print(
