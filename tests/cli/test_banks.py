@@ -78,7 +78,7 @@ def test_define_in_every_way(cli: Cli, tiny_model: Path, content: Any, options: 
     ("label", "options", "sentence"),
     [
         ("moon", ("--like", "moon", "--no-words"), "--like, --vector and --no-words exclude each other"),
-        ("moon", ("--like", " , "), "names no word"),
+        ("moon", ("--like", " , "), "label 'moon' is like nothing; name at least one known word"),
         ("zzqxv flurbish", (), '(pictures only): --like "lens, eye", --vector FILE or --no-words'),
         ("moon", ("--like", "zzqxv"), ': --like "lens, eye", --vector FILE'),
         ("moon", ("--vector", "gone.npy"), "cannot read the vector gone.npy: No such file"),

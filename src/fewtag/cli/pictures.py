@@ -21,11 +21,11 @@ from fewtag.cli.terminal import (
     Root,
     SkipBad,
     check_page,
-    plural,
     printable,
+    refuse_given,
     show,
 )
-from fewtag.errors import InputError, nearest
+from fewtag.errors import InputError, nearest, plural
 
 if TYPE_CHECKING:
     from fewtag.tagging.page import Card
@@ -105,10 +105,8 @@ def tag(
     kept = cache_folder(cache, no_cache)
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}; {nearest(engine, ENGINES)}")
-    if engine == "local" and (
-        given := [name for name, value in (("--address", address), ("--workers", workers)) if value]
-    ):
-        raise InputError(f"{given[0]} is for --engine ray; add that, or leave it out")
+    if engine == "local":
+        refuse_given({"--address": address, "--workers": workers}, "is for --engine ray; add that, or leave it out")
     if page is not None:
         check_page(page, out)
     options = Options(scores, threshold, read_prior(prior), batch, device, None if kept is None else str(kept), shard)
@@ -244,7 +242,7 @@ def check(
 
     Example: fewtag check pets.fewtag truth.csv
     """
-    from fewtag.cli.banks import open_bank
+    from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.check import check_bank, shares_of
     from fewtag.tagging.examples import read_examples
     from fewtag.tagging.run import Options
@@ -256,7 +254,7 @@ def check(
     shown = read_examples([truth], root=root, complete=True)
     if all(each.guessed for each in shown) and not all_rows:
         raise InputError(f"{truth} is as `fewtag tag` wrote it, no truth; mend it, or give --all-rows if it is right")
-    tagger = open_bank(bank)
+    tagger = Tagger.load(bank)
     with Bars() as bars:
         shares = shares_of(shown, tagger, Options(prior=asked, cache=None if kept is None else str(kept)), bars.begin)
         measure = partial(check_bank, tagger, shown, cache=kept, skip_bad=skip_bad)
@@ -303,11 +301,11 @@ def explain(
         explain_run(model, image, labels, out, data)
         typer.echo(json.dumps({"out": str(out), "probabilities": {}}) if as_json else out)
         return
-    from fewtag.cli.banks import open_bank
     from fewtag.pictures.files import Picture
     from fewtag.tagger.explain import save_heat
+    from fewtag.tagger.tagger import Tagger
 
-    tagger, picture = open_bank(model), Picture(image).open()
+    tagger, picture = Tagger.load(model), Picture(image).open()
     heats, chances = tagger.explain_all(picture, labels)
     save_heat(out, picture, heats, chances)
     said = ", ".join(f"{label} {chance:.0%}" for label, chance in chances.items())
@@ -352,30 +350,26 @@ def export(
     graphs = ("onnx", "onnx-fixed")
     if form not in (*graphs, *EVERY_FORM):
         raise InputError(f"there is no format {form!r}; {nearest(form, (*graphs, *EVERY_FORM))}")
-    if folder.is_file():
-        raise InputError(f"{folder} is a file; name a folder to export to")
-    if boxes and form != "coco":
-        raise InputError("--boxes goes with --as coco; leave it out")
+    if form != "coco":
+        refuse_given({"--boxes": boxes}, "goes with --as coco; leave it out")
     if form in EVERY_FORM:
-        if int8 or check is not None:
-            raise InputError(f"--int8 and --check are for a bank's graph, not for --as {form}; leave them out")
+        refuse_given({"--int8": int8, "--check": check}, f"is for a bank's graph, not for --as {form}; leave it out")
         files = export_set(source, folder, form, root, boxes=boxes)
         typer.echo(json.dumps({"files": list(map(str, files))}) if as_json else ", ".join(map(str, files)))
         return
-    if root is not None:
-        raise InputError(f"--root is for a table, not for --as {form}; leave it out")
+    refuse_given({"--root": root}, f"is for a table, not for --as {form}; leave it out")
+    if form == "onnx-fixed":
+        refuse_given({"--int8": int8}, "does not go with --as onnx-fixed; leave it out")
     _export_graph(source, folder, check, fixed=form == "onnx-fixed", int8=int8, as_json=as_json)
 
 
 def _export_graph(bank: Path, folder: Path, check: Path | None, *, fixed: bool, int8: bool, as_json: bool) -> None:
-    from fewtag.cli.banks import open_bank
     from fewtag.tagger.export import GRAPH, INT8, LABELS, export_fixed
     from fewtag.tagger.export import export as export_tagger
+    from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.sources import open_source
 
-    if fixed and int8:
-        raise InputError("--int8 does not go with --as onnx-fixed; leave one of them out")
-    tagger = open_bank(bank)
+    tagger = Tagger.load(bank)
     compared = [] if check is None else [entry.item().image for entry in open_source([str(check)]).entries]
     with Bars() as bars:
         advance = bars.begin("comparing", len(compared)) if compared else lambda _count: None

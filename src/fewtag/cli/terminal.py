@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,13 +33,10 @@ SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures th
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto: a GPU where there is one.")]
 
 
-def plural(count: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> plural(1, "picture"), plural(3, "picture")
-    ('1 picture', '3 pictures')
-    """
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def refuse_given(options: Mapping[str, object], why: str) -> None:
+    """Refuses the first of these options that was given; `why` says what it is for."""
+    if given := [name for name, value in options.items() if value]:
+        raise InputError(f"{given[0]} {why}")
 
 
 def printable(text: str) -> str:

@@ -5,6 +5,7 @@ copy of the picture. Who has the bank can look at those copies: share it like th
 """
 
 import hashlib
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -138,7 +139,8 @@ def _refuse_absent(path: Path) -> None:
     if path.is_dir():
         raise InputError(f"{path} is a folder, not a bank; name the file that fewtag wrote")
     if not path.exists():
-        raise InputError(f"there is no bank {path}; check the path, or make one with `learn`")
+        made_by = shlex.join(["fewtag", "learn", str(path)])
+        raise InputError(f"there is no bank {path}; check the path, or make one with: {made_by} EXAMPLES")
 
 
 def _checked(path: Path, header: dict[str, Any]) -> dict[str, Any]:
