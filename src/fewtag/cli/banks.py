@@ -331,7 +331,8 @@ def rename(
 
 
 def labels(bank: Bank, as_json: AsJson = False) -> None:
-    """List what a bank knows: each label, from how many examples, its threshold, and what its word is.
+    """List what a bank knows: each label, from how many examples, its threshold, its word, and how far its pictures
+    bear that out (1: as far as they can).
 
     Example: fewtag labels pets.fewtag
     """
@@ -345,6 +346,8 @@ def labels(bank: Bank, as_json: AsJson = False) -> None:
             # a label without word or picture cannot be given yet
             "threshold": None if label["threshold"] is None else round(label["threshold"], 6),
             "word": str(Definition(label["kind"], tuple(label["words"]))),
+            # what the name counts for; banks of before do not say it
+            "trust": None if label.get("trust") is None else round(label["trust"], 2),
         }
         for label in read_header(bank)["labels"]
     }

@@ -183,12 +183,14 @@ def _to_table(
 def _to_terminal(
     bank: Path, sources: list[str], options: "Options", cards: "list[Card] | None", *, as_json: bool
 ) -> int:
-    """A line for each picture as soon as it is known; JSON has a line for each, too, in ASCII."""
+    """A line for each picture as soon as it is known, one that is alone by its path as given; JSON, too, in ASCII."""
+    from fewtag.pictures.files import is_image_name
     from fewtag.tagging.page import MOST, tagged_card
     from fewtag.tagging.run import tag_rows
     from fewtag.tagging.tables import record
 
     failed = 0
+    alone = sources[0] if len(sources) == 1 and is_image_name(sources[0]) and Path(sources[0]).is_file() else None
     for item, row in tag_rows(bank, sources, options):
         failed += bool(row.failure)
         if cards is not None and len(cards) < MOST:
@@ -202,7 +204,7 @@ def _to_terminal(
             shown = [name for name in row.scores if name in row.tags] if not options.scores else list(row.scores)
             ranked = sorted(shown, key=lambda name: -row.scores[name])
             tags = ", ".join(f"{name} {row.scores[name]:.2f}" for name in ranked) or "–"
-            typer.echo(f"{printable(row.image)}: {printable(tags)}")
+            typer.echo(f"{printable(alone or row.image)}: {printable(tags)}")
     return failed
 
 
@@ -370,7 +372,7 @@ def _export_graph(bank: Path, folder: Path, check: Path | None, *, fixed: bool, 
     from fewtag.tagging.sources import open_source
 
     tagger = Tagger.load(bank)
-    compared = [] if check is None else [entry.item().image for entry in open_source([str(check)]).entries]
+    compared = [] if check is None else open_source([str(check)]).entries
     with Bars() as bars:
         advance = bars.begin("comparing", len(compared)) if compared else lambda _count: None
         if fixed:

@@ -54,6 +54,7 @@ def write_bank(path: Path, bank: Bank, model: "Model", thresholds: Mapping[str, 
             "threshold": thresholds.get(label),
             "own_threshold": definition.threshold,
             "prior": definition.prior,
+            "trust": None if definition.vector is None else bank.classifier(model, label).trust,
             "thing": definition.thing,
         }
         for label, definition in bank.definitions.items()
@@ -169,7 +170,7 @@ def _has(facts: Mapping[str, Any], kinds: Mapping[str, type]) -> bool:
 
 
 def _is_label(label: dict[str, Any]) -> bool:
-    chances, prior = (label["threshold"], label["own_threshold"]), label.get("prior")
+    chances, prior = (label["threshold"], label["own_threshold"], label.get("trust")), label.get("prior")
     return (
         _has({"absent": 0} | label, _LABEL)
         and bool(label["name"].strip())

@@ -3,13 +3,14 @@
 import io
 import json
 import os
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
+
+from PIL import Image
 
 from fewtag.errors import InputError
 from fewtag.files import digest, read_json
@@ -42,23 +43,18 @@ class Entry(NamedTuple):
     box: tuple[float, ...] | None = None
     """Left, top, width and height of what is looked at, as shares of the picture."""
 
-    def item(self) -> Item:
+    def read(self) -> bytes:
+        """The encoded bytes of a file, of a stretch of an archive, of an address, or of the part in the box."""
         if self.problem:
-            return Item(self.name, InputError(self.problem))
-        if self.box is not None:
-            return Item(self.name, Crop(Picture(Path(self.location), name=self.name), self.box))
+            raise InputError(self.problem)
         path = local_path(self.location)
         if path is None:
-            return Item(self.name, Remote(self.location, self.name))
-        return Item(self.name, Picture(path, self.offset, self.size, self.name))
+            return self._download()
+        picture = Picture(path, self.offset, self.size, self.name)
+        return picture.read() if self.box is None else _cropped(picture.open(), self.box)
 
-
-class Remote(NamedTuple):
-    url: str
-    name: str
-
-    def read(self) -> bytes:
-        system, path = file_system(self.url)
+    def _download(self) -> bytes:
+        system, path = file_system(self.location)
         for tried in range(1, _TRIES + 1):
             try:
                 return system.cat_file(path)
@@ -68,22 +64,17 @@ class Remote(NamedTuple):
         raise AssertionError("the last try answers or fails")
 
 
-class Crop(NamedTuple):
+def _cropped(whole: Image.Image, box: tuple[float, ...]) -> bytes:
     """A part of a picture, as if it were a file of its own."""
-
-    picture: Picture
-    box: tuple[float, ...]
-
-    def read(self) -> bytes:
-        whole, sides = self.picture.open(), []
-        for place, size, side in zip(self.box[:2], self.box[2:], whole.size, strict=True):
-            # at least a pixel, and none outside: a box may lie on the very edge
-            first = min(round(place * side), side - 1)
-            sides.append((first, min(max(first + 1, round(place * side + size * side)), side)))
-        (left, right), (top, bottom) = sides
-        buffer = io.BytesIO()
-        whole.crop((left, top, right, bottom)).save(buffer, "BMP")
-        return buffer.getvalue()
+    sides = []
+    for place, size, side in zip(box[:2], box[2:], whole.size, strict=True):
+        # at least a pixel, and none outside: a box may lie on the very edge
+        first = min(round(place * side), side - 1)
+        sides.append((first, min(max(first + 1, round(place * side + size * side)), side)))
+    (left, right), (top, bottom) = sides
+    buffer = io.BytesIO()
+    whole.crop((left, top, right, bottom)).save(buffer, "BMP")
+    return buffer.getvalue()
 
 
 @dataclass(frozen=True)
@@ -101,7 +92,7 @@ class Shard:
 
     def items(self, batch: int) -> Iterator[Item]:
         """The pictures, in order; a table's rows are read a batch at a time."""
-        yield from (entry.item() for entry in self.entries)
+        yield from (Item(entry.name, entry) for entry in self.entries)
         if self.table:
             from fewtag.tagging.parquet import read_rows
 
@@ -386,27 +377,6 @@ def check_folder(out: str) -> None:
             f"--out {out} ends in {ending}; name a table in .csv, .jsonl or .parquet, "
             "or with a last / a folder of Parquet parts"
         )
-
-
-def remote_names(folder: str) -> set[str]:
-    """Of the files in a folder behind a URL."""
-    system, path = file_system(folder)
-    system.invalidate_cache()
-    if system.isfile(path):
-        raise InputError(f"{folder} is a file; name a folder")
-    return {str(name).rstrip("/").rsplit("/", 1)[1] for name in system.ls(path, detail=False)}
-
-
-def write_remote(url: str, content: bytes) -> None:
-    """Whole or not at all: under another name first, since a store may take a file that broke off."""
-    system, path = file_system(url)
-    part = f"{path}.{uuid.uuid4().hex[:8]}.part"
-    try:
-        system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-        system.pipe_file(part, content)
-        system.mv(part, path)
-    except Exception as error:  # each file system has errors of its own
-        raise InputError(f"cannot write {url}: {reason(error)}; check --out") from error
 
 
 def reason(error: Exception) -> str:
