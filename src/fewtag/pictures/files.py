@@ -199,7 +199,7 @@ def encoded_bytes(image: object, name: str) -> bytes | None:
 def open_image(image: object, name: str = "given") -> Image.Image:
     """An upright RGB picture; `name` says in messages which one it was, where it has no path."""
     if (data := encoded_bytes(image, name)) is not None:
-        return decode(data, file_name(image) or name)
+        return decode(data, file_name(image) or str(getattr(image, "name", name)))  # an open file has one, too
     if isinstance(image, Image.Image):
         return upright(image, name)
     if isinstance(image, np.ndarray):
