@@ -270,7 +270,7 @@ def check(
     if setting:
         tagger.save(bank)
     if as_json:
-        print(json.dumps(found.as_dict(), indent=2, allow_nan=False))
+        print(json.dumps(asdict(found), indent=2, allow_nan=False))
         return
     show(found.table(), as_json=False, title=f"{plural(found.pictures, 'picture')}, {bank}")
     for line in found.sentences():

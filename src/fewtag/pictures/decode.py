@@ -42,7 +42,7 @@ _TURNS = {
 }
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 _END_OF_IMAGE = b"\xff\xd9"
-_THUMBNAIL, _QUALITY = 336, 80
+THUMBNAIL, _QUALITY = 336, 80
 _ROWS_AT_ONCE = 256
 _QUIET = threading.Lock()
 _ONE_AT_A_TIME = threading.Lock()
@@ -164,7 +164,7 @@ def pixel_digest(picture: Image.Image) -> str:
 
 def thumbnail(picture: Image.Image) -> bytes:
     """A small WebP copy: what a bank needs to move to a newer model, and to show a person. No metadata."""
-    scale = min(1.0, _THUMBNAIL / max(picture.size))
+    scale = min(1.0, THUMBNAIL / max(picture.size))
     width, height = (max(1, round(side * scale)) for side in picture.size)
     # not `Image.thumbnail`, which needs a copy of the whole picture
     small = picture.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=2.0) if scale < 1 else picture
