@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,16 +192,20 @@ def upright(image: Image.Image, name: str, *, copy: bool = True) -> Image.Image:
     return shown
 
 
-def open_encoded(data: bytes, name: str) -> Image.Image:
-    """The header alone; pixels are decoded when they are needed."""
+def open_encoded(data: bytes | BinaryIO, name: str) -> Image.Image:
+    """The header alone, also of an open file; pixels are decoded when they are needed."""
+    file = io.BytesIO(data) if isinstance(data, bytes) else data
     try:
+        file.seek(0)
+        head = file.read(32)
+        file.seek(0)
         with _quiet():
-            if data[4:8] == b"ftyp" and data[8:12] in _HEIF_BRANDS and b"avif" not in data[8:32]:
+            if head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS and b"avif" not in head[8:32]:
                 import pi_heif  # which turns the picture itself, and takes that out of the EXIF data that it hands on
 
-                return pi_heif.HeifImageFile(io.BytesIO(data))
+                return pi_heif.HeifImageFile(file)
             _load_plugins()
-            return Image.open(io.BytesIO(data), formats=FORMATS)
+            return Image.open(file, formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise InputError(_too_large(name, f"more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,}")) from error
     except Exception as error:  # Pillow's plugins raise whatever a broken header makes them trip over
