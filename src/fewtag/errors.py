@@ -1,4 +1,4 @@
-"""The one kind of error that is the user's to mend, and words for its sentences."""
+"""The one kind of error that is the user's to mend."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -26,15 +26,6 @@ def nearest(name: str, known: Iterable[str], most: int = 3) -> str:
         return "did you mean " + " or ".join(repr(match) for match in close) + "?"
     shown = ", ".join(repr(known_name) for known_name in names[:20])
     return f"known: {shown}" + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-
-
-def plural(count: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> plural(1, "picture"), plural(3, "picture")
-    ('1 picture', '3 pictures')
-    """
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 class UnknownWordError(InputError):

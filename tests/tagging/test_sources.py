@@ -265,7 +265,7 @@ def test_windows_paths_are_read_as_windows_does(monkeypatch: pytest.MonkeyPatch)
     assert str(sources.local_path("file:///C:/my%20photos/x.jpg")) == r"C:\my photos\x.jpg"
     monkeypatch.setattr(parquet, "PurePath", PureWindowsPath)
     near, far = parquet._rows(r"C:\lists\t.parquet", {"path": ["a.jpg", r"D:\b.jpg"]}, 0)
-    assert [item.image.location for item in (near, far)] == ["C:/lists/a.jpg", r"D:\b.jpg"]  # type: ignore[attr-defined]
+    assert [str(item.image.path) for item in (near, far)] == ["C:/lists/a.jpg", r"D:\b.jpg"]  # type: ignore[attr-defined]
     assert parquet._rows(r"C:\lists\t.parquet", {"bytes": [b"x"]}, 3)[0].name == "t.parquet#3"
 
 

@@ -1,6 +1,5 @@
 """Commands that teach a bank, and tell what it knows."""
 
-import json
 import os
 import sys
 import tempfile
@@ -21,11 +20,13 @@ from fewtag.cli.terminal import (
     SkipBad,
     WordSource,
     check_page,
+    plural,
     printable,
     refuse_given,
     show,
+    tell,
 )
-from fewtag.errors import InputError, plural
+from fewtag.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -145,7 +146,7 @@ def learn(
     left_out = f", {len(skipped)} skipped" if skipped else ""
     sentence = f"{plural(learnt, 'picture')} learnt{left_out}; {plural(total, 'label')}, {len(new)} of them new"
     facts = {"pictures": learnt, "skipped": len(skipped), "new": new, "labels": total}
-    _tell(bank, sentence, facts, as_json=as_json)
+    tell(bank, sentence, facts, as_json=as_json)
 
 
 def read_shown(
@@ -284,7 +285,7 @@ def define(
         raise InputError(f'{error}: --like "lens, eye", --vector FILE or --no-words') from error
     tagger.save(bank)
     word = str(tagger.definitions_[name])
-    _tell(bank, f"label {name!r} is defined: {word}", {"label": name, "word": word}, as_json=as_json)
+    tell(bank, f"label {name!r} is defined: {word}", {"label": name, "word": word}, as_json=as_json)
 
 
 def forget(
@@ -306,7 +307,7 @@ def forget(
     Tagger.load(bank).forget(label, image, example=example).save(bank)
     gone = image or example
     said = f"{label!r} is forgotten" if gone is None else f"{gone} is no example of {label!r} now"
-    _tell(bank, said, {"label": label, "example": None if gone is None else str(gone)}, as_json=as_json)
+    tell(bank, said, {"label": label, "example": None if gone is None else str(gone)}, as_json=as_json)
 
 
 def rename(
@@ -327,7 +328,7 @@ def rename(
     tagger.rename(label, new, merge=merge).save(bank)
     count = tagger.counts_[new]
     said = f"{label!r} is called {new!r} now, with {plural(count, 'example')}"
-    _tell(bank, said, {"label": new, "before": label, "examples": count}, as_json=as_json)
+    tell(bank, said, {"label": new, "before": label, "examples": count}, as_json=as_json)
 
 
 def labels(bank: Bank, as_json: AsJson = False) -> None:
@@ -406,12 +407,7 @@ def upgrade(
     tagger = Tagger.load(bank, model=model, words=words, upgrade=True)
     tagger.save(bank)
     count, name = len(tagger.classes_), tagger.model.name
-    _tell(bank, f"{plural(count, 'label')}, model {name!r}", {"labels": count, "model": name}, as_json=as_json)
-
-
-def _tell(bank: Path, sentence: str, facts: dict[str, Any], *, as_json: bool) -> None:
-    """What was done to a bank: a line for a person, or an object for a machine."""
-    typer.echo(json.dumps({"bank": str(bank), **facts}) if as_json else f"{bank}: {sentence}")
+    tell(bank, f"{plural(count, 'label')}, model {name!r}", {"labels": count, "model": name}, as_json=as_json)
 
 
 def check_writable(bank: Path) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Bars, Device, printable
-from fewtag.errors import InputError, plural
+from fewtag.cli.terminal import AsJson, Bars, Device, plural, printable
+from fewtag.errors import InputError
 
 if TYPE_CHECKING:
     from fewtag.interop.write import Change, Report

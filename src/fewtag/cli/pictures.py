@@ -21,11 +21,12 @@ from fewtag.cli.terminal import (
     Root,
     SkipBad,
     check_page,
+    plural,
     printable,
     refuse_given,
     show,
 )
-from fewtag.errors import InputError, nearest, plural
+from fewtag.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from fewtag.tagging.page import Card
@@ -105,7 +106,7 @@ def tag(
     kept = cache_folder(cache, no_cache)
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}; {nearest(engine, ENGINES)}")
-    if engine == "local":
+    if engine == "local" and (address or workers):
         refuse_given({"--address": address, "--workers": workers}, "is for --engine ray; add that, or leave it out")
     if page is not None:
         check_page(page, out)
@@ -372,7 +373,7 @@ def _export_graph(bank: Path, folder: Path, check: Path | None, *, fixed: bool, 
     from fewtag.tagging.sources import open_source
 
     tagger = Tagger.load(bank)
-    compared = [] if check is None else open_source([str(check)]).entries
+    compared = [] if check is None else [entry.item().image for entry in open_source([str(check)]).entries]
     with Bars() as bars:
         advance = bars.begin("comparing", len(compared)) if compared else lambda _count: None
         if fixed:

@@ -33,6 +33,15 @@ SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures th
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto: a GPU where there is one.")]
 
 
+def plural(count: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> plural(1, "picture"), plural(3, "picture")
+    ('1 picture', '3 pictures')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def refuse_given(options: Mapping[str, object], why: str) -> None:
     """Refuses the first of these options that was given; `why` says what it is for."""
     if given := [name for name, value in options.items() if value]:
@@ -149,6 +158,11 @@ def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None
         # as text: a label may contain what rich takes for markup
         table.add_row(*(Text(printable(cell)) for cell in (name, *(_cell(row[column]) for column in columns))))
     console.print(table)
+
+
+def tell(bank: Path, sentence: str, facts: dict[str, Any], *, as_json: bool) -> None:
+    """What was done to a bank: a line for a person, or an object for a machine."""
+    typer.echo(json.dumps({"bank": str(bank), **facts}) if as_json else f"{bank}: {sentence}")
 
 
 def _without_nan(value: Any) -> Any:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fewtag.core.calibration import log_odds, sigmoid
 from fewtag.core.posterior import Classifiers
-from fewtag.errors import InputError, nearest, plural
+from fewtag.errors import InputError, nearest
 from fewtag.studio.values import ORDERS, Answered, Audited, CurvePoint, Histogram, Order
 from fewtag.tagger.bank import Bank
 from fewtag.tagger.model import Model
@@ -255,7 +255,9 @@ def enough(ground: Ground, name: str) -> str:
     missed = float(ground.chances[ground.open & ~ground.over].sum())
     tags = int(ground.tagged.sum())
     if count < FEW:
-        return f"Not yet: {plural(FEW - count, 'more answer')} will tell how well {name!r} is known; begin with Unsure."
+        return (
+            f"Not yet: {_plural(FEW - count, 'more answer')} will tell how well {name!r} is known; begin with Unsure."
+        )
     if not above:
         return f"Done: every picture above the threshold is answered, about {missed:.0f} below it may show {name!r}."
     if (sample := audit(ground)) is not None:
@@ -266,8 +268,12 @@ def enough(ground: Ground, name: str) -> str:
                 f"({sample.low:.0%}–{sample.high:.0%}); answer some Unsure ones, or move the threshold."
             )
     if tags and wrong > WRONG_ENOUGH * tags:
-        return f"Not yet: of {plural(tags, 'tag')} about {wrong:.0f} are wrong; answer Unsure, or raise the threshold."
+        return f"Not yet: of {_plural(tags, 'tag')} about {wrong:.0f} are wrong; answer Unsure, or raise the threshold."
     return f"Sure enough: {above} more above the threshold, about {wrong:.0f} of them wrong; about {missed:.0f} missed."
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def influences(

@@ -90,7 +90,7 @@ def _rows(url: str, columns: dict[str, Sequence[Any]], first: int) -> list[Item]
         path = str(cell)
         whole = is_url(path) or path.startswith("/") or PurePath(path).is_absolute()
         there = Entry(name, path if whole else join(folder, path))  # paths are relative to their table
-        items.append(Item(name, _empty(name) if cell is None else there))
+        items.append(Item(name, _empty(name)) if cell is None else there.item())
     return items
 
 

@@ -43,17 +43,17 @@ class Entry(NamedTuple):
     box: tuple[float, ...] | None = None
     """Left, top, width and height of what is looked at, as shares of the picture."""
 
+    def item(self) -> Item:
+        """With what is to be read: a file or a stretch of one, or itself where that takes more."""
+        path = None if self.problem or self.box is not None else local_path(self.location)
+        return Item(self.name, self if path is None else Picture(path, self.offset, self.size, self.name))
+
     def read(self) -> bytes:
-        """The encoded bytes of a file, of a stretch of an archive, of an address, or of the part in the box."""
+        """The encoded bytes behind an address, or of the part in the box."""
         if self.problem:
             raise InputError(self.problem)
-        path = local_path(self.location)
-        if path is None:
-            return self._download()
-        picture = Picture(path, self.offset, self.size, self.name)
-        return picture.read() if self.box is None else _cropped(picture.open(), self.box)
-
-    def _download(self) -> bytes:
+        if self.box is not None:
+            return _cropped(Picture(Path(self.location), name=self.name).open(), self.box)
         system, path = file_system(self.location)
         for tried in range(1, _TRIES + 1):
             try:
@@ -92,7 +92,7 @@ class Shard:
 
     def items(self, batch: int) -> Iterator[Item]:
         """The pictures, in order; a table's rows are read a batch at a time."""
-        yield from (Item(entry.name, entry) for entry in self.entries)
+        yield from (entry.item() for entry in self.entries)
         if self.table:
             from fewtag.tagging.parquet import read_rows
 
