@@ -15,7 +15,7 @@ SMALLEST = 1024
 
 
 def to_int8(graph: bytes) -> bytes:
-    """The setting that the validation labels chose (docs/export.md): dynamic int8 where it costs no AP.
+    """Dynamic quantisation: matrix products in int8 arithmetic, faster at little cost (docs/export.md).
 
     Convolutions in int8 arithmetic are slow in onnxruntime, and suffer most; so theirs are bytes in the file alone.
     """

@@ -69,8 +69,8 @@ def test_define_in_every_way(cli: Cli, tiny_model: Path, content: Any, options: 
     said = cli("define", "new.fewtag", "moon", "--model", tiny_model, *options)
     assert (said.code, said.out) == (0, f"new.fewtag: label 'moon' is defined: {word}\n")
     facts = json.loads(cli("labels", "new.fewtag", "--json").out)["moon"]
-    threshold = None if word == "pictures only" else 0.24
-    assert facts == {"examples": 0, "absent": 0, "threshold": threshold, "word": word}
+    threshold, trust = (None, None) if word == "pictures only" else (0.24, 1.0)
+    assert facts == {"examples": 0, "absent": 0, "threshold": threshold, "word": word, "trust": trust}
     assert word in cli("labels", "new.fewtag").out
 
 
@@ -78,7 +78,7 @@ def test_define_in_every_way(cli: Cli, tiny_model: Path, content: Any, options: 
     ("label", "options", "sentence"),
     [
         ("moon", ("--like", "moon", "--no-words"), "--like, --vector and --no-words exclude each other"),
-        ("moon", ("--like", " , "), "names no word"),
+        ("moon", ("--like", " , "), "label 'moon' is like nothing; name at least one known word"),
         ("zzqxv flurbish", (), '(pictures only): --like "lens, eye", --vector FILE or --no-words'),
         ("moon", ("--like", "zzqxv"), ': --like "lens, eye", --vector FILE'),
         ("moon", ("--vector", "gone.npy"), "cannot read the vector gone.npy: No such file"),
@@ -137,7 +137,7 @@ def test_rename_and_merge(cli: Cli, bank: Path) -> None:
     assert said.out == f"{bank}: 'dog' is called 'hound' now, with 2 examples\n"
     assert known(cli, bank) == {"cat": 2, "hound": 2, "sofa": 2}
     before = bank.read_bytes()
-    assert refused(cli("rename", bank, "hound", "cat"), "has a label 'cat' already; give --merge")
+    assert refused(cli("rename", bank, "hound", "cat"), "there is a label 'cat' already; merge the two")
     assert bank.read_bytes() == before
     assert cli("rename", bank, "hound", "cat", "--merge").code == 0
     assert known(cli, bank) == {"cat": 4, "sofa": 2}

@@ -261,10 +261,10 @@ def test_options_that_would_say_nothing_are_refused(cli: Cli, bank: Path, album:
     for name in ("set.json", "set.csv"):
         Path(name).write_text("[]")
         for option in ("--label", "--absent"):
-            assert refused(cli("learn", bank, name, option, "dog"), "leave out --label and --absent")
+            assert refused(cli("learn", bank, name, option, "dog"), f"{option} is for pictures")
     pictures = ((album / "dog0.png", "--label", "dog"), (album, "--label", "dog"), ("examples",))
     for given in pictures:
-        assert refused(cli("learn", bank, *given, "--root", album), "--root is for a table's paths")
+        assert refused(cli("learn", bank, *given, "--root", album), "--root is for a table, and none is learnt now")
         assert refused(cli("learn", bank, *given, "--all-rows"), "--all-rows is for a table")
 
 

@@ -222,7 +222,7 @@ def test_boxes_of_a_detector_are_tagged_as_pictures_and_go_back(cli: Cli, bank: 
     ("arguments", "said"),
     [
         (("export", "tags.jsonl", "out", "--as", "yolo"), "there is no format 'yolo'"),
-        (("export", "tags.jsonl", "out", "--as", "coco", "--int8"), "--int8 and --check are for a bank's graph"),
+        (("export", "tags.jsonl", "out", "--as", "coco", "--int8"), "--int8 is for a bank's graph"),
         (("export", "tags.jsonl", "out", "--as", "fiftyone", "--boxes"), "--boxes goes with --as coco"),
         (("export", "tags.jsonl", "out", "--as", "megadetector"), "tags.jsonl is not of a MegaDetector file"),
         (("export", "gone.jsonl", "out", "--as", "coco"), "cannot read the table gone.jsonl"),

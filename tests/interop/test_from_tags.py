@@ -164,7 +164,7 @@ def test_a_raw_file_is_the_picture_beside_it_however_the_two_are_named(
     [
         (("--only", "dog"), "--only goes with --from-tags"),
         (("--at-most", "3"), "--at-most goes with --from-tags"),
-        (("--from-tags", "--label", "dog"), "leave out --label, --absent and --root"),
+        (("--from-tags", "--label", "dog"), "--label does not go with --from-tags"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(

@@ -102,6 +102,7 @@ def test_too_few_pictures_of_every_label_are_refused(
         InputError, match=rf"the commonest label, is shown by \d+ base pictures, at least {len(pictures)}"
     ):
         fit_model(tmp_path / "model", pictures, shown, network="resnet10t", weights="random", size=64)
+    assert not list(tmp_path.glob("model*")), "before any work"
 
 
 def test_a_fold_knows_nothing_of_the_labels_it_is_judged_on() -> None:

@@ -23,13 +23,15 @@ LEARNING: dict[str, tuple[list[Any], Any, str]] = {
     "no label": ([GOOD, GOOD], [["dog"], []], "image number 2 has no label"),
     "empty name": ([GOOD], [["dog", " "]], "label of image number 1 is empty"),
     "a string of labels": ([GOOD], "dog", r"use \[\['dog'\]\]"),
+    "nothing for labels": ([GOOD], None, r"found None; use \[\[\"dog\"\], \[\"cat\", \"sofa\"\]\], say"),
+    "an address": (["https://x.org/a.jpg"], ["dog"], "image https://x.org/a.jpg is an address, and none is fetched"),
     "missing file": ([GOOD, "no/such.jpg"], ["dog", "dog"], r"cannot read image no/such\.jpg: there is no such file"),
     "no picture": ([b"no picture"], ["dog"], "image number 1 cannot be decoded"),
     "floats": ([GOOD, GOOD / 2], ["dog", "dog"], "image number 2 is an array of 8 × 8 × 3 float64"),
     "channels first": ([GOOD.transpose(2, 0, 1)], ["dog"], "array of 3 × 8 × 8 uint8; give height × width × 3"),
     "empty array": ([GOOD[:0]], ["dog"], "array of 0 × 8 × 3"),
-    "a number": ([7], ["dog"], "image number 1 is a int; give a path"),
-    "a number as a label": ([GOOD], [[7]], "label of image number 1 is 7, a int"),
+    "a number": ([7], ["dog"], "image number 1 is of type int; give a path"),
+    "a number as a label": ([GOOD], [[7]], "label of image number 1 is 7, of type int"),
 }
 
 
@@ -136,12 +138,12 @@ def test_a_block_of_pictures_is_a_list() -> None:
 
 
 def test_a_number_is_no_picture() -> None:
-    with pytest.raises(InputError, match="pictures are expected, one or a list of them, found a int"):
+    with pytest.raises(InputError, match="pictures are expected, one or a list of them, found int"):
         several(7)
 
 
 def test_what_is_no_picture_is_named() -> None:
-    with pytest.raises(InputError, match="image number 4 is a int; give a path"):
+    with pytest.raises(InputError, match="image number 4 is of type int; give a path"):
         open_image(7, "number 4")
 
 
@@ -160,7 +162,7 @@ def test_tagging_refuses_at_once_not_at_the_first_row(taught: Tagger) -> None:
     for options, sentence in (({"threshold": 3.0}, "the threshold is 3.0"), ({"batch": 0}, "the batch is 0 pictures")):
         with pytest.raises(InputError, match=sentence):
             taught.tag([GOOD], **options)
-    with pytest.raises(InputError, match="one or a list of them, found a ndarray"):
+    with pytest.raises(InputError, match="one or a list of them, found ndarray"):
         taught.predict(np.array("a.jpg"))
 
 
@@ -184,7 +186,7 @@ def test_a_damaged_pil_image_is_named(tmp_path: Path) -> None:
 
 
 def test_labels_are_names() -> None:
-    with pytest.raises(InputError, match="label of image number 2 is 7, a int"):
+    with pytest.raises(InputError, match="label of image number 2 is 7, of type int"):
         told_of([["dog"], ["dog", 7]], None, False)
     with pytest.raises(InputError, match="labels of image number 1 are 7"):
         told_of([7], None, False)

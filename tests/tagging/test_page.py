@@ -69,7 +69,7 @@ def test_every_picture_and_tag_is_there_and_nothing_is_loaded(cli: Cli, bank: Pa
     assert re.fullmatch(r"cat \d+%", first["li"][0])
     assert third["img"] == []
     assert "cannot be decoded" in third["li"][0]
-    assert all(source.startswith("data:image/jpeg;base64,") for source in page.loaded)
+    assert all(source.startswith("data:image/webp;base64,") for source in page.loaded)
     assert "url(" not in Path("page.html").read_text()
     assert "@import" not in Path("page.html").read_text()
     assert "<script" not in Path("page.html").read_text()

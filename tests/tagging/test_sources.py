@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from fewtag.errors import InputError
-from fewtag.pictures.files import Picture, encoded_bytes
+from fewtag.pictures.files import encoded_bytes
 from fewtag.tagger.stream import Item
 from fewtag.tagging import parquet, sources
 from fewtag.tagging.sources import Source, open_source
@@ -253,7 +253,7 @@ def test_a_table_damaged_in_the_middle_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("box", [(1, 1, 0, 0), (0.999, 0.5, 0.5, 0.5), (0, 0, 0.001, 0.001), (0, 0, 1, 1)])
 def test_a_box_on_the_very_edge_is_at_least_a_pixel(box: tuple[float, ...], tmp_path: Path) -> None:
     Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
-    content = sources.Crop(Picture(tmp_path / "a.png"), tuple(map(float, box))).read()
+    content = sources.Entry("a.png", str(tmp_path / "a.png"), box=tuple(map(float, box))).read()
     width, height = Image.open(io.BytesIO(content)).size
     assert 1 <= width <= 40
     assert 1 <= height <= 30

@@ -164,7 +164,7 @@ def test_no_cell_is_a_formula_to_a_spreadsheet_and_learning_reads_the_same_names
 ) -> None:
     folder = tmp_path / "evil"
     folder.mkdir()
-    names = ["+cmd.jpg", "-dash.jpg", "=1+1.jpg", "@SUM(A1).jpg", "\tcell.png"]
+    names = ["+cmd.jpg", "-dash.jpg", "=1+1.jpg", "@SUM(A1).jpg", "\tcell.png", " lead.png"]
     for number, name in enumerate(names):
         draw(number, "dog").save(folder / name)
     (folder / "=broken.jpg").write_bytes(b"no picture")
@@ -177,7 +177,7 @@ def test_no_cell_is_a_formula_to_a_spreadsheet_and_learning_reads_the_same_names
     assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
     assert sorted(row["image"] for row in read_csv("tags.csv")) == sorted(f"./{name}" for name in names)
     before = Tagger.load(bank).classes_
-    assert "nothing but 5 rows" in cli("learn", bank, "tags.csv").err
+    assert "nothing but 6 rows" in cli("learn", bank, "tags.csv").err
     said = cli("learn", bank, "tags.csv", "--all-rows")
     assert (said.code, Tagger.load(bank).classes_) == (0, before), said.err
 
@@ -193,6 +193,7 @@ def test_to_the_terminal_without_a_table(cli: Cli, bank: Path, photos: Path) -> 
     assert said.err.startswith("fewtag: image broken.jpg cannot be decoded")
     assert left() == before
     scored = cli("tag", bank, photos / "z.webp", "--scores")
+    assert scored.out.startswith(f"{photos / 'z.webp'}: "), "as it was given, like one of several"
     assert sorted(part.split(" ")[0] for part in scored.out.strip().partition(": ")[2].split(", ")) == [
         "cat",
         "dog",

@@ -1,12 +1,10 @@
 """Commands that teach a bank, and tell what it knows."""
 
-import json
 import os
-import shlex
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +22,9 @@ from fewtag.cli.terminal import (
     check_page,
     plural,
     printable,
+    refuse_given,
     show,
+    tell,
 )
 from fewtag.errors import InputError
 
@@ -106,42 +106,94 @@ def learn(
     Example: fewtag learn birds.fewtag photos/ --from-tags --only birds --at-most 20
     """
     from fewtag.tagger.tagger import Tagger
-    from fewtag.tagging.examples import TABLES, read_examples
+    from fewtag.tagging.examples import TABLES
 
     has_table = any(each.name.lower().endswith((*TABLES, ".json")) for each in examples)
-    chosen = {"--only": only, "--at-most": at_most, "--dry-run": dry_run, "--yes": yes}
-    if not from_tags and (given := [name for name, value in chosen.items() if value]):
-        raise InputError(f"{given[0]} goes with --from-tags; add that, or leave it out")
-    if all_rows and (from_tags or not has_table):
-        raise InputError("--all-rows is for a table, and none is learnt now; leave it out")
-    if not from_tags:
-        if root is not None and not has_table:
-            raise InputError("--root is for a table's paths, and none is learnt now; leave it out")
-        if has_table and (label or absent):
-            raise InputError("a table says itself what its pictures show; leave out --label and --absent")
-        sets = [each for each in examples if each.suffix.lower() == ".json"]
-        if sets and len(sets) < len(examples):
-            raise InputError(f"{sets[0]} is a data set's file, which is learnt by itself; give it to a run of its own")
-        if sets:
-            from fewtag.interop.datasets import read_set
-
-            shown = [example for each in examples for example in read_set(each, root, complete=complete)]
-        else:
-            shown = read_examples(examples, label or (), root, absent=absent or (), complete=complete)
-        if not all_rows:
-            shown = without_guesses(shown)
-    tagger = Tagger.open(bank, model=model, words=words, keep_pictures=not no_pictures)
+    said = {"--label": label, "--absent": absent}
     if from_tags:
-        if label or absent or root:
-            raise InputError("--from-tags takes what the pictures carry; leave out --label, --absent and --root")
+        refuse_given({**said, "--root": root, "--all-rows": all_rows}, "does not go with --from-tags; leave it out")
+    else:
+        chosen = {"--only": only, "--at-most": at_most, "--dry-run": dry_run, "--yes": yes}
+        refuse_given(chosen, "goes with --from-tags; add that, or leave it out")
+    if has_table:
+        refuse_given(said, "is for pictures, and a table says itself what they show; leave it out")
+    else:
+        refuse_given({"--root": root, "--all-rows": all_rows}, "is for a table, and none is learnt now; leave it out")
+    tagger = Tagger.open(bank, model=model, words=words, keep_pictures=not no_pictures)
+    if not from_tags:
+        shown = read_shown(examples, label or (), absent or (), root, complete=complete, all_rows=all_rows)
+    else:
         shown, found = from_carried(tagger, examples, only or (), at_most, skip_bad=skip_bad)
         if dry_run or not as_json:
             show(found, as_json=as_json, title=f"{plural(len(shown), 'picture')}, {plural(len(found), 'tag')}")
         if dry_run or not agreed(yes=yes):
             return
     check_writable(bank)
-    known = set(tagger.definitions_)
-    names = {name for each in shown for name in each.labels}
+    known, skipped = set(tagger.definitions_), list[InputError]()
+
+    def refuse(error: InputError) -> None:
+        missing = has_table and root is None and "there is no such file" in str(error)
+        moved = "--root names the folder of a table's pictures; " if missing else ""
+        raise InputError(f"{error} ({moved}--skip-bad leaves out what cannot be read)") from error
+
+    on_error = skipped.append if skip_bad else refuse
+    teach(tagger, shown, complete=complete, no_words=no_words, on_error=on_error)
+    tagger.save(bank)
+    warn_of_names(tagger, {name for each in shown for name in each.labels})
+    for reason in skipped:
+        print(f"skipped: {reason}", file=sys.stderr)
+    learnt, new, total = len(shown) - len(skipped), sorted(set(tagger.definitions_) - known), len(tagger.classes_)
+    left_out = f", {len(skipped)} skipped" if skipped else ""
+    sentence = f"{plural(learnt, 'picture')} learnt{left_out}; {plural(total, 'label')}, {len(new)} of them new"
+    facts = {"pictures": learnt, "skipped": len(skipped), "new": new, "labels": total}
+    tell(bank, sentence, facts, as_json=as_json)
+
+
+def read_shown(
+    sources: list[Path],
+    labels: Sequence[str],
+    absent: Sequence[str],
+    root: Path | None,
+    *,
+    complete: bool,
+    all_rows: bool,
+) -> "list[Shown]":
+    """Examples from tables, label folders, pictures or data sets.
+
+    Rows that are as `tag` wrote them say what the tagger thinks, not what a person saw, and its mistakes would stay:
+    they are left out unless a person looked at `all_rows`.
+    """
+    from fewtag.tagging.examples import read_examples
+
+    sets = [each for each in sources if each.suffix.lower() == ".json"]
+    if sets and len(sets) < len(sources):
+        raise InputError(f"{sets[0]} is a data set's file, which is learnt by itself; give it to a run of its own")
+    if sets:
+        from fewtag.interop.datasets import read_set
+
+        return [example for each in sets for example in read_set(each, root, complete=complete)]
+    shown = read_examples(sources, labels, root, absent=absent, complete=complete)
+    own = [each for each in shown if not each.guessed]
+    if all_rows or len(own) == len(shown):
+        return shown
+    left_out = len(shown) - len(own)
+    told = f"{plural(left_out, 'row')} as `fewtag tag` wrote {'it' if left_out == 1 else 'them'}"
+    if not own:
+        raise InputError(f"the table has nothing but {told}; mend it, or say --all-rows if you looked at all")
+    print(f"fewtag: left out {told}; --all-rows learns these too, if you looked at them", file=sys.stderr)
+    return own
+
+
+def teach(
+    tagger: "Tagger",
+    shown: "Sequence[Shown]",
+    *,
+    complete: bool,
+    no_words: bool,
+    on_error: Callable[[InputError], None],
+) -> None:
+    """What pictures show, and what they do not: tags that a person took out are a 'no' to labels that are known."""
+    names, known = {name for each in shown for name in each.labels}, set(tagger.definitions_)
     refused = [each.absent | (each.taken_out & (names | known)) for each in shown]
     if taken_out := sum(len(mine - each.absent) for mine, each in zip(refused, shown, strict=True)):
         print(f"fewtag: {plural(taken_out, 'tag')} of `tag` that you took out: learnt as a 'no'", file=sys.stderr)
@@ -149,45 +201,15 @@ def learn(
     if no_words:
         for name in sorted(names - known):
             tagger.define(name, words=False)
-    skipped: list[InputError] = []
-
-    def refuse(error: InputError) -> None:
-        missing = has_table and root is None and "there is no such file" in str(error)
-        moved = "--root names the folder of a table's pictures; " if missing else ""
-        raise InputError(f"{error} ({moved}--skip-bad leaves out what cannot be read)") from error
-
     with Bars() as bars:
         tagger.partial_fit(
             [each.picture for each in shown],
             [each.labels for each in shown],
             absent=refused,
             complete=complete,
-            on_error=skipped.append if skip_bad else refuse,
+            on_error=on_error,
             progress=bars.begin("learning", len(shown)),
         )
-    tagger.save(bank)
-    warn_of_names(tagger, names)
-    for reason in skipped:
-        print(f"skipped: {reason}", file=sys.stderr)
-    learnt, new = len(shown) - len(skipped), sorted(set(tagger.definitions_) - known)
-    if as_json:
-        facts = {"bank": str(bank), "pictures": learnt, "skipped": len(skipped), "new": new}
-        print(json.dumps(facts | {"labels": len(tagger.classes_)}))
-    else:
-        left_out = f", {len(skipped)} skipped" if skipped else ""
-        total = plural(len(tagger.classes_), "label")
-        typer.echo(f"{bank}: {plural(learnt, 'picture')} learnt{left_out}; {total}, {len(new)} of them new")
-
-
-def without_guesses(shown: "list[Shown]") -> "list[Shown]":
-    """Rows that are as `tag` wrote them say what the tagger thinks, not what a person saw: its mistakes would stay."""
-    own = [each for each in shown if not each.guessed]
-    if left_out := len(shown) - len(own):
-        told = f"{plural(left_out, 'row')} as `fewtag tag` wrote {'it' if left_out == 1 else 'them'}"
-        if not own:
-            raise InputError(f"the table has nothing but {told}; mend it, or say --all-rows if you looked at all")
-        print(f"fewtag: left out {told}; --all-rows learns these too, if you looked at them", file=sys.stderr)
-    return own
 
 
 def from_carried(
@@ -255,8 +277,6 @@ def define(
     if sum((like is not None, vector is not None, no_words)) > 1:
         raise InputError("--like, --vector and --no-words exclude each other; give one of them")
     name = clean_label(label)
-    if like is not None and not any(word.strip() for word in like.split(",")):
-        raise InputError(f'--like {like!r} names no word; give some, as in --like "lens, eye"')
     numbers = None if vector is None else read_vector(vector)
     tagger = Tagger.open(bank, model=model, words=words)
     try:
@@ -265,7 +285,7 @@ def define(
         raise InputError(f'{error}: --like "lens, eye", --vector FILE or --no-words') from error
     tagger.save(bank)
     word = str(tagger.definitions_[name])
-    _tell(bank, f"label {name!r} is defined: {word}", {"label": name, "word": word}, as_json=as_json)
+    tell(bank, f"label {name!r} is defined: {word}", {"label": name, "word": word}, as_json=as_json)
 
 
 def forget(
@@ -282,12 +302,12 @@ def forget(
 
     Example: fewtag forget pets.fewtag sofa --example 2
     """
-    tagger = open_bank(bank)
-    tagger.forget(label, image, example=example)
-    tagger.save(bank)
+    from fewtag.tagger.tagger import Tagger
+
+    Tagger.load(bank).forget(label, image, example=example).save(bank)
     gone = image or example
     said = f"{label!r} is forgotten" if gone is None else f"{gone} is no example of {label!r} now"
-    _tell(bank, said, {"label": label, "example": None if gone is None else str(gone)}, as_json=as_json)
+    tell(bank, said, {"label": label, "example": None if gone is None else str(gone)}, as_json=as_json)
 
 
 def rename(
@@ -301,21 +321,19 @@ def rename(
 
     Example: fewtag rename pets.fewtag couch sofa --merge
     """
+    from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.examples import clean_label
 
-    tagger = open_bank(bank)
-    if clean_label(name) in tagger.definitions_ and not merge:
-        raise InputError(f"{bank} has a label {name!r} already; give --merge to make the two one")
-    tagger.rename(label, clean_label(name), merge=merge)
-    tagger.save(bank)
-    new = clean_label(name)
+    tagger, new = Tagger.load(bank), clean_label(name)
+    tagger.rename(label, new, merge=merge).save(bank)
     count = tagger.counts_[new]
-    said = f"{label!r} is called {name!r} now, with {plural(count, 'example')}"
-    _tell(bank, said, {"label": new, "before": label, "examples": count}, as_json=as_json)
+    said = f"{label!r} is called {new!r} now, with {plural(count, 'example')}"
+    tell(bank, said, {"label": new, "before": label, "examples": count}, as_json=as_json)
 
 
 def labels(bank: Bank, as_json: AsJson = False) -> None:
-    """List what a bank knows: each label, from how many examples, its threshold, and what its word is.
+    """List what a bank knows: each label, from how many examples, its threshold, its word, and how far its pictures
+    bear that out (1: as far as they can).
 
     Example: fewtag labels pets.fewtag
     """
@@ -329,6 +347,8 @@ def labels(bank: Bank, as_json: AsJson = False) -> None:
             # a label without word or picture cannot be given yet
             "threshold": None if label["threshold"] is None else round(label["threshold"], 6),
             "word": str(Definition(label["kind"], tuple(label["words"]))),
+            # what the name counts for; banks of before do not say it
+            "trust": None if label.get("trust") is None else round(label["trust"], 2),
         }
         for label in read_header(bank)["labels"]
     }
@@ -387,23 +407,7 @@ def upgrade(
     tagger = Tagger.load(bank, model=model, words=words, upgrade=True)
     tagger.save(bank)
     count, name = len(tagger.classes_), tagger.model.name
-    _tell(bank, f"{plural(count, 'label')}, model {name!r}", {"labels": count, "model": name}, as_json=as_json)
-
-
-def _tell(bank: Path, sentence: str, facts: dict[str, Any], *, as_json: bool) -> None:
-    """What was done to a bank: a line for a person, or an object for a machine."""
-    typer.echo(json.dumps({"bank": str(bank), **facts}) if as_json else f"{bank}: {sentence}")
-
-
-def open_bank(path: Path, model: str | None = None, words: str | None = None, device: str = "auto") -> "Tagger":
-    """Refuses a bank that is not there, and says how one is made."""
-    if not path.exists():
-        raise InputError(
-            f"there is no bank {path}; make one with: {shlex.join(['fewtag', 'learn', str(path)])} EXAMPLES"
-        )
-    from fewtag.tagger.tagger import Tagger
-
-    return Tagger.load(path, model=model, words=words, device=device)
+    tell(bank, f"{plural(count, 'label')}, model {name!r}", {"labels": count, "model": name}, as_json=as_json)
 
 
 def check_writable(bank: Path) -> None:

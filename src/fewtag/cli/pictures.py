@@ -23,6 +23,7 @@ from fewtag.cli.terminal import (
     check_page,
     plural,
     printable,
+    refuse_given,
     show,
 )
 from fewtag.errors import InputError, nearest
@@ -105,10 +106,8 @@ def tag(
     kept = cache_folder(cache, no_cache)
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}; {nearest(engine, ENGINES)}")
-    if engine == "local" and (
-        given := [name for name, value in (("--address", address), ("--workers", workers)) if value]
-    ):
-        raise InputError(f"{given[0]} is for --engine ray; add that, or leave it out")
+    if engine == "local" and (address or workers):
+        refuse_given({"--address": address, "--workers": workers}, "is for --engine ray; add that, or leave it out")
     if page is not None:
         check_page(page, out)
     options = Options(scores, threshold, read_prior(prior), batch, device, None if kept is None else str(kept), shard)
@@ -185,12 +184,14 @@ def _to_table(
 def _to_terminal(
     bank: Path, sources: list[str], options: "Options", cards: "list[Card] | None", *, as_json: bool
 ) -> int:
-    """A line for each picture as soon as it is known; JSON has a line for each, too, in ASCII."""
+    """A line for each picture as soon as it is known, one that is alone by its path as given; JSON, too, in ASCII."""
+    from fewtag.pictures.files import is_image_name
     from fewtag.tagging.page import MOST, tagged_card
     from fewtag.tagging.run import tag_rows
     from fewtag.tagging.tables import record
 
     failed = 0
+    alone = sources[0] if len(sources) == 1 and is_image_name(sources[0]) and Path(sources[0]).is_file() else None
     for item, row in tag_rows(bank, sources, options):
         failed += bool(row.failure)
         if cards is not None and len(cards) < MOST:
@@ -204,7 +205,7 @@ def _to_terminal(
             shown = [name for name in row.scores if name in row.tags] if not options.scores else list(row.scores)
             ranked = sorted(shown, key=lambda name: -row.scores[name])
             tags = ", ".join(f"{name} {row.scores[name]:.2f}" for name in ranked) or "–"
-            typer.echo(f"{printable(row.image)}: {printable(tags)}")
+            typer.echo(f"{printable(alone or row.image)}: {printable(tags)}")
     return failed
 
 
@@ -244,7 +245,7 @@ def check(
 
     Example: fewtag check pets.fewtag truth.csv
     """
-    from fewtag.cli.banks import open_bank
+    from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.check import check_bank, shares_of
     from fewtag.tagging.examples import read_examples
     from fewtag.tagging.run import Options
@@ -256,7 +257,7 @@ def check(
     shown = read_examples([truth], root=root, complete=True)
     if all(each.guessed for each in shown) and not all_rows:
         raise InputError(f"{truth} is as `fewtag tag` wrote it, no truth; mend it, or give --all-rows if it is right")
-    tagger = open_bank(bank)
+    tagger = Tagger.load(bank)
     with Bars() as bars:
         shares = shares_of(shown, tagger, Options(prior=asked, cache=None if kept is None else str(kept)), bars.begin)
         measure = partial(check_bank, tagger, shown, cache=kept, skip_bad=skip_bad)
@@ -270,7 +271,7 @@ def check(
     if setting:
         tagger.save(bank)
     if as_json:
-        print(json.dumps(found.as_dict(), indent=2, allow_nan=False))
+        print(json.dumps(asdict(found), indent=2, allow_nan=False))
         return
     show(found.table(), as_json=False, title=f"{plural(found.pictures, 'picture')}, {bank}")
     for line in found.sentences():
@@ -303,11 +304,11 @@ def explain(
         explain_run(model, image, labels, out, data)
         typer.echo(json.dumps({"out": str(out), "probabilities": {}}) if as_json else out)
         return
-    from fewtag.cli.banks import open_bank
     from fewtag.pictures.files import Picture
     from fewtag.tagger.explain import save_heat
+    from fewtag.tagger.tagger import Tagger
 
-    tagger, picture = open_bank(model), Picture(image).open()
+    tagger, picture = Tagger.load(model), Picture(image).open()
     heats, chances = tagger.explain_all(picture, labels)
     save_heat(out, picture, heats, chances)
     said = ", ".join(f"{label} {chance:.0%}" for label, chance in chances.items())
@@ -352,30 +353,26 @@ def export(
     graphs = ("onnx", "onnx-fixed")
     if form not in (*graphs, *EVERY_FORM):
         raise InputError(f"there is no format {form!r}; {nearest(form, (*graphs, *EVERY_FORM))}")
-    if folder.is_file():
-        raise InputError(f"{folder} is a file; name a folder to export to")
-    if boxes and form != "coco":
-        raise InputError("--boxes goes with --as coco; leave it out")
+    if form != "coco":
+        refuse_given({"--boxes": boxes}, "goes with --as coco; leave it out")
     if form in EVERY_FORM:
-        if int8 or check is not None:
-            raise InputError(f"--int8 and --check are for a bank's graph, not for --as {form}; leave them out")
+        refuse_given({"--int8": int8, "--check": check}, f"is for a bank's graph, not for --as {form}; leave it out")
         files = export_set(source, folder, form, root, boxes=boxes)
         typer.echo(json.dumps({"files": list(map(str, files))}) if as_json else ", ".join(map(str, files)))
         return
-    if root is not None:
-        raise InputError(f"--root is for a table, not for --as {form}; leave it out")
+    refuse_given({"--root": root}, f"is for a table, not for --as {form}; leave it out")
+    if form == "onnx-fixed":
+        refuse_given({"--int8": int8}, "does not go with --as onnx-fixed; leave it out")
     _export_graph(source, folder, check, fixed=form == "onnx-fixed", int8=int8, as_json=as_json)
 
 
 def _export_graph(bank: Path, folder: Path, check: Path | None, *, fixed: bool, int8: bool, as_json: bool) -> None:
-    from fewtag.cli.banks import open_bank
     from fewtag.tagger.export import GRAPH, INT8, LABELS, export_fixed
     from fewtag.tagger.export import export as export_tagger
+    from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.sources import open_source
 
-    if fixed and int8:
-        raise InputError("--int8 does not go with --as onnx-fixed; leave one of them out")
-    tagger = open_bank(bank)
+    tagger = Tagger.load(bank)
     compared = [] if check is None else [entry.item().image for entry in open_source([str(check)]).entries]
     with Bars() as bars:
         advance = bars.begin("comparing", len(compared)) if compared else lambda _count: None

@@ -101,10 +101,10 @@ def serve(
     settings = _settings(host, port, allow_network, allow_host, token_file, service, label_studio, read_only=read_only)
     run = partial(_run, settings, kept, f"{bank} is served at", as_json=as_json)
     if not bank.is_dir():
-        from fewtag.cli.banks import open_bank
         from fewtag.server.service import BankService
+        from fewtag.tagger.tagger import Tagger
 
-        tagger = open_bank(bank, model, words, device)
+        tagger = Tagger.load(bank, model=model, words=words, device=device)
         run(lambda: partial(BankService, bank, tagger))
         return
     if no_cache:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,6 +40,12 @@ def plural(count: int, noun: str) -> str:
     ('1 picture', '3 pictures')
     """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def refuse_given(options: Mapping[str, object], why: str) -> None:
+    """Refuses the first of these options that was given; `why` says what it is for."""
+    if given := [name for name, value in options.items() if value]:
+        raise InputError(f"{given[0]} {why}")
 
 
 def printable(text: str) -> str:
@@ -152,6 +158,11 @@ def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None
         # as text: a label may contain what rich takes for markup
         table.add_row(*(Text(printable(cell)) for cell in (name, *(_cell(row[column]) for column in columns))))
     console.print(table)
+
+
+def tell(bank: Path, sentence: str, facts: dict[str, Any], *, as_json: bool) -> None:
+    """What was done to a bank: a line for a person, or an object for a machine."""
+    typer.echo(json.dumps({"bank": str(bank), **facts}) if as_json else f"{bank}: {sentence}")
 
 
 def _without_nan(value: Any) -> Any:

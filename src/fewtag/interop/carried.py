@@ -2,7 +2,7 @@
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -11,11 +11,9 @@ from fewtag.errors import InputError
 from fewtag.interop.keywords import NO_TAGS, Tags, join_tags
 from fewtag.interop.xmp import MOST_BYTES, Packet
 from fewtag.pictures.decode import open_encoded
-from fewtag.pictures.files import IMAGE_ENDINGS, RAW_ENDINGS, UNREADABLE_ENDINGS, Picture
+from fewtag.pictures.files import IMAGE_ENDINGS, RAW_ENDINGS, UNREADABLE_ENDINGS
 
 ENDING = ".xmp"
-_XMP = b"http://ns.adobe.com/xap/1.0/\0"
-_PHOTOSHOP = b"Photoshop 3.0\0"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MOST = 16_000_000
 """Bytes of one chunk that may be metadata."""
@@ -42,52 +40,17 @@ def read_embedded(path: Path) -> Embedded:
     """Of JPEG and PNG only what is not pixels is read; refuses what is no picture."""
     try:
         with path.open("rb") as file:
-            head = file.read(8)
-            if head[:2] == b"\xff\xd8":
-                return _jpeg(file)
-            if head == _PNG:
+            if file.read(8) == _PNG:
                 return _png(file)
+            image = open_encoded(file, str(path))
+            packet = image.info.get("xmp")
+            # IPTC's tag in a TIFF as it lies there, as Pillow's own reader takes it: some call its bytes numbers
+            in_tiff = getattr(getattr(image, "tag_v2", None), "_tagdata", {}).get(33723, b"")
+            iptc = image.info.get("photoshop", {}).get(0x0404, in_tiff)
+            return Embedded(packet if isinstance(packet, bytes) and packet else None, keywords(iptc))
     except OSError as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise InputError(f"cannot read image {path}: {reason}; check the path") from error
-    image = open_encoded(Picture(path).read(), str(path))
-    packet = image.info.get("xmp")
-    # IPTC's tag in a TIFF as it lies there, as Pillow's own reader takes it: some call its bytes numbers
-    iptc = getattr(getattr(image, "tag_v2", None), "_tagdata", {}).get(33723, b"")
-    return Embedded(packet if isinstance(packet, bytes) and packet else None, keywords(iptc))
-
-
-def _jpeg(file: BinaryIO) -> Embedded:
-    packet, iptc = None, b""
-    file.seek(2)
-    while len(marker := file.read(4)) == 4 and marker[0] == 0xFF:
-        if marker[1] == 0xFF:  # a fill byte
-            file.seek(-3, os.SEEK_CUR)
-            continue
-        size = int.from_bytes(marker[2:], "big") - 2
-        if marker[1] in {0xDA, 0xD9} or size < 0:
-            break
-        if marker[1] in {0xE1, 0xED}:
-            segment = file.read(size)
-            if segment.startswith(_XMP) and packet is None:
-                packet = segment[len(_XMP) :]
-            elif segment.startswith(_PHOTOSHOP):
-                iptc += segment[len(_PHOTOSHOP) :]
-        else:
-            file.seek(size, os.SEEK_CUR)
-    return Embedded(packet, keywords(b"".join(_photoshop(iptc))))
-
-
-def _photoshop(blocks: bytes) -> Iterator[bytes]:
-    """The IPTC records among Photoshop's image resources."""
-    place = 0
-    while blocks[place : place + 4] == b"8BIM" and len(blocks) >= place + 12:
-        name = blocks[place + 6]
-        data = place + 6 + (name + 2 & ~1)
-        size = int.from_bytes(blocks[data : data + 4], "big")
-        if blocks[place + 4 : place + 6] == b"\x04\x04":
-            yield blocks[data + 4 : data + 4 + size]
-        place = data + 4 + (size + 1 & ~1)
 
 
 def _png(file: BinaryIO) -> Embedded:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ _TURNS = {
 }
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 _END_OF_IMAGE = b"\xff\xd9"
-_THUMBNAIL, _QUALITY = 336, 80
+THUMBNAIL, _QUALITY = 336, 80
 _ROWS_AT_ONCE = 256
 _QUIET = threading.Lock()
 _ONE_AT_A_TIME = threading.Lock()
@@ -164,7 +164,7 @@ def pixel_digest(picture: Image.Image) -> str:
 
 def thumbnail(picture: Image.Image) -> bytes:
     """A small WebP copy: what a bank needs to move to a newer model, and to show a person. No metadata."""
-    scale = min(1.0, _THUMBNAIL / max(picture.size))
+    scale = min(1.0, THUMBNAIL / max(picture.size))
     width, height = (max(1, round(side * scale)) for side in picture.size)
     # not `Image.thumbnail`, which needs a copy of the whole picture
     small = picture.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=2.0) if scale < 1 else picture
@@ -192,16 +192,20 @@ def upright(image: Image.Image, name: str, *, copy: bool = True) -> Image.Image:
     return shown
 
 
-def open_encoded(data: bytes, name: str) -> Image.Image:
-    """The header alone; pixels are decoded when they are needed."""
+def open_encoded(data: bytes | BinaryIO, name: str) -> Image.Image:
+    """The header alone, also of an open file; pixels are decoded when they are needed."""
+    file = io.BytesIO(data) if isinstance(data, bytes) else data
     try:
+        file.seek(0)
+        head = file.read(32)
+        file.seek(0)
         with _quiet():
-            if data[4:8] == b"ftyp" and data[8:12] in _HEIF_BRANDS and b"avif" not in data[8:32]:
+            if head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS and b"avif" not in head[8:32]:
                 import pi_heif  # which turns the picture itself, and takes that out of the EXIF data that it hands on
 
-                return pi_heif.HeifImageFile(io.BytesIO(data))
+                return pi_heif.HeifImageFile(file)
             _load_plugins()
-            return Image.open(io.BytesIO(data), formats=FORMATS)
+            return Image.open(file, formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise InputError(_too_large(name, f"more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,}")) from error
     except Exception as error:  # Pillow's plugins raise whatever a broken header makes them trip over

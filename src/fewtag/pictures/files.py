@@ -174,6 +174,8 @@ def encoded_bytes(image: object, name: str) -> bytes | None:
     """The encoded picture, where one was given: as a path, as bytes or as an open file."""
     if isinstance(image, Picture):
         return image.read()
+    if isinstance(image, str) and "://" in image:
+        raise InputError(f"image {image} is an address, and none is fetched here; download it, or give its bytes")
     if isinstance(image, str | os.PathLike):
         return Picture(Path(image)).read()
     if isinstance(image, bytes | bytearray | memoryview):
@@ -184,6 +186,8 @@ def encoded_bytes(image: object, name: str) -> bytes | None:
             if getattr(file, "seekable", bool)():  # from its beginning, however far it was read or written
                 file.seek(0)
             data = file.read()
+        except InputError:
+            raise
         except (OSError, ValueError) as error:  # closed, or opened for writing
             raise InputError(f"cannot read image {name}: {error}; open it again") from error
         if isinstance(data, bytes):
@@ -195,12 +199,14 @@ def encoded_bytes(image: object, name: str) -> bytes | None:
 def open_image(image: object, name: str = "given") -> Image.Image:
     """An upright RGB picture; `name` says in messages which one it was, where it has no path."""
     if (data := encoded_bytes(image, name)) is not None:
-        return decode(data, file_name(image) or name)
+        return decode(data, file_name(image) or str(getattr(image, "name", name)))  # an open file has one, too
     if isinstance(image, Image.Image):
         return upright(image, name)
     if isinstance(image, np.ndarray):
         return upright(_from_array(image, name), name)
-    raise InputError(f"image {name} is a {type(image).__name__}; give a path, bytes, a PIL image or an array of uint8")
+    raise InputError(
+        f"image {name} is of type {type(image).__name__}; give a path, bytes, a PIL image or an array of uint8"
+    )
 
 
 def _from_array(array: np.ndarray, name: str) -> Image.Image:
@@ -228,5 +234,5 @@ def several(images: object) -> Iterable[object]:
     if one or hasattr(images, "read"):  # an open file, whose lines are no pictures
         return [images]
     if not isinstance(images, Iterable) or isinstance(images, np.ndarray):  # an array of no dimension
-        raise InputError(f"pictures are expected, one or a list of them, found a {type(images).__name__}")
+        raise InputError(f"pictures are expected, one or a list of them, found {type(images).__name__}")
     return images

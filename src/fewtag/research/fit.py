@@ -168,13 +168,10 @@ def fit_model(
 
     `network` is timm's name of one, or the path of an ONNX file from normalised pixels to a feature map.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    path = out.with_suffix(".onnx")
-    facts, constants = make_graph(network, weights, size, path)
     table = load_words(words)
-    pooled, places, rows = encode(path, facts, constants, pictures, device, begin)
-    chances = classify(pictures, begin)
-    labels, targets = label_matrix(shown) if any(shown) else sure_classes(chances)
+    chances = None if any(shown) else classify(pictures, begin)
+    labels, targets = label_matrix(shown) if chances is None else sure_classes(chances)
+    rows = np.sort(np.random.default_rng(0).permutation(len(pictures))[:MOST_PLACES])
     unknown = [label for label in labels if label not in table]
     kept = [number for number, label in enumerate(labels) if label not in unknown]
     if len(kept) < FEWEST_LABELS:
@@ -189,6 +186,11 @@ def fit_model(
             f"{names[counts.argmax()]!r}, the commonest label, is shown by {counts.max()} base pictures, at least "
             f"{HELD} are needed to learn how far a probability can be trusted; give more pictures"
         )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    path = out.with_suffix(".onnx")
+    facts, constants = make_graph(network, weights, size, path)
+    pooled, places = encode(path, facts, constants, pictures, rows, device, begin)
+    chances = classify(pictures, begin) if chances is None else chances
     base = Base(names, names, targets[:, kept], pooled, chances)
     evidence, calibration = calibrated(list(_folds(base, places, rows, table)))
     solved = solve(base)
@@ -236,15 +238,15 @@ def encode(
     facts: dict[str, Any],
     constants: Constants,
     pictures: Sequence[Picture],
+    rows: NDArray[np.int64],
     device: str,
     begin: Begin,
-) -> tuple[Features, NDArray[np.float16], NDArray[np.int64]]:
-    """Global features of all pictures, by the graph itself; and the places of some, with their row numbers."""
+) -> tuple[Features, NDArray[np.float16]]:
+    """Global features of all pictures, by the graph itself; and the places of those in these rows."""
     runtime = Network(path, device, sha256=facts["sha256"], constants=constants)
     channels = int(facts["channels"])
     whole = Space(np.zeros(channels, np.float32), np.eye(channels, dtype=np.float32))
-    chosen = np.sort(np.random.default_rng(0).permutation(len(pictures))[:MOST_PLACES])
-    wanted = set(chosen.tolist())
+    wanted = set(rows.tolist())
     pooled, places = [], []
     advance = begin("encoding", len(pictures))
     for first, batch in enumerate(squares(pictures, int(facts["size"]))):
@@ -252,7 +254,7 @@ def encode(
         pooled.append(found.mean(axis=1))
         places += [each.astype(np.float16) for row, each in enumerate(found, first * BATCH) if row in wanted]
         advance(len(batch))
-    return np.concatenate(pooled), np.stack(places), chosen
+    return np.concatenate(pooled), np.stack(places)
 
 
 @torch.inference_mode()

@@ -432,7 +432,8 @@ def check_told(said: Told, image: str) -> None:
 
 def _name_sets(names: object, what: str) -> list[frozenset[str]]:
     if isinstance(names, str) or not isinstance(names, Iterable):
-        raise InputError(f"{what} are a list with the names of each picture, found {names!r}; use [[{names!r}]]")
+        instead = repr([[names]]) if isinstance(names, str) else '[["dog"], ["cat", "sofa"]], say'
+        raise InputError(f"{what} are a list with the names of each picture, found {names!r}; use {instead}")
     found = []
     for number, given in enumerate(names, 1):
         some = [given] if isinstance(given, str) else given
@@ -445,7 +446,7 @@ def _name_sets(names: object, what: str) -> list[frozenset[str]]:
 def label_name(name: object, where: str = "") -> str:
     """A name without stray blanks; refuses what is none, and what a table of tags could not hold."""
     if not isinstance(name, str):
-        raise InputError(f"a label{where} is {name!r}, a {type(name).__name__}; labels are names")
+        raise InputError(f"a label{where} is {name!r}, of type {type(name).__name__}; labels are names")
     # one spelling of each accent too: folders on a Mac are named with two characters for one
     cleaned = " ".join(unicodedata.normalize("NFC", name).split())
     if not cleaned:

@@ -5,6 +5,7 @@ copy of the picture. Who has the bank can look at those copies: share it like th
 """
 
 import hashlib
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,7 @@ def write_bank(path: Path, bank: Bank, model: "Model", thresholds: Mapping[str, 
             "threshold": thresholds.get(label),
             "own_threshold": definition.threshold,
             "prior": definition.prior,
+            "trust": None if definition.vector is None else bank.classifier(model, label).trust,
             "thing": definition.thing,
         }
         for label, definition in bank.definitions.items()
@@ -138,7 +140,8 @@ def _refuse_absent(path: Path) -> None:
     if path.is_dir():
         raise InputError(f"{path} is a folder, not a bank; name the file that fewtag wrote")
     if not path.exists():
-        raise InputError(f"there is no bank {path}; check the path, or make one with `learn`")
+        made_by = shlex.join(["fewtag", "learn", str(path)])
+        raise InputError(f"there is no bank {path}; check the path, or make one with: {made_by} EXAMPLES")
 
 
 def _checked(path: Path, header: dict[str, Any]) -> dict[str, Any]:
@@ -167,7 +170,8 @@ def _has(facts: Mapping[str, Any], kinds: Mapping[str, type]) -> bool:
 
 
 def _is_label(label: dict[str, Any]) -> bool:
-    chances, prior = (label["threshold"], label["own_threshold"], label.get("thing")), label.get("prior")
+    chances = (label["threshold"], label["own_threshold"], label.get("trust"), label.get("thing"))
+    prior = label.get("prior")
     return (
         _has({"absent": 0} | label, _LABEL)
         and bool(label["name"].strip())

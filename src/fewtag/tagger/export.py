@@ -64,9 +64,7 @@ def export(
     advance: Callable[[int], None] = lambda _: None,
 ) -> Exported:
     """Graph and labels together, or nothing: a graph that disagrees with the tagger on any picture is refused."""
-    _import_onnx()
-    if folder.is_file():
-        raise InputError(f"{folder} is a file; name a folder to export to")
+    _check_place(folder)
     labels = label_table(tagger)
     earlier = (folder / GRAPH).read_bytes() if (folder / GRAPH).is_file() else b""
     kept = key_of(earlier) == str(labels["graph"])
@@ -91,7 +89,7 @@ def export_fixed(
 
     Thresholds are in the graph's metadata under `thresholds`, the side of the square under `size`.
     """
-    _import_onnx()
+    _check_place(folder)
     import onnx
     from onnx import numpy_helper
 
@@ -300,8 +298,10 @@ def differences(tagger: Tagger, labels: Table, runs: Sequence[Run], compared: It
     return greatest.tolist()
 
 
-def _import_onnx() -> None:
-    """Refuses before any work where the package that writes graphs is absent."""
+def _check_place(folder: Path) -> None:
+    """Refuses before any work where there is no room for a folder, or no package that writes graphs."""
+    if folder.is_file():
+        raise InputError(f"{folder} is a file; name a folder to export to")
     try:
         import onnx  # noqa: F401
     except ImportError as error:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +72,6 @@ class Check:
     def priors(self) -> dict[str, float | None]:
         """The share of pictures that show each label; one that none shows is rarer than one in all of them."""
         return {label: (each.pictures + 0.5) / (self.pictures + 1) for label, each in self.labels.items()}
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def table(self) -> dict[str, dict[str, Any]]:
         every = {**self.labels, " all together": self.micro}  # no label begins with a blank

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,8 @@ from fewtag.tagging.parquet import read_records
 from fewtag.tagging.sources import is_url
 from fewtag.tagging.tables import picture_mark, picture_name, read_record
 
-TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".jsonl", ".parquet")
+CELLS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+TABLES = (*CELLS, ".jsonl", ".parquet")
 
 
 class Shown(NamedTuple):
@@ -107,10 +108,7 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
         if is_url(row.image):
             raise InputError(f"{path} line {row.line} names an address, {row.image!r}; download the picture first")
         name = picture_name(row.image)
-        refused = {each.removeprefix(NOT) for each in row.labels if each.startswith(NOT)} | set(row.absent)
-        labels, absent = (
-            frozenset(map(clean_label, some)) for some in (set(row.labels) - {NOT + each for each in refused}, refused)
-        )
+        labels, absent = (frozenset(map(clean_label, some)) for some in (row.labels, row.absent))
         if both := sorted(labels & absent):
             raise InputError(
                 f"{path} line {row.line} says both that {name!r} shows {both[0]!r} and that it does not; choose"
@@ -150,20 +148,27 @@ def tagged_folder(table: Path) -> Path | None:
 
 
 class Row(NamedTuple):
-    """A table's line: which picture, what it is said to show ("!": not) and not to, and with which probabilities."""
+    """A table's line: which picture, what it is said to show and not to, and with which probabilities."""
 
     line: int
     image: str
     labels: list[str]
     """In their order, which in a table of tags is the likeliest first; each once."""
     absent: list[str]
+    """Those with "!" before them, and those in a column of their own."""
     scores: dict[str, float]
+
+    @classmethod
+    def of(cls, line: int, image: str, named: Iterable[str], absent: Iterable[str], scores: dict[str, float]) -> "Row":
+        each_once = dict.fromkeys(named)
+        refused = [name.removeprefix(NOT) for name in each_once if name.startswith(NOT)]
+        return cls(line, image, [name for name in each_once if not name.startswith(NOT)], [*refused, *absent], scores)
 
 
 def read_rows(path: Path) -> Iterator[Row]:
     """Of a table in whatever form; refuses a row without a picture, and a picture with two rows."""
     lines: dict[str, int] = {}
-    for row in _read_cells(path) if path.name.lower().endswith(TABLES[:-2]) else _read_facts(path):
+    for row in _read_cells(path) if path.name.lower().endswith(CELLS) else _read_facts(path):
         if not row.image:
             raise InputError(f"{path} line {row.line} names no image; fill in the column `image` or remove the line")
         name = picture_name(row.image)
@@ -184,8 +189,8 @@ def read_tagged(path: Path, threshold: float | None = None) -> list[Tagged]:
         raise InputError(f"{path} has no probabilities to compare with; tag with --scores, or leave --threshold out")
     guesses, found = _read_guesses(path), []
     for row in rows:
-        refused = {each.removeprefix(NOT) for each in row.labels if each.startswith(NOT)} | set(row.absent)
-        tags = [tag for tag in row.labels if not tag.startswith(NOT) and tag not in refused]
+        refused = set(row.absent)
+        tags = [tag for tag in row.labels if tag not in refused]
         scores = {label: score for label, score in row.scores.items() if label in scored}
         if threshold is not None:
             guess = guesses.get(picture_mark(picture_name(row.image)), frozenset(tags))
@@ -233,7 +238,7 @@ def _read_facts(path: Path) -> Iterator[Row]:
             raise
         except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError) as error:
             raise InputError(f"{path} line {number} is no row with image and tags; mend or remove it") from error
-        yield Row(number, str(image), list(dict.fromkeys(named)), absent, scores)
+        yield Row.of(number, str(image), named, absent, scores)
 
 
 def _read_cells(path: Path) -> Iterator[Row]:
@@ -244,4 +249,4 @@ def _read_cells(path: Path) -> Iterator[Row]:
         for name, cell in cells.items():
             with suppress(ValueError):  # the columns that are probabilities
                 scores[name] = float(cell)
-        yield Row(line, image, named, absent, scores)
+        yield Row.of(line, image, named, absent, scores)

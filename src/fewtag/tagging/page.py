@@ -2,7 +2,6 @@
 
 import base64
 import html
-import io
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,11 +12,10 @@ from PIL import Image
 
 from fewtag.errors import InputError
 from fewtag.files import write_atomically
-from fewtag.pictures.decode import decode
+from fewtag.pictures.decode import THUMBNAIL, decode, thumbnail
 from fewtag.pictures.files import encoded_bytes
 from fewtag.tagger.stream import Item, Tagged
 
-THUMBNAIL = 320
 MOST = 1000
 """Pictures on one page; some 20 KB each."""
 _PAGE = Template(
@@ -80,11 +78,9 @@ def embed(item: Item) -> str:
 
 
 def embed_image(picture: Image.Image) -> str:
-    small, buffer = picture.copy(), io.BytesIO()
-    small.thumbnail((THUMBNAIL, THUMBNAIL))
-    small.save(buffer, format="JPEG", quality=80)
-    return embed_bytes(buffer.getvalue(), "jpeg")
+    return embed_bytes(thumbnail(picture))
 
 
-def embed_bytes(content: bytes, kind: str = "webp") -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}" if content else ""
+def embed_bytes(content: bytes) -> str:
+    """A small copy, as `thumbnail` makes it and a bank keeps it."""
+    return f"data:image/webp;base64,{base64.b64encode(content).decode()}" if content else ""

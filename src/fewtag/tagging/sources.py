@@ -3,13 +3,14 @@
 import io
 import json
 import os
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
+
+from PIL import Image
 
 from fewtag.errors import InputError
 from fewtag.files import digest, read_json
@@ -43,22 +44,17 @@ class Entry(NamedTuple):
     """Left, top, width and height of what is looked at, as shares of the picture."""
 
     def item(self) -> Item:
-        if self.problem:
-            return Item(self.name, InputError(self.problem))
-        if self.box is not None:
-            return Item(self.name, Crop(Picture(Path(self.location), name=self.name), self.box))
-        path = local_path(self.location)
-        if path is None:
-            return Item(self.name, Remote(self.location, self.name))
-        return Item(self.name, Picture(path, self.offset, self.size, self.name))
-
-
-class Remote(NamedTuple):
-    url: str
-    name: str
+        """With what is to be read: a file or a stretch of one, or itself where that takes more."""
+        path = None if self.problem or self.box is not None else local_path(self.location)
+        return Item(self.name, self if path is None else Picture(path, self.offset, self.size, self.name))
 
     def read(self) -> bytes:
-        system, path = file_system(self.url)
+        """The encoded bytes behind an address, or of the part in the box."""
+        if self.problem:
+            raise InputError(self.problem)
+        if self.box is not None:
+            return _cropped(Picture(Path(self.location), name=self.name).open(), self.box)
+        system, path = file_system(self.location)
         for tried in range(1, _TRIES + 1):
             try:
                 return system.cat_file(path)
@@ -68,22 +64,17 @@ class Remote(NamedTuple):
         raise AssertionError("the last try answers or fails")
 
 
-class Crop(NamedTuple):
+def _cropped(whole: Image.Image, box: tuple[float, ...]) -> bytes:
     """A part of a picture, as if it were a file of its own."""
-
-    picture: Picture
-    box: tuple[float, ...]
-
-    def read(self) -> bytes:
-        whole, sides = self.picture.open(), []
-        for place, size, side in zip(self.box[:2], self.box[2:], whole.size, strict=True):
-            # at least a pixel, and none outside: a box may lie on the very edge
-            first = min(round(place * side), side - 1)
-            sides.append((first, min(max(first + 1, round(place * side + size * side)), side)))
-        (left, right), (top, bottom) = sides
-        buffer = io.BytesIO()
-        whole.crop((left, top, right, bottom)).save(buffer, "BMP")
-        return buffer.getvalue()
+    sides = []
+    for place, size, side in zip(box[:2], box[2:], whole.size, strict=True):
+        # at least a pixel, and none outside: a box may lie on the very edge
+        first = min(round(place * side), side - 1)
+        sides.append((first, min(max(first + 1, round(place * side + size * side)), side)))
+    (left, right), (top, bottom) = sides
+    buffer = io.BytesIO()
+    whole.crop((left, top, right, bottom)).save(buffer, "BMP")
+    return buffer.getvalue()
 
 
 @dataclass(frozen=True)
@@ -386,27 +377,6 @@ def check_folder(out: str) -> None:
             f"--out {out} ends in {ending}; name a table in .csv, .jsonl or .parquet, "
             "or with a last / a folder of Parquet parts"
         )
-
-
-def remote_names(folder: str) -> set[str]:
-    """Of the files in a folder behind a URL."""
-    system, path = file_system(folder)
-    system.invalidate_cache()
-    if system.isfile(path):
-        raise InputError(f"{folder} is a file; name a folder")
-    return {str(name).rstrip("/").rsplit("/", 1)[1] for name in system.ls(path, detail=False)}
-
-
-def write_remote(url: str, content: bytes) -> None:
-    """Whole or not at all: under another name first, since a store may take a file that broke off."""
-    system, path = file_system(url)
-    part = f"{path}.{uuid.uuid4().hex[:8]}.part"
-    try:
-        system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-        system.pipe_file(part, content)
-        system.mv(part, path)
-    except Exception as error:  # each file system has errors of its own
-        raise InputError(f"cannot write {url}: {reason(error)}; check --out") from error
 
 
 def reason(error: Exception) -> str:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -262,11 +263,15 @@ def names_in(folder: str) -> set[str]:
     """Of the files in a folder, here or behind a URL; none where there is no folder."""
     here = local_path(folder)
     try:
-        if here is None:
-            return sources.remote_names(folder)
-        if here.is_file():
+        if here is not None:
+            if here.is_file():
+                raise InputError(f"{folder} is a file; name a folder")
+            return {entry.name for entry in os.scandir(here)}
+        system, path = sources.file_system(folder)
+        system.invalidate_cache()
+        if system.isfile(path):
             raise InputError(f"{folder} is a file; name a folder")
-        return {entry.name for entry in os.scandir(here)}
+        return {str(name).rstrip("/").rsplit("/", 1)[1] for name in system.ls(path, detail=False)}
     except FileNotFoundError:
         return set()
     except (OSError, NotImplementedError) as error:
@@ -281,10 +286,18 @@ def read_file(location: str) -> bytes:
 
 
 def write_file(location: str, content: bytes, *, sync: bool = True) -> None:
+    """Whole or not at all: behind a URL under another name first, since a store may take a file that broke off."""
     if (here := local_path(location)) is not None:
         write_atomically(here, content, sync=sync)
-    else:
-        sources.write_remote(location, content)
+        return
+    system, path = sources.file_system(location)
+    part = f"{path}.{uuid.uuid4().hex[:8]}.part"
+    try:
+        system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+        system.pipe_file(part, content)
+        system.mv(part, path)
+    except Exception as error:  # each file system has errors of its own
+        raise InputError(f"cannot write {location}: {sources.reason(error)}; check --out") from error
 
 
 def remove_file(location: str) -> None:
@@ -427,8 +440,8 @@ def json_line(facts: dict[str, Any]) -> str:
 
 
 def _path_cell(name: str) -> str:
-    """The same path, but no formula to a spreadsheet."""
-    return f"./{name}" if name.startswith(_FORMULA) else name
+    """The same path, but no formula to a spreadsheet, and with its own blank where it begins with one."""
+    return f"./{name}" if name.startswith((*_FORMULA, " ")) else name
 
 
 def _text_cell(text: str) -> str:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.errors import InputError, UnknownWordError, nearest
-from fewtag.words.files import read_words
 from fewtag.words.pieces import read_pieces, shipped_pieces
+from fewtag.words.read import read_words
 from fewtag.words.spelling import halves, spelt_like, split_label, variants
 
 

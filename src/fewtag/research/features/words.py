@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fewtag.core.posterior import unit
 from fewtag.errors import InputError
 from fewtag.words import vectors as product
-from fewtag.words.files import Entries
+from fewtag.words.read import Entries
 from fewtag.words.vectors import WordTable
 
 NAMES = (product.SHIPPED, "glove-50", "minilm")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from fewtag.errors import InputError
-from fewtag.words import files
-from fewtag.words.files import read_words
+from fewtag.words import read as reading
+from fewtag.words.read import read_words
 from fewtag.words.vectors import load_words
 
 WORDS = ["dog", "cat", ". . .", "New_York", "naïve"]
@@ -155,14 +155,14 @@ def test_the_numbers_of_a_first_line_are_not_told(tmp_path: Path) -> None:
 def test_endless_files_are_left_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, sentence: str
 ) -> None:
-    monkeypatch.setattr(files, limit, 3)
+    monkeypatch.setattr(reading, limit, 3)
     with pytest.raises(InputError, match=sentence):
         read(tmp_path / "a.txt.gz", b"".join(b"word%d 1 2\n" % number for number in range(100_000)))
 
 
 def test_an_array_too_large_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez_compressed(tmp_path / "a.npz", vectors=np.ones((100, 20)), words=[str(number) for number in range(100)])
-    monkeypatch.setattr(files, "MOST_NUMBERS", 1_000)
+    monkeypatch.setattr(reading, "MOST_NUMBERS", 1_000)
     with pytest.raises(InputError, match=r"cannot be read as \.npz \(an array of more than 1,000 numbers\)"):
         load_words(str(tmp_path / "a.npz"))
 
