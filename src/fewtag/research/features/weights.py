@@ -279,7 +279,7 @@ def rename_inception(tensors: Mapping[str, Tensor], network: Network) -> dict[st
     ours = [name.removesuffix(".conv") for name, part in network.named_modules() if isinstance(part, nn.Conv2d)]
     if len(theirs) != len(ours):
         return dict(tensors)
-    renamed = {}
+    renamed: dict[str, Tensor] = {}
     for place, layer in zip(ours, theirs, strict=True):
         renamed |= {f"{place}.{name}": tensors[f"{layer}.{part}"] for part, name in PARTS.items()}
         renamed[f"{place}.bn.weight"] = torch.ones_like(renamed[f"{place}.bn.bias"])  # it was trained without a scale
