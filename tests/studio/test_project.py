@@ -57,7 +57,7 @@ class Naive:
 
 def state(fold: Fold) -> dict[str, dict[str, str]]:
     return {
-        label.name: {picture: said.answer for picture, said in fold.said[label.id].items()}
+        label.name: {picture: said.answer for picture, said in fold.latest[label.id].items()}
         for label in fold.labels.values()
     }
 
@@ -320,7 +320,7 @@ def test_a_frozen_project_of_version_1_says_what_it_said(tmp_path: Path) -> None
     heron = project.fold.find("birds/heron")
     assert (heron.threshold, heron.prior) == (0.4, 0.02)
     assert project.fold.find("egret").like == ("bird", "white")
-    assert project.fold.said[heron.id][picture[4]].source == "audit"
+    assert project.fold.latest[heron.id][picture[4]].source == "audit"
     assert (len(project.log.done), len(project.log.undone)) == (10, 0)
     assert project.folders() == ["/album"]
     assert [row.failure for row in project.files() if row.digest is None] == ["image bad.jpg cannot be decoded"]

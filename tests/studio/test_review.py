@@ -335,7 +335,7 @@ def test_a_page_is_what_brute_force_would_ask(
     def distance(chance: float) -> float:
         return abs(math.log(chance / (1 - chance)) - math.log(threshold / (1 - threshold)))
 
-    said = studio._fold.said[studio._fold.find("dog").id]
+    said = studio._fold.latest[studio._fold.find("dog").id]
     stacks = studio.library.stacks()
     done = {int(stacks[studio.library.row_of[digest]]) for digest in said}
     keys = {

@@ -288,7 +288,7 @@ def _settings(
         )
     if not asked:
         return settings
-    from fewtag.server.services import MOST_JSON
+    from fewtag.server.dialects import MOST_JSON
 
     return replace(settings, services=tuple(sorted(asked)), label_studio=label_studio, most_json=MOST_JSON)
 

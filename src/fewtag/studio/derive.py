@@ -18,7 +18,7 @@ from fewtag.studio.library import Library
 from fewtag.studio.log import Fold, Label
 from fewtag.studio.project import BANK, ExampleRow, Project
 from fewtag.studio.values import PAGE, UNTAUGHT
-from fewtag.tagger.bank import Bank, Definition, Example, Said, Told, by_name, define, label_name
+from fewtag.tagger.bank import Bank, Definition, Example, FitSet, Told, by_name, define, label_name
 from fewtag.tagger.bank_file import read_header, write_bank
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import SAME, Scorer
@@ -62,8 +62,8 @@ class AnswersBank(Bank):
     """Of each label, the examples that Review asked about: the studio chose them, by their scores, and no person."""
     leave_out: ClassVar[bool] = True
 
-    def said(self, label: str) -> Said:
-        return super().said(label)._replace(unnamed=())
+    def fit_set(self, label: str) -> FitSet:
+        return super().fit_set(label)._replace(unnamed=())
 
 
 class Deriver:
@@ -107,7 +107,7 @@ class Deriver:
         asked = {
             label.name: frozenset(
                 keys[picture]
-                for picture, each in fold.said[label.id].items()
+                for picture, each in fold.latest[label.id].items()
                 if each.source == PAGE and picture in keys
             )
             for label in fold.labels.values()
@@ -149,7 +149,7 @@ class Deriver:
 
     def picture_of(self, fold: Fold) -> dict[str, str]:
         """By the bank's keys, the pictures that were answered."""
-        pictures = {picture for label in fold.labels for picture in fold.said[label]}
+        pictures = {picture for label in fold.labels for picture in fold.latest[label]}
         return {self._keys.get(picture, picture * 2): picture for picture in sorted(pictures, reverse=True)}
 
     def _file_name(self, picture: str) -> str:
@@ -158,7 +158,7 @@ class Deriver:
 
     def lacking(self, fold: Fold) -> list[str]:
         """Answered pictures whose pixels were not looked at yet."""
-        answered = {picture for label in fold.labels for picture in fold.said[label]}
+        answered = {picture for label in fold.labels for picture in fold.latest[label]}
         return sorted(answered - self._keys.keys())
 
     def keep(self, pictures: Iterable[str]) -> None:
@@ -243,7 +243,7 @@ def told_in(fold: Fold) -> dict[str, Told]:
     shown: dict[str, set[str]] = {}
     absent: dict[str, set[str]] = {}
     for label in fold.labels.values():
-        for picture, said in fold.said[label.id].items():
+        for picture, said in fold.latest[label.id].items():
             if said.source not in UNTAUGHT and said.answer != "unknown":
                 (shown if said.answer == "yes" else absent).setdefault(picture, set()).add(label.name)
     return {
@@ -365,11 +365,11 @@ class Scores:
         """
         if fitted.left_out is None or not isinstance(bank, AnswersBank):
             return share
-        said, calibration = bank.said(label), self.model.calibration
-        asked = np.array([key in bank.asked[label] for key in (*said.yes, *said.no, *said.complete)], np.bool_)
+        fitted_to, calibration = bank.fit_set(label), self.model.calibration
+        asked = np.array([key in bank.asked[label] for key in sum(fitted_to[:3], ())], np.bool_)
         if not asked.any():
             return share
-        shown, usual = np.arange(len(asked)) < len(said.yes), np.full(len(asked), calibration.share, np.float32)
+        shown, usual = np.arange(len(asked)) < len(fitted_to.yes), np.full(len(asked), calibration.share, np.float32)
         counts, noes = len(bank.members[label]) - shown, (fitted.noes - ~shown).astype(np.float32)
         slopes, offsets = calibration.curves(counts, noes, usual, fitted.coherence)
         evidence = (slopes * fitted.left_out + offsets - log_odds(usual)).astype(np.float32)[asked, None]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from fewtag.errors import InputError
 from fewtag.files import locked, make_folder
-from fewtag.studio.log import Change, Fold, Log, Word
+from fewtag.studio.log import Change, Fold, Log, Verdict
 
 FILE = "studio.sqlite"
 BANK = "bank.fewtag"
@@ -181,7 +181,7 @@ class Project:
         return sqlite3.connect(self.path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)
 
     def _changes(self) -> Iterator[Change]:
-        answers: dict[int, list[tuple[str, str, int, Word, str]]] = {}
+        answers: dict[int, list[tuple[str, str, int, Verdict, str]]] = {}
         for n, *answer in self.select("SELECT change, id, picture, label, answer, source FROM answer ORDER BY rowid"):
             answers.setdefault(n, []).append(tuple(answer))
         for n, op, kind, facts, undoes in self.select("SELECT n, op, kind, facts, undoes FROM change ORDER BY n"):
@@ -225,7 +225,7 @@ class Project:
         self,
         kind: str,
         facts: Mapping[str, Any],
-        answers: Sequence[tuple[str, str, int | None, Word, str]] = (),
+        answers: Sequence[tuple[str, str, int | None, Verdict, str]] = (),
         *,
         undoes: int | None = None,
     ) -> Change:

@@ -22,7 +22,7 @@ from fewtag.studio import review as reviewing
 from fewtag.studio.derive import Deriver, Scored, Scores
 from fewtag.studio.index import Indexer, read_inside
 from fewtag.studio.library import RESIDENT, Features, Library, SupersededError
-from fewtag.studio.log import Change, Fold, Label, Word
+from fewtag.studio.log import Change, Fold, Label, Verdict
 from fewtag.studio.project import FileRow, Project
 from fewtag.studio.values import AUDIT, CellTag, Listener, Overview
 from fewtag.tagger.bank import Bank
@@ -85,18 +85,18 @@ class State:
     def _ground(self, label: Label, scored: Scored | None) -> reviewing.Ground:
         """Of a label without scores, which has neither word nor example, what was said of it."""
         count = len(self.library) if scored is None else len(scored.logits)
-        words, audited = np.zeros(count, np.int8), np.zeros(count, np.bool_)
+        verdicts, audited = np.zeros(count, np.int8), np.zeros(count, np.bool_)
         codes = {"yes": reviewing.YES, "no": reviewing.NO, "unknown": reviewing.UNKNOWN}
         with self._lock:
             for picture, said in self._fold.about(label.id).items():
                 row = self.library.row_of.get(picture, count)
                 if row < count:
-                    words[row], audited[row] = codes[said.answer], said.source == AUDIT
+                    verdicts[row], audited[row] = codes[said.answer], said.source == AUDIT
         alive = self.library.alive[:count].copy()
         if scored is None:
             nothing = np.zeros(count, np.float32)
-            return reviewing.Ground(nothing, words, audited, np.zeros(count, np.bool_), alive, 0.5, nothing)
-        return reviewing.Ground(scored.chances, words, audited, scored.never, alive, scored.threshold, scored.logits)
+            return reviewing.Ground(nothing, verdicts, audited, np.zeros(count, np.bool_), alive, 0.5, nothing)
+        return reviewing.Ground(scored.chances, verdicts, audited, scored.never, alive, scored.threshold, scored.logits)
 
     def _read(self, digest: str, files: Iterable[FileRow] | None = None) -> bytes:
         """A picture's bytes from one of its files; a file that holds something else by now is passed over."""
@@ -118,11 +118,11 @@ class State:
         picture = decode(self._read(digest), digest, at_least=DRAFT * self.model.size)
         return squash(picture, self.model.size)
 
-    def _spoken(self) -> dict[str, dict[str, Word]]:
+    def _verdicts(self) -> dict[str, dict[str, Verdict]]:
         """Of each label what is said of which picture now."""
         with self._lock:
             return {
-                label.name: {picture: said.answer for picture, said in self._fold.said[label.id].items()}
+                label.name: {picture: said.answer for picture, said in self._fold.latest[label.id].items()}
                 for label in self._fold.labels.values()
             }
 
@@ -130,7 +130,7 @@ class State:
         self,
         digests: Sequence[str],
         scorer: Scorer | None,
-        words: dict[str, dict[str, Word]],
+        verdicts: dict[str, dict[str, Verdict]],
         confirmed_only: bool = False,
     ) -> list[Tagged]:
         """Exact, as the tagger scores them, but that a person's word comes first."""
@@ -138,7 +138,7 @@ class State:
             return [Tagged(self.library.names[self.library.row(digest)]) for digest in digests]
         places = np.stack([self._places(digest) for digest in digests])
         chances = scorer.probabilities(places).astype(np.float32)
-        said = np.array([[words[label].get(digest, "") for label in scorer.labels] for digest in digests])
+        said = np.array([[verdicts[label].get(digest, "") for label in scorer.labels] for digest in digests])
         chances[said == "yes"], chances[said == "no"] = 1, 0
         counted = said == "yes" if confirmed_only else said != "no"
         tags = scorer.tags(np.where(counted, chances, np.float32(-1)))  # below any threshold
@@ -150,7 +150,7 @@ class State:
         found: list[list[CellTag]] = [[] for _ in rows]
         digests = [self.library.digests[row] for row in rows.tolist()]
         with self._lock:
-            labels = [(label, dict(self._fold.said[label.id])) for label in self._fold.labels.values()]
+            labels = [(label, dict(self._fold.latest[label.id])) for label in self._fold.labels.values()]
         for label, said in labels:
             scored = self._scores.kept.get(label.name)
             if scored is None:
@@ -161,9 +161,9 @@ class State:
             for number, (digest, tagged, chance) in enumerate(
                 zip(digests, given.tolist(), chances.tolist(), strict=True)
             ):
-                word = said[digest].answer if digest in said else "unknown"
-                if word != "unknown" or tagged:
-                    state = "model" if word == "unknown" else word
+                verdict = said[digest].answer if digest in said else "unknown"
+                if verdict != "unknown" or tagged:
+                    state = "model" if verdict == "unknown" else verdict
                     found[number].append(CellTag(label.name, round(chance, DIGITS), state))
         return [sorted(tags, key=lambda tag: (_RANK[tag.state], -tag.p, tag.label)) for tags in found]
 
@@ -186,12 +186,12 @@ class State:
     def _carry(self, old: str, new: str) -> None:
         """A file was edited: where its pixels stayed what they were, what was said of it holds for it still."""
         with self._lock:
-            words = {
+            verdicts = {
                 label.id: said[old]
                 for label in self._fold.labels.values()
-                if old in (said := self._fold.said[label.id])
+                if old in (said := self._fold.latest[label.id])
             }
-        row = self.project.any_example(old) if words else None
+        row = self.project.any_example(old) if verdicts else None
         if row is None:
             return
         # the library has it only after this
@@ -201,7 +201,7 @@ class State:
         except InputError:
             return
         if same:
-            answers = [(str(uuid.uuid4()), new, label, said.answer, said.source) for label, said in words.items()]
+            answers = [(str(uuid.uuid4()), new, label, said.answer, said.source) for label, said in verdicts.items()]
             with self._lock:
                 self._change("carry", {"from": old}, answers)
 
@@ -218,7 +218,7 @@ class State:
                 self.model.name,
                 tuple(self._indexer.folders),
                 len(log.fold.labels),
-                sum(len(log.fold.said[label]) for label in log.fold.labels),
+                sum(len(log.fold.latest[label]) for label in log.fold.labels),
                 bool(log.done),
                 bool(log.undone),
                 self._version,

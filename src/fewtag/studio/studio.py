@@ -15,7 +15,7 @@ from fewtag.pictures.prefetch import batches
 from fewtag.studio import values
 from fewtag.studio.derive import by_word, path_name, told_in
 from fewtag.studio.library import RESIDENT
-from fewtag.studio.log import WORDS, Change, UnknownError, Word, told
+from fewtag.studio.log import VERDICTS, Change, UnknownError, Verdict, told
 from fewtag.studio.project import FileRow, Project, picture_folders
 from fewtag.studio.values import AUDIT, STACK, Progress
 from fewtag.studio.view import MOST_AT_ONCE, View
@@ -23,8 +23,8 @@ from fewtag.tagger.bank import define
 from fewtag.tagger.model import load_model
 from fewtag.tagger.stream import Tagged
 
-Row = tuple[str, str, int | None, Word, str]
-"""An answer's id, picture, label, word and source; a label of None is the one that the same change defines."""
+Row = tuple[str, str, int | None, Verdict, str]
+"""An answer's id, picture, label, verdict and source; a label of None is the one that the same change defines."""
 
 
 class Studio(View):
@@ -186,23 +186,23 @@ class Studio(View):
             raise InputError(f"{len(answers)} answers were given at once; give 1 to {MOST_AT_ONCE}")
         with self._lock:
             log, fresh = self.project.log, list[Row]()
-            seen: dict[str, tuple[str, str, int, Word, str]] = {}
+            seen: dict[str, tuple[str, str, int, Verdict, str]] = {}
             for each in answers:
                 name = _uuid(each.id)
-                if each.answer not in WORDS:
+                if each.answer not in VERDICTS:
                     raise InputError(f"the answer {each.answer!r} is none; say yes, no or unknown")
-                label, word = self._fold.find(each.label), each.answer
-                row = name, each.picture, label.id, word, each.source
+                label, verdict = self._fold.find(each.label), each.answer
+                row = name, each.picture, label.id, verdict, each.source
                 if (n := log.number_of.get(name)) is not None:
                     seen |= {answer[0]: answer for answer in log.changes[n].answers}
                 if (before := seen.get(name)) is not None:
-                    if (before[1], log.fold.resolve(before[2]), before[3]) != (each.picture, label.id, word):
+                    if (before[1], log.fold.resolve(before[2]), before[3]) != (each.picture, label.id, verdict):
                         raise InputError(f"answer {name} was given before, about something else; give each its own id")
                     continue
                 # a page sends what is left over as soon as the studio is back, before all pictures are in memory
                 if each.picture not in self.library.row_of and not self.project.knows(each.picture):
                     self.library.row(each.picture)
-                if each.marked and each.picture in self._fold.said[label.id]:
+                if each.marked and each.picture in self._fold.latest[label.id]:
                     continue
                 seen[name] = row
                 fresh.append(row)
@@ -213,14 +213,14 @@ class Studio(View):
             return values.Acknowledged(tuple(_uuid(each.id) for each in answers), undo)
 
     def _mates(self, row: Row, spoken: Set[str]) -> list[Row]:
-        """The same word on the other pictures of its stack, but for those that a person spoke of themselves."""
-        name, picture, label, word, _ = row
+        """The same verdict on the other pictures of its stack, but for those that a person spoke of themselves."""
+        name, picture, label, verdict, _ = row
         if picture not in self.library.row_of:
             return []
         mates = [self.library.digests[each] for each in self.library.stack_of(self.library.row_of[picture])]
-        said = {} if label is None else self._fold.said[label]
+        said = {} if label is None else self._fold.latest[label]
         return [
-            (str(uuid.uuid5(uuid.UUID(name), mate)), mate, label, word, STACK)
+            (str(uuid.uuid5(uuid.UUID(name), mate)), mate, label, verdict, STACK)
             for mate in mates
             if mate not in spoken and (mate not in said or said[mate].source == STACK)
         ]
@@ -251,9 +251,9 @@ class Studio(View):
             change = target = log.changes[n]
             while target.undoes is not None:
                 target = log.changes[target.undoes]
-            before = self._words_of(target)
+            before = self._verdicts_of(target)
             undo = self.project.undo(n)
-            after = self._words_of(target)
+            after = self._verdicts_of(target)
             self._touch()
             names = {label.id: label.name for label in log.fold.labels.values()}
             reverted = tuple(
@@ -265,12 +265,12 @@ class Studio(View):
             what = told(target, log.fold, back=change.undoes is None)
             return values.Undone(undo.op, what, reverted, len(getattr(log, side)))
 
-    def _words_of(self, change: Change) -> dict[tuple[str, int], Word | None]:
-        """The present word on each picture and label that a change speaks of."""
+    def _verdicts_of(self, change: Change) -> dict[tuple[str, int], Verdict | None]:
+        """The present verdict on each picture and label that a change speaks of."""
         fold, found = self._fold, {}
         for _, picture, number, _, _ in change.answers:
             label = fold.resolve(number)
-            said = fold.said.get(label, {}).get(picture) if label in fold.labels else None
+            said = fold.latest.get(label, {}).get(picture) if label in fold.labels else None
             found[picture, label] = None if said is None else said.answer
         return found
 
@@ -340,9 +340,9 @@ class Studio(View):
     def _delivered(self, confirmed_only: bool) -> Iterator[tuple[FileRow, Tagged]]:
         """Each file and its row; all by one state of the labels, whatever is taught meanwhile."""
         scorer = self.scorer() if self._current().classes else None
-        words = self._spoken()
+        verdicts = self._verdicts()
         for some in batches(iter(self._files()), 64):
-            rows = self._rows([str(file.digest) for file in some], scorer, words, confirmed_only)
+            rows = self._rows([str(file.digest) for file in some], scorer, verdicts, confirmed_only)
             for file, row in zip(some, rows, strict=True):
                 yield file, replace(row, image=self.library.shown_name(file))
 
@@ -362,7 +362,7 @@ class Studio(View):
             problems.append(f"{missing} answered pictures have neither a file nor kept features; they teach nothing")
         if self._derived.is_set() and (lost := self._deriver.differs(bank)):
             problems.append(lost)
-        answers = sum(len(fold.said[label]) for label in fold.labels)
+        answers = sum(len(fold.latest[label]) for label in fold.labels)
         return values.Checked(answers, len(fold.labels), len(self.library), tuple(problems))
 
     def backup(self, path: str | os.PathLike[str]) -> None:

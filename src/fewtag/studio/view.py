@@ -168,8 +168,8 @@ class View(State):
         count = len(self.library)
         masks = {
             "unsure": lambda ground: ground.near,
-            "confirmed": lambda ground: ground.words == reviewing.YES,
-            "rejected": lambda ground: ground.words == reviewing.NO,
+            "confirmed": lambda ground: ground.verdicts == reviewing.YES,
+            "rejected": lambda ground: ground.verdicts == reviewing.NO,
             "tagged": lambda ground: ground.tagged,
             "untagged": lambda ground: ground.tagged,
         }
@@ -239,18 +239,18 @@ class View(State):
             label, scored = self._fold.find(name), self._scores.kept[name]
             self._scores.sharpen(name, np.array([row]))
             said = self._fold.about(label.id).get(digest)
-            word = None if said is None else said.answer
-            told.append((name, float(scored.chances[row]), scored, word))
+            verdict = None if said is None else said.answer
+            told.append((name, float(scored.chances[row]), scored, verdict))
         told.sort(key=lambda each: (-each[1], each[0]))
         labels = tuple(
             values.PictureLabel(
                 name,
                 round(chance, DIGITS),
                 round(scored.threshold, DIGITS),
-                word,
+                verdict,
                 self._because(bank, name, scored, row, places) if number < _REASONED else (),
             )
-            for number, (name, chance, scored, word) in enumerate(told)
+            for number, (name, chance, scored, verdict) in enumerate(told)
         )
         tags = [tag.label for tag in self._tags_of(np.array([row]))[0] if tag.state != "no"]
         files = self.library.files_of.get(digest)
@@ -271,7 +271,7 @@ class View(State):
         self, bank: Bank, name: str, scored: Scored, row: int, places: NDArray[np.float32] | None
     ) -> tuple[values.Because, ...]:
         """The label's examples that look most like the picture, where the label looks."""
-        keys = bank.said(name).yes[-50:]
+        keys = bank.fit_set(name).yes[-50:]
         if not keys or places is None:
             return ()
         strengths, picture_of = self.model.strengths, self._deriver.picture_of(self._fold)
@@ -355,12 +355,12 @@ class View(State):
         known, scored = self._fold.find(label), self._scored(label, np.empty(0, np.int64))
         ground = self._ground(known, scored)
         chosen = reviewing.choose_order(order, ground)
-        seed, whole = f"{self.folder.name} {known.id}", self.library.features.whole[: len(ground.words)]
+        seed, whole = f"{self.folder.name} {known.id}", self.library.features.whole[: len(ground.verdicts)]
         rows, left = reviewing.ask(chosen, ground, whole, seed, self.library.digests)
-        stacks = self.library.stacks()[: len(ground.words)]
+        stacks = self.library.stacks()[: len(ground.verdicts)]
         if chosen != AUDIT and len(rows):
             # one of a stack stands for all, and one answer will do
-            answered = np.unique(stacks[ground.words > 0])
+            answered = np.unique(stacks[ground.verdicts > 0])
             rows = rows[~np.isin(stacks[rows], answered)]
             rows = rows[np.sort(np.unique(stacks[rows], return_index=True)[1])]
             if chosen == "unsure":
@@ -411,7 +411,7 @@ class View(State):
             other.name
             for other in fold.labels.values()
             if other.id != label.id
-            for picture, said in fold.said[other.id].items()
+            for picture, said in fold.latest[other.id].items()
             if said.answer == "yes" and picture in refused
         )
         return tuple(values.MistakenFor(name, count) for name, count in counts.most_common(3))
@@ -420,4 +420,4 @@ class View(State):
         """Rows for pictures of the project; a person's word comes first."""
         for digest in digests:
             self.library.row(digest)
-        return self._rows(digests, self.scorer(), self._spoken()) if digests else []
+        return self._rows(digests, self.scorer(), self._verdicts()) if digests else []

@@ -1,6 +1,6 @@
 // The frame around the three screens: session, header, labels, toasts; what the server tells while one works.
 import * as api from "./api.js";
-import { Dialogs } from "./deliver.js";
+import { Dialogs } from "./dialogs.js";
 import { Library, listing, percent, selection } from "./library.js";
 import { Picture } from "./picture.js";
 import { Review } from "./review.js";

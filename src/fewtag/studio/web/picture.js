@@ -6,9 +6,9 @@ import * as store from "./store.js";
 import { html, useEffect, useRef, useSignal, useState } from "./view.js";
 
 const NEXT = /** @type {const} */ ({ yes: "no", no: "unknown", unknown: "yes" });
-const WORDS = /** @type {[Word, string][]} */ ([["yes", "✓"], ["no", "✗"], ["unknown", "?"]]);
+const VERDICTS = /** @type {[Verdict, string][]} */ ([["yes", "✓"], ["no", "✗"], ["unknown", "?"]]);
 
-/** @typedef {import("./api.js").Word} Word */
+/** @typedef {import("./api.js").Verdict} Verdict */
 
 export function Picture() {
   const { name: digest, query } = store.route.value;
@@ -41,13 +41,13 @@ export function Picture() {
   const shown = detail.value?.digest === digest ? detail.value : null;
   const rows = shown?.labels ?? [];
   const here = rows.find((row) => row.label === chosen.value) ?? rows[0];
-  /** @param {string} label @param {Word} word */
-  const answer = (label, word) => {
+  /** @param {string} label @param {Verdict} verdict */
+  const answer = (label, verdict) => {
     if (!shown) return;
     told.current += 1;
-    detail.value = { ...shown, labels: rows.map((row) => (row.label === label ? { ...row, answer: word } : row)) };
-    store.announcement.value = `${label}: ${word}`;
-    store.answer([{ picture: digest, label, answer: word }]);
+    detail.value = { ...shown, labels: rows.map((row) => (row.label === label ? { ...row, answer: verdict } : row)) };
+    store.announcement.value = `${label}: ${verdict}`;
+    store.answer([{ picture: digest, label, answer: verdict }]);
   };
   /** @param {number} step */
   const walk = (step) => {
@@ -116,7 +116,7 @@ export function Picture() {
   </main>`;
 }
 
-/** @param {{row: api.Belief, place: number, here: boolean, answer: (label: string, word: Word) => void, point: (on: boolean) => void}} props */
+/** @param {{row: api.Belief, place: number, here: boolean, answer: (label: string, verdict: Verdict) => void, point: (on: boolean) => void}} props */
 function Belief({ row, place, here, answer, point }) {
   const now = row.answer ?? null;
   return html`<div class=${`belief ${here ? "here" : ""} ${row.p >= row.threshold ? "over" : ""}`} onPointerEnter=${(/** @type {PointerEvent} */ event) => event.pointerType === "mouse" && point(true)}
@@ -126,8 +126,8 @@ function Belief({ row, place, here, answer, point }) {
       <span class="p">${percent(row.p)}</span>
       <span class="meter" role="meter" aria-label=${`Probability of ${row.label}`} aria-valuemin="0" aria-valuemax="100" aria-valuenow=${Math.round(100 * row.p)}>
         <span class="full" style=${{ width: percent(row.p).replace(" ", "") }}></span><span class="tick" style=${{ left: percent(row.threshold).replace(" ", "") }}></span></span></span>
-    <span class="verdict" role="group" aria-label=${row.label}>${WORDS.map(([word, sign]) => html`<button key=${word} class=${word} aria-pressed=${now === word}
-      aria-label=${`${row.label}: ${word}`} title=${word} onClick=${() => answer(row.label, word)}>${sign}</button>`)}</span>
+    <span class="verdict" role="group" aria-label=${row.label}>${VERDICTS.map(([verdict, sign]) => html`<button key=${verdict} class=${verdict} aria-pressed=${now === verdict}
+      aria-label=${`${row.label}: ${verdict}`} title=${verdict} onClick=${() => answer(row.label, verdict)}>${sign}</button>`)}</span>
   </div>`;
 }
 

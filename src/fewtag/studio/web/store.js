@@ -109,7 +109,7 @@ export function recoverAnswers() {
   if (keys.length) flush();
 }
 
-/** @param {{picture: string, label: string, answer: import("./api.js").Word, stack?: boolean, marked?: boolean}[]} given @param {string} source */
+/** @param {{picture: string, label: string, answer: import("./api.js").Verdict, stack?: boolean, marked?: boolean}[]} given @param {string} source */
 export async function answer(given, source = "click") {
   if (!given.length) return true;
   for (let first = 0; first < given.length; first += MOST) {
@@ -254,13 +254,13 @@ export class Listing {
     return digests.reduce((sum, digest) => sum + (cells.get(digest)?.stack ?? 1), 0);
   }
 
-  /** Shows answers before the server has them. @param {Iterable<string>} digests @param {string} label @param {import("./api.js").Word} word */
-  mark(digests, label, word) {
+  /** Shows answers before the server has them. @param {Iterable<string>} digests @param {string} label @param {import("./api.js").Verdict} verdict */
+  mark(digests, label, verdict) {
     const wanted = new Set(digests);
     for (const cell of [...this.pages.values()].flat()) {
       if (!wanted.has(cell.digest)) continue;
       const others = cell.tags.filter((tag) => tag.label !== label);
-      cell.tags = word === "unknown" ? others : [{ label, p: word === "yes" ? 1 : 0, state: word }, ...others];
+      cell.tags = verdict === "unknown" ? others : [{ label, p: verdict === "yes" ? 1 : 0, state: verdict }, ...others];
     }
     this.version.value += 1;
   }

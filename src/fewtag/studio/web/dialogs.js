@@ -30,9 +30,9 @@ export function Dialogs() {
     case "deliver":
       return html`<${Deliver} />`;
     case "tag":
-      return html`<${Name} title="Tag" says="Tag" word="yes" />`;
+      return html`<${Name} title="Tag" says="Tag" verdict="yes" />`;
     case "refuse":
-      return html`<${Name} title="Not this" says="Say no" word="no" />`;
+      return html`<${Name} title="Not this" says="Say no" verdict="no" />`;
     case "new":
       return html`<${NewLabel} />`;
     case "failures":
@@ -60,16 +60,16 @@ const submitting = (run) => (/** @type {SubmitEvent} */ event) => {
   if (name) run(name);
 };
 
-/** @param {{title: string, says: string, word: "yes" | "no"}} props */
-function Name({ title, says, word }) {
+/** @param {{title: string, says: string, verdict: "yes" | "no"}} props */
+function Name({ title, says, verdict }) {
   const digests = chosenPictures();
   const refusal = useSignal("");
   const run = (/** @type {string} */ name) => {
     const known = store.labelNames.value.includes(name);
-    if (!known && word === "yes") return void learn(name, digests, (sentence) => (refusal.value = sentence));
+    if (!known && verdict === "yes") return void learn(name, digests, (sentence) => (refusal.value = sentence));
     store.dialog.value = "";
     if (!known) return store.say(`There is no label “${name}” yet; press n to make one.`, { bad: true });
-    answerFor(name, word, digests);
+    answerFor(name, verdict, digests);
     selection.value = new Set();
   };
   return html`<${Dialog} title=${`${title}: ${plural(digests.length)}`}>
