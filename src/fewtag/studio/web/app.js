@@ -187,7 +187,6 @@ async function start() {
   store.recoverAnswers();
   await painted();
   await store.loadLabels();
-  if (store.labels.value?.length) store.changed.value += 1; // tags of the pictures that are shown already
   listen();
 }
 

@@ -105,7 +105,6 @@ async function learn(typed, digests, refused) {
   store.dialog.value = "";
   selection.value = new Set();
   await store.loadLabels();
-  store.changed.value += 1;
   store.say(digests.length ? `“${made.name}” learnt from ${plural(digests.length)}.` : `“${made.name}” starts from its name.`, { action: { text: "Undo", run: store.undo } });
   store.go("review", made.name);
 }

@@ -137,21 +137,21 @@ export function Library() {
   </main>`;
 }
 
-/** New pictures are shown while they are indexed, and what was taken back; never under the hands of someone who selects. @param {store.Listing} list @param {Cursor} cursor */
+/** New pictures are shown while they are indexed, and what was changed elsewhere; never under the hands of someone who selects. @param {store.Listing} list @param {Cursor} cursor */
 function useRefresh(list, cursor) {
   const last = useRef(0);
-  const version = `${store.project.value?.indexed} ${store.changed.value}`;
-  const shown = useRef(/** @type {any[]} */ ([]));
+  // the labels of a studio that was just started come after its pictures
+  const news = `${store.project.value?.indexed} ${store.elsewhere.value} ${store.labels.value?.length ?? 0}`;
   useEffect(() => {
-    const fresh = shown.current[0] !== list;
-    shown.current = [list, version];
-    if (fresh) return;
+    list.shown ??= news;
+    if (list.shown === news || selection.value.size) return;
     const wait = setTimeout(() => {
       last.current = Date.now();
-      if (!selection.value.size) list.refresh(cursor.window[0], cursor.window[1]);
+      list.shown = news;
+      list.refresh(cursor.window[0], cursor.window[1]);
     }, Math.max(150, 1500 - (Date.now() - last.current)));
     return () => clearTimeout(wait);
-  }, [version, list]);
+  }, [news, list, selection.value.size > 0]);
 }
 
 /** @param {{list: store.Listing, query: URLSearchParams, total: number | null}} props */

@@ -16,22 +16,13 @@ export function Picture() {
   const chosen = useSignal(query.get("label") ?? "");
   const heated = useSignal(false);
   const box = useSignal(/** @type {number[] | null} */ (null));
-  const told = useRef(0);
-  const load = async () => {
-    const turn = told.current;
-    const got = await store.attempt(() => api.getPicture(digest));
+  useEffect(() => void (box.value = null), [digest]);
+  useEffect(() => {
+    let late = false;
     // what was said meanwhile is newer, and is asked for again once the server has it
-    if (got && got.digest === store.route.value.name && turn === told.current) detail.value = got;
-  };
-  useEffect(() => {
-    box.value = null;
-    load();
-  }, [digest]);
-  const seen = useRef(store.answered.value);
-  useEffect(() => {
-    if (seen.current !== store.answered.value) load();
-    seen.current = store.answered.value;
-  }, [store.answered.value]);
+    store.attempt(() => api.getPicture(digest)).then((got) => got && !late && !store.unsent.value.length && (detail.value = got));
+    return () => void (late = true);
+  }, [digest, store.version.value]);
   useEffect(() => {
     const up = (/** @type {KeyboardEvent} */ event) => event.key.toLowerCase() === "h" && (heated.value = false);
     addEventListener("keyup", up);
@@ -44,7 +35,6 @@ export function Picture() {
   /** @param {string} label @param {Verdict} verdict */
   const answer = (label, verdict) => {
     if (!shown) return;
-    told.current += 1;
     detail.value = { ...shown, labels: rows.map((row) => (row.label === label ? { ...row, answer: verdict } : row)) };
     store.announcement.value = `${label}: ${verdict}`;
     store.answer([{ picture: digest, label, answer: verdict }]);

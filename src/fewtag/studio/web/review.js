@@ -38,10 +38,15 @@ export function Review() {
 
   const columns = useSignal(4);
 
+  const refused = async (/** @type {string} */ sentence) => {
+    await store.loadLabels();
+    if (page.value && !store.labelNames.value.includes(label)) store.go("library"); // its making was taken back
+    else store.say(sentence, { bad: true });
+  };
   const load = async () => {
     const turn = ++asked.current;
     const room = /** @type {HTMLElement} */ (area.current);
-    const got = await store.attempt(() => api.getReview(label, order, shapeOfPage(room).size));
+    const got = await store.attempt(() => api.getReview(label, order, shapeOfPage(room).size), refused);
     if (turn !== asked.current || !got) return false;
     columns.value = shapeOfPage(room, got.pictures.length).columns; // the first pages are short
     page.value = got;
@@ -53,20 +58,10 @@ export function Review() {
     // the focus leaves the link that led here, which Enter would follow again
     load().then((came) => came && cursor.set(0));
   }, [label, order]);
-  // answers from elsewhere: another tab, a telephone, an assistant
-  const version = store.project.value?.version ?? 0;
+  // an undo, or answers from elsewhere: another tab, a telephone, an assistant
   useEffect(() => {
-    if (page.value && version > page.value.version && !busy.value && !store.unsent.value.length) load();
-  }, [version, busy.value]);
-  // an undo, or a server that came back: what is shown may be old
-  const seen = useRef(store.answered.value);
-  useEffect(() => {
-    if (seen.current !== store.answered.value && !busy.value) {
-      seen.current = store.answered.value;
-      if (store.labels.value?.every((each) => each.name !== label)) store.go("library"); // its making was taken back
-      else load();
-    }
-  }, [store.answered.value, busy.value]);
+    if (page.value && store.version.value > page.value.version && !busy.value && !store.unsent.value.length) load();
+  }, [store.version.value, busy.value, store.unsent.value.length]);
 
   // what each example does is worked out behind the page
   const waits = page.value?.examples.some((each) => each.influence === null) ?? false;
@@ -95,7 +90,6 @@ export function Review() {
     changes.delete(label);
     const safe = await store.answer(given, shown.order === "audit" ? "audit" : "page");
     if (safe) {
-      seen.current = store.answered.value;
       const counts = count(given.map((each) => each.answer));
       await load();
       store.say(`Answered: ${counts}.`, { action: { text: "Undo", run: store.undo } });
