@@ -11,7 +11,7 @@ from PIL import Image
 
 from fewtag import Tagger
 from fewtag.tagger import bank as bank_module
-from fewtag.tagger.bank import ANSWERS, UNNAMED, Bank, Definition, Example, Told
+from fewtag.tagger.bank import ANSWERS, UNNAMED, Bank, Definition, Example, Quantised, Told
 from fewtag.tagger.model import Model
 
 Draw = Callable[..., Image.Image]
@@ -108,7 +108,7 @@ def numbered(model: Model, count: int, told: Callable[[int], Told]) -> dict[str,
     random = np.random.default_rng(0)
     keys = [random.bytes(32).hex() for _ in range(count)]
     codes, scales = np.ones((model.places, model.space.size), np.int8), np.ones(model.places, np.float32)
-    return {key: Example(told(number), codes, scales) for number, key in enumerate(keys)}
+    return {key: Example(told(number), Quantised(codes, scales)) for number, key in enumerate(keys)}
 
 
 def test_no_label_looks_at_more_than_its_share_of_answers_and_of_silent_pictures(model: Model) -> None:

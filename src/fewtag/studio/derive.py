@@ -18,7 +18,7 @@ from fewtag.studio.library import Library
 from fewtag.studio.log import Fold, Label
 from fewtag.studio.project import BANK, ExampleRow, Project
 from fewtag.studio.values import PAGE, UNTAUGHT
-from fewtag.tagger.bank import Bank, Definition, Example, FitSet, Told, by_name, define, label_name
+from fewtag.tagger.bank import Bank, Definition, Example, FitSet, Quantised, Told, by_name, define, label_name
 from fewtag.tagger.bank_file import read_header, write_bank
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import SAME, Scorer
@@ -48,6 +48,11 @@ def by_word(word: str, model: Model) -> Definition | None:
         return by_name(word, model, explicit=True)
     except InputError:
         return None
+
+
+def provisional_key(picture: str) -> str:
+    """What stands for the digest of a picture's pixels until they were looked at: its file's own, twice as long."""
+    return picture * 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +91,7 @@ class Deriver:
     def _know(self, row: ExampleRow) -> None:
         codes = np.frombuffer(row.codes, np.int8).reshape(self.model.places, self.model.space.size)
         self._keys[row.picture] = row.pixels
-        self._plain[row.picture] = Example(Told(), codes, np.frombuffer(row.scales, np.float32), row.name)
+        self._plain[row.picture] = Example(Told(), Quantised(codes, np.frombuffer(row.scales, np.float32)), row.name)
 
     def bank(self, fold: Fold) -> Bank:
         """Every label, and every picture with a yes or a no that something is learnt from."""
@@ -102,7 +107,8 @@ class Deriver:
             shown = before.labels | told.labels
             said[key] = Told(shown, (before.absent | told.absent) - shown)
             chosen.setdefault(key, picture)
-        examples = {key: self._example(key, chosen[key], said[key]) for key in sorted(said)}
+        plain = {key: self._plain[chosen[key]] for key in sorted(said)}
+        examples = {key: Example(said[key], each.features, each.name) for key, each in plain.items()}
         known = {label: each for label, each in self._last.known.items() if label in definitions}
         asked = {
             label.name: frozenset(
@@ -125,32 +131,23 @@ class Deriver:
             self._definitions[facts] = meant
         return replace(self._definitions[facts], threshold=label.threshold, prior=label.prior)
 
-    def _example(self, key: str, picture: str, said: Told) -> Example:
-        before = self._last.examples.get(key)
-        if before is not None and before.said == said:
-            return before
-        plain = self._plain[picture]
-        example = replace(plain, said=said)
-        example.__dict__["seen"] = plain.seen  # what a cached property would work out again
-        return example
-
     def key(self, picture: str) -> str | None:
-        """What the bank knows an answered picture by; until its pixels were looked at, its digest stands for them.
-
-        None where its features can be had from nowhere now.
-        """
+        """What the bank knows an answered picture by; None where its features can be had from nowhere now."""
         if picture not in self._plain:
             row = self.library.row_of.get(picture)
             places = None if row is None else self.library.features.places(row)
             if places is None:
                 return None
             self._plain[picture] = Example.of(Told(), places, self._file_name(picture))
-        return self._keys.get(picture, picture * 2)
+        return self._key(picture)
 
     def picture_of(self, fold: Fold) -> dict[str, str]:
         """By the bank's keys, the pictures that were answered."""
         pictures = {picture for label in fold.labels for picture in fold.latest[label]}
-        return {self._keys.get(picture, picture * 2): picture for picture in sorted(pictures, reverse=True)}
+        return {self._key(picture): picture for picture in sorted(pictures, reverse=True)}
+
+    def _key(self, picture: str) -> str:
+        return self._keys.get(picture, provisional_key(picture))
 
     def _file_name(self, picture: str) -> str:
         files = self.library.files_of.get(picture)
@@ -179,10 +176,11 @@ class Deriver:
                 return None
             image = decode(older.small, picture)
             pixels, small, name = older.pixels, older.small, older.name
-        example = self._plain.get(picture) if self.key(picture) is not None else None
-        if example is None:
-            example = Example.of(Told(), self.model.encode(squash(image, self.model.size)[None])[0])
-        return ExampleRow(picture, pixels, name, example.codes.tobytes(), example.scales.tobytes(), small)
+        if self.key(picture) is None:
+            features = Quantised.of(self.model.encode(squash(image, self.model.size)[None])[0])
+        else:
+            features = self._plain[picture].features
+        return ExampleRow(picture, pixels, name, features.codes.tobytes(), features.scales.tobytes(), small)
 
     def write(self, bank: Bank) -> bool:
         """Replaces the bank on disk, all of it or nothing; False where it says the same already."""
@@ -210,7 +208,7 @@ class Deriver:
 
     def unknown_to(self, fold: Fold) -> int:
         """How many examples of the bank on disk nothing was said of: answers that the project has lost."""
-        known = {key for picture in told_in(fold) for key in (picture * 2, self._keys.get(picture))}
+        known = {key for picture in told_in(fold) for key in (provisional_key(picture), self._keys.get(picture))}
         return sum(key not in known for key in self._on_disk())
 
     def differs(self, bank: Bank) -> str:

@@ -70,23 +70,18 @@ class Told(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Example:
-    """A picture's places in the model's space, quantised to a byte a number, and what is said of it."""
+class Quantised:
+    """A picture's places in the model's space, quantised to a byte a number."""
 
-    said: Told
     codes: NDArray[np.int8]
     """places × space"""
     scales: NDArray[np.float32]
     """places"""
-    name: str = ""
-    """The picture's file name, without its folder."""
-    picture: bytes = b""
-    """A small copy in WebP; empty where a person wants none kept."""
 
     @classmethod
-    def of(cls, said: Told, places: NDArray[np.float32], name: str = "", picture: bytes = b"") -> "Example":
+    def of(cls, places: NDArray[np.float32]) -> "Quantised":
         scales = np.maximum(np.abs(places).max(axis=1) / 127, np.finfo(np.float32).tiny)
-        return cls(said, np.round(places / scales[:, None]).astype(np.int8), scales, name, picture)
+        return cls(np.round(places / scales[:, None]).astype(np.int8), scales)
 
     @property
     def places(self) -> NDArray[np.float32]:
@@ -100,6 +95,30 @@ class Example:
         """
         alone = Pictures.of(self.places[None])
         return alone.lengths[0], alone.whole[0], float(alone.coherence()[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A picture and what is said of it."""
+
+    said: Told
+    features: Quantised
+    name: str = ""
+    """The picture's file name, without its folder."""
+    picture: bytes = b""
+    """A small copy in WebP; empty where a person wants none kept."""
+
+    @classmethod
+    def of(cls, said: Told, places: NDArray[np.float32], name: str = "", picture: bytes = b"") -> "Example":
+        return cls(said, Quantised.of(places), name, picture)
+
+    @property
+    def places(self) -> NDArray[np.float32]:
+        return self.features.places
+
+    @property
+    def seen(self) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
+        return self.features.seen
 
     def told(self, more: Told) -> "Example":
         """With more said of it; of one label the latest word counts."""
