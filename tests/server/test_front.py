@@ -44,7 +44,7 @@ def starting(open_service: Callable[[object], Studio], ended: list[BaseException
     told = threading.Event()
     with front.listen("127.0.0.1", 0) as bound:
         settings = Settings(TOKEN, port=bound.getsockname()[1])
-        server = front.Server(open_service, settings, page=True, decoders=lasting(), started=lambda _guard: told.set())
+        server = front.Server(open_service, settings, page=page, decoders=lasting(), started=lambda _guard: told.set())
 
         def run() -> None:
             try:

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fewtag.cache import THUMBNAILS, content_digest
 from fewtag.cache import Space as CacheSpace
+from fewtag.cache import content_digest
 from fewtag.core.posterior import unit
 from fewtag.errors import InputError
-from fewtag.files import make_folder
+from fewtag.files import THUMBNAILS, make_folder
 from fewtag.pictures.decode import DRAFT, Square, decode, read_header, squash
 from fewtag.pictures.files import MOST_BYTES, Found, walk
 from fewtag.pictures.prefetch import batches, prefetch, usable_cores

@@ -226,6 +226,12 @@ class State:
                 self._trouble or self._lost or self._indexer.notice or self.project.notice,
             )
 
+    @property
+    def settled(self) -> bool:
+        """Whether every label is scored by the answers as they are."""
+        bank = self._current()
+        return all(self._scores.is_fresh(bank, label) for label in bank.classes)
+
     def ready(self) -> tuple[bool, str]:
         """Whether pictures can be scored, and if not what is waited for."""
         waiting = not len(self.library) and not self._indexer.done.is_set()

@@ -5,6 +5,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from typing import Any, Literal
 from fewtag.errors import InputError, UnknownWordError
 from fewtag.files import user_cache_folder
 from fewtag.pictures.prefetch import batches
-from fewtag.studio import values
+from fewtag.studio import first, values
 from fewtag.studio.derive import by_word, path_name, told_in
 from fewtag.studio.library import RESIDENT
 from fewtag.studio.log import VERDICTS, Change, UnknownError, Verdict, told
@@ -92,6 +93,8 @@ class Studio(View):
         self._wake.set()
         if self._worker.is_alive():
             self._worker.join()
+        with suppress(InputError):  # of a project that cannot be read any more
+            first.write(self, self._indexer.thumbnails.path.parent)
         self._heater.shutdown(cancel_futures=True)
         self.library.features.close()
         self.project.close()
