@@ -84,6 +84,5 @@ def _state_of(project: Project) -> str:
     """A digest of all that the replies follow from: the log's end, settings, folders, files, model, this version."""
     own = [Path(project.meta(key) or "") for key in ("model", "words")]
     stamps = [(status.st_size, status.st_mtime_ns) for path in own if path.is_file() for status in [path.stat()]]
-    return digest(
-        fewtag.__version__, str(project.folder), repr(stamps), *(repr(project.select(query)) for query in _STATE)
-    )
+    rows = [project.select(query) for query in _STATE]
+    return digest(fewtag.__version__, str(project.folder), repr(stamps), repr(rows))
