@@ -6,11 +6,11 @@ A label is taught, then answered page by page; 95th percentiles, of the clock an
 process of its own, so that memory is its own. Pictures are topics on a few places over noise, by seed; past what memory
 holds, places come from a pool in memory, in place of the feature cache.
 
-Where there is a Chromium, the command is started on a project of ten thousand known pictures and three labels too, which
-a studio showed and closed before: by the round that is not counted. What is counted begins with the process and ends when its page, in an empty tab of a browser that is open already, has
-painted pictures and answered a key; the tab is sent there when the address is told, which is when the command itself
-would open it. Beside it stand the parts of that, the time until the labels' numbers are there too, and the same with a
-browser that starts only then.
+Where there is a Chromium, the command is started on a project of ten thousand known pictures and three labels
+too, which a studio showed and closed before: by the round that is not counted. What is counted begins with the process
+and ends when its page, in an empty tab of a browser that is open already, has painted pictures and answered a key; the
+tab is sent there when the address is told, which is when the command itself would open it. Beside it stand the parts of
+that, the time until the labels' numbers are there too, and the same with a browser that starts only then.
 """
 
 import argparse

@@ -73,18 +73,18 @@ class Front:
 
     def __init__(self, settings: Settings, *, page: bool) -> None:
         self.settings, self.page = settings, page
-        self.first: Mapping[str, bytes] = {}
+        self.first: Future[Mapping[str, bytes]] = Future()
         self.app: Future[ASGIApp] = Future()
         self.wanted = threading.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply: ASGIApp | None = self._of_page(scope) if self.page else None
+        reply: ASGIApp | None = await self._of_page(scope) if self.page else None
         if reply is None:
             self.wanted.set()
             reply = await self._application()
         await reply(scope, receive, send)
 
-    def _of_page(self, scope: Scope) -> Response | None:
+    async def _of_page(self, scope: Scope) -> Response | None:
         """What a page begins with; None for what is the application's to answer."""
         method, path = scope["method"], scope["path"]
         if method == "GET" and (path == "/" or path.startswith("/static/")):
@@ -94,7 +94,7 @@ class Front:
         if (method, path) == ("POST", "/v1/session") and scope["fewtag"] == "bearer":
             return session_reply(self.settings, Headers(scope=scope))
         asked = "?".join(filter(None, (path, scope["query_string"].decode("latin-1"))))
-        if method != "GET" or (kept := self.first.get(asked)) is None:
+        if method != "GET" or (kept := (await asyncio.shield(asyncio.wrap_future(self.first))).get(asked)) is None:
             return None
         return thumbnail_reply(kept) if "thumbnail" in path else Response(kept, media_type=_TYPES[".json"])
 
@@ -184,7 +184,9 @@ class Server(uvicorn.Server):
     def _open(self) -> None:
         front = self.front
         try:
-            front.wanted.wait(PATIENT_SECONDS)
+            front.first.set_result(self._page() if self._page is not None else {})
+            if front.first.result():
+                front.wanted.wait(PATIENT_SECONDS)
             from fewtag.server.uploads import Decoders
 
             decoders = self._decoders or Decoders()
@@ -197,7 +199,9 @@ class Server(uvicorn.Server):
             self.served.metrics.watch(*in_flight, lambda: self.guard.in_flight)
             front.app.set_result(create_app(self.served))
         except BaseException as error:
-            front.app.set_exception(error)
+            for future in (front.first, front.app):
+                if not future.done():
+                    future.set_exception(error)
             self.should_exit = True
         else:
             self.served.warm_up()
@@ -210,9 +214,6 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._when_started(self.guard)
-            self.front.first = self._page() if self._page is not None else {}
-            if not self.front.first:
-                self.front.wanted.set()
             self._opener.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
