@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fewtag.cache import BUSY_SECONDS, Cache, UnusableError, delete, evict, is_sound, number
 from fewtag.errors import InputError
+from fewtag.files import THUMBNAILS
 
 
 class Contents(NamedTuple):

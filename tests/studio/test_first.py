@@ -168,7 +168,7 @@ def test_a_studio_with_labels_to_work_out_keeps_nothing_new(place: Path) -> None
     assert read(place) == before
     with reopened(place) as studio:
         studio.teach("cat", [studio.search().pictures[1].digest])
-        studio._scores.kept.clear()
+        studio.ranking.scores.kept.clear()
     assert read(place) == {}
 
 

@@ -181,6 +181,16 @@ def test_a_second_studio_is_refused_in_one_sentence(project: Project) -> None:
     Project(project.folder).close()
 
 
+def test_a_fold_that_somebody_reads_is_not_changed_by_what_comes_later(project: Project) -> None:
+    define = project.change("define", {"name": "dog", "like": None, "words": True})
+    before, version = project.fold, project.log.version
+    project.change("answers", {}, [(str(uuid.uuid4()), "a" * 32, define.n, "yes", "click")])
+    project.change("rename", {"label": define.n, "name": "cat"})
+    assert before.get("dog") and not before.latest[define.n]
+    assert project.fold.get("cat") and list(project.fold.latest[define.n]) == ["a" * 32]
+    assert project.log.version == version + 2
+
+
 def test_a_clock_that_is_set_back_changes_nothing(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     heron = define(project, "heron")
     say(project, "p", heron, "yes")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fewtag
+from fewtag.errors import InputError
 from fewtag.files import THUMBNAILS, digest
 from fewtag.studio.project import Project
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from fewtag.studio.studio import Studio
 
 _TABLE = (
-    "CREATE TABLE IF NOT EXISTS first (project TEXT, path TEXT, state TEXT, content BLOB, PRIMARY KEY (project, path))"
+    "CREATE TABLE IF NOT EXISTS first (project TEXT, state TEXT, path TEXT, content BLOB, PRIMARY KEY (project, path))"
 )
 _STATE = (
     "SELECT n, op FROM change ORDER BY n DESC LIMIT 1",
@@ -57,27 +58,26 @@ def read(
     return found | {f"/v1/pictures/{picture}/thumbnail?size=256": content for picture, content in small}
 
 
-def write(studio: "Studio", cache: Path) -> None:
+def write(studio: "Studio") -> None:
     """Keeps what a page that begins now would be answered; nothing where a label's scores are not worked out."""
-    if not studio.settled or not (cache / THUMBNAILS).exists():
-        return
-    project = studio.project
-    # as a studio says that was just started
-    overview = replace(studio.overview(), indexing=True, notice=project.notice)
-    said = {"project": overview, "pictures": studio.search(), "labels": {"labels": studio.labels()}}
     from fewtag.studio.values import as_json
 
-    state, folder = _state_of(project), str(project.folder)
-    rows = [
-        (folder, f"/v1/{name}", state, json.dumps(as_json(value), ensure_ascii=False, separators=(",", ":")).encode())
-        for name, value in said.items()
-    ]
+    file, project = studio.indexer.thumbnails.path, studio.project
     try:
-        with closing(sqlite3.connect(cache / THUMBNAILS)) as connection, connection:
+        bank, scores = studio.ranking.bank(), studio.ranking.scores
+        if not file.exists() or not all(scores.is_fresh(bank, label) for label in bank.classes):
+            return
+        # as a studio says that was just started
+        overview = replace(studio.overview(), indexing=True, notice=project.notice)
+        replies = {"project": overview, "pictures": studio.search(), "labels": {"labels": studio.labels()}}
+        whose = str(project.folder), _state_of(project)
+        with closing(sqlite3.connect(file)) as connection, connection:
             connection.execute(_TABLE)
-            connection.executemany("INSERT OR REPLACE INTO first VALUES (?, ?, ?, ?)", rows)
-    except sqlite3.Error as error:
-        _log.warning("the first page cannot be kept in %s (%s); the next start shows it later", cache, error)
+            for name, value in replies.items():
+                content = json.dumps(as_json(value), ensure_ascii=False, separators=(",", ":")).encode()
+                connection.execute("INSERT OR REPLACE INTO first VALUES (?, ?, ?, ?)", (*whose, f"/v1/{name}", content))
+    except (sqlite3.Error, InputError) as error:
+        _log.warning("the first page cannot be kept in %s (%s); the next start shows it later", file, error)
 
 
 def _state_of(project: Project) -> str:

@@ -53,7 +53,7 @@ class Change(NamedTuple):
 
 @dataclass
 class Fold:
-    """What changes amount to."""
+    """What changes amount to; a later change makes another one, so that nobody who reads this one is disturbed."""
 
     labels: dict[int, Label] = field(default_factory=dict)
     latest: dict[int, dict[str, Latest]] = field(default_factory=dict)
@@ -85,6 +85,12 @@ class Fold:
                     self.latest[into][picture] = said
         for answer, picture, number, verdict, source in change.answers:
             self.latest.setdefault(self.resolve(number), {})[picture] = Latest(verdict, source, answer)
+
+    def after(self, change: Change) -> "Fold":
+        latest = {label: dict(each) for label, each in self.latest.items()}
+        fold = Fold(dict(self.labels), latest, dict(self.merged))
+        fold.apply(change)
+        return fold
 
     def about(self, label: int) -> Mapping[str, Latest]:
         """By picture; nothing of a label that was taken back while somebody still looks at it."""
@@ -121,6 +127,8 @@ class Log:
             self._keep(change)
         self.fold = self.folded()
         self._sort_out()
+        self.version = len(self.changes)
+        """How many changes the fold is made of: who reads it first has a fold that is at least as new."""
 
     def _keep(self, change: Change) -> None:
         self.changes[change.n] = change
@@ -144,13 +152,14 @@ class Log:
     def add(self, change: Change) -> None:
         self._keep(change)
         if change.undoes is None:
-            self.fold.apply(change)
+            self.fold = self.fold.after(change)
             if change.kind != "carry":  # no person's doing
                 self.done.append(change.n)
                 self.undone.clear()
         else:
             self.fold = self.folded()
             self._sort_out()
+        self.version = len(self.changes)
 
     def _sort_out(self) -> None:
         """What undo and redo would take back, the next one last: fresh changes that stand, undos since the last one."""
