@@ -199,9 +199,9 @@ class Server(uvicorn.Server):
             self.served.metrics.watch(*in_flight, lambda: self.guard.in_flight)
             front.app.set_result(create_app(self.served))
         except BaseException as error:
-            for future in (front.first, front.app):
-                if not future.done():
-                    future.set_exception(error)
+            if not front.first.done():
+                front.first.set_result({})
+            front.app.set_exception(error)
             self.should_exit = True
         else:
             self.served.warm_up()
