@@ -167,7 +167,7 @@ def _has(facts: Mapping[str, Any], kinds: Mapping[str, type]) -> bool:
 
 
 def _is_label(label: dict[str, Any]) -> bool:
-    chances, prior = (label["threshold"], label["own_threshold"]), label.get("prior")
+    chances, prior = (label["threshold"], label["own_threshold"], label.get("thing")), label.get("prior")
     return (
         _has({"absent": 0} | label, _LABEL)
         and bool(label["name"].strip())
@@ -198,7 +198,7 @@ def _bank(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Bank:
             label["explicit"],
             label["own_threshold"],
             label.get("prior"),
-            bool(label.get("thing", label["kind"] != "none")),
+            float(label.get("thing", label["kind"] != "none")),
         )
         for label in header["labels"]
     }
