@@ -130,7 +130,8 @@ def studio(
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Open no browser; print the address.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Check the project instead, and say what is wrong.")] = False,
     backup: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a copy of the project's answers instead.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a copy of the project's answers instead; a studio may be open."),
     ] = None,
     model: ModelName = None,
     words: WordSource = None,
@@ -150,11 +151,18 @@ def studio(
     _check_extra("studio")
     kept = cache_folder(cache)
     if check or backup is not None:
+        _check_project(project)
+    if backup is not None:
+        from fewtag.studio.project import backup as copy
+
+        copy(project, backup)
+        typer.echo(json.dumps({"backup": str(backup)}) if as_json else f"{backup}: a copy of {project}")
+    if check:
         from fewtag.studio.studio import Studio
 
-        _check_project(project)
         with Studio.open(project, model=model, words=words, device=device, cache=kept, index=False) as opened:
-            _look_after(opened, check=check, backup=backup, as_json=as_json)
+            _check(opened, as_json=as_json)
+    if check or backup is not None:
         return
     _check_new(project, pictures)
     settings = _settings(host, port, allow_network, allow_host, token_file, service, label_studio)
@@ -240,25 +248,21 @@ def _command(project: Path) -> str:
     return f"fewtag studio {shlex.quote(str(project))}"
 
 
-def _look_after(opened: "Studio", *, check: bool, backup: Path | None, as_json: bool) -> None:
-    if backup is not None:
-        opened.backup(backup)
-        typer.echo(json.dumps({"backup": str(backup)}) if as_json else f"{backup}: a copy of {opened.folder}")
-    if check:
-        from fewtag.studio.values import as_json as facts_of
+def _check(opened: "Studio", *, as_json: bool) -> None:
+    from fewtag.studio.values import as_json as facts_of
 
-        found = opened.check()
-        if as_json:
-            typer.echo(json.dumps(facts_of(found)))
-        else:
-            for sentence in found.problems:
-                typer.echo(sentence)
-            verdict = "something is wrong" if found.problems else "all is well"
-            typer.echo(
-                f"{opened.folder}: {found.pictures} pictures, {found.labels} labels, {found.answers} answers; {verdict}"
-            )
-        if found.problems:
-            raise typer.Exit(1)
+    found = opened.check()
+    if as_json:
+        typer.echo(json.dumps(facts_of(found)))
+    else:
+        for sentence in found.problems:
+            typer.echo(sentence)
+        verdict = "something is wrong" if found.problems else "all is well"
+        typer.echo(
+            f"{opened.folder}: {found.pictures} pictures, {found.labels} labels, {found.answers} answers; {verdict}"
+        )
+    if found.problems:
+        raise typer.Exit(1)
 
 
 def _settings(

@@ -130,12 +130,12 @@ class Pages:
                 return ~tagged, None, meaning
             by_state = any(other.kind == "state" and other.wanted for other in parts)
             return every if by_state else tagged, np.max([each.believed[rows] for each in grounds], axis=0), meaning
-        if part.kind == "word":
-            scored = self._ranking.word(part.value)
-            if scored is None:
-                called = np.array([part.value.casefold() in names[row].casefold() for row in rows], np.bool_)
-                meaning = values.Meaning(part.text, "name", "no known word: pictures that are called so")
-                return called == part.wanted, None, meaning
+        scored = self._ranking.word(part.value) if part.kind == "word" else None
+        if part.kind == "name" or (part.kind == "word" and scored is None):
+            called = np.array([part.value.casefold() in names[row].casefold() for row in rows], np.bool_)
+            detail = "no known word: pictures that are called so" if part.kind == "word" else ""
+            return called == part.wanted, None, values.Meaning(part.text, "name", detail)
+        if scored is not None:
             chances = scored.chances[rows]
             return every, chances if part.wanted else 1 - chances, values.Meaning(part.text, "word")
         if part.kind == "state":
@@ -286,7 +286,9 @@ class Pages:
         ground = self._ranking.ground(known)
         chances = ground.chances[rows].tolist()
         sizes = np.bincount(stacks, minlength=len(stacks))[stacks[rows]].tolist()
-        cells = self._cells(rows, chances, sizes, [chance >= 0.5 for chance in chances])
+        # what is tagged is marked so; of the others the likelier answer
+        least = scored.threshold if chosen in ("sure", AUDIT) else 0.5
+        cells = self._cells(rows, chances, sizes, [chance >= least for chance in chances])
         word = word_of(known.name)
         return values.ReviewPage(
             known.name,

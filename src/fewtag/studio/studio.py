@@ -457,10 +457,6 @@ class Studio:
         answers = sum(len(fold.latest[label]) for label in fold.labels)
         return values.Checked(answers, len(fold.labels), len(self.library), tuple(problems))
 
-    def backup(self, path: str | os.PathLike[str]) -> None:
-        """A consistent copy of the project's file, while others work on; refuses a file that is there."""
-        self.project.backup(Path(path))
-
 
 def _uuid(text: object) -> str:
     try:

@@ -46,7 +46,7 @@ function Header() {
       <datalist id="suggestions">${[...store.labelNames.value.map(store.quoted), "is:unsure", "is:confirmed", "is:untagged"].map((each) => html`<option key=${each} value=${each}></option>`)}</datalist>
     </form>
     <button class="plain" aria-label="Undo" title="Undo (Backspace)" disabled=${!project?.can_undo && !store.unsent.value.length} onClick=${store.undo}>↶</button>
-    <button class="plain wideonly" aria-label="Redo" title="Redo (ctrl-shift-z)" disabled=${!project?.can_redo} onClick=${store.redo}>↷</button>
+    <button class="plain" aria-label="Redo" title="Redo (ctrl-shift-z)" disabled=${!project?.can_redo} onClick=${store.redo}>↷</button>
     <button class="plain wideonly" aria-label="All keys" title="All keys (?)" onClick=${() => (store.dialog.value = "keys")}>?</button>
     <button class="primary" onClick=${() => (store.dialog.value = "deliver")}>Deliver</button>
     ${project?.indexing && html`<progress class="indexing" max=${project.pictures} value=${project.indexed + project.failures}

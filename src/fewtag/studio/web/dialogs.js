@@ -201,6 +201,7 @@ function Deliver() {
       await new Promise((wake) => setTimeout(wake, 250));
       job.value = (await store.attempt(() => api.getJob(/** @type {api.Job} */ (job.value).id))) ?? null;
     }
+    if (take_back && job.value?.state === "done") wanted.value = { ...wanted.value }; // what would be written now
     if (job.value?.state === "failed") refusal.value = job.value.detail ?? "The delivery failed.";
   };
   const done = job.value?.state === "done" ? job.value : null;
@@ -238,11 +239,15 @@ function Deliver() {
   </${Dialog}>`;
 }
 
+/** What becomes of a sidecar's labels. @param {Record<string, any>} row */
+const signed = ({ added = [], removed = [], failure }) =>
+  failure ? "cannot be written" : [...added.map((/** @type {string} */ each) => `+ ${each}`), ...removed.map((/** @type {string} */ each) => `− ${each}`)].join(", ");
+
 /** @param {{rows: Record<string, any>[]}} props */
 function Sample({ rows }) {
   if (!rows.length) return html`<p class="dim">Nothing to write: it is all there, or no picture has a tag yet.</p>`;
   if (rows[0].file)
-    return html`<ul class="sample">${rows.map((row) => html`<li key=${row.file}><details><summary>${row.file}</summary><pre>${row.diff ?? row.failure}</pre></details></li>`)}</ul>`;
+    return html`<ul class="sample">${rows.map((row) => html`<li key=${row.image}><details><summary>${row.image} <strong>${signed(row)}</strong></summary><pre>${row.diff ?? row.failure}</pre></details></li>`)}</ul>`;
   const columns = Object.keys(rows[0]).slice(0, 6);
   /** @param {any} value @returns {string} */
   const text = (value) => {

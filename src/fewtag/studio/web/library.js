@@ -168,6 +168,7 @@ function Heading({ list, query, total }) {
     <p aria-live="polite">
       ${total === null ? "Searching…" : plural(list.members)}${total !== null && list.members > total && ` · ${(list.members - total).toLocaleString("en")} in stacks`}
       ${only && row?.expected_precision != null && html` · expected precision ${percent(row.expected_precision)}`}
+      ${list.means.value.filter((mean) => mean.as === "name" && mean.detail).map((mean) => html` · “${mean.text}” is no known word: looked for in the names of files`)}
       ${words.length > 0 && html`, best first: no label yet, found by the word${words.length > 1 ? "s" : ""} ${words.join(", ")}`}
     </p>
     <span class="space"></span>

@@ -60,7 +60,7 @@ export function Picture() {
     { keys: ["ArrowUp"], says: "The label above", run: () => pick(-1) },
     { keys: ["ArrowDown"], says: "The label below", run: () => pick(1) },
     { keys: ["1", "2", "3", "4", "5", "6", "7", "8", "9"], says: "Yes, no, unknown for the label of that number", run: (event) => {
-      const row = rows[Number(event.key) - 1];
+      const row = rows.find((each) => each.label === store.labelNames.value[Number(event.key) - 1]);
       if (row) answer(row.label, row.answer ? NEXT[row.answer] : "yes");
     } },
     { keys: ["a"], says: "Yes for the label that is marked", run: () => here && answer(here.label, "yes") },
@@ -88,7 +88,7 @@ export function Picture() {
     <aside class="rail" aria-label="Labels of the picture">
       ${shown && html`<h1 title=${shown.name}>${shown.name}</h1>
         ${rows.length === 0 && html`<p class="dim">No labels yet. Press <kbd>n</kbd> and name what this picture shows.</p>`}
-        <ul class="beliefs">${rows.map((row, place) => html`<li key=${row.label}><${Belief} ...${{ row, place, here: row === here, answer }}
+        <ul class="beliefs">${rows.map((row) => html`<li key=${row.label}><${Belief} ...${{ row, number: store.labelNames.value.indexOf(row.label) + 1, here: row === here, answer }}
           point=${(/** @type {boolean} */ on) => {
             chosen.value = row.label;
             heated.value = on;
@@ -106,12 +106,12 @@ export function Picture() {
   </main>`;
 }
 
-/** @param {{row: api.Belief, place: number, here: boolean, answer: (label: string, verdict: Verdict) => void, point: (on: boolean) => void}} props */
-function Belief({ row, place, here, answer, point }) {
+/** @param {{row: api.Belief, number: number, here: boolean, answer: (label: string, verdict: Verdict) => void, point: (on: boolean) => void}} props */
+function Belief({ row, number, here, answer, point }) {
   const now = row.answer ?? null;
   return html`<div class=${`belief ${here ? "here" : ""} ${row.p >= row.threshold ? "over" : ""}`} onPointerEnter=${(/** @type {PointerEvent} */ event) => event.pointerType === "mouse" && point(true)}
     onPointerLeave=${(/** @type {PointerEvent} */ event) => event.pointerType === "mouse" && point(false)} onFocusIn=${() => point(false)}>
-    <span class="key" aria-hidden="true">${place < 9 ? place + 1 : ""}</span>
+    <span class="key" aria-hidden="true">${number > 0 && number < 10 ? number : ""}</span>
     <span class="what"><span class="name" title=${row.label}>${row.label.split("/").at(-1)}</span>
       <span class="p">${percent(row.p)}</span>
       <span class="meter" role="meter" aria-label=${`Probability of ${row.label}`} aria-valuemin="0" aria-valuemax="100" aria-valuenow=${Math.round(100 * row.p)}>
