@@ -16,7 +16,7 @@ from fewtag import Tagger
 from fewtag.errors import InputError
 from fewtag.pictures.prefetch import batches
 from fewtag.studio.log import UnknownError
-from fewtag.studio.project import FILE
+from fewtag.studio.project import FILE, backup
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Answer, Overview, as_json
 
@@ -255,7 +255,7 @@ def test_examples_that_the_project_has_lost_are_set_aside(open_studio: Open, dra
     pictures = list(digests(studio).values())
     studio.teach("dog", pictures[:1])
     studio.wait(300)
-    studio.backup(studio.folder / "old.sqlite")
+    backup(studio.folder, studio.folder / "old.sqlite")
     studio.answer([say(pictures[1], "dog", "yes")])
     assert studio.wait(300)
     bank = (studio.folder / "bank.fewtag").read_bytes()

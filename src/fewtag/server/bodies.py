@@ -6,7 +6,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from fewtag.server.jobs import Job
-from fewtag.studio.log import Word
+from fewtag.studio.log import Verdict
 from fewtag.studio.values import Failure, LabelRow
 
 Digest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]
@@ -49,7 +49,7 @@ class OneAnswer(_Asked):
     id: UUID
     picture: Digest
     label: Name
-    answer: Word
+    answer: Verdict
     source: Annotated[str, StringConstraints(pattern="^[a-z-]{1,20}$")] = "click"
     stack: bool = False
     """In a project: whether it holds for all pictures of the stack, but for those that were answered one by one."""

@@ -1,33 +1,27 @@
 """Looking at a project: labels, grids of pictures, one picture, a label's review."""
 
-import io
-import threading
-from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.posterior import Classifiers, Pictures, prior
+from fewtag.core.posterior import Pictures, prior
 from fewtag.errors import InputError
-from fewtag.pictures.decode import decode
 from fewtag.studio import review as reviewing
 from fewtag.studio import values
-from fewtag.studio.derive import Scored, Scores, by_word, word_of
-from fewtag.studio.index import SIZES, small_copy
-from fewtag.studio.library import RESIDENT, box_guide
+from fewtag.studio.derive import word_of
+from fewtag.studio.heat import Heat
+from fewtag.studio.library import Rows, box_guide
 from fewtag.studio.log import Label
-from fewtag.studio.project import Project
+from fewtag.studio.ranking import Ranking
+from fewtag.studio.scores import Scored
 from fewtag.studio.search import Part, parse
-from fewtag.studio.state import Rows, State
 from fewtag.studio.values import AUDIT, UNTAUGHT
-from fewtag.tagger.bank import Bank, Definition, Known
-from fewtag.tagger.explain import glance, heat_map, hide_parts, layer
-from fewtag.tagger.model import Model
-from fewtag.tagger.stream import DIGITS, Tagged
+from fewtag.tagger.bank import Bank
+from fewtag.tagger.stream import DIGITS
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom, from 0 to 1."""
@@ -35,37 +29,29 @@ MOST_AT_ONCE = 1000
 """Answers of one group, cells of one page."""
 _AT_ONCE = 20_000
 """Pictures times labels that are scored while somebody waits for the list of labels."""
-_WORDS_KEPT = 16
 _REASONS, _REASONED = 3, 8
-_HIDDEN_KEPT = 8
-"""Pictures that were looked at last, whose heat-maps come at once."""
 
 
-class View(State):
-    """The studio without what changes something."""
+class Pages:
+    """What people see, as values. `influences` has those of a label's examples, as far as they are worked out."""
 
-    def __init__(self, project: Project, model: Model, cache: Path, resident: int = RESIDENT) -> None:
-        super().__init__(project, model, cache, resident)
-        self._word_scores = Scores(self.library, model)
-        self._words: OrderedDict[str, Definition] = OrderedDict()
-        self._word_fits: dict[str, Known] = {}
-        self._heater, self._hiding = ThreadPoolExecutor(1, "fewtag-heat"), threading.Lock()
-        self._hidden_places: OrderedDict[str, Future[NDArray[np.float32]]] = OrderedDict()
+    def __init__(self, ranking: Ranking, heat: Heat, influences: Callable[[str], Mapping[str, float]]) -> None:
+        self._ranking, self._heat, self._influences = ranking, heat, influences
+        self._library, self._model, self._scores = ranking.library, ranking.model, ranking.scores
 
     def labels(self) -> list[values.LabelRow]:
         """Sorted by name; in a large library the numbers of labels that others' answers touch follow a second later."""
-        bank = self._current()
+        bank = self._ranking.bank()
         lacking = [name for name in bank.classes if name not in self._scores.kept]
         stale = [name for name in bank.classes if not self._scores.is_fresh(bank, name)]
-        self._score(stale if len(stale) * len(self.library) <= _AT_ONCE else lacking)
-        labels = sorted(self._fold.labels.values(), key=lambda label: label.name)
+        self._ranking.refresh(stale if len(stale) * len(self._library) <= _AT_ONCE else lacking)
+        labels = sorted(self._ranking.fold.labels.values(), key=lambda label: label.name)
         return [self._label_row(bank, label) for label in labels]
 
     def label(self, name: str) -> values.LabelRow:
         """One of them, as it is now."""
-        label = self._fold.find(name)
-        self._score([label.name])
-        return self._label_row(self._current(), label)
+        label = self._ranking.fold.find(name)
+        return self._label_row(self._ranking.refresh([label.name]), label)
 
     def _label_row(self, bank: Bank, label: Label) -> values.LabelRow:
         name = label.name
@@ -74,7 +60,7 @@ class View(State):
         scored = self._scores.kept.get(name)
         if scored is None or name not in bank.classes:
             return values.LabelRow(*facts, label.threshold, label.prior, None, 0, 0, None)
-        ground = self._ground(label, scored)
+        ground = self._ranking.ground(label)
         return values.LabelRow(
             *facts,
             round(scored.threshold, DIGITS),
@@ -87,7 +73,7 @@ class View(State):
 
     def failures(self) -> list[values.Failure]:
         """Pictures that could not be read, by name."""
-        found = [values.Failure(self.library.shown_name(file), file.failure) for file in self.library.failures]
+        found = [values.Failure(self._library.shown_name(file), file.failure) for file in self._library.failures]
         return sorted(found, key=lambda each: each.name)
 
     def search(
@@ -103,8 +89,8 @@ class View(State):
         """The pictures that a query finds, likeliest first, or by name where it asks for no likeness."""
         if offset < 0 or not 0 < limit <= MOST_AT_ONCE:
             raise InputError(f"offset {offset} and limit {limit} are no page; give 0 or more, and 1 to {MOST_AT_ONCE}")
-        parts = parse(query, [label.name for label in self._fold.labels.values()])
-        rows = self.library.ordered()
+        parts = parse(query, [label.name for label in self._ranking.fold.labels.values()])
+        rows = self._library.ordered()
         keep = np.ones(len(rows), np.bool_)
         scores: list[NDArray[np.float32]] = []
         means: list[values.Meaning] = []
@@ -122,7 +108,7 @@ class View(State):
             found, product = found[order], product[order]
         members, sizes = len(found), np.ones(len(found), np.int64)
         if stacked and members:
-            _, first, sizes = np.unique(self.library.stacks()[found], return_index=True, return_counts=True)
+            _, first, sizes = np.unique(self._library.stacks()[found], return_index=True, return_counts=True)
             order = np.argsort(first)
             sizes, found = sizes[order], found[first[order]]
             product = None if product is None else product[first[order]]
@@ -135,20 +121,21 @@ class View(State):
         self, part: Part, parts: Sequence[Part], rows: Rows
     ) -> tuple[NDArray[np.bool_], NDArray[np.float32] | None, values.Meaning]:
         """Which of these rows a part of a query leaves, what it says of each, and what it was taken for."""
-        every, names = np.ones(len(rows), np.bool_), self.library.names
+        every, names = np.ones(len(rows), np.bool_), self._library.names
         if part.kind == "label":
-            grounds, meaning = self._grounds(part.names), values.Meaning(part.text, "label", ", ".join(part.names))
+            grounds = self._ranking.grounds(part.names)
+            meaning = values.Meaning(part.text, "label", ", ".join(part.names))
             tagged = np.any([ground.tagged[rows] for ground in grounds], axis=0)
             if not part.wanted:
                 return ~tagged, None, meaning
             by_state = any(other.kind == "state" and other.wanted for other in parts)
             return every if by_state else tagged, np.max([each.believed[rows] for each in grounds], axis=0), meaning
-        if part.kind == "word":
-            scored = self._word(part.value)
-            if scored is None:
-                called = np.array([part.value.casefold() in names[row].casefold() for row in rows], np.bool_)
-                meaning = values.Meaning(part.text, "name", "no known word: pictures that are called so")
-                return called == part.wanted, None, meaning
+        scored = self._ranking.word(part.value) if part.kind == "word" else None
+        if part.kind == "name" or (part.kind == "word" and scored is None):
+            called = np.array([part.value.casefold() in names[row].casefold() for row in rows], np.bool_)
+            detail = "no known word: pictures that are called so" if part.kind == "word" else ""
+            return called == part.wanted, None, values.Meaning(part.text, "name", detail)
+        if scored is not None:
             chances = scored.chances[rows]
             return every, chances if part.wanted else 1 - chances, values.Meaning(part.text, "word")
         if part.kind == "state":
@@ -158,18 +145,18 @@ class View(State):
             folders = [str(PurePosixPath(names[row]).parent).casefold() for row in rows]
             inside = np.array([part.value.casefold() in folder for folder in folders], np.bool_)
             return inside == part.wanted, None, values.Meaning(part.text, "folder")
-        taken = np.array([self.library.pictures[row].taken or "" for row in rows], "U19")
+        taken = np.array([self._library.pictures[row].taken or "" for row in rows], "U19")
         inside = (taken >= part.value) if part.kind == "after" else (taken < part.value)
         return (inside == part.wanted) & (taken != ""), None, values.Meaning(part.text, "date")
 
     def _state(self, state: str, asked: Sequence[str]) -> NDArray[np.bool_]:
         """rows: whether a picture is in a state with regard to these labels, or to any where none is asked for"""
-        grounds = self._grounds(asked or [label.name for label in self._fold.labels.values()])
-        count = len(self.library)
+        grounds = self._ranking.grounds(asked or [label.name for label in self._ranking.fold.labels.values()])
+        count = len(self._library)
         masks = {
             "unsure": lambda ground: ground.near,
-            "confirmed": lambda ground: ground.words == reviewing.YES,
-            "rejected": lambda ground: ground.words == reviewing.NO,
+            "confirmed": lambda ground: ground.verdicts == reviewing.YES,
+            "rejected": lambda ground: ground.verdicts == reviewing.NO,
             "tagged": lambda ground: ground.tagged,
             "untagged": lambda ground: ground.tagged,
         }
@@ -180,30 +167,17 @@ class View(State):
         return ~found if state == "untagged" else found
 
     def _likeness(self, digest: str, box: Box | None, rows: Rows) -> NDArray[np.float32]:
-        row = self.library.row(digest)
-        features = self.library.features
+        row = self._library.row(digest)
+        features = self._library.features
         if box is None:
             return (features.whole @ features.whole[row])[rows]
         places = features.places(row)
         if places is None:
             raise InputError("the picture's features are not at hand; wait until it is indexed again")
-        strengths = self.model.strengths
+        strengths = self._model.strengths
         logits = features.logits([prior(box_guide(places, box), strengths)], strengths.query_focus)[0][0]
         # the prototype's own score again, between −1 and 1
         return logits[rows] / np.float32(strengths.kappa) + np.float32(strengths.offset)
-
-    def _word(self, word: str) -> Scored | None:
-        """The scores of a word that no label stands for; None for one that says nothing."""
-        with self._lock:
-            meaning = self._words.get(word) or by_word(word, self.model)
-            if meaning is None or meaning.vector is None:
-                return None
-            self._words[word] = meaning
-            self._words.move_to_end(word)
-            while len(self._words) > _WORDS_KEPT:
-                self._word_scores.kept.pop(self._words.popitem(last=False)[0], None)
-            self._word_scores.refresh(Bank({word: meaning}, {}, self._word_fits), [word])
-            return self._word_scores.kept[word]
 
     def _cells(
         self, rows: Rows, chances: Sequence[float | None], stacks: Sequence[int], marked: Sequence[bool] | None = None
@@ -211,7 +185,7 @@ class View(State):
         return tuple(
             values.Cell(
                 picture.digest,
-                self.library.names[row],
+                self._library.names[row],
                 picture.width,
                 picture.height,
                 None if chance is None else round(chance, DIGITS),
@@ -220,50 +194,48 @@ class View(State):
                 mark,
             )
             for row, chance, stack, mark, tags in zip(
-                rows.tolist(), chances, stacks, marked or repeat(None, len(rows)), self._tags_of(rows), strict=True
+                rows.tolist(), chances, stacks, marked or repeat(None, len(rows)), self._ranking.tags(rows), strict=True
             )
-            for picture in [self.library.pictures[row]]
+            for picture in [self._library.pictures[row]]
         )
 
     def picture(self, digest: str) -> values.PictureDetail:
         """All that is known of a picture, every label's probability with the examples that speak for it."""
-        row = self.library.row(digest)
-        facts = self.library.pictures[row]
-        bank = self._current()
-        self._score(bank.classes)
-        if all(each.done() for each in list(self._hidden_places.values())):
-            self._hidden(digest)  # before somebody asks where a label is seen, unless they leaf on
-        places = self.library.features.places(row)
+        row = self._library.row(digest)
+        facts = self._library.pictures[row]
+        bank = self._ranking.refresh(self._ranking.bank().classes)
+        self._heat.begin(digest)
+        places = self._library.features.places(row)
         told = []
         for name in bank.classes:
-            label, scored = self._fold.find(name), self._scores.kept[name]
+            label, scored = self._ranking.fold.find(name), self._scores.kept[name]
             self._scores.sharpen(name, np.array([row]))
-            said = self._fold.about(label.id).get(digest)
-            word = None if said is None else said.answer
-            told.append((name, float(scored.chances[row]), scored, word))
+            said = self._ranking.fold.about(label.id).get(digest)
+            verdict = None if said is None else said.answer
+            told.append((name, float(scored.chances[row]), scored, verdict))
         told.sort(key=lambda each: (-each[1], each[0]))
         labels = tuple(
             values.PictureLabel(
                 name,
                 round(chance, DIGITS),
                 round(scored.threshold, DIGITS),
-                word,
+                verdict,
                 self._because(bank, name, scored, row, places) if number < _REASONED else (),
             )
-            for number, (name, chance, scored, word) in enumerate(told)
+            for number, (name, chance, scored, verdict) in enumerate(told)
         )
-        tags = [tag.label for tag in self._tags_of(np.array([row]))[0] if tag.state != "no"]
-        files = self.library.files_of.get(digest)
+        tags = [tag.label for tag in self._ranking.tags(np.array([row]))[0] if tag.state != "no"]
+        files = self._library.files_of.get(digest)
         return values.PictureDetail(
             digest,
-            self.library.names[row],
+            self._library.names[row],
             files[0].path if files else "",
             facts.width,
             facts.height,
             facts.taken,
             facts.bytes,
             labels,
-            tuple(self.library.digests[each] for each in self.library.stack_of(row) if each != row),
+            tuple(self._library.digests[each] for each in self._library.stack_of(row) if each != row),
             tuple(tags),
         )
 
@@ -271,10 +243,10 @@ class View(State):
         self, bank: Bank, name: str, scored: Scored, row: int, places: NDArray[np.float32] | None
     ) -> tuple[values.Because, ...]:
         """The label's examples that look most like the picture, where the label looks."""
-        keys = bank.said(name).yes[-50:]
+        keys = bank.fit_set(name).yes[-50:]
         if not keys or places is None:
             return ()
-        strengths, picture_of = self.model.strengths, self._deriver.picture_of(self._fold)
+        strengths, picture_of = self._model.strengths, self._ranking.deriver.picture_of(self._ranking.fold)
         shown = Pictures.of(np.stack([bank.examples[key].places for key in keys]))
         mine = Pictures.of(places[None])
         local = np.float32(strengths.query_local)
@@ -286,81 +258,23 @@ class View(State):
             for each in best
             if keys[each] in picture_of
         ]
-        return tuple(each for each in found if each.digest != self.library.digests[row])[:_REASONS]
-
-    def thumbnail(self, digest: str, size: int = 256) -> bytes:
-        """WebP, made anew from the pixels; kept in the cache."""
-        if size not in SIZES:
-            raise InputError(f"there is no thumbnail of {size} pixels; ask for 256 or 1024")
-        self.library.row(digest)
-        content = self._indexer.thumbnails.get(digest, size)
-        if content is None:
-            image = decode(self._read(digest), digest, at_least=size)
-            content = small_copy(image, size)
-            self._indexer.thumbnails.put([(digest, size, content)])
-        return content
-
-    def heat(self, digest: str, label: str, *, at_once: bool = False) -> bytes:
-        """A WebP overlay with alpha, at most 512 pixels; `at_once` a first glance where the map is not ready yet."""
-        row = self.library.row(digest)
-        facts = self.library.pictures[row]
-        scale = min(1.0, 512 / max(facts.width, facts.height))
-        size = max(1, round(facts.width * scale)), max(1, round(facts.height * scale))
-        places = self.library.features.places(row) if at_once and not self._hidden(digest).done() else None
-        if places is None:
-            heat = heat_map(*self._explained(digest, label), size)
-        else:
-            scored = self._scored(label, np.array([row]))
-            heat = glance(places, scored.fitted.guide, float(scored.chances[row]), size)
-        content = io.BytesIO()
-        layer(heat).save(content, "WEBP", quality=80, method=1)
-        return content.getvalue()
-
-    def explain(self, digest: str, label: str) -> values.Explanation:
-        """Which parts of a picture a label leans on."""
-        return values.Explanation.of(*self._explained(digest, label))
-
-    def _explained(self, digest: str, label: str) -> tuple[NDArray[np.float32], float]:
-        """A label's log-odds for the picture and for its copies with a part hidden, and its probability."""
-        row = self.library.row(digest)
-        scored = self._scored(label, np.array([row]))
-        logits = Classifiers.of([scored.fitted]).logits(self._hidden(digest).result(), self.model.strengths)[:, 0]
-        return scored.slope * logits + scored.offset, float(scored.chances[row])
-
-    def _scored(self, label: str, rows: Rows) -> Scored:
-        """A label's scores, those of these rows looked at closely."""
-        name = self._fold.find(label).name
-        self._score([name])
-        scored = self._scores.kept.get(name)
-        if scored is None:
-            raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
-        self._scores.sharpen(name, rows)
-        return scored
-
-    def _hidden(self, digest: str) -> Future[NDArray[np.float32]]:
-        """The places of a picture and of its copies with a part hidden: once for all labels, and for a while."""
-        with self._hiding:
-            found = self._hidden_places.pop(digest, None)
-            if found is None or (found.done() and found.exception() is not None):
-                found = self._heater.submit(lambda: self.model.encode(hide_parts(self._square(digest))))
-            self._hidden_places[digest] = found
-            while len(self._hidden_places) > _HIDDEN_KEPT:
-                self._hidden_places.popitem(last=False)
-        return found
+        return tuple(each for each in found if each.digest != self._library.digests[row])[:_REASONS]
 
     def review(self, label: str, order: str = "auto", size: int = 48, offset: int = 0) -> values.ReviewPage:
         """A page of at most so many pictures with one question, ranked by what is known now."""
         if not 0 < size <= MOST_AT_ONCE or offset < 0:
             raise InputError(f"size {size} and offset {offset} are no page; give 1 to {MOST_AT_ONCE}, and 0 or more")
-        known, scored = self._fold.find(label), self._scored(label, np.empty(0, np.int64))
-        ground = self._ground(known, scored)
+        version = self._ranking.project.log.version
+        known, scored = self._ranking.fold.find(label), self._ranking.scored(label, np.empty(0, np.int64))
+        ground = self._ranking.ground(known)
         chosen = reviewing.choose_order(order, ground)
-        seed, whole = f"{self.folder.name} {known.id}", self.library.features.whole[: len(ground.words)]
-        rows, left = reviewing.ask(chosen, ground, whole, seed, self.library.digests)
-        stacks = self.library.stacks()[: len(ground.words)]
+        seed = f"{self._ranking.project.folder.name} {known.id}"
+        whole = self._library.features.whole[: len(ground.verdicts)]
+        rows, left = reviewing.ask(chosen, ground, whole, seed, self._library.digests)
+        stacks = self._library.stacks()[: len(ground.verdicts)]
         if chosen != AUDIT and len(rows):
             # one of a stack stands for all, and one answer will do
-            answered = np.unique(stacks[ground.words > 0])
+            answered = np.unique(stacks[ground.verdicts > 0])
             rows = rows[~np.isin(stacks[rows], answered)]
             rows = rows[np.sort(np.unique(stacks[rows], return_index=True)[1])]
             if chosen == "unsure":
@@ -369,15 +283,16 @@ class View(State):
         left = min(left, len(rows))
         rows = rows[offset : offset + size]
         self._scores.sharpen(known.name, rows)
-        ground = self._ground(known, scored)
+        ground = self._ranking.ground(known)
         chances = ground.chances[rows].tolist()
         sizes = np.bincount(stacks, minlength=len(stacks))[stacks[rows]].tolist()
-        cells = self._cells(rows, chances, sizes, [chance >= 0.5 for chance in chances])
-        self._looked_at = known.name
+        # what is tagged is marked so; of the others the likelier answer
+        least = scored.threshold if chosen in ("sure", AUDIT) else 0.5
+        cells = self._cells(rows, chances, sizes, [chance >= least for chance in chances])
         word = word_of(known.name)
         return values.ReviewPage(
             known.name,
-            self._version,
+            version,
             chosen,
             f"Is there {'an' if word[:1].lower() in 'aeiou' else 'a'} {word}?",
             cells,
@@ -394,30 +309,20 @@ class View(State):
 
     def _examples_of(self, label: Label) -> tuple[values.Influence, ...]:
         """Yes examples, the latest first, each with its influence where that was worked out for the label as it is."""
-        self._wake.set()
-        kept = self._influences.get(label.name)
-        scored = self._scores.kept[label.name]
-        worked_out = kept[1] if kept is not None and kept[0] is scored.fitted else {}
-        said = self._fold.about(label.id)
+        worked_out = self._influences(label.name)
+        said = self._ranking.fold.about(label.id)
         shown = [picture for picture, each in said.items() if each.answer == "yes" and each.source not in UNTAUGHT]
-        found = [values.Influence(each, worked_out.get(each)) for each in reversed(shown[-48:])]
-        return tuple(found)
+        return tuple(values.Influence(each, worked_out.get(each)) for each in reversed(shown[-48:]))
 
     def _mistaken_for(self, label: Label) -> tuple[values.MistakenFor, ...]:
         """Labels that a person gave to pictures of which this one was refused."""
-        fold = self._fold
+        fold = self._ranking.fold
         refused = {picture for picture, said in fold.about(label.id).items() if said.answer == "no"}
         counts = Counter(
             other.name
             for other in fold.labels.values()
             if other.id != label.id
-            for picture, said in fold.said[other.id].items()
+            for picture, said in fold.latest[other.id].items()
             if said.answer == "yes" and picture in refused
         )
         return tuple(values.MistakenFor(name, count) for name, count in counts.most_common(3))
-
-    def tag(self, digests: Sequence[str]) -> list[Tagged]:
-        """Rows for pictures of the project; a person's word comes first."""
-        for digest in digests:
-            self.library.row(digest)
-        return self._rows(digests, self.scorer(), self._spoken()) if digests else []

@@ -30,9 +30,9 @@ export function Dialogs() {
     case "deliver":
       return html`<${Deliver} />`;
     case "tag":
-      return html`<${Name} title="Tag" says="Tag" word="yes" />`;
+      return html`<${Name} title="Tag" says="Tag" verdict="yes" />`;
     case "refuse":
-      return html`<${Name} title="Not this" says="Say no" word="no" />`;
+      return html`<${Name} title="Not this" says="Say no" verdict="no" />`;
     case "new":
       return html`<${NewLabel} />`;
     case "failures":
@@ -60,16 +60,16 @@ const submitting = (run) => (/** @type {SubmitEvent} */ event) => {
   if (name) run(name);
 };
 
-/** @param {{title: string, says: string, word: "yes" | "no"}} props */
-function Name({ title, says, word }) {
+/** @param {{title: string, says: string, verdict: "yes" | "no"}} props */
+function Name({ title, says, verdict }) {
   const digests = chosenPictures();
   const refusal = useSignal("");
   const run = (/** @type {string} */ name) => {
     const known = store.labelNames.value.includes(name);
-    if (!known && word === "yes") return void learn(name, digests, (sentence) => (refusal.value = sentence));
+    if (!known && verdict === "yes") return void learn(name, digests, (sentence) => (refusal.value = sentence));
     store.dialog.value = "";
     if (!known) return store.say(`There is no label “${name}” yet; press n to make one.`, { bad: true });
-    answerFor(name, word, digests);
+    answerFor(name, verdict, digests);
     selection.value = new Set();
   };
   return html`<${Dialog} title=${`${title}: ${plural(digests.length)}`}>
@@ -105,7 +105,6 @@ async function learn(typed, digests, refused) {
   store.dialog.value = "";
   selection.value = new Set();
   await store.loadLabels();
-  store.changed.value += 1;
   store.say(digests.length ? `“${made.name}” learnt from ${plural(digests.length)}.` : `“${made.name}” starts from its name.`, { action: { text: "Undo", run: store.undo } });
   store.go("review", made.name);
 }
@@ -202,6 +201,7 @@ function Deliver() {
       await new Promise((wake) => setTimeout(wake, 250));
       job.value = (await store.attempt(() => api.getJob(/** @type {api.Job} */ (job.value).id))) ?? null;
     }
+    if (take_back && job.value?.state === "done") wanted.value = { ...wanted.value }; // what would be written now
     if (job.value?.state === "failed") refusal.value = job.value.detail ?? "The delivery failed.";
   };
   const done = job.value?.state === "done" ? job.value : null;
@@ -239,11 +239,15 @@ function Deliver() {
   </${Dialog}>`;
 }
 
+/** What becomes of a sidecar's labels. @param {Record<string, any>} row */
+const signed = ({ added = [], removed = [], failure }) =>
+  failure ? "cannot be written" : [...added.map((/** @type {string} */ each) => `+ ${each}`), ...removed.map((/** @type {string} */ each) => `− ${each}`)].join(", ");
+
 /** @param {{rows: Record<string, any>[]}} props */
 function Sample({ rows }) {
   if (!rows.length) return html`<p class="dim">Nothing to write: it is all there, or no picture has a tag yet.</p>`;
   if (rows[0].file)
-    return html`<ul class="sample">${rows.map((row) => html`<li key=${row.file}><details><summary>${row.file}</summary><pre>${row.diff ?? row.failure}</pre></details></li>`)}</ul>`;
+    return html`<ul class="sample">${rows.map((row) => html`<li key=${row.image}><details><summary>${row.image} <strong>${signed(row)}</strong></summary><pre>${row.diff ?? row.failure}</pre></details></li>`)}</ul>`;
   const columns = Object.keys(rows[0]).slice(0, 6);
   /** @param {any} value @returns {string} */
   const text = (value) => {

@@ -187,7 +187,7 @@ def test_more_pictures_than_a_request_takes_are_refused(served: Running) -> None
 
 
 def test_pictures_are_counted_before_they_are_made(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fewtag.server.services.Upload", None)
+    monkeypatch.setattr("fewtag.server.dialects.Upload", None)
     reply = infer(served, PIXELS | {"shape": [65, 1, 1, 3], "data": [0] * 195})
     assert (reply.status, "at most 64" in json.loads(reply.body)["error"]) == (400, True)
 
