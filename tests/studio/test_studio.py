@@ -125,6 +125,21 @@ def test_labels_are_renamed_merged_and_forgotten_and_all_comes_back(studio: Stud
     assert [(row.name, row.examples) for row in studio.labels()] == [("dog", 3), ("hound", 3)]
 
 
+def test_what_lies_under_a_name_moves_with_it_and_comes_back(studio: Studio) -> None:
+    for name in ("animals", "animals/cat", "water/boat", "water/sea/boat", "pets/dog"):
+        studio.define(name, words=False)
+    before = [row.name for row in studio.labels()]
+    assert studio.rename("animals", "pets").name == "pets"
+    assert studio.rename("water", "lake").name == "lake/boat"
+    assert [row.name for row in studio.labels()] == ["lake/boat", "lake/sea/boat", "pets", "pets/cat", "pets/dog"]
+    assert {"water/boat", "pets/cat", "lake/sea/boat"} <= studio.names_ever
+    with pytest.raises(InputError, match="'pets/dog' already"):
+        studio.rename("lake/boat", "pets/dog")
+    studio.undo()
+    studio.undo()
+    assert [row.name for row in studio.labels()] == before
+
+
 def test_a_name_that_is_no_word_is_refused_alone_and_learnt_from_pictures(studio: Studio) -> None:
     with pytest.raises(InputError, match="does not know the word"):
         studio.define("zzqxv flurbish")

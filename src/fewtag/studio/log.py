@@ -69,8 +69,11 @@ class Fold:
             known = label or Label(change.n, facts["name"])
             self.labels[known.id] = known._replace(like=like, words=facts["words"])
             self.latest.setdefault(known.id, {})
-        elif label is not None and kind == "rename":
-            self.labels[label.id] = label._replace(name=facts["name"])
+        elif kind == "rename":
+            # those under it go along
+            for number, name in {facts["label"]: facts["name"], **facts.get("under", {})}.items():
+                if (moved := self.labels.get(int(number))) is not None:
+                    self.labels[moved.id] = moved._replace(name=name)
         elif label is not None and kind == "threshold":
             self.labels[label.id] = label._replace(threshold=facts["threshold"], prior=facts["prior"])
         elif label is not None and kind == "forget":

@@ -242,18 +242,29 @@ class Studio:
         return self.label(wanted)
 
     def rename(self, old: str, new: str, *, merge: bool = False) -> values.LabelRow:
-        """Refuses a name that is taken, unless the two shall become one."""
-        wanted = path_name(new)
+        """With those that lie under it, be it a label itself or not.
+
+        Refuses a name that is taken, unless the two shall become one: then those under it stay.
+        """
+        wanted, former = path_name(new), path_name(old)
         with self._one_change:
-            label = self._fold.find(old)
-            taken = self._fold.get(wanted)
-            if taken is None:
-                self._change("rename", {"label": label.id, "name": wanted})
-            elif taken != label and not merge:
-                raise InputError(f"there is a label {wanted!r} already; merge the two, or choose another name")
-            elif taken != label:
+            fold = self._fold
+            known = sorted(fold.labels.values(), key=lambda label: label.name)
+            under = [label for label in known if label.name.startswith(f"{former}/")]
+            label, taken = fold.get(former), fold.get(wanted)
+            if label is None and not under:
+                fold.find(old)
+            if label is not None and merge and taken not in (None, label):
                 self._change("merge", {"label": label.id, "into": taken.id})
-        return self.label(wanted)
+                return self.label(wanted)
+            moved = {each.id: wanted + each.name[len(former) :] for each in ([label] if label else []) + under}
+            stay = {each.name for each in known if each.id not in moved}
+            if twice := sorted(stay & set(moved.values())):
+                raise InputError(f"there is a label {twice[0]!r} already; merge the two, or choose another name")
+            (first, name), *rest = moved.items()
+            if wanted != former:
+                self._change("rename", {"label": first, "name": name, "under": {str(each): its for each, its in rest}})
+        return self.label(name)
 
     def forget(self, name: str) -> None:
         """Takes a label away; its answers come back with an undo."""
@@ -419,7 +430,8 @@ class Studio:
     @property
     def names_ever(self) -> set[str]:
         """Of labels, before they were renamed, merged or forgotten too: tags that were delivered under these may go."""
-        return {str(change.facts["name"]) for change in self.project.log.changes.values() if "name" in change.facts}
+        every = [change.facts for change in self.project.log.changes.values() if "name" in change.facts]
+        return {str(name) for facts in every for name in (facts["name"], *facts.get("under", {}).values())}
 
     def tags_by_file(self, *, confirmed_only: bool = False) -> dict[Path, Tagged]:
         """What is to be written of each picture; a person's word comes first."""

@@ -77,7 +77,11 @@ function Labels() {
             <span class="name">${text}</span>
             <span class="count" title="Pictures with this label, and the precision to expect">${(label.tags ?? 0).toLocaleString("en")}${label.expected_precision != null && html`<small>${percent(label.expected_precision)}</small>`}</span></a>
           <a class="pill" href=${store.address("review", path)} aria-label=${`Review ${path}${label.waiting ? `: ${label.waiting} unsure` : ""}`} title="Review">${label.waiting ? label.waiting.toLocaleString("en") : "›"}</a></span>`
-      : html`<span class="row group" style=${{ "--depth": depth }}>${text}</span>`}</li>`)}</ul>
+      : html`<span class="pair"><span class="row group" style=${{ "--depth": depth }}>${text}</span>
+          <button class="pill" aria-label=${`Rename ${path}`} title="Rename" onClick=${() => {
+            store.dialogName.value = path;
+            store.dialog.value = "label";
+          }}>⋯</button></span>`}</li>`)}</ul>
     ${project && project.failures > 0 && html`<p class="dim"><button class="plain" onClick=${() => (store.dialog.value = "failures")}>${project.failures.toLocaleString("en")} unreadable</button></p>`}
   </nav>`;
 }

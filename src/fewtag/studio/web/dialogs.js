@@ -148,8 +148,8 @@ function EditLabel() {
     <form onSubmit=${submitting(rename)}>
       <label>Name <input name="name" list="names" maxlength="200" defaultValue=${name} autocomplete="off" autofocus required /></label>
       <${Names} names=${store.labelNames.value} />
-      <p class="dim">The name of another label makes the two one. A slash makes a tree: <em>birds/heron</em>.</p>
-      <footer><button type="button" class="plain bad" onClick=${forget}>Delete the label</button><span class="space"></span><button type="submit" class="primary">Rename</button></footer>
+      <p class="dim">The name of another label makes the two one. A slash makes a tree: <em>birds/heron</em>; what lies under a name moves with it.</p>
+      <footer>${store.labelNames.value.includes(name) && html`<button type="button" class="plain bad" onClick=${forget}>Delete the label</button>`}<span class="space"></span><button type="submit" class="primary">Rename</button></footer>
     </form>
   </${Dialog}>`;
 }
