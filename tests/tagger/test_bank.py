@@ -315,6 +315,7 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "words that are none": lambda header: header["labels"][0].update(words=7),
     "a threshold of text": lambda header: header["labels"][0].update(threshold="x"),
     "a threshold over one": lambda header: header["labels"][0].update(own_threshold=7.0),
+    "a word that is more than a thing": lambda header: header["labels"][0].update(thing=7.0),
     "other counts": lambda header: header["labels"][0].update(examples=5),
     "other counts of the absent": lambda header: header["labels"][0].update(absent=5),
     "counts of the absent as text": lambda header: header["labels"][0].update(absent="2"),

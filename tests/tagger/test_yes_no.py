@@ -331,11 +331,12 @@ def test_a_hundred_answers_are_fitted_alike_whatever_came_first(model: Model) ->
 def test_a_word_for_a_thing_is_trusted_more_than_a_private_name_and_the_bank_keeps_which_it_is(
     tagger: Tagger, draw: Draw, tmp_path: Path
 ) -> None:
-    tagger.fit([draw(1, "dog"), draw(2, "dog")], [["ball"], ["thursday"]]).define("moon", like="ball")
-    assert [tagger.definitions_[name].thing for name in ("ball", "moon", "thursday")] == [True, True, False]
+    pictures, names = [draw(1, "dog"), draw(2, "dog"), draw(3, "dog")], [["ball"], ["thursday"], ["daisy"]]
+    tagger.fit(pictures, names).define("moon", like="ball")
+    assert [tagger.definitions_[name].thing for name in ("ball", "moon", "thursday", "daisy")] == [1, 1, 0, 0.5]
     tagger.save(tmp_path / "pets.fewtag")
     again = Tagger.load(tmp_path / "pets.fewtag", model=tagger.model)
-    assert [again.definitions_[name].thing for name in ("ball", "moon", "thursday")] == [True, True, False]
+    assert [again.definitions_[name].thing for name in ("ball", "moon", "thursday", "daisy")] == [1, 1, 0, 0.5]
 
 
 def test_a_name_is_compared_by_pictures_that_were_not_chosen_for_it(model: Model, draw: Draw) -> None:
@@ -358,3 +359,16 @@ def test_the_more_a_name_is_trusted_from_the_start_the_more_it_counts(
         monkeypatch.setattr(bank_module, "THING", prior)
         found.append(tagger.fit([draw(1, "dog")], [["ball"]]).trusts_["ball"])
     assert found[0] < found[1]
+
+
+def test_a_given_name_that_is_a_thing_as_well_is_believed_with_even_odds_before_its_picture(model: Model) -> None:
+    """One picture has the same evidence for each: trusts differ by the priors' odds, 0.93, 0.49 and 0.05."""
+    word, example = np.eye(model.space.size, dtype=np.float32)[0], np.ones((model.places, model.space.size), np.float32)
+    odds = []
+    for thing in (1.0, 0.5, 0.0):
+        definition = bank_module.Definition("name", ("daisy",), word, word, thing=thing)
+        examples = {"0" * 64: bank_module.Example.of(bank_module.Told(frozenset({"daisy"})), example)}
+        trust = bank_module.Bank().learn({"daisy": definition}, examples, afresh=False).classifier(model, "daisy").trust
+        odds.append(trust / (1 - trust))
+    assert odds[0] / odds[1] == pytest.approx((0.93 / 0.07) / (0.49 / 0.51), rel=1e-3)
+    assert odds[1] / odds[2] == pytest.approx((0.49 / 0.51) / (0.05 / 0.95), rel=1e-3)

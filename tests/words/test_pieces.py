@@ -340,7 +340,16 @@ def test_words_need_no_heavy_library_and_importing_them_reads_no_table() -> None
     "name", ["dog", "Dogs", "teddy bear", "fire hydrants", "surfboard", "my red bicycle", "person", "broccoli"]
 )
 def test_a_word_for_a_thing_is_one_in_any_spelling(name: str) -> None:
-    assert names_a_thing(name)
+    assert names_a_thing(name) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "chance"), [("max", 0.5), ("Lily", 0.5), ("lilies", 1.0), ("water lily", 1.0), ("red van", 1.0)]
+)
+def test_a_given_name_that_is_a_word_for_a_thing_is_one_in_half_of_the_cases_if_it_stands_alone(
+    name: str, chance: float
+) -> None:
+    assert names_a_thing(name) == chance
 
 
 @pytest.mark.parametrize("name", ["Rex", "Bella", "SKU-4711", "2023", "thursday", "beautiful", "urlaub", "???", ""])
@@ -348,6 +357,9 @@ def test_a_private_name_is_none(name: str) -> None:
     assert not names_a_thing(name)
 
 
-def test_the_list_is_in_lower_case_and_sorted() -> None:
-    assert len(things()) > 30_000
-    assert all(name == name.lower() for name in things())
+def test_the_list_is_in_lower_case_and_given_names_are_part_of_it() -> None:
+    nouns, given = things()
+    assert len(nouns) > 30_000
+    assert all(name == name.lower() for name in nouns)
+    assert len(given) > 100
+    assert given < nouns

@@ -48,8 +48,9 @@ class Definition:
     """The probability from which it is given, where a person's own pictures chose it."""
     prior: float | None = None
     """The share of pictures that show it, where a person said so or `check` counted them."""
-    thing: bool = False
-    """Whether its word is one for a thing that can be seen, or a person said how: trusted more from the start."""
+    thing: float = 0.0
+    """How likely its word is one for a thing that can be seen (`names_a_thing`), and so trusted from the start; one
+    where a person said what it means."""
 
     def __str__(self) -> str:
         if self.kind == "like":
@@ -195,7 +196,7 @@ class Bank:
             row[:] = example.places
         lengths = np.array([each.seen[0] for each in chosen], np.float32).reshape(places.shape[:2])
         whole = np.array([each.seen[1] for each in chosen], np.float32).reshape(len(chosen), space)
-        evidence = replace(model.evidence, prior=THING if definition.thing else OTHER)
+        evidence = replace(model.evidence, prior=OTHER + definition.thing * (THING - OTHER))
         pictures, meant = Pictures(places, lengths, whole), definition.guide
         asked = np.arange(len(chosen)) < len(said.yes) + len(said.no)
         fitted = fit_label(pictures, shown, weights, meant, model.strengths, evidence, asked, leave_out=self.leave_out)
@@ -391,7 +392,7 @@ def define(
     else:
         raise InputError(f"label {name!r} is like nothing; name at least one known word")
     guide = model.word_prototypes(meaning[None])[0]
-    return Definition("like" if alike else "vector", alike, meaning, guide, explicit=True, thing=True)
+    return Definition("like" if alike else "vector", alike, meaning, guide, explicit=True, thing=1.0)
 
 
 def _own_vector(name: str, vector: object, model: "Model") -> NDArray[np.float32]:

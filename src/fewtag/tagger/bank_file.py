@@ -170,7 +170,8 @@ def _has(facts: Mapping[str, Any], kinds: Mapping[str, type]) -> bool:
 
 
 def _is_label(label: dict[str, Any]) -> bool:
-    chances, prior = (label["threshold"], label["own_threshold"], label.get("trust")), label.get("prior")
+    chances = label["threshold"], label["own_threshold"], label.get("trust"), label.get("thing")
+    prior = label.get("prior")
     return (
         _has({"absent": 0} | label, _LABEL)
         and bool(label["name"].strip())
@@ -201,7 +202,7 @@ def _bank(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Bank:
             label["explicit"],
             label["own_threshold"],
             label.get("prior"),
-            bool(label.get("thing", label["kind"] != "none")),
+            float(label.get("thing", label["kind"] != "none")),
         )
         for label in header["labels"]
     }

@@ -234,21 +234,27 @@ def shipped_pieces() -> PieceVectors:
         return read_pieces(path, "pieces")
 
 
-def names_a_thing(label: str) -> bool:
-    """Whether a name, or its last word, is a noun for a thing, an animal, a plant, food, or a part of a body.
+def names_a_thing(label: str) -> float:
+    """How likely a name is a noun for a thing, an animal, a plant, food, or a part of a body: itself or its last word.
 
-    >>> [names_a_thing(name) for name in ("Teddy bears", "golden retriever", "Rex", "thursday", "SKU-4711")]
-    [True, True, False, False, False]
+    Half where it is a given name as well: a daisy, or a dog called so.
+
+    >>> [names_a_thing(name) for name in ("Teddy bears", "golden retriever", "Daisy", "Rex", "thursday", "SKU-4711")]
+    [1.0, 1.0, 0.5, 0.0, 0.0, 0.0]
     """
     words = [word for word in split_words(label) if word.isalnum()]
-    if not words or " ".join(words) in things() or words[-1] in things():
-        return bool(words)
-    spellings = variants(words[-1])
-    return any(" ".join([*words[:-1], word]) in things() or word in things() for word in spellings)
+    if not words:
+        return 0.0
+    nouns, given = things()
+    if len(words) == 1 and words[0] in given:
+        return 0.5
+    spellings = (words[-1], *variants(words[-1]))
+    return float(any(" ".join([*words[:-1], word]) in nouns or word in nouns for word in spellings))
 
 
 @cache
-def things() -> frozenset[str]:
-    """WordNet's words for things that can be seen, as they come with fewtag; read once."""
+def things() -> tuple[frozenset[str], frozenset[str]]:
+    """WordNet's words for things that can be seen, and those of them that are given names; read once."""
     packed = files("fewtag").joinpath("models", "things.txt.gz").read_bytes()
-    return frozenset(gzip.decompress(packed).decode().split("\n"))
+    nouns, given = gzip.decompress(packed).decode().split("\n\n")
+    return frozenset(nouns.split("\n")), frozenset(given.split("\n"))
