@@ -12,7 +12,7 @@ import torch
 from fewtag.files import write_atomically
 from fewtag.research.bench.results import commit
 from fewtag.research.features.backbone import Backbone, create_backbone
-from fewtag.research.features.inference import precision_of, start
+from fewtag.research.features.rows import precision_of, start
 from research import training_images_a_second
 
 BATCH = 256

@@ -17,7 +17,7 @@ from measuring import Figure
 from numpy.typing import NDArray
 
 from fewtag import Tagger
-from fewtag.tagger.bank import Bank, Definition, Example, Told
+from fewtag.tagger.bank import Bank, Definition, Example, Quantised, Told
 from fewtag.tagger.stream import BATCH, Scorer
 
 LABELS = (10, 30, 100, 300, 1_000, 3_000, 10_000)
@@ -153,12 +153,12 @@ def random_examples(
 ) -> dict[str, Example]:
     """So many of each label; digests are spread as those of pictures are."""
     random = np.random.default_rng(since)
-    pattern = Example.of(Told(), random_places(tagger, 1)[0])
+    pattern = Quantised.of(random_places(tagger, 1)[0])
     found = {}
     for number in range(len(names) * each):
         codes = random.integers(-127, 128, pattern.codes.shape, np.int8) if different else pattern.codes
         key = hashlib.sha256(str(since + number).encode()).hexdigest()
-        found[key] = Example(Told(frozenset({names[number // each]})), codes, pattern.scales)
+        found[key] = Example(Told(frozenset({names[number // each]})), Quantised(codes, pattern.scales))
     return found
 
 

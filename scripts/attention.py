@@ -33,8 +33,7 @@ from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.bench.results import commit, mean_and_interval
 from fewtag.research.bench.run_folder import RunFolder
 from fewtag.research.data.images import LabelledImages
-from fewtag.research.features.backbone import Backbone, open_backbone
-from fewtag.research.features.inference import fuse_batch_norms
+from fewtag.research.features.backbone import Backbone, fuse_batch_norms, open_backbone
 from fewtag.research.methods.word_attention import WordAttention
 from fewtag.tagger.explain import Heat, overlay, stretch
 from fewtag.tagger.tagger import Tagger

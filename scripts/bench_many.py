@@ -40,8 +40,7 @@ from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.data import readers
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.features.backbone import Backbone, open_backbone
-from fewtag.research.features.inference import precision_of
-from fewtag.research.features.rows import MemoryRows
+from fewtag.research.features.rows import MemoryRows, precision_of
 
 BATCH = 256
 
@@ -158,7 +157,7 @@ def encode_all(pictures: dict[str, Picture], network: Backbone, device: torch.de
 
 @torch.no_grad()
 def encode(network: Backbone, pixels: Tensor) -> Tensor:
-    """As `inference.start` does."""
+    """As `rows.start` does."""
     with torch.autocast(pixels.device.type, precision_of(network), enabled=pixels.is_cuda):
         return network(pixels).half().contiguous()
 

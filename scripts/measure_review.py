@@ -57,13 +57,13 @@ def session(
     held, said = ~problem.askable, 0
     with tempfile.TemporaryDirectory() as place:
         studio = Studio(Project(Path(place) / "project"), model, Path(place) / "cache")
-        studio._stop.set()  # no bank on disk: thousands of projects are made here
+        studio.background._stop.set()  # no bank on disk: thousands of projects are made here
         studio._begin(index=False)
         fill(studio, np.flatnonzero(problem.askable).tolist(), digests, places)
         studio.teach(label, [digests[row] for row in problem.first])
 
         def precision() -> float:
-            fitted = studio._current().classifier(studio.model, label)
+            fitted = studio.ranking.bank().classifier(studio.model, label)
             logits = Classifiers.of([fitted]).logits(places[held], studio.model.strengths)[:, 0]
             return average_precision(logits, problem.shown[held])
 

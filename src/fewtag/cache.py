@@ -26,8 +26,6 @@ import numpy as np
 from fewtag.files import cache_limit
 
 FILE = "features.sqlite"
-THUMBNAILS = "thumbnails.sqlite"
-"""The studio's, beside it: they are looked after together."""
 PROTECTED_SECONDS = 86_400.0
 """New rows evict none that was used since the cache was opened; in a session that lasts, none used so recently."""
 TOUCH_SECONDS = 5.0

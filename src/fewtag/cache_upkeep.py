@@ -7,8 +7,9 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from fewtag.cache import BUSY_SECONDS, THUMBNAILS, Cache, UnusableError, delete, evict, is_sound, number
+from fewtag.cache import BUSY_SECONDS, Cache, UnusableError, delete, evict, is_sound, number
 from fewtag.errors import InputError
+from fewtag.files import THUMBNAILS
 
 
 class Contents(NamedTuple):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 LOCK_SECONDS = 60.0
 LIMIT_VARIABLE = "FEWTAG_CACHE_LIMIT"
 LIMIT = "10GB"
+THUMBNAILS = "thumbnails.sqlite"
+"""The studio's, beside the feature cache: they are looked after together."""
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SUM = "sha256"
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fewtag.cache import FILE, THUMBNAILS, Cache, content_digest
+from fewtag.cache import FILE, Cache, content_digest
+from fewtag.files import THUMBNAILS
 from fewtag.studio.index import Thumbnails
 
 Cli = Callable[..., Any]

@@ -343,7 +343,7 @@ def test_in_a_complete_table_an_empty_row_shows_nothing(cli: Cli, learn: Cli, al
         (["dog"], True),
     ]
     assert cli("learn", "new.fewtag", album / "sofa2.png", "--label", "sofa").code == 0
-    said = Tagger.load("new.fewtag").bank_.said("sofa")
+    said = Tagger.load("new.fewtag").bank_.fit_set("sofa")
     assert (len(said.yes), len(said.complete), len(said.unnamed)) == (1, 2, 0), "a label of the future"
 
 

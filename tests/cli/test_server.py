@@ -16,9 +16,9 @@ from serving import TOKEN, picture
 from tiny import draw
 
 from fewtag.client import ApiError, Client
+from fewtag.server.dialects import MOST_JSON
 from fewtag.server.front import Server, listen
 from fewtag.server.security import Settings
-from fewtag.server.services import MOST_JSON
 
 Cli = Callable[..., Any]
 

@@ -127,6 +127,7 @@ def test_sidecars_are_written_and_taken_back_to_the_byte(open_studio: Callable[.
     dry = studio.deliver("xmp", confirmed_only=True, dry_run=True)
     assert (dry.changes, dry.rows) == (1, 120)
     assert "dog" in dry.sample[0]["diff"]
+    assert (dry.sample[0]["added"], dry.sample[0]["removed"]) == (["animals/dog"], [])
     assert {path: path.read_bytes() for path in album.rglob("*") if path.is_file()} == before
     assert studio.deliver("xmp", confirmed_only=True).changes == 1
     assert b"mine" in own.read_bytes()

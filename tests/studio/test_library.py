@@ -63,7 +63,7 @@ def test_the_fast_ranking_is_the_taggers(studio: Studio) -> None:
         [scorer.probabilities(studio.library.features.places(row)[None]) for row in range(120)]
     )  # type: ignore[index]
     for column, label in enumerate(scorer.labels):
-        ours = studio._scores.kept[label]
+        ours = studio.ranking.scores.kept[label]
         chances = np.where(ours.never, 0, ours.chances)
         np.testing.assert_allclose(chances, with_shares[:, column], atol=1e-3)
     # and at the model's own share the tagger, which decodes the files itself
@@ -72,7 +72,7 @@ def test_the_fast_ranking_is_the_taggers(studio: Studio) -> None:
     for digest, path in zip(names.values(), paths, strict=True):
         row = studio.library.row_of[digest]
         for column, label in enumerate(scorer.labels):
-            ours = studio._scores.kept[label]
+            ours = studio.ranking.scores.kept[label]
             chance = (
                 0.0
                 if ours.never[row]
@@ -87,7 +87,7 @@ def test_past_what_memory_holds_the_best_are_looked_at_closely(open_studio: Open
     one = [digest for name, digest in names.items() if shows(name, "dog")][:1]
     for studio in (whole, part):
         studio.teach("dog", one)
-    exact, rough = (studio._scores.kept["dog"] for studio in (whole, part))
+    exact, rough = (studio.ranking.scores.kept["dog"] for studio in (whole, part))
     rows = np.array([part.library.row_of[digest] for digest in whole.library.digests])
     assert 20 <= rough.exact.sum() <= 40
     np.testing.assert_allclose(rough.logits[rows][rough.exact[rows]], exact.logits[rough.exact[rows]], atol=1e-4)
@@ -110,7 +110,7 @@ def test_only_the_label_that_changed_is_scored_again(studio: Studio, monkeypatch
 
     monkeypatch.setattr(Features, "logits", count)
     held = threading.Event()
-    monkeypatch.setattr(studio, "_settle", held.wait)
+    monkeypatch.setattr(studio.background, "_settle", held.wait)
     answer_page(studio, "dog", size=1)
     studio.review("dog")
     held.set()

@@ -57,7 +57,7 @@ class Naive:
 
 def state(fold: Fold) -> dict[str, dict[str, str]]:
     return {
-        label.name: {picture: said.answer for picture, said in fold.said[label.id].items()}
+        label.name: {picture: said.answer for picture, said in fold.latest[label.id].items()}
         for label in fold.labels.values()
     }
 
@@ -181,6 +181,17 @@ def test_a_second_studio_is_refused_in_one_sentence(project: Project) -> None:
     Project(project.folder).close()
 
 
+def test_a_fold_that_somebody_reads_is_not_changed_by_what_comes_later(project: Project) -> None:
+    define = project.change("define", {"name": "dog", "like": None, "words": True})
+    before, version = project.fold, project.log.version
+    project.change("answers", {}, [(str(uuid.uuid4()), "a" * 32, define.n, "yes", "click")])
+    project.change("rename", {"label": define.n, "name": "cat"})
+    assert before.find("dog").id == project.fold.find("cat").id
+    assert not before.latest[define.n]
+    assert list(project.fold.latest[define.n]) == ["a" * 32]
+    assert project.log.version == version + 2
+
+
 def test_a_clock_that_is_set_back_changes_nothing(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     heron = define(project, "heron")
     say(project, "p", heron, "yes")
@@ -257,9 +268,9 @@ def test_an_older_project_is_copied_and_then_moved_forward(project: Project, mon
 def test_a_backup_is_a_project(project: Project, tmp_path: Path) -> None:
     say(project, "p", define(project, "heron"))
     target = tmp_path / "elsewhere" / FILE
-    project.backup(target)
+    module.backup(project.folder, target)
     with pytest.raises(InputError, match="exists"):
-        project.backup(target)
+        module.backup(project.folder, target)
     say(project, "q", 1)
     assert state(Project(target.parent).fold) == {"heron": {"p": "yes"}}
 
@@ -320,7 +331,7 @@ def test_a_frozen_project_of_version_1_says_what_it_said(tmp_path: Path) -> None
     heron = project.fold.find("birds/heron")
     assert (heron.threshold, heron.prior) == (0.4, 0.02)
     assert project.fold.find("egret").like == ("bird", "white")
-    assert project.fold.said[heron.id][picture[4]].source == "audit"
+    assert project.fold.latest[heron.id][picture[4]].source == "audit"
     assert (len(project.log.done), len(project.log.undone)) == (10, 0)
     assert project.folders() == ["/album"]
     assert [row.failure for row in project.files() if row.digest is None] == ["image bad.jpg cannot be decoded"]

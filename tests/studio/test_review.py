@@ -199,7 +199,9 @@ def test_review_begins_with_the_unsure_and_never_asks_twice(studio: Studio) -> N
     after = studio.review("dog", "sure")
     assert after.answered.yes + after.answered.no == 12
     assert {cell.digest for cell in after.pictures}.isdisjoint({cell.digest for cell in first.pictures})
-    assert all(cell.marked == (cell.p is not None and cell.p >= 0.5) for cell in after.pictures)
+    assert all(cell.marked for cell in after.pictures), "what is tagged is marked so, whatever the threshold"
+    unsure = studio.review("dog", "unsure", 12).pictures
+    assert all(cell.marked == (cell.p is not None and cell.p >= 0.5) for cell in unsure)
 
 
 def test_unsure_ones_come_singly_and_then_by_pages_that_grow_with_what_was_said(studio: Studio) -> None:
@@ -241,11 +243,11 @@ def test_audits_measure_and_teach_nothing(studio: Studio) -> None:
     studio.define("dog")
     answer_page(studio, "dog", size=20)
     before = studio.review("dog", "audit", 12)
-    chances = studio._scores.kept["dog"].chances.copy()
+    chances = studio.ranking.scores.kept["dog"].chances.copy()
     answer_page(studio, "dog", "audit", size=12)
     after = studio.review("dog", "sure")
     # scored again in other pieces, whose sums are rounded otherwise
-    np.testing.assert_allclose(studio._scores.kept["dog"].chances, chances, atol=1e-5)
+    np.testing.assert_allclose(studio.ranking.scores.kept["dog"].chances, chances, atol=1e-5)
     assert after.audited is not None
     right = sum(shows(cell.name, "dog") for cell in before.pictures)
     assert (after.audited.count, after.audited.precision) == (12, pytest.approx(right / 12))
@@ -301,10 +303,10 @@ def test_a_truthful_person_in_the_default_order_makes_it_better(studio: Studio) 
     studio.teach("Rex", [studio.library.digests[int(np.flatnonzero(shown)[0])]])  # a name that says nothing
 
     def precision() -> float:
-        return average_precision(studio._scores.kept["Rex"].logits, shown)
+        return average_precision(studio.ranking.scores.kept["Rex"].logits, shown)
 
     before = precision()
-    while len(studio._fold.about(studio._fold.find("Rex").id)) < 24:
+    while len(studio.project.fold.about(studio.project.fold.find("Rex").id)) < 24:
         page = studio.review("Rex", size=8).pictures
         studio.answer([say(cell.digest, "Rex", "yes" if shows(cell.name, "cat") else "no") for cell in page])
     studio.label("Rex")
@@ -323,7 +325,7 @@ def test_a_page_is_what_brute_force_would_ask(
         answer_page(studio, "dog", size=6)
     page = studio.review("dog", order, 12)
     scorer = studio.scorer()
-    half = studio._indexer.fetch(range(120))
+    half = studio.indexer.fetch(range(120))
     chances = scorer.probabilities(np.stack(half).astype(np.float32))[:, 0].astype(np.float64)  # type: ignore[arg-type]
     of_page = {studio.library.row_of[cell.digest]: cell.p for cell in page.pictures}
     for row, shown in of_page.items():
@@ -335,7 +337,7 @@ def test_a_page_is_what_brute_force_would_ask(
     def distance(chance: float) -> float:
         return abs(math.log(chance / (1 - chance)) - math.log(threshold / (1 - threshold)))
 
-    said = studio._fold.said[studio._fold.find("dog").id]
+    said = studio.project.fold.latest[studio.project.fold.find("dog").id]
     stacks = studio.library.stacks()
     done = {int(stacks[studio.library.row_of[digest]]) for digest in said}
     keys = {

@@ -32,6 +32,11 @@ def test_any_text_is_parsed_or_refused_in_one_sentence(text: str) -> None:
         assert set(part.names) <= set(LABELS)
 
 
+def test_a_label_with_quotes_in_its_name_is_found_without_them() -> None:
+    [part] = parse('"say hi"', ['say "hi"'])
+    assert (part.kind, part.names) == ("label", ('say "hi"',))
+
+
 @settings(deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=4), st.sampled_from(LABELS), st.lists(WORDS, max_size=3))
 def test_a_label_is_found_between_words(before: list[str], label: str, after: list[str]) -> None:
@@ -103,6 +108,9 @@ def test_labels_filter_and_words_rank(studio: Studio) -> None:
 
 
 def test_a_word_that_says_nothing_is_looked_for_in_names(studio: Studio) -> None:
+    assert {cell.name for cell in studio.search("name:sofa", limit=1000, stacked=False).pictures} == {
+        cell.name for cell in studio.search(limit=1000, stacked=False).pictures if "sofa" in cell.name
+    }, "a known word too"
     page = studio.search("zzqxv")
     assert (page.total, page.query_means[0].taken_as) == (0, "name")
     assert studio.search('"047 "', stacked=False).pictures[0].name.startswith("2024/047")

@@ -16,7 +16,7 @@ from fewtag import Tagger
 from fewtag.errors import InputError
 from fewtag.pictures.prefetch import batches
 from fewtag.studio.log import UnknownError
-from fewtag.studio.project import FILE
+from fewtag.studio.project import FILE, backup
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Answer, Overview, as_json
 
@@ -123,6 +123,21 @@ def test_labels_are_renamed_merged_and_forgotten_and_all_comes_back(studio: Stud
     for _ in range(3):
         studio.undo()
     assert [(row.name, row.examples) for row in studio.labels()] == [("dog", 3), ("hound", 3)]
+
+
+def test_what_lies_under_a_name_moves_with_it_and_comes_back(studio: Studio) -> None:
+    for name in ("animals", "animals/cat", "water/boat", "water/sea/boat", "pets/dog"):
+        studio.define(name, words=False)
+    before = [row.name for row in studio.labels()]
+    assert studio.rename("animals", "pets").name == "pets"
+    assert studio.rename("water", "lake").name == "lake/boat"
+    assert [row.name for row in studio.labels()] == ["lake/boat", "lake/sea/boat", "pets", "pets/cat", "pets/dog"]
+    assert {"water/boat", "pets/cat", "lake/sea/boat"} <= studio.names_ever
+    with pytest.raises(InputError, match="'pets/dog' already"):
+        studio.rename("lake/boat", "pets/dog")
+    studio.undo()
+    studio.undo()
+    assert [row.name for row in studio.labels()] == before
 
 
 def test_a_name_that_is_no_word_is_refused_alone_and_learnt_from_pictures(studio: Studio) -> None:
@@ -255,7 +270,7 @@ def test_examples_that_the_project_has_lost_are_set_aside(open_studio: Open, dra
     pictures = list(digests(studio).values())
     studio.teach("dog", pictures[:1])
     studio.wait(300)
-    studio.backup(studio.folder / "old.sqlite")
+    backup(studio.folder, studio.folder / "old.sqlite")
     studio.answer([say(pictures[1], "dog", "yes")])
     assert studio.wait(300)
     bank = (studio.folder / "bank.fewtag").read_bytes()

@@ -106,7 +106,7 @@ def facts(tagger: Tagger) -> dict[str, Any]:
         "priors": dict(tagger.priors_),
         "definitions": {label: (each.kind, each.words, each.explicit) for label, each in bank.definitions.items()},
         "examples": {
-            key: (each.said, each.codes.tobytes(), each.scales.tobytes(), each.name, each.picture)
+            key: (each.said, each.features.codes.tobytes(), each.features.scales.tobytes(), each.name, each.picture)
             for key, each in bank.examples.items()
         },
     }

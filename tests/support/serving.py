@@ -61,9 +61,14 @@ def serving(
     with listen("127.0.0.1", 0) as bound:
         settings = replace(settings or Settings(TOKEN), port=bound.getsockname()[1])
         actions = open_service(decoders)
-        server = Server(lambda _: actions, settings, page=isinstance(actions, Studio), cache=cache, decoders=decoders)
+        server = Server(
+            lambda _: actions,
+            settings,
+            page=dict if isinstance(actions, Studio) else None,
+            cache=cache,
+            decoders=decoders,
+        )
         server.config.app = wrap(server.config.app)
-        server.front.wanted.set()  # no patience with the application
         thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
         thread.start()
         server.front.app.result(120)

@@ -20,7 +20,7 @@ import fewtag
 from fewtag import InputError, Tagger
 from fewtag.core.posterior import Fitted
 from fewtag.files import read_arrays, write_arrays
-from fewtag.tagger.bank import Bank, Definition, Example, Known, Told
+from fewtag.tagger.bank import Bank, Definition, Example, Known, Quantised, Told
 from fewtag.tagger.bank_file import FORMAT, KIND, read_bank, read_header, write_bank
 from fewtag.tagger.model import Model, load_model
 
@@ -455,7 +455,7 @@ def test_a_byte_a_number_is_within_a_half_of_a_127th_of_the_largest(seed: int, s
     places = (size * np.random.default_rng(seed).normal(size=(5, 16))).astype(np.float32)
     kept = Example.of(Told(), places).places
     assert (np.abs(kept - places) <= np.abs(places).max(axis=1, keepdims=True) / 253).all()
-    assert np.array_equal(Example.of(Told(), kept).codes, Example.of(Told(), places).codes)
+    assert np.array_equal(Example.of(Told(), kept).features.codes, Example.of(Told(), places).features.codes)
 
 
 def test_places_that_are_all_zero_stay_so() -> None:
@@ -471,7 +471,7 @@ def make_bank(labels: int, examples: int) -> Bank:
     fitted = Known(Fitted(guide, guide, guide, 0.0))
     return Bank(
         {name: Definition("name", (name,), words, guide) for name in names},
-        {key: Example(Told(frozenset({name})), codes, scales) for key, name in shown.items()},
+        {key: Example(Told(frozenset({name})), Quantised(codes, scales)) for key, name in shown.items()},
         dict.fromkeys(names, fitted),
     )
 

@@ -34,8 +34,8 @@ def test_a_shared_bank_gives_the_same_probabilities_and_holds_no_picture(bank: P
     own, theirs = tagger.bank_.examples, shared.bank_.examples
     assert not set(own) & set(theirs)
     assert {(each.name, each.picture) for each in theirs.values()} == {("", b"")}
-    codes = [each.codes.tobytes() for each in own.values()]
-    assert not [each for each in theirs.values() if each.codes.tobytes() in codes]
+    codes = [each.features.codes.tobytes() for each in own.values()]
+    assert not [each for each in theirs.values() if each.features.codes.tobytes() in codes]
     content = (tmp_path / "shared" / hub.BANK).read_bytes()
     assert not [each.name for each in own.values() if each.name and each.name.encode() in content]
     assert shared.partial_fit([draw(300, "ball")], [["ball"]]).counts_["ball"] == 2

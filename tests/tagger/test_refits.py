@@ -11,7 +11,7 @@ from PIL import Image
 
 from fewtag import Tagger
 from fewtag.tagger import bank as bank_module
-from fewtag.tagger.bank import ANSWERS, UNNAMED, Bank, Definition, Example, Told
+from fewtag.tagger.bank import ANSWERS, UNNAMED, Bank, Definition, Example, Quantised, Told
 from fewtag.tagger.model import Model
 
 Draw = Callable[..., Image.Image]
@@ -108,7 +108,7 @@ def numbered(model: Model, count: int, told: Callable[[int], Told]) -> dict[str,
     random = np.random.default_rng(0)
     keys = [random.bytes(32).hex() for _ in range(count)]
     codes, scales = np.ones((model.places, model.space.size), np.int8), np.ones(model.places, np.float32)
-    return {key: Example(told(number), codes, scales) for number, key in enumerate(keys)}
+    return {key: Example(told(number), Quantised(codes, scales)) for number, key in enumerate(keys)}
 
 
 def test_no_label_looks_at_more_than_its_share_of_answers_and_of_silent_pictures(model: Model) -> None:
@@ -119,7 +119,7 @@ def test_no_label_looks_at_more_than_its_share_of_answers_and_of_silent_pictures
 
     names = {"dog": Definition("none", explicit=True), "cat": Definition("none", explicit=True)}
     bank = Bank().learn(names, numbered(model, 1500, told), afresh=False)
-    said = bank.said("dog")
+    said = bank.fit_set("dog")
     assert (len(said.yes), len(said.no), len(said.unnamed)) == (ANSWERS, ANSWERS, UNNAMED)
     assert set(said.yes) <= set(bank.members["dog"])
     assert set(said.no) <= set(bank.refused["dog"])
@@ -135,7 +135,7 @@ def test_those_are_drawn_whose_digest_is_nearest_to_the_labels_own(model: Model)
     for label in ("cat", "sofa"):
         own = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "little")
         nearest = sorted(bank.examples, key=lambda key: int(key[:16], 16) ^ own)[:UNNAMED]
-        drawn[label] = set(bank.said(label).unnamed)
+        drawn[label] = set(bank.fit_set(label).unnamed)
         assert drawn[label] == set(nearest)
     assert drawn["cat"] != drawn["sofa"], "another draw for each label"
 
@@ -144,7 +144,7 @@ def test_a_picture_more_seldom_changes_who_is_drawn(model: Model) -> None:
     names = {name: Definition("none", explicit=True) for name in ("dog", "cat")}
     examples = numbered(model, 1000, lambda _: Told(frozenset({"dog"})))
     drawn = [
-        Bank().learn(names, dict(list(examples.items())[:count]), afresh=False).said("cat").unnamed
+        Bank().learn(names, dict(list(examples.items())[:count]), afresh=False).fit_set("cat").unnamed
         for count in range(900, 1000)
     ]
     changes = sum(one != other for one, other in itertools.pairwise(drawn))
@@ -157,7 +157,7 @@ def test_complete_pictures_count_in_full_up_to_a_limit_of_their_own(
     monkeypatch.setattr(bank_module, "COMPLETE", 100)
     names = {name: Definition("none", explicit=True) for name in ("dog", "cat")}
     examples = numbered(model, 300, lambda number: Told(frozenset({"dog"}), complete=number % 2 == 0))
-    said = Bank().learn(names, examples, afresh=False).said("cat")
+    said = Bank().learn(names, examples, afresh=False).fit_set("cat")
     assert (len(said.no), len(said.complete), len(said.unnamed)) == (0, 100, UNNAMED)
     assert all(examples[key].said.complete for key in said.complete)
     assert not any(examples[key].said.complete for key in said.unnamed)

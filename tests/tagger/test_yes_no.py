@@ -321,7 +321,7 @@ def test_a_hundred_answers_are_fitted_alike_whatever_came_first(model: Model) ->
         half = dict(list(examples.items())[:300])
         definitions = dict.fromkeys(("ant", "bee"), Definition("none", explicit=True))
         banks.append(Bank().learn(definitions, half, afresh=False).learn(definitions, examples, afresh=False))
-    ants = [bank.said("ant") for bank in banks]
+    ants = [bank.fit_set("ant") for bank in banks]
     assert ants[0] == ants[1]
     assert (len(ants[0].yes), len(ants[0].no), len(ants[0].unnamed)) == (bank_module.ANSWERS, 0, bank_module.UNNAMED)
     logits = [Classifiers.of([bank.classifier(model, "ant")]).bias for bank in banks]

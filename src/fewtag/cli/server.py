@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fewtag.server.service import BankService
     from fewtag.server.uploads import Decoders
     from fewtag.studio.studio import Studio
+
+    First = Callable[[], Mapping[str, bytes]]
 
 PORT = 8766
 """The same each time: what a browser keeps for a page, it keeps by the page's port."""
@@ -105,14 +107,14 @@ def serve(
         from fewtag.tagger.tagger import Tagger
 
         tagger = Tagger.load(bank, model=model, words=words, device=device)
-        run(lambda: partial(BankService, bank, tagger))
+        run(lambda: (partial(BankService, bank, tagger), None))
         return
     if no_cache:
         raise InputError(
             f"{bank} is a project, which keeps what the network made of its pictures; leave --no-cache out"
         )
     _check_project(bank)
-    run(partial(_opening, bank, (), model, words, device, kept), page=True)
+    run(partial(_opening, bank, (), model, words, device, kept))
 
 
 def studio(
@@ -128,7 +130,8 @@ def studio(
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Open no browser; print the address.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Check the project instead, and say what is wrong.")] = False,
     backup: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a copy of the project's answers instead.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a copy of the project's answers instead; a studio may be open."),
     ] = None,
     model: ModelName = None,
     words: WordSource = None,
@@ -148,16 +151,23 @@ def studio(
     _check_extra("studio")
     kept = cache_folder(cache)
     if check or backup is not None:
+        _check_project(project)
+    if backup is not None:
+        from fewtag.studio.project import backup as copy
+
+        copy(project, backup)
+        typer.echo(json.dumps({"backup": str(backup)}) if as_json else f"{backup}: a copy of {project}")
+    if check:
         from fewtag.studio.studio import Studio
 
-        _check_project(project)
         with Studio.open(project, model=model, words=words, device=device, cache=kept, index=False) as opened:
-            _look_after(opened, check=check, backup=backup, as_json=as_json)
+            _check(opened, as_json=as_json)
+    if check or backup is not None:
         return
     _check_new(project, pictures)
     settings = _settings(host, port, allow_network, allow_host, token_file, service, label_studio)
     opening = partial(_opening, project, pictures or (), model, words, device, kept)
-    _run(settings, kept, f"{project} is open at", opening, as_json=as_json, page=True, browser=not no_browser)
+    _run(settings, kept, f"{project} is open at", opening, as_json=as_json, browser=not no_browser)
 
 
 def mcp(
@@ -192,11 +202,13 @@ def mcp(
 
 def _opening(
     folder: Path, pictures: Sequence[Path], model: str | None, words: str | None, device: str, cache: Path | None
-) -> "Callable[[Decoders], Studio]":
-    """How the studio is opened, behind its page; the project itself is at once, and refused if it cannot be."""
+) -> "tuple[Callable[[Decoders], Studio], First]":
+    """How the studio is opened, and what its page shows before; the project is at once, and refused if it cannot be."""
+    from fewtag.studio import first
     from fewtag.studio.project import Project, picture_folders
 
-    picture_folders(pictures)
+    assert cache is not None
+    folders = picture_folders(pictures)
     project = Project(folder)
 
     def opened(_decoders: "Decoders") -> "Studio":
@@ -204,7 +216,7 @@ def _opening(
 
         return Studio.open(project, pictures, model=model, words=words, device=device, cache=cache)
 
-    return opened
+    return opened, partial(first.read, project, cache, folders, model, words)
 
 
 def _is_project(folder: Path) -> bool:
@@ -236,25 +248,21 @@ def _command(project: Path) -> str:
     return f"fewtag studio {shlex.quote(str(project))}"
 
 
-def _look_after(opened: "Studio", *, check: bool, backup: Path | None, as_json: bool) -> None:
-    if backup is not None:
-        opened.backup(backup)
-        typer.echo(json.dumps({"backup": str(backup)}) if as_json else f"{backup}: a copy of {opened.folder}")
-    if check:
-        from fewtag.studio.values import as_json as facts_of
+def _check(opened: "Studio", *, as_json: bool) -> None:
+    from fewtag.studio.values import as_json as facts_of
 
-        found = opened.check()
-        if as_json:
-            typer.echo(json.dumps(facts_of(found)))
-        else:
-            for sentence in found.problems:
-                typer.echo(sentence)
-            verdict = "something is wrong" if found.problems else "all is well"
-            typer.echo(
-                f"{opened.folder}: {found.pictures} pictures, {found.labels} labels, {found.answers} answers; {verdict}"
-            )
-        if found.problems:
-            raise typer.Exit(1)
+    found = opened.check()
+    if as_json:
+        typer.echo(json.dumps(facts_of(found)))
+    else:
+        for sentence in found.problems:
+            typer.echo(sentence)
+        verdict = "something is wrong" if found.problems else "all is well"
+        typer.echo(
+            f"{opened.folder}: {found.pictures} pictures, {found.labels} labels, {found.answers} answers; {verdict}"
+        )
+    if found.problems:
+        raise typer.Exit(1)
 
 
 def _settings(
@@ -288,7 +296,7 @@ def _settings(
         )
     if not asked:
         return settings
-    from fewtag.server.services import MOST_JSON
+    from fewtag.server.dialects import MOST_JSON
 
     return replace(settings, services=tuple(sorted(asked)), label_studio=label_studio, most_json=MOST_JSON)
 
@@ -297,13 +305,13 @@ def _run(
     settings: "Settings",
     cache: Path | None,
     what: str,
-    opening: "Callable[[], Callable[[Decoders], BankService | Studio]]",
+    opening: "Callable[[], tuple[Callable[[Decoders], BankService | Studio], First | None]]",
     *,
     as_json: bool,
-    page: bool = False,
     browser: bool = False,
 ) -> None:
-    """Until it is interrupted. `opening` refuses what it can at once, and returns how the rest is opened behind."""
+    """Until it is interrupted. `opening` refuses what it can at once, and returns how the rest is opened behind and
+    what the page of a project shows before."""
     from fewtag.server.front import Server, listen, run
 
     with listen(settings.host, settings.port) as socket:
@@ -326,7 +334,8 @@ def _run(
                 # one in the terminal would not give the server its turn
                 threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
-        run(Server(opening(), bound, page=page, cache=cache, started=started), socket)
+        open_service, page = opening()
+        run(Server(open_service, bound, page=page, cache=cache, started=started), socket)
 
 
 def _check_extra(command: str) -> None:

@@ -75,6 +75,18 @@ class Calibration:
         offsets = steeper * (offsets - log_odds(np.array(self.share))) + log_odds(shares)
         return (steeper * slopes).astype(np.float32), offsets.astype(np.float32)
 
+    def evidence(
+        self,
+        logits: NDArray[np.floating],
+        counts: Counts,
+        noes: NDArray[np.float32],
+        coherence: NDArray[np.float32] | float,
+    ) -> NDArray[np.float32]:
+        """Log-likelihood ratios: calibrated log-odds without the share that they hold for."""
+        usual = np.full(len(counts), self.share, np.float32)
+        slopes, offsets = self.curves(counts, noes, usual, coherence)
+        return (slopes * logits + offsets - log_odds(usual)).astype(np.float32)
+
     def steeper(self, counts: Counts, coherence: NDArray[np.float32] | float = 0.0) -> NDArray[np.float32]:
         """How much steeper the curve of a rare label is than the model's, which is fitted where labels are common.
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from fewtag import __version__
 from fewtag.errors import InputError, MissingError
-from fewtag.server import label_studio, models, routes, services, studio_routes
+from fewtag.server import bodies, dialects, label_studio, routes, studio_routes
 from fewtag.server.idempotency import Idempotency
 from fewtag.server.queue import BusyError
 from fewtag.server.security import problem
@@ -27,8 +27,8 @@ says 503 and, in `Retry-After`, for how many seconds."""
 
 SERVICES: dict[str, tuple[APIRouter, ...]] = {
     "label-studio": (label_studio.router,),
-    "photoprism": (services.photoprism,),
-    "kserve": (services.kserve_open, services.kserve),
+    "photoprism": (dialects.photoprism,),
+    "kserve": (dialects.kserve_open, dialects.kserve),
 }
 """For other programs, in their own words; each is there only where the command line asks for it."""
 
@@ -45,8 +45,8 @@ def create_app(served: Served) -> ASGIApp:
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         responses={
-            "4XX": {"model": models.Problem, "description": "What was wrong, and what to do."},
-            503: {"model": models.Problem, "description": "Too much to do; `Retry-After` says for how long."},
+            "4XX": {"model": bodies.Problem, "description": "What was wrong, and what to do."},
+            503: {"model": bodies.Problem, "description": "Too much to do; `Retry-After` says for how long."},
         },
     )
     app.state.served = served
@@ -86,7 +86,7 @@ def _reply(request: Request, error: Exception) -> Response:
             status = 500
             said = f"something went wrong in the server ({type(error).__name__}); its terminal says what"
     path = getattr(request.scope.get("route"), "path", "")
-    return problem(status, said, headers, **services.error_fields(path, status, said))
+    return problem(status, said, headers, **dialects.error_fields(path, status, said))
 
 
 def _refusal(request: Request, error: HTTPException) -> str:

@@ -1,25 +1,24 @@
 """The server's process, by uvicorn: it answers at once, and the application comes behind.
 
-To import FastAPI takes longer than to open a project of ten thousand pictures. So the process listens first, then opens
-what it serves, and makes the application last. Meanwhile a page gets its files and its first pictures; whatever else
-is asked waits for the application.
+To open a project of ten thousand pictures, and to import FastAPI, takes longer than a person shall wait. So the process
+listens first, and opens what it serves behind that. Meanwhile a page gets its files, and what it asks for first from
+what the last studio kept of that; whatever else is asked waits for the application.
 """
 
 import asyncio
-import re
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from fewtag.studio.studio import Studio
 
 PATIENT_SECONDS = 1.0
-"""The application is made when somebody needs it, or so long after what is served was opened."""
+"""What can be answered at once is, before others are in its way: the rest begins when somebody needs it, or by then."""
 SILENT_SECONDS = 30
 """How long a connection may say nothing between two requests, or before its first."""
 _TYPES = {
@@ -44,7 +43,6 @@ _TYPES = {
     ".webp": "image/webp",
     ".png": "image/png",
 }
-_THUMBNAIL = re.compile("/v1/pictures/([0-9a-f]{32})/thumbnail")
 _IMMUTABLE = {"Cache-Control": "private, max-age=31536000, immutable", "Content-Disposition": "inline"}
 
 
@@ -75,17 +73,16 @@ class Front:
 
     def __init__(self, settings: Settings, *, page: bool) -> None:
         self.settings, self.page = settings, page
-        self.opened: Future[Any] = Future()
+        self.first: Future[Mapping[str, bytes]] = Future()
         self.app: Future[ASGIApp] = Future()
         self.wanted = threading.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = await self._of_page(scope) if self.page else None
-        if reply is not None:
-            return await reply(scope, receive, send)
-        self.wanted.set()
-        app = await self._result(self.app)
-        return await app(scope, receive, send)
+        reply: ASGIApp | None = await self._of_page(scope) if self.page else None
+        if reply is None:
+            self.wanted.set()
+            reply = await self._application()
+        await reply(scope, receive, send)
 
     async def _of_page(self, scope: Scope) -> Response | None:
         """What a page begins with; None for what is the application's to answer."""
@@ -96,33 +93,16 @@ class Front:
             return None
         if (method, path) == ("POST", "/v1/session") and scope["fewtag"] == "bearer":
             return session_reply(self.settings, Headers(scope=scope))
-        if method == "GET" and (first := _first(path, scope["query_string"])) is not None:
-            with suppress(InputError):  # the application will say what is wrong
-                return await asyncio.to_thread(first, await self._result(self.opened))
-        return None
+        asked = "?".join(filter(None, (path, scope["query_string"].decode("latin-1"))))
+        if method != "GET" or (kept := (await asyncio.shield(asyncio.wrap_future(self.first))).get(asked)) is None:
+            return None
+        return thumbnail_reply(kept) if "thumbnail" in path else Response(kept, media_type=_TYPES[".json"])
 
-    async def _result(self, future: "Future[Any]") -> Any:
+    async def _application(self) -> ASGIApp:
         try:
-            return await asyncio.shield(asyncio.wrap_future(future))
+            return await asyncio.shield(asyncio.wrap_future(self.app))
         except InputError as error:
             raise HTTPException(503, str(error)) from error
-
-
-def _first(path: str, query: bytes) -> "Callable[[Studio], Response] | None":
-    """How the studio itself answers one of the few requests that a page begins with, all by their defaults."""
-
-    def told(value: object) -> Response:
-        from fewtag.studio.values import as_json
-
-        return JSONResponse(as_json(value))
-
-    if (picture := _THUMBNAIL.fullmatch(path)) is not None and query in (b"", b"size=256"):
-        return lambda studio: thumbnail_reply(studio.thumbnail(picture[1]))
-    if path == "/v1/project" and not query:
-        return lambda studio: told(studio.overview())
-    if path == "/v1/pictures" and not query:
-        return lambda studio: told(studio.search())
-    return None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -165,19 +145,22 @@ class _Impatient(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Tells when it answers; opens what it serves behind that, and closes it at the end."""
+    """Tells when it answers; opens what it serves behind that, and closes it at the end.
+
+    With a project comes a page; `page` says what is known of that before the project is open.
+    """
 
     def __init__(
         self,
         open_service: "Callable[[Decoders], BankService | Studio]",
         settings: Settings,
         *,
-        page: bool,
+        page: Callable[[], Mapping[str, bytes]] | None = None,
         cache: Path | None = None,
         decoders: "Decoders | None" = None,
         started: Callable[[Guard], None] = lambda _guard: None,
     ) -> None:
-        self.front = Front(settings, page=page)
+        self.front = Front(settings, page=page is not None)
         self.guard = Guard(self.front, settings, self._observe)
         config = uvicorn.Config(
             self.guard,
@@ -195,18 +178,19 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.served: Served | None = None
         self._open_service, self._settings, self._cache, self._decoders = open_service, settings, cache, decoders
-        self._when_started = started
+        self._when_started, self._page = started, page
         self._opener = threading.Thread(target=self._open, name="fewtag-opener", daemon=True)
 
     def _open(self) -> None:
         front = self.front
         try:
+            front.first.set_result(self._page() if self._page is not None else {})
+            if front.first.result():
+                front.wanted.wait(PATIENT_SECONDS)
             from fewtag.server.uploads import Decoders
 
             decoders = self._decoders or Decoders()
             actions = self._open_service(decoders)
-            front.opened.set_result(actions)
-            front.wanted.wait(PATIENT_SECONDS)
             from fewtag.server.app import create_app
             from fewtag.server.service import Served
 
@@ -215,9 +199,9 @@ class Server(uvicorn.Server):
             self.served.metrics.watch(*in_flight, lambda: self.guard.in_flight)
             front.app.set_result(create_app(self.served))
         except BaseException as error:
-            for future in (front.opened, front.app):
-                if not future.done():
-                    future.set_exception(error)
+            if not front.first.done():
+                front.first.set_result({})
+            front.app.set_exception(error)
             self.should_exit = True
         else:
             self.served.warm_up()

@@ -26,11 +26,11 @@ from pydantic import BaseModel, Field
 
 from fewtag.errors import InputError
 from fewtag.pictures.prefetch import batches
+from fewtag.server.dialects import from_base64
 from fewtag.server.queue import Upload
 from fewtag.server.routes import CHANGES, Server
 from fewtag.server.security import authorised
 from fewtag.server.service import Served, define_all
-from fewtag.server.services import from_base64
 from fewtag.studio.values import Answer
 from fewtag.tagger.bank import label_name
 from fewtag.tagger.stream import Tagged

@@ -32,7 +32,7 @@ Label = Annotated[
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="A picture, as search or suggest name it.")]
 
 
-class Said(BaseModel):
+class AnswerBody(BaseModel):
     """What is seen on one picture."""
 
     picture: Digest
@@ -97,7 +97,7 @@ def create_server(studio: Studio, *, allow_write: bool = False) -> MCPServer:
 
     @tool(CHANGES)
     def answer(
-        label: Label, answers: Annotated[list[Said], Field(min_length=1, max_length=200)], new_label: bool = False
+        label: Label, answers: Annotated[list[AnswerBody], Field(min_length=1, max_length=200)], new_label: bool = False
     ) -> str:
         """Says of pictures whether they show the label, and learns from it; `new_label` makes the label first.
 

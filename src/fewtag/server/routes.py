@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException as StarletteError
 
-from fewtag.server import models
+from fewtag.server import bodies
 from fewtag.server.jobs import Job, Progress
 from fewtag.server.queue import Upload
 from fewtag.server.security import authorised, session_reply
@@ -48,13 +48,13 @@ router = APIRouter(prefix="/v1", dependencies=[Depends(authorised)])
 CHANGES = [Depends(writable)]
 
 
-@open_routes.get("/health", response_model=models.Health)
+@open_routes.get("/health", response_model=bodies.Health)
 async def health() -> Response:
     """Whether the server answers. Needs no token."""
     return JSONResponse({"status": "ok"})
 
 
-@open_routes.get("/ready", response_model=models.Ready, responses={503: {"model": models.Ready}})
+@open_routes.get("/ready", response_model=bodies.Ready, responses={503: {"model": bodies.Ready}})
 async def ready(server: Server) -> Response:
     """Whether it can tag yet: 200, or 503. Needs no token."""
     is_ready, detail = server.ready()
@@ -148,8 +148,8 @@ def _uploads(server: Served, files: Files, asked: Any) -> list[Upload]:
 
 @router.post(
     "/tag",
-    response_model=models.Rows,
-    openapi_extra=_takes(models.Pictures),
+    response_model=bodies.Rows,
+    openapi_extra=_takes(bodies.Pictures),
     responses={202: {"model": Job, "description": "With `Prefer: respond-async`: a job that will have rows."}},
     tags=["Pictures"],
 )
@@ -159,7 +159,7 @@ async def tag(request: Request, server: Server) -> Response:
     With the header `Prefer: respond-async` the reply is a job, whose result has the rows.
     """
     server.queue.check_room()
-    files, _, asked = await _read(request, models.Pictures)
+    files, _, asked = await _read(request, bodies.Pictures)
     if asked is not None and server.is_project:
         found = await run_in_threadpool(server.studio.tag, asked.pictures)
         rows = [_row(row, digest) for row, digest in zip(found, asked.pictures, strict=True)]
@@ -193,14 +193,14 @@ def _row(row: Tagged, digest: str) -> dict[str, Any]:
     return {"image": row.image, "digest": digest, "tags": list(row.tags), "scores": dict(row.scores)}
 
 
-@router.get("/labels", response_model=models.Labels, tags=["Labels"])
+@router.get("/labels", response_model=bodies.Labels, tags=["Labels"])
 def labels(server: Server) -> Response:
     """All labels, sorted by name."""
     return JSONResponse({"labels": [_label(server, label) for label in server.actions.labels()]})
 
 
 @router.post("/labels", response_model=LabelRow, status_code=201, dependencies=CHANGES, tags=["Labels"])
-def define(asked: models.NewLabel, server: Server) -> Response:
+def define(asked: bodies.NewLabel, server: Server) -> Response:
     """Defines a label by its name alone, like other words, or without words; a known one means this from now on."""
     return JSONResponse(_label(server, server.actions.define(asked.name, like=asked.like, words=asked.words)), 201)
 
@@ -208,13 +208,13 @@ def define(asked: models.NewLabel, server: Server) -> Response:
 @router.post(
     "/labels/{name:path}/examples",
     response_model=LabelRow,
-    openapi_extra=_takes(models.Pictures),
+    openapi_extra=_takes(bodies.Pictures),
     dependencies=CHANGES,
     tags=["Labels"],
 )
 async def teach(name: str, request: Request, server: Server) -> Response:
     """Teaches a known or a new label by pictures that show it: files, or digests; a project takes digests alone."""
-    files, _, asked = await _read(request, models.Pictures)
+    files, _, asked = await _read(request, bodies.Pictures)
     if server.is_project:
         if asked is None:
             raise HTTPException(415, "a project learns from its own pictures; send their digests, as JSON")
@@ -225,7 +225,7 @@ async def teach(name: str, request: Request, server: Server) -> Response:
 
 
 @router.patch("/labels/{name:path}", response_model=LabelRow, dependencies=CHANGES, tags=["Labels"])
-def change(name: str, asked: models.ChangedLabel, server: Server) -> Response:
+def change(name: str, asked: bodies.ChangedLabel, server: Server) -> Response:
     """Renames a label, merges it into another, or sets the probability from which it is given."""
     label = server.actions.label(name)
     if asked.name is not None and label_name(asked.name) != label.name and not asked.merge:
@@ -247,12 +247,12 @@ def forget(name: str, server: Server) -> Response:
 
 
 @router.post("/answers", response_model=Acknowledged, dependencies=CHANGES, tags=["Labels"])
-def answer(asked: models.OneAnswer | models.SeveralAnswers, server: Server) -> Response:
+def answer(asked: bodies.OneAnswer | bodies.SeveralAnswers, server: Server) -> Response:
     """Says of pictures whether they show a label; on disk before the reply. An id that comes again counts once.
 
     A bank takes answers about pictures that it tagged lately. Where one label or picture is unknown, nothing is taken.
     """
-    several = asked.answers if isinstance(asked, models.SeveralAnswers) else [asked]
+    several = asked.answers if isinstance(asked, bodies.SeveralAnswers) else [asked]
     answers = [Answer(**dict(each) | {"id": str(each.id)}) for each in several]
     return JSONResponse(as_json(server.actions.answer(answers)))
 
@@ -260,12 +260,12 @@ def answer(asked: models.OneAnswer | models.SeveralAnswers, server: Server) -> R
 @router.post(
     "/explain",
     response_model=Explanation,
-    openapi_extra=_takes(models.Explained, label={"type": "string"}),
+    openapi_extra=_takes(bodies.Explained, label={"type": "string"}),
     tags=["Pictures"],
 )
 async def explain(request: Request, server: Server) -> Response:
     """Where in a picture a label is seen: one file of a form and its `label`, or a digest and a label."""
-    files, fields, asked = await _read(request, models.Explained)
+    files, fields, asked = await _read(request, bodies.Explained)
     if asked is not None and server.is_project:
         return JSONResponse(as_json(await run_in_threadpool(server.studio.explain, asked.picture, asked.label)))
     if server.is_project:
@@ -280,7 +280,7 @@ def _label(server: Served, label: LabelRow) -> dict[str, Any]:
     return facts if server.is_project else {key: value for key, value in facts.items() if key not in _IN_PROJECTS}
 
 
-@router.get("/jobs", response_model=models.JobList, tags=["Jobs"])
+@router.get("/jobs", response_model=bodies.JobList, tags=["Jobs"])
 def jobs(server: Server) -> Response:
     """All jobs of this run of the server, as far as they are remembered."""
     return JSONResponse({"jobs": [asdict(job) for job in server.jobs.list()]})

@@ -9,7 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 
 from fewtag.errors import InputError
-from fewtag.server import models
+from fewtag.server import bodies
 from fewtag.server.front import thumbnail_reply
 from fewtag.server.jobs import Job
 from fewtag.server.routes import CHANGES, Server, event_stream
@@ -29,14 +29,14 @@ def project(server: Server) -> Response:
     return JSONResponse(as_json(server.studio.overview()))
 
 
-@router.get("/failures", response_model=models.Failures)
+@router.get("/failures", response_model=bodies.Failures)
 def failures(server: Server) -> Response:
     """The pictures that could not be read, and why."""
     return JSONResponse({"failures": as_json(server.studio.failures())})
 
 
 @router.post("/search", response_model=values.Page)
-def search(asked: models.Search, server: Server) -> Response:
+def search(asked: bodies.Search, server: Server) -> Response:
     """Pictures by labels, words, states, folders and dates; or like a picture, or like a part of it."""
     return JSONResponse(as_json(server.studio.search(**dict(asked))))
 
@@ -54,19 +54,19 @@ def pictures(
 
 
 @router.get("/pictures/{digest}", response_model=values.PictureDetail)
-def picture(digest: models.Digest, server: Server) -> Response:
+def picture(digest: bodies.Digest, server: Server) -> Response:
     """All that is known of a picture."""
     return JSONResponse(as_json(server.studio.picture(digest)))
 
 
 @router.get("/pictures/{digest}/thumbnail", response_class=Response, responses=_WEBP)
-def thumbnail(digest: models.Digest, server: Server, size: Literal["256", "1024"] = "256") -> Response:
+def thumbnail(digest: bodies.Digest, server: Server, size: Literal["256", "1024"] = "256") -> Response:
     """A copy of the picture, made anew: of the file itself no byte is served."""
     return thumbnail_reply(server.studio.thumbnail(digest, 256 if size == "256" else 1024))
 
 
 @router.get("/pictures/{digest}/heat", response_class=Response, responses=_WEBP)
-def heat(digest: models.Digest, label: LabelName, server: Server, at_once: bool = False) -> Response:
+def heat(digest: bodies.Digest, label: LabelName, server: Server, at_once: bool = False) -> Response:
     """Where the label is seen, to be laid over the picture; `at_once` a first glance while that is worked out."""
     headers = {"Content-Disposition": "inline"}
     return Response(server.studio.heat(digest, label, at_once=at_once), 200, headers, "image/webp")
@@ -85,13 +85,13 @@ def review(
 
 
 @router.post("/undo", response_model=values.Undone, dependencies=CHANGES)
-def undo(asked: models.Undo, server: Server) -> Response:
+def undo(asked: bodies.Undo, server: Server) -> Response:
     """Takes back the last group of answers or the last change of a label; or the one of this id."""
     return JSONResponse(as_json(server.studio.undo(str(asked.id) if asked.id else None)))
 
 
 @router.post("/redo", response_model=values.Undone, dependencies=CHANGES)
-def redo(asked: models.Undo, server: Server) -> Response:
+def redo(asked: bodies.Undo, server: Server) -> Response:
     """Takes back the last undo."""
     return JSONResponse(as_json(server.studio.redo(str(asked.id) if asked.id else None)))
 
@@ -102,7 +102,7 @@ def redo(asked: models.Undo, server: Server) -> Response:
     responses={202: {"model": Job, "description": "Not a dry run: a job whose result names the file."}},
     dependencies=CHANGES,
 )
-def deliver(asked: models.Deliver, server: Server) -> Response:
+def deliver(asked: bodies.Deliver, server: Server) -> Response:
     """Writes all tags into the project's folder `deliveries`, or as sidecars; `dry_run` only tells."""
     if asked.take_back and asked.format != "xmp":
         raise InputError(f"a delivery as {asked.format} is a file of its own and needs no taking back; delete the file")

@@ -14,7 +14,7 @@ from fewtag.errors import InputError, nearest
 from fewtag.files import digest, make_folder
 from fewtag.interop.datasets import FORMS, Set, write_set
 from fewtag.interop.write import Change, Options, Report, undo, write_tags
-from fewtag.interop.xmp import Wanted
+from fewtag.interop.xmp import Packet, Wanted
 from fewtag.studio.log import UnknownError
 from fewtag.studio.project import DELIVERIES, Project
 from fewtag.studio.values import Delivery, Progress
@@ -127,8 +127,13 @@ def _carried_out(
 
     def tell(change: Change) -> None:
         if (change.changes or change.failure) and len(sample) < _SAMPLE:
-            shown = {"image": change.image, "file": change.path.name}
-            sample.append(shown | ({"failure": change.failure} if change.failure else {"diff": change.diff()}))
+            shown: dict[str, Any] = {"image": change.image, "file": change.path.name}
+            if change.failure:
+                shown["failure"] = change.failure
+            else:
+                before, after = _written(change.before), _written(change.after)
+                shown |= {"added": sorted(after - before), "removed": sorted(before - after), "diff": change.diff()}
+            sample.append(shown)
 
     def begin(_task: str, _count: int) -> Callable[[int], None]:
         def advance(count: int) -> None:
@@ -148,6 +153,12 @@ def _carried_out(
         tuple(sample),
         failures=sum(len(report.failures) for report in reports),
     )
+
+
+def _written(packet: bytes | None) -> set[str]:
+    """The labels that fewtag wrote into a packet."""
+    ledger = None if packet is None else Packet(packet, "the sidecar").ledger
+    return set() if ledger is None else set(ledger.labels)
 
 
 def find(project: Project, name: str) -> Path:

@@ -1,16 +1,13 @@
-"""The derived bank: a project's answers as a bank that every other command can use, and each label's scores."""
+"""The derived bank: a project's answers as a bank that every other command can use."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fewtag.core.calibration import Shares, estimate_shares, log_odds, match_shares, sigmoid
-from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError, UnknownWordError
 from fewtag.files import digest, locked
 from fewtag.pictures.decode import decode, pixel_digest, squash, thumbnail
@@ -18,13 +15,10 @@ from fewtag.studio.library import Library
 from fewtag.studio.log import Fold, Label
 from fewtag.studio.project import BANK, ExampleRow, Project
 from fewtag.studio.values import PAGE, UNTAUGHT
-from fewtag.tagger.bank import Bank, Definition, Example, Said, Told, by_name, define, label_name
+from fewtag.tagger.bank import Bank, Definition, Example, FitSet, Quantised, Told, by_name, define, label_name
 from fewtag.tagger.bank_file import read_header, write_bank
 from fewtag.tagger.model import Model
-from fewtag.tagger.stream import SAME, Scorer
-
-SMALLEST_SAMPLE, SAMPLE = 100, 1000
-"""Pictures by which a label's share is estimated; fewer say too little, more change nothing."""
+from fewtag.tagger.stream import Scorer
 
 
 def path_name(name: object) -> str:
@@ -50,6 +44,11 @@ def by_word(word: str, model: Model) -> Definition | None:
         return None
 
 
+def provisional_key(picture: str) -> str:
+    """What stands for the digest of a picture's pixels until they were looked at: its file's own, twice as long."""
+    return picture * 2
+
+
 @dataclass(frozen=True, eq=False)
 class AnswersBank(Bank):
     """A bank of answers to questions about one label each: what a picture was not asked about is unknown there.
@@ -62,8 +61,8 @@ class AnswersBank(Bank):
     """Of each label, the examples that Review asked about: the studio chose them, by their scores, and no person."""
     leave_out: ClassVar[bool] = True
 
-    def said(self, label: str) -> Said:
-        return super().said(label)._replace(unnamed=())
+    def fit_set(self, label: str) -> FitSet:
+        return super().fit_set(label)._replace(unnamed=())
 
 
 class Deriver:
@@ -81,15 +80,23 @@ class Deriver:
             self._know(row)
         self._definitions: dict[tuple[object, ...], Definition] = {}
         self._last: Bank = AnswersBank()
+        self._last_of: Fold | None = None
+        self._lock = threading.Lock()
         self._written = project.meta("bank")
 
     def _know(self, row: ExampleRow) -> None:
         codes = np.frombuffer(row.codes, np.int8).reshape(self.model.places, self.model.space.size)
         self._keys[row.picture] = row.pixels
-        self._plain[row.picture] = Example(Told(), codes, np.frombuffer(row.scales, np.float32), row.name)
+        self._plain[row.picture] = Example(Told(), Quantised(codes, np.frombuffer(row.scales, np.float32)), row.name)
 
     def bank(self, fold: Fold) -> Bank:
-        """Every label, and every picture with a yes or a no that something is learnt from."""
+        """Every label, and every picture with a yes or a no that something is learnt from; made once for each fold."""
+        with self._lock:
+            if self._last_of is not fold:
+                self._last, self._last_of = self._derived(fold), fold
+            return self._last
+
+    def _derived(self, fold: Fold) -> Bank:
         definitions = {label.name: self._definition(label) for label in fold.labels.values()}
         said: dict[str, Told] = {}
         chosen: dict[str, str] = {}
@@ -102,18 +109,18 @@ class Deriver:
             shown = before.labels | told.labels
             said[key] = Told(shown, (before.absent | told.absent) - shown)
             chosen.setdefault(key, picture)
-        examples = {key: self._example(key, chosen[key], said[key]) for key in sorted(said)}
+        plain = {key: self._plain[chosen[key]] for key in sorted(said)}
+        examples = {key: Example(said[key], each.features, each.name) for key, each in plain.items()}
         known = {label: each for label, each in self._last.known.items() if label in definitions}
         asked = {
             label.name: frozenset(
                 keys[picture]
-                for picture, each in fold.said[label.id].items()
+                for picture, each in fold.latest[label.id].items()
                 if each.source == PAGE and picture in keys
             )
             for label in fold.labels.values()
         }
-        self._last = AnswersBank(dict(sorted(definitions.items())), examples, known, asked=asked)
-        return self._last
+        return AnswersBank(dict(sorted(definitions.items())), examples, known, asked=asked)
 
     def _definition(self, label: Label) -> Definition:
         facts = word_of(label.name), label.like, label.words
@@ -125,32 +132,23 @@ class Deriver:
             self._definitions[facts] = meant
         return replace(self._definitions[facts], threshold=label.threshold, prior=label.prior)
 
-    def _example(self, key: str, picture: str, said: Told) -> Example:
-        before = self._last.examples.get(key)
-        if before is not None and before.said == said:
-            return before
-        plain = self._plain[picture]
-        example = replace(plain, said=said)
-        example.__dict__["seen"] = plain.seen  # what a cached property would work out again
-        return example
-
     def key(self, picture: str) -> str | None:
-        """What the bank knows an answered picture by; until its pixels were looked at, its digest stands for them.
-
-        None where its features can be had from nowhere now.
-        """
+        """What the bank knows an answered picture by; None where its features can be had from nowhere now."""
         if picture not in self._plain:
             row = self.library.row_of.get(picture)
             places = None if row is None else self.library.features.places(row)
             if places is None:
                 return None
             self._plain[picture] = Example.of(Told(), places, self._file_name(picture))
-        return self._keys.get(picture, picture * 2)
+        return self._key(picture)
 
     def picture_of(self, fold: Fold) -> dict[str, str]:
         """By the bank's keys, the pictures that were answered."""
-        pictures = {picture for label in fold.labels for picture in fold.said[label]}
-        return {self._keys.get(picture, picture * 2): picture for picture in sorted(pictures, reverse=True)}
+        pictures = {picture for label in fold.labels for picture in fold.latest[label]}
+        return {self._key(picture): picture for picture in sorted(pictures, reverse=True)}
+
+    def _key(self, picture: str) -> str:
+        return self._keys.get(picture, provisional_key(picture))
 
     def _file_name(self, picture: str) -> str:
         files = self.library.files_of.get(picture)
@@ -158,7 +156,7 @@ class Deriver:
 
     def lacking(self, fold: Fold) -> list[str]:
         """Answered pictures whose pixels were not looked at yet."""
-        answered = {picture for label in fold.labels for picture in fold.said[label]}
+        answered = {picture for label in fold.labels for picture in fold.latest[label]}
         return sorted(answered - self._keys.keys())
 
     def keep(self, pictures: Iterable[str]) -> None:
@@ -168,6 +166,7 @@ class Deriver:
             self.project.keep_examples(self.model.space_key, rows)
             for row in rows:
                 self._know(row)
+        self._last_of = None
 
     def _example_row(self, picture: str) -> ExampleRow | None:
         older = self.project.any_example(picture)
@@ -179,10 +178,11 @@ class Deriver:
                 return None
             image = decode(older.small, picture)
             pixels, small, name = older.pixels, older.small, older.name
-        example = self._plain.get(picture) if self.key(picture) is not None else None
-        if example is None:
-            example = Example.of(Told(), self.model.encode(squash(image, self.model.size)[None])[0])
-        return ExampleRow(picture, pixels, name, example.codes.tobytes(), example.scales.tobytes(), small)
+        if self.key(picture) is None:
+            features = Quantised.of(self.model.encode(squash(image, self.model.size)[None])[0])
+        else:
+            features = self._plain[picture].features
+        return ExampleRow(picture, pixels, name, features.codes.tobytes(), features.scales.tobytes(), small)
 
     def write(self, bank: Bank) -> bool:
         """Replaces the bank on disk, all of it or nothing; False where it says the same already."""
@@ -210,7 +210,7 @@ class Deriver:
 
     def unknown_to(self, fold: Fold) -> int:
         """How many examples of the bank on disk nothing was said of: answers that the project has lost."""
-        known = {key for picture in told_in(fold) for key in (picture * 2, self._keys.get(picture))}
+        known = {key for picture in told_in(fold) for key in (provisional_key(picture), self._keys.get(picture))}
         return sum(key not in known for key in self._on_disk())
 
     def differs(self, bank: Bank) -> str:
@@ -243,153 +243,10 @@ def told_in(fold: Fold) -> dict[str, Told]:
     shown: dict[str, set[str]] = {}
     absent: dict[str, set[str]] = {}
     for label in fold.labels.values():
-        for picture, said in fold.said[label.id].items():
+        for picture, said in fold.latest[label.id].items():
             if said.source not in UNTAUGHT and said.answer != "unknown":
                 (shown if said.answer == "yes" else absent).setdefault(picture, set()).add(label.name)
     return {
         picture: Told(frozenset(shown.get(picture, ())), frozenset(absent.get(picture, ())))
         for picture in {*shown, *absent}
     }
-
-
-@dataclass(eq=False)
-class Scored:
-    """A label's scores over the library, a number for each row."""
-
-    fitted: Fitted
-    logits: NDArray[np.float32]
-    exact: NDArray[np.bool_]
-    never: NDArray[np.bool_]
-    """Rows that are one with a picture that was said not to show it."""
-    slope: float = 1.0
-    offset: float = 0.0
-    share: float = 0.5
-    threshold: float = 0.5
-
-    def __post_init__(self) -> None:
-        self.chances = self.logits
-
-    def calibrate(self) -> None:
-        self.chances = sigmoid(np.float32(self.slope) * self.logits + np.float32(self.offset))
-
-
-class Scores:
-    """The labels' scores, kept until a label's classifier changes or pictures come."""
-
-    def __init__(self, library: Library, model: Model) -> None:
-        self.library, self.model = library, model
-        self.kept: dict[str, Scored] = {}
-        self._same: dict[str, tuple[int, list[int]]] = {}
-        self._lock = threading.RLock()
-
-    def is_fresh(self, bank: Bank, label: str) -> bool:
-        kept = self.kept.get(label)
-        return (
-            kept is not None
-            and len(kept.logits) == self.library.features.count
-            and kept.fitted is bank.classifier(self.model, label)
-        )
-
-    def refresh(self, bank: Bank, labels: Sequence[str], stop: Callable[[], bool] = lambda: False) -> None:
-        """Scores these labels anew, as far as they changed: all together, since most of the work is the pictures'.
-
-        `stop` says whether the bank is out of date.
-        """
-        whole = self.library.features.count <= self.library.features.resident
-        groups: dict[int, list[str]] = {}
-        for label in labels:
-            kept = self.kept.get(label)
-            if self.is_fresh(bank, label):  # a threshold may have moved, or a 'no' been said that changed no classifier
-                self._finish(bank, label, self.kept[label])
-                continue
-            same = kept is not None and kept.fitted is bank.classifier(self.model, label)
-            groups.setdefault(len(kept.logits) if kept is not None and same and whole else 0, []).append(label)
-        for first, some in groups.items():
-            fitted = [bank.classifier(self.model, label) for label in some]
-            found = self.library.features.logits(fitted, self.model.strengths.query_focus, first, stop)
-            for label, each, logits, exact in zip(some, fitted, *found, strict=True):
-                before = self.kept.get(label)
-                if first and before is not None:
-                    logits = np.concatenate([before.logits[:first], logits])
-                    exact = np.concatenate([before.exact[:first], exact])
-                scored = Scored(each, logits, exact, np.zeros(len(logits), np.bool_))
-                self._finish(bank, label, scored)
-                with self._lock:
-                    if not stop():
-                        self.kept[label] = scored
-
-    def sharpen(self, label: str, rows: NDArray[np.int64]) -> None:
-        """Looks closely at rows that were not, since somebody sees them."""
-        kept = self.kept[label]
-        rows = rows[~kept.exact[rows]]
-        if len(rows):
-            found = self.library.features.exact([kept.fitted], self.model.strengths.query_focus, rows)[0]
-            known = np.isfinite(found)
-            kept.logits[rows[known]], kept.exact[rows[known]] = found[known], True
-            kept.calibrate()
-
-    def _finish(self, bank: Bank, label: str, scored: Scored) -> None:
-        """Shares, the calibrated curve and the threshold, as a `Scorer` with these shares has them."""
-        calibration, known = self.model.calibration, bank.definitions[label]
-        counts = np.array([len(bank.members[label])])
-        noes, coherence = np.array([[scored.fitted.noes], [scored.fitted.coherence]], np.float32)
-        share = known.prior
-        if share is None:
-            found = start = np.array([calibration.share], np.float32)
-            rows = np.flatnonzero(self.library.alive[: len(scored.logits)] & scored.exact)
-            if len(rows) and known.threshold is None:
-                if len(rows) >= SMALLEST_SAMPLE:
-                    if self.library.features.count > self.library.features.resident:
-                        rows = self.library.features.sample(len(scored.logits))
-                    sample = rows[np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(np.int64)]
-                    slope, offset = calibration.curves(counts, noes, start, coherence)
-                    found = estimate_shares((slope * scored.logits[sample] + offset - log_odds(start))[:, None], start)
-                # what a person has found is there, if its files are
-                confirmed = min(0.99, int(counts[0]) / int(self.library.alive.sum()))
-                found = np.maximum(self._by_answers(bank, label, scored.fitted, found), confirmed)
-            share = round(float(found[0]), 6)
-        shares = np.array([share], np.float32)
-        slopes, offsets = calibration.curves(counts, noes, shares, coherence)
-        scored.slope, scored.offset, scored.share = float(slopes[0]), float(offsets[0]), share
-        own = known.threshold
-        scored.threshold = float(calibration.threshold(counts, shares)[0]) if own is None else own
-        scored.never = np.zeros(len(scored.logits), np.bool_)
-        scored.never[self._one_with(bank, bank.refused[label], len(scored.logits))] = True
-        scored.calibrate()
-
-    def _by_answers(self, bank: Bank, label: str, fitted: Fitted, share: Shares) -> Shares:
-        """Moved to where probabilities agree with what was said of the pictures that Review chose.
-
-        Each is seen by the other answers alone. They are no random sample, but fair at every score; what the share of
-        all pictures is estimated by falls too low with each 'no' to an unsure one.
-        """
-        if fitted.left_out is None or not isinstance(bank, AnswersBank):
-            return share
-        said, calibration = bank.said(label), self.model.calibration
-        asked = np.array([key in bank.asked[label] for key in (*said.yes, *said.no, *said.complete)], np.bool_)
-        if not asked.any():
-            return share
-        shown, usual = np.arange(len(asked)) < len(said.yes), np.full(len(asked), calibration.share, np.float32)
-        counts, noes = len(bank.members[label]) - shown, (fitted.noes - ~shown).astype(np.float32)
-        slopes, offsets = calibration.curves(counts, noes, usual, fitted.coherence)
-        evidence = (slopes * fitted.left_out + offsets - log_odds(usual)).astype(np.float32)[asked, None]
-        steeper = calibration.steeper(np.array([len(bank.members[label])]), fitted.coherence)
-        return match_shares(evidence, steeper, share, shown=float(shown[asked].sum()))
-
-    def _one_with(self, bank: Bank, keys: Sequence[str], count: int) -> list[int]:
-        """The rows that are the same picture as one of the examples, by whichever file."""
-        todo: dict[int, list[str]] = {}
-        for key in keys:
-            todo.setdefault(self._same.get(key, (0, []))[0], []).append(key)
-        for checked, some in todo.items():
-            if checked < count:  # all new ones in one product: the library is read once
-                seen = np.stack([bank.examples[key].seen[1] for key in some])
-                alike = self.library.features.whole[checked:count] @ seen.T > SAME
-                for key, column in zip(some, alike.T, strict=True):
-                    rows = (np.flatnonzero(column) + checked).tolist()
-                    self._same[key] = count, [*self._same.get(key, (0, []))[1], *rows]
-        return [row for key in keys for row in self._same[key][1] if row < count]
-
-    def shares(self) -> Mapping[str, float]:
-        """Of each label that was scored, the share of the library's pictures that show it."""
-        return {label: each.share for label, each in list(self.kept.items())}

@@ -7,7 +7,7 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from itertools import takewhile
 from pathlib import Path
@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fewtag.cache import THUMBNAILS, content_digest
 from fewtag.cache import Space as CacheSpace
+from fewtag.cache import content_digest
 from fewtag.core.posterior import unit
 from fewtag.errors import InputError
-from fewtag.files import make_folder
+from fewtag.files import THUMBNAILS, make_folder
 from fewtag.pictures.decode import DRAFT, Square, decode, read_header, squash
 from fewtag.pictures.files import MOST_BYTES, Found, walk
 from fewtag.pictures.prefetch import batches, prefetch, usable_cores
@@ -191,6 +191,37 @@ class Indexer:
         self._try_again()
         self.done.clear()
         self._wake.set()
+
+    def read(self, digest: str, files: Iterable[FileRow] | None = None) -> bytes:
+        """A picture's bytes from one of its files; a file that holds something else by now is passed over."""
+        for file in self.library.files_of.get(digest, ()) if files is None else files:
+            try:
+                data = read_inside(Path(file.path), Path(file.path).name, self.folders)
+            except InputError:
+                continue
+            if content_digest(data).hex() == digest:
+                return data
+        raise InputError(f"the file of picture {digest} is not there any more; put it back, or scan the folder again")
+
+    def square(self, digest: str) -> Square:
+        """A picture as the network takes it."""
+        return squash(decode(self.read(digest), digest, at_least=DRAFT * self.model.size), self.model.size)
+
+    def look(self, digest: str) -> NDArray[np.float32]:
+        """A picture's places, from memory, from the cache or by the network."""
+        places = self.library.features.places(self.library.row(digest))
+        return self.model.encode(self.square(digest)[None])[0] if places is None else places
+
+    def thumbnail(self, digest: str, size: int = 256) -> bytes:
+        """WebP, made anew from the pixels; kept in the cache."""
+        if size not in SIZES:
+            raise InputError(f"there is no thumbnail of {size} pixels; ask for 256 or 1024")
+        self.library.row(digest)
+        content = self.thumbnails.get(digest, size)
+        if content is None:
+            content = small_copy(decode(self.read(digest), digest, at_least=size), size)
+            self.thumbnails.put([(digest, size, content)])
+        return content
 
     def fetch(self, rows: Sequence[int]) -> Sequence[NDArray[np.float16] | None]:
         """Places from the cache."""

@@ -11,18 +11,18 @@ from typing import Any, Literal, NamedTuple
 
 from fewtag.errors import MissingError, nearest
 
-Word = Literal["yes", "no", "unknown"]
-WORDS: tuple[Word, ...] = ("yes", "no", "unknown")
+Verdict = Literal["yes", "no", "unknown"]
+VERDICTS: tuple[Verdict, ...] = ("yes", "no", "unknown")
 
 
 class UnknownError(MissingError):
     """There is no such picture, label, change or delivery."""
 
 
-class Said(NamedTuple):
-    """The latest word on a picture and a label."""
+class Latest(NamedTuple):
+    """The latest verdict on a picture and a label."""
 
-    answer: Word
+    answer: Verdict
     source: str
     id: str
 
@@ -47,16 +47,16 @@ class Change(NamedTuple):
     kind: str
     facts: Mapping[str, Any]
     undoes: int | None
-    answers: tuple[tuple[str, str, int, Word, str], ...] = ()
-    """Each answer's id, picture, label, word and source."""
+    answers: tuple[tuple[str, str, int, Verdict, str], ...] = ()
+    """Each answer's id, picture, label, verdict and source."""
 
 
 @dataclass
 class Fold:
-    """What changes amount to."""
+    """What changes amount to; a later change makes another one, so that nobody who reads this one is disturbed."""
 
     labels: dict[int, Label] = field(default_factory=dict)
-    said: dict[int, dict[str, Said]] = field(default_factory=dict)
+    latest: dict[int, dict[str, Latest]] = field(default_factory=dict)
     """Of each label, by picture."""
     merged: dict[int, int] = field(default_factory=dict)
 
@@ -68,9 +68,12 @@ class Fold:
             like = None if facts["like"] is None else tuple(facts["like"])
             known = label or Label(change.n, facts["name"])
             self.labels[known.id] = known._replace(like=like, words=facts["words"])
-            self.said.setdefault(known.id, {})
-        elif label is not None and kind == "rename":
-            self.labels[label.id] = label._replace(name=facts["name"])
+            self.latest.setdefault(known.id, {})
+        elif kind == "rename":
+            # those under it go along
+            for number, name in {facts["label"]: facts["name"], **facts.get("under", {})}.items():
+                if (moved := self.labels.get(int(number))) is not None:
+                    self.labels[moved.id] = moved._replace(name=name)
         elif label is not None and kind == "threshold":
             self.labels[label.id] = label._replace(threshold=facts["threshold"], prior=facts["prior"])
         elif label is not None and kind == "forget":
@@ -78,17 +81,23 @@ class Fold:
         elif label is not None and kind == "merge" and (into := self.resolve(facts["into"])) in self.labels:
             self.merged[label.id] = into
             del self.labels[label.id]
-            for picture, said in self.said[label.id].items():
-                before = self.said[into].get(picture)
+            for picture, said in self.latest[label.id].items():
+                before = self.latest[into].get(picture)
                 # who shows one of the two shows both
                 if before is None or before.answer == "unknown" or said.answer == "yes":
-                    self.said[into][picture] = said
-        for answer, picture, number, word, source in change.answers:
-            self.said.setdefault(self.resolve(number), {})[picture] = Said(word, source, answer)
+                    self.latest[into][picture] = said
+        for answer, picture, number, verdict, source in change.answers:
+            self.latest.setdefault(self.resolve(number), {})[picture] = Latest(verdict, source, answer)
 
-    def about(self, label: int) -> Mapping[str, Said]:
+    def after(self, change: Change) -> "Fold":
+        latest = {label: dict(each) for label, each in self.latest.items()}
+        fold = Fold(dict(self.labels), latest, dict(self.merged))
+        fold.apply(change)
+        return fold
+
+    def about(self, label: int) -> Mapping[str, Latest]:
         """By picture; nothing of a label that was taken back while somebody still looks at it."""
-        return self.said.get(label, {})
+        return self.latest.get(label, {})
 
     def resolve(self, label: int) -> int:
         """Which label it has become part of."""
@@ -121,6 +130,8 @@ class Log:
             self._keep(change)
         self.fold = self.folded()
         self._sort_out()
+        self.version = len(self.changes)
+        """How many changes the fold is made of: who reads it first has a fold that is at least as new."""
 
     def _keep(self, change: Change) -> None:
         self.changes[change.n] = change
@@ -144,13 +155,14 @@ class Log:
     def add(self, change: Change) -> None:
         self._keep(change)
         if change.undoes is None:
-            self.fold.apply(change)
+            self.fold = self.fold.after(change)
             if change.kind != "carry":  # no person's doing
                 self.done.append(change.n)
                 self.undone.clear()
         else:
             self.fold = self.folded()
             self._sort_out()
+        self.version = len(self.changes)
 
     def _sort_out(self) -> None:
         """What undo and redo would take back, the next one last: fresh changes that stand, undos since the last one."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from fewtag.errors import InputError
 from fewtag.files import locked, make_folder
-from fewtag.studio.log import Change, Fold, Log, Word
+from fewtag.studio.log import Change, Fold, Log, Verdict
 
 FILE = "studio.sqlite"
 BANK = "bank.fewtag"
@@ -171,7 +171,7 @@ class Project:
 
     def _migrate(self, connection: sqlite3.Connection, version: int) -> None:
         """Forward only, after a copy."""
-        self._copy(connection, self.path.with_name(f"{FILE}.version-{version}"))
+        _copy(connection, self.path.with_name(f"{FILE}.version-{version}"))
         with _transaction(connection):
             for steps in MIGRATIONS[version - 1 :]:
                 for statement in steps:
@@ -181,7 +181,7 @@ class Project:
         return sqlite3.connect(self.path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)
 
     def _changes(self) -> Iterator[Change]:
-        answers: dict[int, list[tuple[str, str, int, Word, str]]] = {}
+        answers: dict[int, list[tuple[str, str, int, Verdict, str]]] = {}
         for n, *answer in self.select("SELECT change, id, picture, label, answer, source FROM answer ORDER BY rowid"):
             answers.setdefault(n, []).append(tuple(answer))
         for n, op, kind, facts, undoes in self.select("SELECT n, op, kind, facts, undoes FROM change ORDER BY n"):
@@ -225,7 +225,7 @@ class Project:
         self,
         kind: str,
         facts: Mapping[str, Any],
-        answers: Sequence[tuple[str, str, int | None, Word, str]] = (),
+        answers: Sequence[tuple[str, str, int | None, Verdict, str]] = (),
         *,
         undoes: int | None = None,
     ) -> Change:
@@ -318,20 +318,22 @@ class Project:
                 problems.append("the answers on disk amount to something else than those in memory")
         return problems
 
-    def backup(self, path: Path) -> None:
-        """A whole copy, while others work on."""
-        if path.exists():
-            raise InputError(f"{path} exists; name another file for the copy")
-        make_folder(path.parent)
-        with closing(self._connect()) as connection:
-            self._copy(connection, path)
 
-    def _copy(self, connection: sqlite3.Connection, path: Path) -> None:
-        try:
-            path.unlink(missing_ok=True)
-            connection.execute("VACUUM INTO ?", (str(path),))
-        except (sqlite3.Error, OSError) as error:
-            raise InputError(f"cannot copy the project to {path} ({error}); name another file") from error
+def backup(folder: Path, path: Path) -> None:
+    """A whole copy of a project's file, while a studio works on it; refuses a file that is there."""
+    if path.exists():
+        raise InputError(f"{path} exists; name another file for the copy")
+    make_folder(path.parent)
+    with closing(sqlite3.connect(folder / FILE, BUSY_SECONDS)) as connection:
+        _copy(connection, path)
+
+
+def _copy(connection: sqlite3.Connection, path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+        connection.execute("VACUUM INTO ?", (str(path),))
+    except (sqlite3.Error, OSError) as error:
+        raise InputError(f"cannot copy the project to {path} ({error}); name another file") from error
 
 
 @contextmanager

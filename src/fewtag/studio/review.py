@@ -40,10 +40,10 @@ class Ground:
 
     chances: NDArray[np.float32]
     """Calibrated probabilities by the model alone."""
-    words: NDArray[np.int8]
-    """A person's latest word: 0 none, else YES, NO or UNKNOWN."""
+    verdicts: NDArray[np.int8]
+    """A person's latest one: 0 none, else YES, NO or UNKNOWN."""
     audited: NDArray[np.bool_]
-    """Whether that word was given in an audit."""
+    """Whether that was given in an audit."""
     never: NDArray[np.bool_]
     """Pictures that are one with a refused one."""
     alive: NDArray[np.bool_]
@@ -59,18 +59,18 @@ class Ground:
     @property
     def tagged(self) -> NDArray[np.bool_]:
         """What is tagged: a person's word comes first."""
-        return (self.over & (self.words != NO)) | (self.alive & (self.words == YES))
+        return (self.over & (self.verdicts != NO)) | (self.alive & (self.verdicts == YES))
 
     @property
     def open(self) -> NDArray[np.bool_]:
         """What nobody has answered."""
-        return self.alive & (self.words == 0) & ~self.never
+        return self.alive & (self.verdicts == 0) & ~self.never
 
     @property
     def believed(self) -> NDArray[np.float32]:
         """The probability of each, a person's word taken for certain."""
-        said = np.where(self.words == YES, 1.0, np.where((self.words == NO) | self.never, 0.0, self.chances))
-        return said.astype(np.float32)
+        certain = np.where(self.verdicts == YES, 1.0, np.where((self.verdicts == NO) | self.never, 0.0, self.chances))
+        return certain.astype(np.float32)
 
     @property
     def near(self) -> NDArray[np.bool_]:
@@ -90,7 +90,7 @@ def choose_order(order: str, ground: Ground) -> Order:
     Those teach most, at the beginning and later on; then pages of sure ones are confirmed, and then what was missed.
     """
     if order == "auto":
-        if int((ground.words > 0).sum()) < FEW or ground.near.any():
+        if int((ground.verdicts > 0).sum()) < FEW or ground.near.any():
             return "unsure"
         return "sure" if (ground.open & ground.over).any() else "missed"
     for known in ORDERS:
@@ -109,17 +109,17 @@ def ask(
         return _by(rows, -chances[rows]), len(rows)
     if order == "unsure":
         # from few answers the threshold is a guess: then by the classifier's own boundary
-        keys = np.abs(ground.logits) if int((ground.words > 0).sum()) <= SINGLY else ground.distance
+        keys = np.abs(ground.logits) if int((ground.verdicts > 0).sum()) <= SINGLY else ground.distance
         return _by(open_rows, keys[open_rows]), int(ground.near.sum())
     if order == "missed":
         rows = np.flatnonzero(ground.open & ~ground.over)
         likely = _by(rows, -chances[rows])
-        confirmed = np.flatnonzero(ground.words == YES)
+        confirmed = np.flatnonzero(ground.verdicts == YES)
         if len(confirmed):
             alike = (whole @ whole[confirmed[-_LOOKED_AT:]].T).max(axis=1, initial=-1.0)
             likely = _in_turn(likely, _by(rows, -alike[rows]))
         return likely, int((ground.near & ~ground.over).sum())
-    rows = np.flatnonzero(ground.over & (ground.words == 0))
+    rows = np.flatnonzero(ground.over & (ground.verdicts == 0))
     return _stratified(rows, chances, seed, digests), len(rows)
 
 
@@ -196,7 +196,7 @@ def audit(ground: Ground) -> Audited | None:
     others, none was asked about. So it is when the threshold was lowered since.
     """
     asked = _asked_about(ground)
-    right, wrong = (int((asked & (ground.words == word)).sum()) for word in (YES, NO))
+    right, wrong = (int((asked & (ground.verdicts == verdict)).sum()) for verdict in (YES, NO))
     if right + wrong:
         below = (ground.chances[ground.over] < ground.chances[asked].min()).mean()
         if (1 - below) ** (right + wrong) < BY_CHANCE:
@@ -205,7 +205,7 @@ def audit(ground: Ground) -> Audited | None:
 
 
 def _asked_about(ground: Ground) -> NDArray[np.bool_]:
-    sure = (ground.words == YES) | (ground.words == NO)
+    sure = (ground.verdicts == YES) | (ground.verdicts == NO)
     return ground.audited & ground.alive & sure & (ground.chances >= ground.threshold)
 
 
@@ -217,8 +217,8 @@ def expected_precision(ground: Ground) -> float | None:
 
 def curve(ground: Ground) -> tuple[CurvePoint, ...]:
     """What thresholds from 0.02 to 0.98, and the present one, would tag, find and get wrong."""
-    believed, certain = ground.believed, ground.alive & (ground.words == YES)
-    free = ground.alive & ~certain & (ground.words != NO) & ~ground.never
+    believed, certain = ground.believed, ground.alive & (ground.verdicts == YES)
+    free = ground.alive & ~certain & (ground.verdicts != NO) & ~ground.never
     order = np.argsort(-ground.chances[free], kind="stable")
     ranked, sums = (
         ground.chances[free][order],
@@ -236,20 +236,20 @@ def curve(ground: Ground) -> tuple[CurvePoint, ...]:
 def histogram(ground: Ground) -> Histogram:
     edges = np.linspace(0, 1, _BINS + 1)
     model, yes, no = (
-        tuple(np.histogram(ground.chances[ground.alive & (ground.words == word)], edges)[0].tolist())
-        for word in (0, YES, NO)
+        tuple(np.histogram(ground.chances[ground.alive & (ground.verdicts == verdict)], edges)[0].tolist())
+        for verdict in (0, YES, NO)
     )
     return Histogram(tuple(edges.round(4).tolist()), model, yes, no)
 
 
 def answered(ground: Ground) -> Answered:
-    return Answered(*(int((ground.words == word).sum()) for word in (YES, NO, UNKNOWN)))
+    return Answered(*(int((ground.verdicts == verdict).sum()) for verdict in (YES, NO, UNKNOWN)))
 
 
 def enough(ground: Ground, name: str) -> str:
     """One sentence about whether to go on, which ends."""
-    said = answered(ground)
-    count = said.yes + said.no
+    given = answered(ground)
+    count = given.yes + given.no
     rest = ground.open & ground.over
     above, wrong = int(rest.sum()), float((1 - ground.chances[rest]).sum())
     missed = float(ground.chances[ground.open & ~ground.over].sum())
@@ -284,12 +284,12 @@ def influences(
     By key, of at most so many examples; below zero are those that the others speak against. None where `stop` says
     that nobody wants them any more: each takes a fit.
     """
-    said = bank.said(label)
-    keys = [*said.yes[:_LOOKED_AT], *(*said.no, *said.complete)[:_LOOKED_AT]]
-    if len(keys) < 2 or not said.yes:
+    fitted_to = bank.fit_set(label)
+    keys = [*fitted_to.yes[:_LOOKED_AT], *(*fitted_to.no, *fitted_to.complete)[:_LOOKED_AT]]
+    if len(keys) < 2 or not fitted_to.yes:
         return {}
     places = np.stack([bank.examples[key].places for key in keys])
-    shown = np.arange(len(keys)) < len(said.yes[:_LOOKED_AT])
+    shown = np.arange(len(keys)) < len(fitted_to.yes[:_LOOKED_AT])
     slope, offset = curve
 
     def right(which: Bank) -> NDArray[np.float32]:
@@ -303,7 +303,7 @@ def influences(
             return None
         if len(found) == most:
             break
-        if shown[number] and len(said.yes) == 1 and bank.definitions[label].vector is None:
+        if shown[number] and len(fitted_to.yes) == 1 and bank.definitions[label].vector is None:
             continue  # nothing would be left of the label
         others = np.arange(len(keys)) != number
         found[key] = float((now - right(bank.forget(label, [key])))[others].mean())

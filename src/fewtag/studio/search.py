@@ -1,6 +1,6 @@
 """The query parser: what a person types into the search box, cut into labels, words, states, folders and dates.
 
-    heron -boat is:unsure folder:2024 after:2024-05 label:"teddy bear" any other word
+    heron -boat is:unsure folder:2024 name:img_12 after:2024-05 label:"teddy bear" any other word
 
 Words that together are a label's name, or the last part of one's path, mean that label, and the longest name wins; what
 is left between them is looked up as one phrase. Nothing that a person types is an error but a date that is none and a
@@ -17,9 +17,9 @@ from fewtag.errors import InputError, nearest
 from fewtag.studio.log import UnknownError
 
 STATES = ("unsure", "confirmed", "rejected", "tagged", "untagged")
-Kind = Literal["label", "word", "state", "folder", "after", "before"]
+Kind = Literal["label", "word", "name", "state", "folder", "after", "before"]
 _TOKEN = re.compile(r'(?P<sign>-?)(?:(?P<key>[A-Za-z]+):)?(?:"(?P<quoted>[^"]*)"?|(?P<bare>\S+))|\S+')
-_KEYS = ("label", "is", "folder", "after", "before")
+_KEYS = ("label", "is", "folder", "name", "after", "before")
 Names = Mapping[str, tuple[str, ...]]
 _DATE = re.compile(r"(\d{4})(?:-(\d{1,2}))?(?:-(\d{1,2}))?")
 
@@ -72,7 +72,8 @@ def _by_name(labels: Iterable[str]) -> Names:
 
 
 def _folded(name: str) -> str:
-    return " ".join(name.casefold().split())
+    """Without quotes, which the search box cannot hold within quotes."""
+    return " ".join(name.replace('"', "").casefold().split())
 
 
 def _phrases(loose: Sequence[tuple[str, bool]], known: Names) -> list[Part]:
@@ -124,8 +125,8 @@ def _keyed(text: str, key: str, value: str, wanted: bool) -> Part:
         if value.lower() not in STATES:
             raise InputError(f"{text!r} is no state; {nearest(value.lower(), STATES)}")
         return Part(text, "state", value.lower(), wanted)
-    if key == "folder":
-        return Part(text, "folder", value, wanted)
+    if key in ("folder", "name"):
+        return Part(text, "folder" if key == "folder" else "name", value, wanted)
     return Part(text, "after" if key == "after" else "before", _date(text, value), wanted)
 
 

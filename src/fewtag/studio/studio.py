@@ -1,37 +1,65 @@
 """The studio: every action on a project as a method. Threads may share one."""
 
+import math
 import os
 import shutil
+import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from fewtag.errors import InputError, UnknownWordError
 from fewtag.files import user_cache_folder
+from fewtag.pictures.decode import decode, pixel_digest
 from fewtag.pictures.prefetch import batches
-from fewtag.studio import values
-from fewtag.studio.derive import by_word, path_name, told_in
-from fewtag.studio.library import RESIDENT
-from fewtag.studio.log import WORDS, Change, UnknownError, Word, told
+from fewtag.studio import first, values
+from fewtag.studio.background import Background
+from fewtag.studio.derive import Deriver, by_word, path_name, told_in
+from fewtag.studio.heat import Heat
+from fewtag.studio.index import Indexer
+from fewtag.studio.library import RESIDENT, Features, Library
+from fewtag.studio.log import VERDICTS, Change, Fold, UnknownError, Verdict, told
+from fewtag.studio.pages import MOST_AT_ONCE, Pages
 from fewtag.studio.project import FileRow, Project, picture_folders
+from fewtag.studio.ranking import Ranking
 from fewtag.studio.values import AUDIT, STACK, Progress
-from fewtag.studio.view import MOST_AT_ONCE, View
 from fewtag.tagger.bank import define
-from fewtag.tagger.model import load_model
+from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import Tagged
+from fewtag.tagger.tagger import Tagger
 
-Row = tuple[str, str, int | None, Word, str]
-"""An answer's id, picture, label, word and source; a label of None is the one that the same change defines."""
+Row = tuple[str, str, int | None, Verdict, str]
+"""An answer's id, picture, label, verdict and source; a label of None is the one that the same change defines."""
 
 
-class Studio(View):
+class Studio:
     """A project folder, its pictures in memory and its labels, open for one process.
 
     Whatever is refused is an InputError, one sentence; an UnknownError, which is one too, names what is not there.
     """
+
+    def __init__(self, project: Project, model: Model, cache: Path, resident: int = RESIDENT) -> None:
+        self.project, self.model, self.folder = project, model, project.folder
+        self._id = project.meta("id") or ""
+        self._lost = ""
+        self._one_change = threading.RLock()
+        features = Features(model.places, model.space.size, lambda rows: self.indexer.fetch(rows), resident)
+        self.library = Library(features, project.folders())
+        self.indexer = Indexer(project, self.library, model, cache, lambda: self.background.tell(), self._carry)
+        self.deriver = Deriver(project, self.library, model, self.indexer.read)
+        self.ranking = Ranking(self.indexer, self.deriver)
+        self.background = Background(self.ranking, self.overview)
+        self._heat = Heat(self.ranking)
+        pages = Pages(self.ranking, self._heat, self.background.influences)
+        # what changes nothing is done by the parts themselves
+        self.labels, self.label, self.failures = pages.labels, pages.label, pages.failures
+        self.search, self.picture, self.review = pages.search, pages.picture, pages.review
+        self.heat, self.explain = self._heat.heat, self._heat.explain
+        self.scorer, self.listen = self.ranking.scorer, self.background.listen
+        self.thumbnail, self.rescan = self.indexer.thumbnail, self.indexer.rescan
 
     @classmethod
     def open(
@@ -69,30 +97,27 @@ class Studio(View):
         return studio
 
     def _begin(self, *, index: bool) -> None:
-        lost = self._deriver.unknown_to(self._fold)
-        if lost and self._deriver.path.exists():
-            aside = self._deriver.path.with_name(f"bank.{time.strftime('%Y-%m-%d-%H%M%S')}.fewtag")
-            shutil.copy(self._deriver.path, aside)
+        lost = self.deriver.unknown_to(self._fold)
+        if lost and self.deriver.path.exists():
+            aside = self.deriver.path.with_name(f"bank.{time.strftime('%Y-%m-%d-%H%M%S')}.fewtag")
+            shutil.copy(self.deriver.path, aside)
             self._lost = (
-                f"{self._deriver.path.name} knew {lost} examples that the project has no answers about; it is kept as "
+                f"{self.deriver.path.name} knew {lost} examples that the project has no answers about; it is kept as "
                 f"{aside.name}, open that if they matter"
             )
-        self._indexer.load_known()
-        self._worker.start()
+        self.indexer.load_known()
+        self.background.start()
         if index:
-            self._indexer.start()
+            self.indexer.start()
         else:
-            self._indexer.done.set()
-        self._touch()
+            self.indexer.done.set()
 
     def close(self) -> None:
         """Stops the threads, writes the bank, lets go of the project."""
-        self._indexer.close()
-        self._stop.set()
-        self._wake.set()
-        if self._worker.is_alive():
-            self._worker.join()
-        self._heater.shutdown(cancel_futures=True)
+        self.indexer.close()
+        self.background.close()
+        first.write(self)
+        self._heat.close()
         self.library.features.close()
         self.project.close()
 
@@ -102,14 +127,82 @@ class Studio(View):
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def rescan(self) -> None:
-        """Walks the folders again, behind this."""
-        self._indexer.rescan()
+    @property
+    def tagger(self) -> Tagger:
+        """A tagger of the labels as they are now, for pictures from elsewhere; not to be taught."""
+        return Tagger(self.model, bank=self.ranking.bank())
+
+    def tag(self, digests: Sequence[str]) -> list[Tagged]:
+        """Rows for pictures of the project; a person's word comes first."""
+        for digest in digests:
+            self.library.row(digest)
+        return self.ranking.tagged(digests, self.scorer(), self._fold) if digests else []
+
+    def overview(self) -> values.Overview:
+        """The project in numbers."""
+        log = self.project.log
+        fold = log.fold
+        return values.Overview(
+            self._id,
+            self.folder.name,
+            max(self.indexer.found, len(self.library.files)),
+            int(self.library.alive.sum()),
+            len(self.library.failures),
+            self.model.name,
+            tuple(self.indexer.folders),
+            len(fold.labels),
+            sum(len(fold.latest[label]) for label in fold.labels),
+            bool(log.done),
+            bool(log.undone),
+            log.version,
+            not self.indexer.done.is_set(),
+            self.background.trouble or self._lost or self.indexer.notice or self.project.notice,
+        )
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether pictures can be scored, and if not what is waited for."""
+        waiting = not len(self.library) and not self.indexer.done.is_set()
+        return not waiting, "the first pictures are being read" if waiting else ""
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until indexing is done and the bank is on disk; False where the time ran out first."""
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        return all(
+            event.wait(None if seconds is None else max(0.0, until - time.monotonic()))
+            for event in (self.indexer.done, self.background.written)
+        )
+
+    @property
+    def _fold(self) -> Fold:
+        return self.project.fold
+
+    def _change(self, kind: str, facts: Mapping[str, Any], answers: Sequence[Row] = ()) -> Change:
+        change = self.project.change(kind, facts, answers)
+        self.background.changed()
+        return change
+
+    def _carry(self, old: str, new: str) -> None:
+        """A file was edited: where its pixels stayed what they were, what was said of it holds for it still."""
+        with self._one_change:
+            fold = self._fold
+            about = {label: latest[old] for label in fold.labels if old in (latest := fold.latest[label])}
+            row = self.project.any_example(old) if about else None
+            if row is None:
+                return
+            # the library has it only after this
+            files = [file for file in self.project.files() if file.digest == new]
+            try:
+                same = pixel_digest(decode(self.indexer.read(new, files), new)) == row.pixels
+            except InputError:
+                return
+            if same:
+                answers = [(str(uuid.uuid4()), new, label, said.answer, said.source) for label, said in about.items()]
+                self._change("carry", {"from": old}, answers)
 
     def define(self, name: str, *, like: Sequence[str] | None = None, words: bool = True) -> values.LabelRow:
         """A label by its name (the last part of its path), like other words, or by pictures alone; known ones anew."""
         wanted = path_name(name)
-        with self._lock:
+        with self._one_change:
             alike = None if like is None else [each for word in like if (each := word.strip())]
             try:
                 define(wanted, self.model, {}, like=alike, vector=None, words=words)
@@ -132,7 +225,7 @@ class Studio(View):
         wanted = path_name(name)
         if not pictures:
             raise InputError(f"there is no picture to teach {wanted!r} with; select at least one")
-        with self._lock:
+        with self._one_change:
             rows = list(dict.fromkeys(pictures))
             for picture in rows:
                 self.library.row(picture)
@@ -149,32 +242,43 @@ class Studio(View):
         return self.label(wanted)
 
     def rename(self, old: str, new: str, *, merge: bool = False) -> values.LabelRow:
-        """Refuses a name that is taken, unless the two shall become one."""
-        wanted = path_name(new)
-        with self._lock:
-            label = self._fold.find(old)
-            taken = self._fold.get(wanted)
-            if taken is None:
-                self._change("rename", {"label": label.id, "name": wanted})
-            elif taken != label and not merge:
-                raise InputError(f"there is a label {wanted!r} already; merge the two, or choose another name")
-            elif taken != label:
+        """With those that lie under it, be it a label itself or not.
+
+        Refuses a name that is taken, unless the two shall become one: then those under it stay.
+        """
+        wanted, former = path_name(new), path_name(old)
+        with self._one_change:
+            fold = self._fold
+            known = sorted(fold.labels.values(), key=lambda label: label.name)
+            under = [label for label in known if label.name.startswith(f"{former}/")]
+            label, taken = fold.get(former), fold.get(wanted)
+            if label is None and not under:
+                fold.find(old)
+            if label is not None and merge and taken not in (None, label):
                 self._change("merge", {"label": label.id, "into": taken.id})
-        return self.label(wanted)
+                return self.label(wanted)
+            moved = {each.id: wanted + each.name[len(former) :] for each in ([label] if label else []) + under}
+            stay = {each.name for each in known if each.id not in moved}
+            if twice := sorted(stay & set(moved.values())):
+                raise InputError(f"there is a label {twice[0]!r} already; merge the two, or choose another name")
+            (first, name), *rest = moved.items()
+            if wanted != former:
+                self._change("rename", {"label": first, "name": name, "under": {str(each): its for each, its in rest}})
+        return self.label(name)
 
     def forget(self, name: str) -> None:
         """Takes a label away; its answers come back with an undo."""
-        with self._lock:
+        with self._one_change:
             self._change("forget", {"label": self._fold.find(name).id})
 
     def set_threshold(self, name: str, threshold: float | None) -> values.LabelRow:
         """The probability from which a label is given; None goes back to the model's own."""
         if threshold is not None and not 0 <= threshold <= 1:
             raise InputError(f"the threshold of label {name!r} is {threshold}; give one from 0 to 1, or None")
-        with self._lock:
+        with self._one_change:
             label = self._fold.find(name)
-            self._score([label.name])
-            scored = self._scores.kept.get(label.name)
+            self.ranking.refresh([label.name])
+            scored = self.ranking.scores.kept.get(label.name)
             # with the share that its probabilities were shown for, so that it means the same to other commands
             share = None if threshold is None or scored is None else scored.share
             self._change("threshold", {"label": label.id, "threshold": threshold, "prior": share})
@@ -184,25 +288,25 @@ class Studio(View):
         """All of them on disk before it returns, or none."""
         if not answers or len(answers) > MOST_AT_ONCE:
             raise InputError(f"{len(answers)} answers were given at once; give 1 to {MOST_AT_ONCE}")
-        with self._lock:
+        with self._one_change:
             log, fresh = self.project.log, list[Row]()
-            seen: dict[str, tuple[str, str, int, Word, str]] = {}
+            seen: dict[str, tuple[str, str, int, Verdict, str]] = {}
             for each in answers:
                 name = _uuid(each.id)
-                if each.answer not in WORDS:
+                if each.answer not in VERDICTS:
                     raise InputError(f"the answer {each.answer!r} is none; say yes, no or unknown")
-                label, word = self._fold.find(each.label), each.answer
-                row = name, each.picture, label.id, word, each.source
+                label, verdict = self._fold.find(each.label), each.answer
+                row = name, each.picture, label.id, verdict, each.source
                 if (n := log.number_of.get(name)) is not None:
                     seen |= {answer[0]: answer for answer in log.changes[n].answers}
                 if (before := seen.get(name)) is not None:
-                    if (before[1], log.fold.resolve(before[2]), before[3]) != (each.picture, label.id, word):
+                    if (before[1], log.fold.resolve(before[2]), before[3]) != (each.picture, label.id, verdict):
                         raise InputError(f"answer {name} was given before, about something else; give each its own id")
                     continue
                 # a page sends what is left over as soon as the studio is back, before all pictures are in memory
                 if each.picture not in self.library.row_of and not self.project.knows(each.picture):
                     self.library.row(each.picture)
-                if each.marked and each.picture in self._fold.said[label.id]:
+                if each.marked and each.picture in self._fold.latest[label.id]:
                     continue
                 seen[name] = row
                 fresh.append(row)
@@ -213,14 +317,14 @@ class Studio(View):
             return values.Acknowledged(tuple(_uuid(each.id) for each in answers), undo)
 
     def _mates(self, row: Row, spoken: Set[str]) -> list[Row]:
-        """The same word on the other pictures of its stack, but for those that a person spoke of themselves."""
-        name, picture, label, word, _ = row
+        """The same verdict on the other pictures of its stack, but for those that a person spoke of themselves."""
+        name, picture, label, verdict, _ = row
         if picture not in self.library.row_of:
             return []
         mates = [self.library.digests[each] for each in self.library.stack_of(self.library.row_of[picture])]
-        said = {} if label is None else self._fold.said[label]
+        said = {} if label is None else self._fold.latest[label]
         return [
-            (str(uuid.uuid5(uuid.UUID(name), mate)), mate, label, word, STACK)
+            (str(uuid.uuid5(uuid.UUID(name), mate)), mate, label, verdict, STACK)
             for mate in mates
             if mate not in spoken and (mate not in said or said[mate].source == STACK)
         ]
@@ -234,7 +338,7 @@ class Studio(View):
         return self._take_back(id, "undone", "there is nothing to redo; nothing was undone since the last change")
 
     def _take_back(self, id: str | None, side: Literal["done", "undone"], nothing: str) -> values.Undone:  # noqa: A002
-        with self._lock:
+        with self._one_change:
             log = self.project.log
             pile: list[int] = getattr(log, side)
             if id is None and not pile:
@@ -251,10 +355,10 @@ class Studio(View):
             change = target = log.changes[n]
             while target.undoes is not None:
                 target = log.changes[target.undoes]
-            before = self._words_of(target)
+            before = self._verdicts_of(target)
             undo = self.project.undo(n)
-            after = self._words_of(target)
-            self._touch()
+            after = self._verdicts_of(target)
+            self.background.changed()
             names = {label.id: label.name for label in log.fold.labels.values()}
             reverted = tuple(
                 values.Reverted(key, picture, names.get(label, ""), before[picture, label], after.get((picture, label)))
@@ -265,12 +369,12 @@ class Studio(View):
             what = told(target, log.fold, back=change.undoes is None)
             return values.Undone(undo.op, what, reverted, len(getattr(log, side)))
 
-    def _words_of(self, change: Change) -> dict[tuple[str, int], Word | None]:
-        """The present word on each picture and label that a change speaks of."""
+    def _verdicts_of(self, change: Change) -> dict[tuple[str, int], Verdict | None]:
+        """The present verdict on each picture and label that a change speaks of."""
         fold, found = self._fold, {}
         for _, picture, number, _, _ in change.answers:
             label = fold.resolve(number)
-            said = fold.said.get(label, {}).get(picture) if label in fold.labels else None
+            said = fold.latest.get(label, {}).get(picture) if label in fold.labels else None
             found[picture, label] = None if said is None else said.answer
         return found
 
@@ -298,10 +402,10 @@ class Studio(View):
 
         if format == "onnx":
             return delivering.write_graph(self.project, self.tagger, dry_run=dry_run)
-        labels = self.scorer().labels if self._current().classes else ()
+        labels = self.scorer().labels if self.ranking.bank().classes else ()
         rows = self._delivered(confirmed_only)
         if format == "xmp":
-            folders: dict[Path, list[tuple[Tagged, Path]]] = {Path(folder): [] for folder in self._indexer.folders}
+            folders: dict[Path, list[tuple[Tagged, Path]]] = {Path(folder): [] for folder in self.indexer.folders}
             for file, row in rows:
                 folders[Path(file.folder)].append((row, Path(file.path)))
             return delivering.write_sidecars(folders, labels, self.names_ever, dry_run=dry_run, progress=progress)
@@ -320,13 +424,14 @@ class Studio(View):
         """Takes back what was delivered as XMP: sidecars are what they were before, to the byte."""
         from fewtag.studio import deliver as delivering
 
-        folders = [Path(folder) for folder in self._indexer.folders]
+        folders = [Path(folder) for folder in self.indexer.folders]
         return delivering.take_back(folders, dry_run=dry_run, progress=progress)
 
     @property
     def names_ever(self) -> set[str]:
         """Of labels, before they were renamed, merged or forgotten too: tags that were delivered under these may go."""
-        return {str(change.facts["name"]) for change in self.project.log.changes.values() if "name" in change.facts}
+        every = [change.facts for change in self.project.log.changes.values() if "name" in change.facts]
+        return {str(name) for facts in every for name in (facts["name"], *facts.get("under", {}).values())}
 
     def tags_by_file(self, *, confirmed_only: bool = False) -> dict[Path, Tagged]:
         """What is to be written of each picture; a person's word comes first."""
@@ -339,10 +444,10 @@ class Studio(View):
 
     def _delivered(self, confirmed_only: bool) -> Iterator[tuple[FileRow, Tagged]]:
         """Each file and its row; all by one state of the labels, whatever is taught meanwhile."""
-        scorer = self.scorer() if self._current().classes else None
-        words = self._spoken()
+        scorer = self.scorer() if self.ranking.bank().classes else None
+        fold = self._fold
         for some in batches(iter(self._files()), 64):
-            rows = self._rows([str(file.digest) for file in some], scorer, words, confirmed_only)
+            rows = self.ranking.tagged([str(file.digest) for file in some], scorer, fold, confirmed_only)
             for file, row in zip(some, rows, strict=True):
                 yield file, replace(row, image=self.library.shown_name(file))
 
@@ -355,19 +460,14 @@ class Studio(View):
     def check(self) -> values.Checked:
         """SQLite's own check, a fold made anew, and the bank on disk against the one that the answers make."""
         problems = self.project.check()
-        with self._lock:
-            fold = self._fold
-            bank = self._current()
-        if missing := sum(self._deriver.key(picture) is None for picture in told_in(fold)):
+        fold = self._fold
+        bank = self.deriver.bank(fold)
+        if missing := sum(self.deriver.key(picture) is None for picture in told_in(fold)):
             problems.append(f"{missing} answered pictures have neither a file nor kept features; they teach nothing")
-        if self._derived.is_set() and (lost := self._deriver.differs(bank)):
+        if self.background.written.is_set() and (lost := self.deriver.differs(bank)):
             problems.append(lost)
-        answers = sum(len(fold.said[label]) for label in fold.labels)
+        answers = sum(len(fold.latest[label]) for label in fold.labels)
         return values.Checked(answers, len(fold.labels), len(self.library), tuple(problems))
-
-    def backup(self, path: str | os.PathLike[str]) -> None:
-        """A consistent copy of the project's file, while others work on; refuses a file that is there."""
-        self.project.backup(Path(path))
 
 
 def _uuid(text: object) -> str:

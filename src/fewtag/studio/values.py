@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.studio.log import Word
+from fewtag.studio.log import Verdict
 from fewtag.tagger.explain import CELLS, heat_map
 from fewtag.tagger.stream import DIGITS
 
@@ -58,8 +58,8 @@ class Reverted:
     id: str
     picture: str
     label: str
-    was: Word | None
-    now: Word | None
+    was: Verdict | None
+    now: Verdict | None
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class PictureLabel:
     label: str
     p: float
     threshold: float
-    answer: Word | None
+    answer: Verdict | None
     because: tuple[Because, ...]
 
 

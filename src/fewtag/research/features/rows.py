@@ -1,16 +1,22 @@
-"""A data set's rows by number: in memory, in the feature cache, or joined; features are extracted once."""
+"""A data set's rows by number: in memory, in the feature cache, or joined; features are extracted once.
+
+A network's pass goes over a CPU's cores in chunks of pictures, and on a GPU has CUDA streams beside it.
+"""
 
 import functools
 import hashlib
 import io
 import logging
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Num, UInt8
+from jaxtyping import Float, Float16, Num, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -21,11 +27,14 @@ from fewtag.pictures.decode import squash_bytes, stack
 from fewtag.pictures.files import Picture
 from fewtag.pictures.prefetch import Advance, batches, prefetch
 from fewtag.research.data.images import LabelledImages
-from fewtag.research.features.backbone import AnyBackbone, Backbone, JoinedBackbone, join_maps
-from fewtag.research.features.inference import fuse_batch_norms, precision_of, start
+from fewtag.research.features.backbone import AnyBackbone, Backbone, JoinedBackbone, fuse_batch_norms, join_maps
 
 Square = UInt8[np.ndarray, "3 size size"]
 Pixels = UInt8[np.ndarray, "images 3 size size"]
+HalfMaps = Float16[np.ndarray, "images channels rows columns"]
+
+AT_ONCE = 4
+"""Pictures that a core works on: so few that what a layer makes of them stays in its cache."""
 _log = logging.getLogger(__name__)
 
 
@@ -207,15 +216,108 @@ def _feature_extractors(backbone: AnyBackbone, cache: Path) -> list[Extractor]:
 
 
 def _feature_extractor(backbone: Backbone, cache: Cache) -> Extractor:
-    if backbone.mean.device.type == "cpu":
-        backbone = fuse_batch_norms(backbone)
-    size = backbone.size
-    shape = start(backbone, np.zeros((1, 3, size, size), np.uint8))().shape[1:]
+    # a change of a tensor in place, such as a step of training, raises its version
+    versions = tuple(tensor._version for tensor in backbone.state_dict().values())
+    faster, shape, fingerprint = _faster(backbone, backbone.mean.device, versions)
     # networks that run on tensor cores round otherwise, so their maps are kept apart
-    precision = precision_of(backbone)
+    size, precision = backbone.size, precision_of(backbone)
     what = f"{backbone.name}, {size} × {size} pixels, {precision}".replace("torch.", "")
-    space = cache.space("features", what, f"{backbone.fingerprint} {precision} {reading_key(size)}", shape, "float16")
-    return Extractor(space, size, lambda pixels: start(backbone, pixels))
+    space = cache.space("features", what, f"{fingerprint} {precision} {reading_key(size)}", shape, "float16")
+    return Extractor(space, size, lambda pixels: start(faster, pixels))
+
+
+@functools.lru_cache(maxsize=4)
+def _faster(
+    backbone: Backbone, device: torch.device, _versions: tuple[int, ...]
+) -> tuple[Backbone, tuple[int, ...], str]:
+    """A network as it extracts, the shape of its maps and its fingerprint: once for its weights, not for each phase."""
+    faster = fuse_batch_norms(backbone) if device.type == "cpu" else backbone
+    shape = start(faster, np.zeros((1, 3, backbone.size, backbone.size), np.uint8))().shape[1:]
+    return faster, shape, faster.fingerprint
+
+
+def map_chunks_over_cores(
+    work: Callable[[Tensor], Tensor], pixels: UInt8[Tensor, "images 3 size size"]
+) -> Float[Tensor, "images ..."]:
+    """A network's output, without gradients, a few pictures on each core rather than all cores at every layer.
+
+    Cores that share a layer wait for the slowest one at each of them, which costs most where other programs are busy.
+    """
+    threads = torch.get_num_threads()
+    chunks = pixels.split(max(1, min(AT_ONCE, math.ceil(len(pixels) / threads))))  # type: ignore[no-untyped-call]
+
+    def forward(chunk: Tensor) -> Tensor:
+        with torch.inference_mode():  # each thread has a mode of its own
+            return work(chunk)
+
+    if threads == 1:
+        return torch.cat([forward(chunk) for chunk in chunks])
+    return torch.cat(list(_cores(threads, os.getpid()).map(forward, chunks)))
+
+
+@functools.cache
+def _cores(threads: int, process: int) -> ThreadPoolExecutor:
+    """One thread a core, each with no other to wait for; a process that was forked needs threads of its own."""
+    name = f"fewtag-{process}"
+    return ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=torch.set_num_threads, initargs=(1,))
+
+
+def precision_of(backbone: Backbone) -> torch.dtype:
+    """What the network computes in: tensor cores round to bfloat16, a CPU keeps all digits."""
+    return torch.bfloat16 if backbone.mean.device.type == "cuda" else torch.float32
+
+
+def start(backbone: Backbone, pixels: Pixels) -> Callable[[], HalfMaps]:
+    """Begins one pass of the network in evaluation mode; calling what comes back waits for its maps.
+
+    A GPU goes on with this batch while the caller fetches the next one or keeps the last one's maps.
+    """
+    device = backbone.mean.device
+    was_training = backbone.training
+    backbone.eval()
+    batch = torch.from_numpy(pixels)
+    if device.type == "cuda":
+        with torch.inference_mode(), torch.autocast("cuda", precision_of(backbone)):
+            maps = backbone(_upload(batch, device)).half().contiguous()
+    else:
+        maps = map_chunks_over_cores(backbone, batch).half().contiguous()
+    backbone.train(was_training)
+    return _download(maps) if device.type == "cuda" else maps.numpy
+
+
+@functools.cache
+def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """One for what comes and one for what goes: in the network's own, copies and layers would wait for each other."""
+    coming, going = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
+    return coming, going
+
+
+def _upload(batch: Tensor, device: torch.device) -> Tensor:
+    """To the GPU, on a stream beside the network's."""
+    coming, _ = _streams(device)
+    with torch.cuda.stream(coming):
+        there = batch.pin_memory().to(device, non_blocking=True)  # from other memory a copy holds the caller up
+    network = torch.cuda.current_stream(device)
+    network.wait_stream(coming)
+    there.record_stream(network)
+    return there
+
+
+def _download(maps: Tensor) -> Callable[[], HalfMaps]:
+    """To the host's memory, on a stream of its own once the network has got so far."""
+    _, going = _streams(maps.device)
+    going.wait_stream(torch.cuda.current_stream(maps.device))
+    home = torch.empty(maps.shape, dtype=maps.dtype, pin_memory=True)
+    with torch.cuda.stream(going):
+        home.copy_(maps, non_blocking=True)
+        arrived = going.record_event()
+    maps.record_stream(going)
+
+    def finish() -> HalfMaps:
+        arrived.synchronize()
+        return home.numpy()
+
+    return finish
 
 
 @functools.cache

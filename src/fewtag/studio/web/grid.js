@@ -4,7 +4,7 @@ import { ratio } from "./store.js";
 import { html, signal, useEffect, useLayoutEffect, useRef, useState } from "./view.js";
 
 /** @typedef {import("./api.js").Cell} Cell */
-/** @typedef {{pressed: boolean, word?: string, mark?: string, caption: import("./view.js").View, name: string}} Look */
+/** @typedef {{pressed: boolean, kind?: string, mark?: string, caption: import("./view.js").View, name: string}} Look */
 
 const GAP = 12;
 const CAPTION = 26;
@@ -157,7 +157,7 @@ function Picture({ cell, place, side, tall, look, here, onPress, onOpen }) {
   const scale = Math.min(side / cell.width, tall / cell.height);
   const width = Math.round(cell.width * scale);
   const fit = { width: `${width}px`, height: `${Math.round(cell.height * scale)}px` };
-  return html`<button class=${`picture ${look.word ?? ""}`} data-place=${place} tabindex=${here ? 0 : -1}
+  return html`<button class=${`picture ${look.kind ?? ""}`} data-place=${place} tabindex=${here ? 0 : -1}
       aria-pressed=${look.pressed} aria-label=${look.name} onClick=${(/** @type {MouseEvent} */ event) => onPress(place, event)}
       onDblClick=${() => onOpen(place)}>
       <span class="frame" style=${{ height: `${tall}px` }}>

@@ -23,14 +23,14 @@ export function labelOfList() {
 /** A word that was never taught, or a likeness, ranks pictures but promises no probability. */
 const promised = () => !(listing.value?.means.value ?? []).some((mean) => mean.as === "word" || mean.as === "like");
 
-/** Says yes or no of all that is selected, or of the picture under the cursor. @param {string} label @param {import("./api.js").Word} word @param {string[]} digests */
-export function answerFor(label, word, digests) {
+/** Says yes or no of all that is selected, or of the picture under the cursor. @param {string} label @param {import("./api.js").Verdict} verdict @param {string[]} digests */
+export function answerFor(label, verdict, digests) {
   if (!digests.length) return;
-  listing.value?.mark(digests, label, word);
-  const what = { yes: `“${label}”`, no: `not “${label}”`, unknown: `“${label}” open` }[word];
+  listing.value?.mark(digests, label, verdict);
+  const what = { yes: `“${label}”`, no: `not “${label}”`, unknown: `“${label}” open` }[verdict];
   store.say(`${plural(listing.value?.count(digests) ?? digests.length)}: ${what}.`, { action: { text: "Undo", run: store.undo } });
   // one cell stands for its stack; the open picture speaks for itself alone
-  store.answer(digests.map((picture) => ({ picture, label, answer: word, stack: store.route.value.screen === "library" })));
+  store.answer(digests.map((picture) => ({ picture, label, answer: verdict, stack: store.route.value.screen === "library" })));
 }
 
 const columns = (/** @type {number} */ width) => columnsOf(width, width < 600 ? 104 : 168);
@@ -42,7 +42,7 @@ function look(cell) {
   const pressed = selection.value.has(cell.digest);
   return {
     pressed,
-    word: pressed ? "chosen" : "",
+    kind: pressed ? "chosen" : "",
     mark: pressed ? "✓" : "",
     name: `${cell.name}${names ? `: ${names}` : ", no tags"}${cell.p !== null && promised() ? `, ${percent(cell.p)}` : ""}`,
     caption: html`<span class="tags">${shown.map((tag) => html`<span class=${tag.state}>${tag.label.split("/").at(-1)}</span>`)}</span>
@@ -104,12 +104,12 @@ export function Library() {
     store.dialogName.value = "";
     store.dialog.value = which;
   };
-  /** @param {import("./api.js").Word} word */
-  const answer = (word) => {
+  /** @param {import("./api.js").Verdict} verdict */
+  const answer = (verdict) => {
     const label = labelOfList();
-    if (label) answerFor(label, word, chosen());
-    else if (word === "unknown") cursor.move(1);
-    else ask(word === "yes" ? "tag" : "refuse");
+    if (label) answerFor(label, verdict, chosen());
+    else if (verdict === "unknown") cursor.move(1);
+    else ask(verdict === "yes" ? "tag" : "refuse");
   };
   useKeys([
     ...cursor.keys(range),
@@ -137,21 +137,21 @@ export function Library() {
   </main>`;
 }
 
-/** New pictures are shown while they are indexed, and what was taken back; never under the hands of someone who selects. @param {store.Listing} list @param {Cursor} cursor */
+/** New pictures are shown while they are indexed, and what was changed elsewhere; never under the hands of someone who selects. @param {store.Listing} list @param {Cursor} cursor */
 function useRefresh(list, cursor) {
   const last = useRef(0);
-  const version = `${store.project.value?.indexed} ${store.changed.value}`;
-  const shown = useRef(/** @type {any[]} */ ([]));
+  // the labels of a studio that was just started come after its pictures
+  const news = `${store.project.value?.indexed} ${store.elsewhere.value} ${store.labels.value?.length ?? 0}`;
   useEffect(() => {
-    const fresh = shown.current[0] !== list;
-    shown.current = [list, version];
-    if (fresh) return;
+    list.shown ??= news;
+    if (list.shown === news || selection.value.size) return;
     const wait = setTimeout(() => {
       last.current = Date.now();
-      if (!selection.value.size) list.refresh(cursor.window[0], cursor.window[1]);
+      list.shown = news;
+      list.refresh(cursor.window[0], cursor.window[1]);
     }, Math.max(150, 1500 - (Date.now() - last.current)));
     return () => clearTimeout(wait);
-  }, [version, list]);
+  }, [news, list, selection.value.size > 0]);
 }
 
 /** @param {{list: store.Listing, query: URLSearchParams, total: number | null}} props */
@@ -168,6 +168,7 @@ function Heading({ list, query, total }) {
     <p aria-live="polite">
       ${total === null ? "Searching…" : plural(list.members)}${total !== null && list.members > total && ` · ${(list.members - total).toLocaleString("en")} in stacks`}
       ${only && row?.expected_precision != null && html` · expected precision ${percent(row.expected_precision)}`}
+      ${list.means.value.filter((mean) => mean.as === "name" && mean.detail).map((mean) => html` · “${mean.text}” is no known word: looked for in the names of files`)}
       ${words.length > 0 && html`, best first: no label yet, found by the word${words.length > 1 ? "s" : ""} ${words.join(", ")}`}
     </p>
     <span class="space"></span>
@@ -180,7 +181,7 @@ function Heading({ list, query, total }) {
   </header>`;
 }
 
-/** @param {{ask: (which: "tag" | "refuse" | "new") => void, open: () => void, answer: (word: import("./api.js").Word) => void}} props */
+/** @param {{ask: (which: "tag" | "refuse" | "new") => void, open: () => void, answer: (verdict: import("./api.js").Verdict) => void}} props */
 function SelectionBar({ ask, open, answer }) {
   const size = selection.value.size;
   const label = labelOfList();

@@ -6,9 +6,9 @@ import * as store from "./store.js";
 import { html, useEffect, useRef, useSignal, useState } from "./view.js";
 
 const NEXT = /** @type {const} */ ({ yes: "no", no: "unknown", unknown: "yes" });
-const WORDS = /** @type {[Word, string][]} */ ([["yes", "✓"], ["no", "✗"], ["unknown", "?"]]);
+const VERDICTS = /** @type {[Verdict, string][]} */ ([["yes", "✓"], ["no", "✗"], ["unknown", "?"]]);
 
-/** @typedef {import("./api.js").Word} Word */
+/** @typedef {import("./api.js").Verdict} Verdict */
 
 export function Picture() {
   const { name: digest, query } = store.route.value;
@@ -16,22 +16,13 @@ export function Picture() {
   const chosen = useSignal(query.get("label") ?? "");
   const heated = useSignal(false);
   const box = useSignal(/** @type {number[] | null} */ (null));
-  const told = useRef(0);
-  const load = async () => {
-    const turn = told.current;
-    const got = await store.attempt(() => api.getPicture(digest));
+  useEffect(() => void (box.value = null), [digest]);
+  useEffect(() => {
+    let late = false;
     // what was said meanwhile is newer, and is asked for again once the server has it
-    if (got && got.digest === store.route.value.name && turn === told.current) detail.value = got;
-  };
-  useEffect(() => {
-    box.value = null;
-    load();
-  }, [digest]);
-  const seen = useRef(store.answered.value);
-  useEffect(() => {
-    if (seen.current !== store.answered.value) load();
-    seen.current = store.answered.value;
-  }, [store.answered.value]);
+    store.attempt(() => api.getPicture(digest)).then((got) => got && !late && !store.unsent.value.length && (detail.value = got));
+    return () => void (late = true);
+  }, [digest, store.version.value]);
   useEffect(() => {
     const up = (/** @type {KeyboardEvent} */ event) => event.key.toLowerCase() === "h" && (heated.value = false);
     addEventListener("keyup", up);
@@ -41,13 +32,12 @@ export function Picture() {
   const shown = detail.value?.digest === digest ? detail.value : null;
   const rows = shown?.labels ?? [];
   const here = rows.find((row) => row.label === chosen.value) ?? rows[0];
-  /** @param {string} label @param {Word} word */
-  const answer = (label, word) => {
+  /** @param {string} label @param {Verdict} verdict */
+  const answer = (label, verdict) => {
     if (!shown) return;
-    told.current += 1;
-    detail.value = { ...shown, labels: rows.map((row) => (row.label === label ? { ...row, answer: word } : row)) };
-    store.announcement.value = `${label}: ${word}`;
-    store.answer([{ picture: digest, label, answer: word }]);
+    detail.value = { ...shown, labels: rows.map((row) => (row.label === label ? { ...row, answer: verdict } : row)) };
+    store.announcement.value = `${label}: ${verdict}`;
+    store.answer([{ picture: digest, label, answer: verdict }]);
   };
   /** @param {number} step */
   const walk = (step) => {
@@ -70,7 +60,7 @@ export function Picture() {
     { keys: ["ArrowUp"], says: "The label above", run: () => pick(-1) },
     { keys: ["ArrowDown"], says: "The label below", run: () => pick(1) },
     { keys: ["1", "2", "3", "4", "5", "6", "7", "8", "9"], says: "Yes, no, unknown for the label of that number", run: (event) => {
-      const row = rows[Number(event.key) - 1];
+      const row = rows.find((each) => each.label === store.labelNames.value[Number(event.key) - 1]);
       if (row) answer(row.label, row.answer ? NEXT[row.answer] : "yes");
     } },
     { keys: ["a"], says: "Yes for the label that is marked", run: () => here && answer(here.label, "yes") },
@@ -98,7 +88,7 @@ export function Picture() {
     <aside class="rail" aria-label="Labels of the picture">
       ${shown && html`<h1 title=${shown.name}>${shown.name}</h1>
         ${rows.length === 0 && html`<p class="dim">No labels yet. Press <kbd>n</kbd> and name what this picture shows.</p>`}
-        <ul class="beliefs">${rows.map((row, place) => html`<li key=${row.label}><${Belief} ...${{ row, place, here: row === here, answer }}
+        <ul class="beliefs">${rows.map((row) => html`<li key=${row.label}><${Belief} ...${{ row, number: store.labelNames.value.indexOf(row.label) + 1, here: row === here, answer }}
           point=${(/** @type {boolean} */ on) => {
             chosen.value = row.label;
             heated.value = on;
@@ -116,18 +106,18 @@ export function Picture() {
   </main>`;
 }
 
-/** @param {{row: api.Belief, place: number, here: boolean, answer: (label: string, word: Word) => void, point: (on: boolean) => void}} props */
-function Belief({ row, place, here, answer, point }) {
+/** @param {{row: api.Belief, number: number, here: boolean, answer: (label: string, verdict: Verdict) => void, point: (on: boolean) => void}} props */
+function Belief({ row, number, here, answer, point }) {
   const now = row.answer ?? null;
   return html`<div class=${`belief ${here ? "here" : ""} ${row.p >= row.threshold ? "over" : ""}`} onPointerEnter=${(/** @type {PointerEvent} */ event) => event.pointerType === "mouse" && point(true)}
     onPointerLeave=${(/** @type {PointerEvent} */ event) => event.pointerType === "mouse" && point(false)} onFocusIn=${() => point(false)}>
-    <span class="key" aria-hidden="true">${place < 9 ? place + 1 : ""}</span>
+    <span class="key" aria-hidden="true">${number > 0 && number < 10 ? number : ""}</span>
     <span class="what"><span class="name" title=${row.label}>${row.label.split("/").at(-1)}</span>
       <span class="p">${percent(row.p)}</span>
       <span class="meter" role="meter" aria-label=${`Probability of ${row.label}`} aria-valuemin="0" aria-valuemax="100" aria-valuenow=${Math.round(100 * row.p)}>
         <span class="full" style=${{ width: percent(row.p).replace(" ", "") }}></span><span class="tick" style=${{ left: percent(row.threshold).replace(" ", "") }}></span></span></span>
-    <span class="verdict" role="group" aria-label=${row.label}>${WORDS.map(([word, sign]) => html`<button key=${word} class=${word} aria-pressed=${now === word}
-      aria-label=${`${row.label}: ${word}`} title=${word} onClick=${() => answer(row.label, word)}>${sign}</button>`)}</span>
+    <span class="verdict" role="group" aria-label=${row.label}>${VERDICTS.map(([verdict, sign]) => html`<button key=${verdict} class=${verdict} aria-pressed=${now === verdict}
+      aria-label=${`${row.label}: ${verdict}`} title=${verdict} onClick=${() => answer(row.label, verdict)}>${sign}</button>`)}</span>
   </div>`;
 }
 

@@ -14,9 +14,9 @@ const ORDERS = [
 ];
 const MARKS = { yes: "✓", no: "✗", unknown: "?" };
 
-/** @typedef {import("./api.js").Word} Word */
+/** @typedef {import("./api.js").Verdict} Verdict */
 
-/** What a person changed on the page: kept while one looks at a picture, until the page is answered. @type {Map<string, Record<string, Word>>} */
+/** What a person changed on the page: kept while one looks at a picture, until the page is answered. @type {Map<string, Record<string, Verdict>>} */
 const changes = new Map();
 
 /** As many pictures as one sees at once, so that Enter answers nothing unseen; or so many, as large as can be. @param {HTMLElement} area @param {number} [wanted] */
@@ -31,21 +31,26 @@ export function Review() {
   const area = /** @type {{current: HTMLElement | null}} */ (useRef(null));
   const page = useSignal(/** @type {api.ReviewPage | null} */ (null));
   /** What this page's pictures will be answered, by digest. */
-  const words = useSignal(/** @type {Record<string, Word>} */ ({}));
+  const verdicts = useSignal(/** @type {Record<string, Verdict>} */ ({}));
   const busy = useSignal(false);
   const cursor = useMemo(() => new Cursor(), [label]);
   const asked = useRef(0);
 
   const columns = useSignal(4);
 
+  const refused = async (/** @type {string} */ sentence) => {
+    await store.loadLabels();
+    if (page.value && !store.labelNames.value.includes(label)) store.go("library"); // its making was taken back
+    else store.say(sentence, { bad: true });
+  };
   const load = async () => {
     const turn = ++asked.current;
     const room = /** @type {HTMLElement} */ (area.current);
-    const got = await store.attempt(() => api.getReview(label, order, shapeOfPage(room).size));
+    const got = await store.attempt(() => api.getReview(label, order, shapeOfPage(room).size), refused);
     if (turn !== asked.current || !got) return false;
     columns.value = shapeOfPage(room, got.pictures.length).columns; // the first pages are short
     page.value = got;
-    words.value = Object.fromEntries(got.pictures.map((cell) => [cell.digest, changes.get(label)?.[cell.digest] ?? (cell.marked ? "yes" : "no")]));
+    verdicts.value = Object.fromEntries(got.pictures.map((cell) => [cell.digest, changes.get(label)?.[cell.digest] ?? (cell.marked ? "yes" : "no")]));
     return true;
   };
   useLayoutEffect(() => {
@@ -53,20 +58,10 @@ export function Review() {
     // the focus leaves the link that led here, which Enter would follow again
     load().then((came) => came && cursor.set(0));
   }, [label, order]);
-  // answers from elsewhere: another tab, a telephone, an assistant
-  const version = store.project.value?.version ?? 0;
+  // an undo, or answers from elsewhere: another tab, a telephone, an assistant
   useEffect(() => {
-    if (page.value && version > page.value.version && !busy.value && !store.unsent.value.length) load();
-  }, [version, busy.value]);
-  // an undo, or a server that came back: what is shown may be old
-  const seen = useRef(store.answered.value);
-  useEffect(() => {
-    if (seen.current !== store.answered.value && !busy.value) {
-      seen.current = store.answered.value;
-      if (store.labels.value?.every((each) => each.name !== label)) store.go("library"); // its making was taken back
-      else load();
-    }
-  }, [store.answered.value, busy.value]);
+    if (page.value && store.version.value > page.value.version && !busy.value && !store.unsent.value.length) load();
+  }, [store.version.value, busy.value, store.unsent.value.length]);
 
   // what each example does is worked out behind the page
   const waits = page.value?.examples.some((each) => each.influence === null) ?? false;
@@ -80,10 +75,10 @@ export function Review() {
     return () => clearTimeout(later);
   }, [page.value?.examples]);
 
-  /** @param {string} digest @param {Word} [word] */
-  const give = (digest, word) => {
-    const given = word ?? (words.value[digest] === "yes" ? "no" : "yes");
-    words.value = { ...words.value, [digest]: given };
+  /** @param {string} digest @param {Verdict} [verdict] */
+  const give = (digest, verdict) => {
+    const given = verdict ?? (verdicts.value[digest] === "yes" ? "no" : "yes");
+    verdicts.value = { ...verdicts.value, [digest]: given };
     changes.set(label, { ...changes.get(label), [digest]: given });
   };
   const answerPage = async () => {
@@ -91,11 +86,10 @@ export function Review() {
     if (!shown?.pictures.length || busy.value || store.unsent.value.length) return;
     busy.value = true;
     const touched = changes.get(label) ?? {};
-    const given = shown.pictures.map((cell) => ({ picture: cell.digest, label, answer: words.value[cell.digest], stack: cell.stack > 1 && shown.order !== "audit", marked: !(cell.digest in touched) }));
+    const given = shown.pictures.map((cell) => ({ picture: cell.digest, label, answer: verdicts.value[cell.digest], stack: cell.stack > 1 && shown.order !== "audit", marked: !(cell.digest in touched) }));
     changes.delete(label);
     const safe = await store.answer(given, shown.order === "audit" ? "audit" : "page");
     if (safe) {
-      seen.current = store.answered.value;
       const counts = count(given.map((each) => each.answer));
       await load();
       store.say(`Answered: ${counts}.`, { action: { text: "Undo", run: store.undo } });
@@ -104,12 +98,12 @@ export function Review() {
     }
     busy.value = false;
   };
-  /** @param {Word} word */
-  const giveHere = (word) => {
+  /** @param {Verdict} verdict */
+  const giveHere = (verdict) => {
     const pictures = page.value?.pictures ?? [];
     const cell = pictures[cursor.place.value];
     if (!cell || busy.value) return;
-    give(cell.digest, word);
+    give(cell.digest, verdict);
     if (pictures.length === 1) answerPage();
     else cursor.move(1);
   };
@@ -135,19 +129,19 @@ export function Review() {
 
   /** @param {api.Cell} cell @returns {import("./grid.js").Look} */
   const look = (cell) => {
-    const word = words.value[cell.digest] ?? "no";
+    const verdict = verdicts.value[cell.digest] ?? "no";
     return {
-      pressed: word === "yes",
-      word,
-      mark: MARKS[word],
-      name: `${cell.name}: ${word}${cell.p === null ? "" : `, ${percent(cell.p)}`}`,
-      caption: html`<span class=${`word ${word}`}>${word}</span>${cell.p !== null && html`<span class="p">${percent(cell.p)}</span>`}`,
+      pressed: verdict === "yes",
+      kind: verdict,
+      mark: MARKS[verdict],
+      name: `${cell.name}: ${verdict}${cell.p === null ? "" : `, ${percent(cell.p)}`}`,
+      caption: html`<span class=${`said ${verdict}`}>${verdict}</span>${cell.p !== null && html`<span class="p">${percent(cell.p)}</span>`}`,
     };
   };
   /** @param {number} steps */
   const step = (steps) => shift(label, page, steps);
   const shown = page.value;
-  const given = Object.values(words.value);
+  const given = Object.values(verdicts.value);
   return html`<main class="review">
     <section class="question">
       <header class="heading">
@@ -174,6 +168,7 @@ export function Review() {
       </div>
       ${shown && shown.pictures.length > 0 && html`<footer class="bar fixed">
         <span class="counts">${count(given)}</span>
+        <button class="plain" disabled=${busy.value} title="Leave the picture that was chosen last open" onClick=${() => giveHere("unknown")}>? Unknown<kbd>Space</kbd></button>
         ${shown.pictures.length > 1
           ? html`<button class="primary" disabled=${busy.value} onClick=${answerPage}>Answer the page<kbd>⏎</kbd></button>`
           : html`<button disabled=${busy.value} onClick=${() => giveHere("no")}>✗ No<kbd>x</kbd></button>
@@ -185,9 +180,9 @@ export function Review() {
   </main>`;
 }
 
-/** @param {string[]} words */
-function count(words) {
-  const of = (/** @type {string} */ word) => words.filter((each) => each === word).length;
+/** @param {string[]} verdicts */
+function count(verdicts) {
+  const of = (/** @type {string} */ verdict) => verdicts.filter((each) => each === verdict).length;
   return `${of("yes")} yes · ${of("no")} no${of("unknown") ? ` · ${of("unknown")} unknown` : ""}`;
 }
 

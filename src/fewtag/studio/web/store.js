@@ -12,6 +12,8 @@ import { batch, computed, signal } from "./view.js";
 export const project = signal(/** @type {any} */ (null));
 /** @type {import("./view.js").Signal<import("./api.js").Label[] | null>} */
 export const labels = signal(/** @type {any} */ (null));
+/** The server's count of changes: a screen reads again what it shows when it moved. */
+export const version = computed(() => project.value?.version ?? 0);
 export const labelNames = computed(() => (labels.value ?? []).map((label) => label.name));
 /** Why nothing can be shown: the page has no session. */
 export const locked = signal("");
@@ -88,10 +90,10 @@ export const loadLabels = () => attempt(async () => (labels.value = await api.ge
 const KEPT = "fewtag.answers/";
 /** @type {import("./view.js").Signal<Group[]>} */
 export const unsent = signal(/** @type {Group[]} */ ([]));
-/** Rises whenever an answer was acknowledged or taken back, so that a screen knows that its ranks are old. */
-export const answered = signal(0);
-/** Rises with an undo, and with labels: what a list shows is no longer so. */
-export const changed = signal(0);
+/** Answers of this page that the server has; a list shows them already, and is not ranked anew under one's hands. */
+const own = signal(0);
+/** Rises with every change but these: an undo, a label, what is said in another tab or by an assistant. */
+export const elsewhere = computed(() => version.value - own.value);
 /** As many answers, or examples, as one request may hold. */
 export const MOST = 1000;
 let sending = /** @type {Promise<boolean> | null} */ (null);
@@ -109,7 +111,7 @@ export function recoverAnswers() {
   if (keys.length) flush();
 }
 
-/** @param {{picture: string, label: string, answer: import("./api.js").Word, stack?: boolean, marked?: boolean}[]} given @param {string} source */
+/** @param {{picture: string, label: string, answer: import("./api.js").Verdict, stack?: boolean, marked?: boolean}[]} given @param {string} source */
 export async function answer(given, source = "click") {
   if (!given.length) return true;
   for (let first = 0; first < given.length; first += MOST) {
@@ -152,10 +154,10 @@ async function sendAll() {
     batch(() => {
       online.value = true;
       unsent.value = unsent.value.filter((each) => each.id !== group.id);
-      if (project.value) project.value = { ...project.value, can_undo: true };
-      answered.value += 1;
+      own.value += 1;
     });
   }
+  loadProject();
   loadLabels();
   return true;
 }
@@ -165,17 +167,14 @@ async function turnBack(which) {
   if (which === "undo" && !online.value && unsent.value.length) {
     const group = /** @type {Group} */ (unsent.value.at(-1));
     localStorage.removeItem(keyOf(group));
-    unsent.value = unsent.value.slice(0, -1);
-    batch(() => [(answered.value += 1), (changed.value += 1)]);
-    return;
+    return void (unsent.value = unsent.value.slice(0, -1));
   }
   await flush();
   const done = await attempt(api[which]);
   if (!done) return;
   const back = which === "undo" ? { text: "Redo", run: redo } : { text: "Undo", run: undo };
-  await Promise.all([loadLabels(), loadProject()]); // first: a screen may be of a label that is gone
+  await Promise.all([loadLabels(), loadProject()]);
   say(`${done.what[0].toUpperCase()}${done.what.slice(1)}.`, { action: back });
-  batch(() => [(answered.value += 1), (changed.value += 1)]);
 }
 export const undo = () => turnBack("undo");
 export const redo = () => turnBack("redo");
@@ -200,6 +199,8 @@ export class Listing {
     /** Pictures, where `total` counts cells: one cell stands for a stack. */
     this.members = 0;
     this.means = signal(/** @type {{text: string, as: string, detail: string}[]} */ ([]));
+    /** The state of the project that it was read in. @type {string | undefined} */
+    this.shown = undefined;
     /** Rises with every page that came. */
     this.version = signal(0);
     /** @type {Map<number, Cell[]>} */
@@ -254,13 +255,13 @@ export class Listing {
     return digests.reduce((sum, digest) => sum + (cells.get(digest)?.stack ?? 1), 0);
   }
 
-  /** Shows answers before the server has them. @param {Iterable<string>} digests @param {string} label @param {import("./api.js").Word} word */
-  mark(digests, label, word) {
+  /** Shows answers before the server has them. @param {Iterable<string>} digests @param {string} label @param {import("./api.js").Verdict} verdict */
+  mark(digests, label, verdict) {
     const wanted = new Set(digests);
     for (const cell of [...this.pages.values()].flat()) {
       if (!wanted.has(cell.digest)) continue;
       const others = cell.tags.filter((tag) => tag.label !== label);
-      cell.tags = word === "unknown" ? others : [{ label, p: word === "yes" ? 1 : 0, state: word }, ...others];
+      cell.tags = verdict === "unknown" ? others : [{ label, p: verdict === "yes" ? 1 : 0, state: verdict }, ...others];
     }
     this.version.value += 1;
   }

@@ -1,0 +1,72 @@
+"""Heat-maps: where labels are seen in a picture, by what its copies with a part hidden say."""
+
+import io
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtag.core.posterior import Classifiers
+from fewtag.studio.ranking import Ranking
+from fewtag.studio.values import Explanation
+from fewtag.tagger.explain import glance, heat_map, hide_parts, layer
+
+_KEPT = 8
+"""Pictures that were looked at last, whose heat-maps come at once."""
+
+
+class Heat:
+    """The places of pictures with a part hidden, made in a thread once for all labels."""
+
+    def __init__(self, ranking: Ranking) -> None:
+        self._ranking, self._library, self._model = ranking, ranking.library, ranking.model
+        self._thread, self._lock = ThreadPoolExecutor(1, "fewtag-heat"), threading.Lock()
+        self._hidden_places: OrderedDict[str, Future[NDArray[np.float32]]] = OrderedDict()
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def begin(self, digest: str) -> None:
+        """Before somebody asks where a label is seen, unless they leaf on."""
+        if all(each.done() for each in list(self._hidden_places.values())):
+            self._hidden(digest)
+
+    def heat(self, digest: str, label: str, *, at_once: bool = False) -> bytes:
+        """A WebP overlay with alpha, at most 512 pixels; `at_once` a first glance where the map is not ready yet."""
+        row = self._library.row(digest)
+        facts = self._library.pictures[row]
+        scale = min(1.0, 512 / max(facts.width, facts.height))
+        size = max(1, round(facts.width * scale)), max(1, round(facts.height * scale))
+        places = self._library.features.places(row) if at_once and not self._hidden(digest).done() else None
+        if places is None:
+            heat = heat_map(*self._explained(digest, label), size)
+        else:
+            scored = self._ranking.scored(label, np.array([row]))
+            heat = glance(places, scored.fitted.guide, float(scored.chances[row]), size)
+        content = io.BytesIO()
+        layer(heat).save(content, "WEBP", quality=80, method=1)
+        return content.getvalue()
+
+    def explain(self, digest: str, label: str) -> Explanation:
+        """Which parts of a picture a label leans on."""
+        return Explanation.of(*self._explained(digest, label))
+
+    def _explained(self, digest: str, label: str) -> tuple[NDArray[np.float32], float]:
+        """A label's log-odds for the picture and for its copies with a part hidden, and its probability."""
+        row = self._library.row(digest)
+        scored = self._ranking.scored(label, np.array([row]))
+        logits = Classifiers.of([scored.fitted]).logits(self._hidden(digest).result(), self._model.strengths)[:, 0]
+        return scored.slope * logits + scored.offset, float(scored.chances[row])
+
+    def _hidden(self, digest: str) -> Future[NDArray[np.float32]]:
+        with self._lock:
+            found = self._hidden_places.pop(digest, None)
+            if found is None or (found.done() and found.exception() is not None):
+                read = self._ranking.indexer.square
+                found = self._thread.submit(lambda: self._model.encode(hide_parts(read(digest))))
+            self._hidden_places[digest] = found
+            while len(self._hidden_places) > _KEPT:
+                self._hidden_places.popitem(last=False)
+        return found

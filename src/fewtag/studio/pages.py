@@ -1,0 +1,328 @@
+"""Looking at a project: labels, grids of pictures, one picture, a label's review."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from pathlib import PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtag.core.posterior import Pictures, prior
+from fewtag.errors import InputError
+from fewtag.studio import review as reviewing
+from fewtag.studio import values
+from fewtag.studio.derive import word_of
+from fewtag.studio.heat import Heat
+from fewtag.studio.library import Rows, box_guide
+from fewtag.studio.log import Label
+from fewtag.studio.ranking import Ranking
+from fewtag.studio.scores import Scored
+from fewtag.studio.search import Part, parse
+from fewtag.studio.values import AUDIT, UNTAUGHT
+from fewtag.tagger.bank import Bank
+from fewtag.tagger.stream import DIGITS
+
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom, from 0 to 1."""
+MOST_AT_ONCE = 1000
+"""Answers of one group, cells of one page."""
+_AT_ONCE = 20_000
+"""Pictures times labels that are scored while somebody waits for the list of labels."""
+_REASONS, _REASONED = 3, 8
+
+
+class Pages:
+    """What people see, as values. `influences` has those of a label's examples, as far as they are worked out."""
+
+    def __init__(self, ranking: Ranking, heat: Heat, influences: Callable[[str], Mapping[str, float]]) -> None:
+        self._ranking, self._heat, self._influences = ranking, heat, influences
+        self._library, self._model, self._scores = ranking.library, ranking.model, ranking.scores
+
+    def labels(self) -> list[values.LabelRow]:
+        """Sorted by name; in a large library the numbers of labels that others' answers touch follow a second later."""
+        bank = self._ranking.bank()
+        lacking = [name for name in bank.classes if name not in self._scores.kept]
+        stale = [name for name in bank.classes if not self._scores.is_fresh(bank, name)]
+        self._ranking.refresh(stale if len(stale) * len(self._library) <= _AT_ONCE else lacking)
+        labels = sorted(self._ranking.fold.labels.values(), key=lambda label: label.name)
+        return [self._label_row(bank, label) for label in labels]
+
+    def label(self, name: str) -> values.LabelRow:
+        """One of them, as it is now."""
+        label = self._ranking.fold.find(name)
+        return self._label_row(self._ranking.refresh([label.name]), label)
+
+    def _label_row(self, bank: Bank, label: Label) -> values.LabelRow:
+        name = label.name
+        known = bank.definitions.get(name)
+        facts = name, str(known or ""), len(bank.members.get(name, ())), len(bank.refused.get(name, ()))
+        scored = self._scores.kept.get(name)
+        if scored is None or name not in bank.classes:
+            return values.LabelRow(*facts, label.threshold, label.prior, None, 0, 0, None)
+        ground = self._ranking.ground(label)
+        return values.LabelRow(
+            *facts,
+            round(scored.threshold, DIGITS),
+            round(scored.share, DIGITS),
+            round(scored.fitted.trust, DIGITS),
+            int(ground.tagged.sum()),
+            int(ground.near.sum()),
+            reviewing.expected_precision(ground),
+        )
+
+    def failures(self) -> list[values.Failure]:
+        """Pictures that could not be read, by name."""
+        found = [values.Failure(self._library.shown_name(file), file.failure) for file in self._library.failures]
+        return sorted(found, key=lambda each: each.name)
+
+    def search(
+        self,
+        query: str = "",
+        *,
+        offset: int = 0,
+        limit: int = 200,
+        like: str | None = None,
+        box: Box | None = None,
+        stacked: bool = True,
+    ) -> values.Page:
+        """The pictures that a query finds, likeliest first, or by name where it asks for no likeness."""
+        if offset < 0 or not 0 < limit <= MOST_AT_ONCE:
+            raise InputError(f"offset {offset} and limit {limit} are no page; give 0 or more, and 1 to {MOST_AT_ONCE}")
+        parts = parse(query, [label.name for label in self._ranking.fold.labels.values()])
+        rows = self._library.ordered()
+        keep = np.ones(len(rows), np.bool_)
+        scores: list[NDArray[np.float32]] = []
+        means: list[values.Meaning] = []
+        for part in parts:
+            left, score, meaning = self._look_for(part, parts, rows)
+            keep &= left
+            scores += [] if score is None else [score]
+            means.append(meaning)
+        if like is not None:
+            scores.append(self._likeness(like, box, rows))
+            means.append(values.Meaning(like, "like", "a part of this picture" if box else "this picture"))
+        found, product = rows[keep], np.prod(scores, axis=0, dtype=np.float32)[keep] if scores else None
+        if product is not None:
+            order = np.argsort(-product, kind="stable")
+            found, product = found[order], product[order]
+        members, sizes = len(found), np.ones(len(found), np.int64)
+        if stacked and members:
+            _, first, sizes = np.unique(self._library.stacks()[found], return_index=True, return_counts=True)
+            order = np.argsort(first)
+            sizes, found = sizes[order], found[first[order]]
+            product = None if product is None else product[first[order]]
+        shown = slice(offset, offset + limit)
+        chances = [None] * len(found[shown]) if product is None else product[shown].tolist()
+        cells = self._cells(found[shown], chances, sizes[shown].tolist())
+        return values.Page(len(found), members, offset, tuple(means), cells)
+
+    def _look_for(
+        self, part: Part, parts: Sequence[Part], rows: Rows
+    ) -> tuple[NDArray[np.bool_], NDArray[np.float32] | None, values.Meaning]:
+        """Which of these rows a part of a query leaves, what it says of each, and what it was taken for."""
+        every, names = np.ones(len(rows), np.bool_), self._library.names
+        if part.kind == "label":
+            grounds = self._ranking.grounds(part.names)
+            meaning = values.Meaning(part.text, "label", ", ".join(part.names))
+            tagged = np.any([ground.tagged[rows] for ground in grounds], axis=0)
+            if not part.wanted:
+                return ~tagged, None, meaning
+            by_state = any(other.kind == "state" and other.wanted for other in parts)
+            return every if by_state else tagged, np.max([each.believed[rows] for each in grounds], axis=0), meaning
+        scored = self._ranking.word(part.value) if part.kind == "word" else None
+        if part.kind == "name" or (part.kind == "word" and scored is None):
+            called = np.array([part.value.casefold() in names[row].casefold() for row in rows], np.bool_)
+            detail = "no known word: pictures that are called so" if part.kind == "word" else ""
+            return called == part.wanted, None, values.Meaning(part.text, "name", detail)
+        if scored is not None:
+            chances = scored.chances[rows]
+            return every, chances if part.wanted else 1 - chances, values.Meaning(part.text, "word")
+        if part.kind == "state":
+            asked = [name for each in parts if each.kind == "label" and each.wanted for name in each.names]
+            return self._state(part.value, asked)[rows] == part.wanted, None, values.Meaning(part.text, "state")
+        if part.kind == "folder":
+            folders = [str(PurePosixPath(names[row]).parent).casefold() for row in rows]
+            inside = np.array([part.value.casefold() in folder for folder in folders], np.bool_)
+            return inside == part.wanted, None, values.Meaning(part.text, "folder")
+        taken = np.array([self._library.pictures[row].taken or "" for row in rows], "U19")
+        inside = (taken >= part.value) if part.kind == "after" else (taken < part.value)
+        return (inside == part.wanted) & (taken != ""), None, values.Meaning(part.text, "date")
+
+    def _state(self, state: str, asked: Sequence[str]) -> NDArray[np.bool_]:
+        """rows: whether a picture is in a state with regard to these labels, or to any where none is asked for"""
+        grounds = self._ranking.grounds(asked or [label.name for label in self._ranking.fold.labels.values()])
+        count = len(self._library)
+        masks = {
+            "unsure": lambda ground: ground.near,
+            "confirmed": lambda ground: ground.verdicts == reviewing.YES,
+            "rejected": lambda ground: ground.verdicts == reviewing.NO,
+            "tagged": lambda ground: ground.tagged,
+            "untagged": lambda ground: ground.tagged,
+        }
+        found = np.zeros(count, np.bool_)
+        for ground in grounds:
+            mask = masks[state](ground)
+            found[: len(mask)] |= mask[:count]
+        return ~found if state == "untagged" else found
+
+    def _likeness(self, digest: str, box: Box | None, rows: Rows) -> NDArray[np.float32]:
+        row = self._library.row(digest)
+        features = self._library.features
+        if box is None:
+            return (features.whole @ features.whole[row])[rows]
+        places = features.places(row)
+        if places is None:
+            raise InputError("the picture's features are not at hand; wait until it is indexed again")
+        strengths = self._model.strengths
+        logits = features.logits([prior(box_guide(places, box), strengths)], strengths.query_focus)[0][0]
+        # the prototype's own score again, between −1 and 1
+        return logits[rows] / np.float32(strengths.kappa) + np.float32(strengths.offset)
+
+    def _cells(
+        self, rows: Rows, chances: Sequence[float | None], stacks: Sequence[int], marked: Sequence[bool] | None = None
+    ) -> tuple[values.Cell, ...]:
+        return tuple(
+            values.Cell(
+                picture.digest,
+                self._library.names[row],
+                picture.width,
+                picture.height,
+                None if chance is None else round(chance, DIGITS),
+                tuple(tags),
+                stack,
+                mark,
+            )
+            for row, chance, stack, mark, tags in zip(
+                rows.tolist(), chances, stacks, marked or repeat(None, len(rows)), self._ranking.tags(rows), strict=True
+            )
+            for picture in [self._library.pictures[row]]
+        )
+
+    def picture(self, digest: str) -> values.PictureDetail:
+        """All that is known of a picture, every label's probability with the examples that speak for it."""
+        row = self._library.row(digest)
+        facts = self._library.pictures[row]
+        bank = self._ranking.refresh(self._ranking.bank().classes)
+        self._heat.begin(digest)
+        places = self._library.features.places(row)
+        told = []
+        for name in bank.classes:
+            label, scored = self._ranking.fold.find(name), self._scores.kept[name]
+            self._scores.sharpen(name, np.array([row]))
+            said = self._ranking.fold.about(label.id).get(digest)
+            verdict = None if said is None else said.answer
+            told.append((name, float(scored.chances[row]), scored, verdict))
+        told.sort(key=lambda each: (-each[1], each[0]))
+        labels = tuple(
+            values.PictureLabel(
+                name,
+                round(chance, DIGITS),
+                round(scored.threshold, DIGITS),
+                verdict,
+                self._because(bank, name, scored, row, places) if number < _REASONED else (),
+            )
+            for number, (name, chance, scored, verdict) in enumerate(told)
+        )
+        tags = [tag.label for tag in self._ranking.tags(np.array([row]))[0] if tag.state != "no"]
+        files = self._library.files_of.get(digest)
+        return values.PictureDetail(
+            digest,
+            self._library.names[row],
+            files[0].path if files else "",
+            facts.width,
+            facts.height,
+            facts.taken,
+            facts.bytes,
+            labels,
+            tuple(self._library.digests[each] for each in self._library.stack_of(row) if each != row),
+            tuple(tags),
+        )
+
+    def _because(
+        self, bank: Bank, name: str, scored: Scored, row: int, places: NDArray[np.float32] | None
+    ) -> tuple[values.Because, ...]:
+        """The label's examples that look most like the picture, where the label looks."""
+        keys = bank.fit_set(name).yes[-50:]
+        if not keys or places is None:
+            return ()
+        strengths, picture_of = self._model.strengths, self._ranking.deriver.picture_of(self._ranking.fold)
+        shown = Pictures.of(np.stack([bank.examples[key].places for key in keys]))
+        mine = Pictures.of(places[None])
+        local = np.float32(strengths.query_local)
+        ours, theirs = (each.attend(scored.fitted.guide, strengths.query_focus) for each in (mine, shown))
+        alike = (1 - local) * (shown.whole @ mine.whole[0]) + local * (theirs @ ours[0])
+        best = np.argsort(-alike, kind="stable")[: _REASONS + 1].tolist()
+        found = [
+            values.Because(picture_of[keys[each]], round(float(alike[each]), 4))
+            for each in best
+            if keys[each] in picture_of
+        ]
+        return tuple(each for each in found if each.digest != self._library.digests[row])[:_REASONS]
+
+    def review(self, label: str, order: str = "auto", size: int = 48, offset: int = 0) -> values.ReviewPage:
+        """A page of at most so many pictures with one question, ranked by what is known now."""
+        if not 0 < size <= MOST_AT_ONCE or offset < 0:
+            raise InputError(f"size {size} and offset {offset} are no page; give 1 to {MOST_AT_ONCE}, and 0 or more")
+        version = self._ranking.project.log.version
+        known, scored = self._ranking.fold.find(label), self._ranking.scored(label, np.empty(0, np.int64))
+        ground = self._ranking.ground(known)
+        chosen = reviewing.choose_order(order, ground)
+        seed = f"{self._ranking.project.folder.name} {known.id}"
+        whole = self._library.features.whole[: len(ground.verdicts)]
+        rows, left = reviewing.ask(chosen, ground, whole, seed, self._library.digests)
+        stacks = self._library.stacks()[: len(ground.verdicts)]
+        if chosen != AUDIT and len(rows):
+            # one of a stack stands for all, and one answer will do
+            answered = np.unique(stacks[ground.verdicts > 0])
+            rows = rows[~np.isin(stacks[rows], answered)]
+            rows = rows[np.sort(np.unique(stacks[rows], return_index=True)[1])]
+            if chosen == "unsure":
+                size = reviewing.page_size(len(answered), size)
+                rows = reviewing.spread(rows, whole, size)
+        left = min(left, len(rows))
+        rows = rows[offset : offset + size]
+        self._scores.sharpen(known.name, rows)
+        ground = self._ranking.ground(known)
+        chances = ground.chances[rows].tolist()
+        sizes = np.bincount(stacks, minlength=len(stacks))[stacks[rows]].tolist()
+        # what is tagged is marked so; of the others the likelier answer
+        least = scored.threshold if chosen in ("sure", AUDIT) else 0.5
+        cells = self._cells(rows, chances, sizes, [chance >= least for chance in chances])
+        word = word_of(known.name)
+        return values.ReviewPage(
+            known.name,
+            version,
+            chosen,
+            f"Is there {'an' if word[:1].lower() in 'aeiou' else 'a'} {word}?",
+            cells,
+            max(0, left - offset),
+            reviewing.answered(ground),
+            round(scored.threshold, DIGITS),
+            reviewing.curve(ground),
+            reviewing.histogram(ground),
+            reviewing.audit(ground),
+            reviewing.enough(ground, word),
+            self._examples_of(known),
+            self._mistaken_for(known),
+        )
+
+    def _examples_of(self, label: Label) -> tuple[values.Influence, ...]:
+        """Yes examples, the latest first, each with its influence where that was worked out for the label as it is."""
+        worked_out = self._influences(label.name)
+        said = self._ranking.fold.about(label.id)
+        shown = [picture for picture, each in said.items() if each.answer == "yes" and each.source not in UNTAUGHT]
+        return tuple(values.Influence(each, worked_out.get(each)) for each in reversed(shown[-48:]))
+
+    def _mistaken_for(self, label: Label) -> tuple[values.MistakenFor, ...]:
+        """Labels that a person gave to pictures of which this one was refused."""
+        fold = self._ranking.fold
+        refused = {picture for picture, said in fold.about(label.id).items() if said.answer == "no"}
+        counts = Counter(
+            other.name
+            for other in fold.labels.values()
+            if other.id != label.id
+            for picture, said in fold.latest[other.id].items()
+            if said.answer == "yes" and picture in refused
+        )
+        return tuple(values.MistakenFor(name, count) for name, count in counts.most_common(3))

@@ -1,0 +1,272 @@
+// Dialogs: deliver the tags, name a label, the page of keys.
+import * as api from "./api.js";
+import { listKeys } from "./keys.js";
+import { answerFor, plural, selection } from "./library.js";
+import * as store from "./store.js";
+import { html, useEffect, useLayoutEffect, useRef, useSignal } from "./view.js";
+
+/** @param {{title: string, children?: import("./view.js").View, wide?: boolean}} props */
+function Dialog({ title, children, wide }) {
+  const element = /** @type {{current: HTMLDialogElement | null}} */ (useRef(null));
+  useLayoutEffect(() => {
+    const before = /** @type {HTMLElement | null} */ (document.activeElement);
+    element.current?.showModal();
+    return () => before?.focus?.({ preventScroll: true });
+  }, []);
+  const close = () => (store.dialog.value = "");
+  return html`<dialog ref=${element} class=${wide ? "wide" : ""} aria-labelledby="dialog-title" onClose=${close}
+    onClick=${(/** @type {MouseEvent} */ event) => event.target === element.current && close()}>
+    <div class="sheet" tabindex="-1" autofocus=${wide}>
+      <header><h2 id="dialog-title">${title}</h2><button class="plain" aria-label="Close" onClick=${close}>×</button></header>
+      ${children}
+    </div>
+  </dialog>`;
+}
+
+export function Dialogs() {
+  switch (store.dialog.value) {
+    case "keys":
+      return html`<${Keys} />`;
+    case "deliver":
+      return html`<${Deliver} />`;
+    case "tag":
+      return html`<${Name} title="Tag" says="Tag" verdict="yes" />`;
+    case "refuse":
+      return html`<${Name} title="Not this" says="Say no" verdict="no" />`;
+    case "new":
+      return html`<${NewLabel} />`;
+    case "failures":
+      return html`<${Failures} />`;
+    case "label":
+      return html`<${EditLabel} />`;
+    default:
+      return null;
+  }
+}
+
+/** @param {{names: readonly string[]}} props */
+const Names = ({ names }) => html`<datalist id="names">${names.map((name) => html`<option key=${name} value=${name}></option>`)}</datalist>`;
+
+/** What the dialogs speak of: the picture that is open, the selection. */
+function chosenPictures() {
+  const { screen, name } = store.route.value;
+  return screen === "picture" ? [name] : screen === "library" ? [...selection.value] : [];
+}
+
+/** @param {(name: string) => void} run */
+const submitting = (run) => (/** @type {SubmitEvent} */ event) => {
+  event.preventDefault();
+  const name = String(new FormData(/** @type {HTMLFormElement} */ (event.target)).get("name") ?? "").trim();
+  if (name) run(name);
+};
+
+/** @param {{title: string, says: string, verdict: "yes" | "no"}} props */
+function Name({ title, says, verdict }) {
+  const digests = chosenPictures();
+  const refusal = useSignal("");
+  const run = (/** @type {string} */ name) => {
+    const known = store.labelNames.value.includes(name);
+    if (!known && verdict === "yes") return void learn(name, digests, (sentence) => (refusal.value = sentence));
+    store.dialog.value = "";
+    if (!known) return store.say(`There is no label “${name}” yet; press n to make one.`, { bad: true });
+    answerFor(name, verdict, digests);
+    selection.value = new Set();
+  };
+  return html`<${Dialog} title=${`${title}: ${plural(digests.length)}`}>
+    ${digests.length === 0
+      ? html`<p>Select pictures first: click them, or draw a rectangle around them.</p>`
+      : html`<form onSubmit=${submitting(run)}>
+          <label>Label <input name="name" list="names" maxlength="200" autocomplete="off" autofocus required /></label>
+          <${Names} names=${store.labelNames.value} />
+          ${refusal.value && html`<p class="bad" role="alert">${refusal.value}</p>`}
+          <footer><button type="submit" class="primary">${says}</button></footer>
+        </form>`}
+  </${Dialog}>`;
+}
+
+/** Makes a label from pictures, or from its name alone, and asks about it. @param {string} typed @param {string[]} digests @param {(sentence: string) => void} refused */
+async function learn(typed, digests, refused) {
+  // “Food” beside “food” would be two labels of one thing
+  const known = store.labelNames.value.find((each) => each.toLowerCase() === typed.toLowerCase());
+  const name = known ?? typed;
+  if (known && !digests.length) {
+    store.dialog.value = "";
+    store.say(`There is a label “${known}” already.`);
+    return store.go("review", known);
+  }
+  const made = await store.attempt(async () => {
+    if (!digests.length) return api.define(name, true);
+    const stacks = store.route.value.screen === "library";
+    let row = null;
+    for (let first = 0; first < digests.length; first += store.MOST) row = await api.teach(name, digests.slice(first, first + store.MOST), stacks);
+    return row;
+  }, refused);
+  if (!made) return; // the dialog stays, with what was typed
+  store.dialog.value = "";
+  selection.value = new Set();
+  await store.loadLabels();
+  store.say(digests.length ? `“${made.name}” learnt from ${plural(digests.length)}.` : `“${made.name}” starts from its name.`, { action: { text: "Undo", run: store.undo } });
+  store.go("review", made.name);
+}
+
+function NewLabel() {
+  const digests = chosenPictures();
+  const refusal = useSignal("");
+  return html`<${Dialog} title="New label">
+    <form onSubmit=${submitting((name) => void learn(name, digests, (sentence) => (refusal.value = sentence)))}>
+      ${digests.length > 0 && html`<ul class="strip">${digests.slice(0, 6).map((digest) => html`<li key=${digest}><img src=${api.thumbnail(digest)} alt="Example" /></li>`)}
+        ${digests.length > 6 && html`<li class="more">+${digests.length - 6}</li>`}</ul>`}
+      <label>Name <input name="name" list="names" maxlength="200" defaultValue=${store.dialogName.value} autocomplete="off" autofocus required placeholder="heron, or birds/heron" /></label>
+      <${Names} names=${store.labelNames.value} />
+      ${refusal.value && html`<p class="bad" role="alert">${refusal.value}</p>`}
+      <p class="dim">${digests.length ? `It learns from ${plural(digests.length)}; then you say yes or no to what it finds.` : "It starts from the word alone. Select pictures first to teach it by example."}</p>
+      <footer><button type="submit" class="primary">${digests.length ? "Teach" : "Add"}</button></footer>
+    </form>
+  </${Dialog}>`;
+}
+
+function EditLabel() {
+  const name = store.dialogName.value;
+  const rename = async (/** @type {string} */ to) => {
+    if (to === name) return void (store.dialog.value = "");
+    const merge = store.labelNames.value.includes(to);
+    store.dialog.value = "";
+    const made = await store.attempt(() => api.change(name, { name: to, merge }));
+    if (!made) return;
+    await store.loadLabels();
+    store.say(merge ? `“${name}” is now part of “${made.name}”.` : `“${name}” is now “${made.name}”.`, { action: { text: "Undo", run: store.undo } });
+    store.go("review", made.name);
+  };
+  const forget = async () => {
+    store.dialog.value = "";
+    if ((await store.attempt(() => api.forget(name).then(() => true))) !== true) return;
+    await store.loadLabels();
+    store.say(`“${name}” is deleted.`, { action: { text: "Undo", run: store.undo } });
+    store.go("library");
+  };
+  return html`<${Dialog} title=${`Label “${name}”`}>
+    <form onSubmit=${submitting(rename)}>
+      <label>Name <input name="name" list="names" maxlength="200" defaultValue=${name} autocomplete="off" autofocus required /></label>
+      <${Names} names=${store.labelNames.value} />
+      <p class="dim">The name of another label makes the two one. A slash makes a tree: <em>birds/heron</em>; what lies under a name moves with it.</p>
+      <footer>${store.labelNames.value.includes(name) && html`<button type="button" class="plain bad" onClick=${forget}>Delete the label</button>`}<span class="space"></span><button type="submit" class="primary">Rename</button></footer>
+    </form>
+  </${Dialog}>`;
+}
+
+function Failures() {
+  const failures = useSignal(/** @type {{name: string, reason: string}[]} */ ([]));
+  useEffect(() => void store.attempt(async () => (failures.value = await api.getFailures())), []);
+  return html`<${Dialog} title="Unreadable pictures" wide>
+    <ul class="plainlist">${failures.value.map((each) => html`<li key=${each.name}>${!each.reason.includes(each.name) && html`<strong>${each.name}</strong> `}${each.reason}</li>`)}</ul>
+    <p class="dim">They are tried again when the studio starts.</p>
+  </${Dialog}>`;
+}
+
+const FORMATS = [
+  ["csv", "Table (CSV)", "one row a picture, for spreadsheets"],
+  ["jsonl", "JSON lines", "one object a picture, for programs"],
+  ["parquet", "Parquet", "a column a label, for data frames"],
+  ["xmp", "XMP sidecars", "beside the pictures, for photo programs"],
+  ["label-studio", "Label Studio", "tasks with the tags as predictions"],
+  ["fiftyone", "FiftyOne", "a data set; the pictures stay where they are"],
+  ["coco", "COCO", "annotations of whole pictures"],
+  ["imagefolder", "Image folder", "copies of the pictures, for Hugging Face"],
+  ["onnx", "ONNX", "the labels themselves, to tag without fewtag"],
+];
+
+function Deliver() {
+  const wanted = useSignal({ format: "csv", confirmed_only: false, scores: true });
+  const plan = useSignal(/** @type {{rows: number, changes: number, sample: Record<string, any>[]} | null} */ (null));
+  const job = useSignal(/** @type {api.Job | null} */ (null));
+  const refusal = useSignal("");
+  const back = useSignal(false);
+  useEffect(() => {
+    let late = false;
+    refusal.value = "";
+    plan.value = null;
+    store.flush().then(() => api.deliver({ ...wanted.value, dry_run: true })).then(
+      (got) => !late && (plan.value = got),
+      (problem) => !late && (refusal.value = problem.message),
+    );
+    return () => void (late = true);
+  }, [wanted.value]);
+  /** @param {boolean} take_back */
+  const start = async (take_back) => {
+    job.value = { id: "", kind: "deliver", state: "running", done: 0, total: 0, detail: null, result: null };
+    back.value = take_back;
+    const asked = take_back ? { format: "xmp", take_back } : wanted.value;
+    job.value = (await store.attempt(() => api.deliver({ ...asked, dry_run: false }))) ?? null;
+    while (job.value?.state === "running") {
+      await new Promise((wake) => setTimeout(wake, 250));
+      job.value = (await store.attempt(() => api.getJob(/** @type {api.Job} */ (job.value).id))) ?? null;
+    }
+    if (take_back && job.value?.state === "done") wanted.value = { ...wanted.value }; // what would be written now
+    if (job.value?.state === "failed") refusal.value = job.value.detail ?? "The delivery failed.";
+  };
+  const done = job.value?.state === "done" ? job.value : null;
+  const file = done?.result?.file;
+  const { format: form } = wanted.value;
+  const [sidecars, graph] = [form === "xmp", form === "onnx"];
+  const table = ["csv", "jsonl", "parquet"].includes(form);
+  const unit = sidecars ? "picture" : graph ? "label" : "row";
+  const says = sidecars ? "sidecars to write; the pictures themselves are never touched" : graph ? "of them in the graph" : "of them new or changed";
+  return html`<${Dialog} title="Deliver the tags" wide>
+    <fieldset class="formats"><legend>As</legend>${FORMATS.map(([format, text, says]) => html`<label class="choice" key=${format}>
+      <input type="radio" name="format" checked=${wanted.value.format === format} onChange=${() => {
+        job.value = null;
+        back.value = false;
+        wanted.value = { ...wanted.value, format };
+      }} /><span>${text} <span class="dim">${says}</span></span></label>`)}</fieldset>
+    ${!graph && html`<label class="choice"><input type="checkbox" checked=${wanted.value.confirmed_only} onChange=${() => (wanted.value = { ...wanted.value, confirmed_only: !wanted.value.confirmed_only })} />
+      <span>Only what a person confirmed</span></label>
+    <label class="choice"><input type="checkbox" checked=${wanted.value.scores} onChange=${() => (wanted.value = { ...wanted.value, scores: !wanted.value.scores })} />
+      <span>With probabilities</span></label>`}
+    <div class="plan" aria-live="polite">
+      ${refusal.value && html`<p class="bad">${refusal.value}</p>`}
+      ${plan.value && html`<p><strong>${plural(plan.value.rows, unit)}</strong>, ${plan.value.changes.toLocaleString("en")} ${says}.</p><${Sample} rows=${plan.value.sample} />`}
+      ${!plan.value && !refusal.value && html`<p class="dim">Looking at what would be written…</p>`}
+    </div>
+    <footer>
+      ${job.value?.state === "running" && html`<progress max=${job.value.total || 1} value=${job.value.done} aria-label="Delivery"></progress>`}
+      <span class="space"></span>
+      ${file && !table && html`<span>Written: <code>deliveries/${file}</code> in the project's folder.</span>`}
+      ${file && table && html`<span class="dim">${file}</span><a class="button primary" href=${`/v1/deliveries/${encodeURIComponent(file)}`} download=${file}>Download</a>`}
+      ${done && !file && html`<span>${plural(done.result.changes, "sidecar")} ${back.value ? "taken back" : "written"}.</span>`}
+      ${sidecars && !back.value && html`<button disabled=${job.value?.state === "running"} onClick=${() => start(true)}>Take all back</button>`}
+      ${!done && html`<button class="primary" disabled=${!plan.value || job.value?.state === "running"} onClick=${() => start(false)}>Deliver</button>`}
+    </footer>
+  </${Dialog}>`;
+}
+
+/** What becomes of a sidecar's labels. @param {Record<string, any>} row */
+const signed = ({ added = [], removed = [], failure }) =>
+  failure ? "cannot be written" : [...added.map((/** @type {string} */ each) => `+ ${each}`), ...removed.map((/** @type {string} */ each) => `− ${each}`)].join(", ");
+
+/** @param {{rows: Record<string, any>[]}} props */
+function Sample({ rows }) {
+  if (!rows.length) return html`<p class="dim">Nothing to write: it is all there, or no picture has a tag yet.</p>`;
+  if (rows[0].file)
+    return html`<ul class="sample">${rows.map((row) => html`<li key=${row.image}><details><summary>${row.image} <strong>${signed(row)}</strong></summary><pre>${row.diff ?? row.failure}</pre></details></li>`)}</ul>`;
+  const columns = Object.keys(rows[0]).slice(0, 6);
+  /** @param {any} value @returns {string} */
+  const text = (value) => {
+    if (typeof value === "number") return String(Math.round(value * 1000) / 1000);
+    if (Array.isArray(value)) return value.map(text).join(", ") || "–";
+    if (value && typeof value === "object") return Object.entries(value).map(([name, each]) => `${name} ${text(each)}`).join(" · ");
+    return String(value ?? "–");
+  };
+  return html`<div class="sample"><table><thead><tr>${columns.map((column) => html`<th scope="col" key=${column}>${column}</th>`)}</tr></thead>
+    <tbody>${rows.slice(0, 5).map((row, place) => html`<tr key=${place}>${columns.map((column) => html`<td key=${column}>${text(row[column])}</td>`)}</tr>`)}</tbody></table></div>`;
+}
+
+const SHOWN = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", Enter: "⏎", Escape: "Esc", Backspace: "⌫" };
+
+function Keys() {
+  const { here, everywhere } = listKeys();
+  /** @param {string} title @param {import("./keys.js").Key[]} keys */
+  const part = (title, keys) => html`<h3>${title}</h3><dl class="keys">${keys.map((key) => html`<div key=${key.says}>
+    <dt>${(key.keys.length > 4 ? [`${key.keys[0]} … ${key.keys.at(-1)}`] : key.keys.filter((each) => !each.startsWith("shift-"))).map((each) => html`<kbd key=${each}>${/** @type {Record<string, string>} */ (SHOWN)[each] ?? each}</kbd>`)}</dt><dd>${key.says}</dd></div>`)}</dl>`;
+  return html`<${Dialog} title="Keys" wide>${part("On this screen", here)}${part("Everywhere", everywhere)}
+    <p class="dim">With shift, arrows and clicks select a range; the command key of a Mac counts as ctrl.</p></${Dialog}>`;
+}
