@@ -168,7 +168,7 @@ export function Review() {
       </div>
       ${shown && shown.pictures.length > 0 && html`<footer class="bar fixed">
         <span class="counts">${count(given)}</span>
-        <button class="plain" disabled=${busy.value} title="Leave the picture that was chosen last open" onClick=${() => giveHere("unknown")}>? Unknown<kbd>Space</kbd></button>
+        <button disabled=${busy.value} aria-label="Unknown" title="Unknown: leave the chosen picture open (Space)" onClick=${() => giveHere("unknown")}>?</button>
         ${shown.pictures.length > 1
           ? html`<button class="primary" disabled=${busy.value} onClick=${answerPage}>Answer the page<kbd>⏎</kbd></button>`
           : html`<button disabled=${busy.value} onClick=${() => giveHere("no")}>✗ No<kbd>x</kbd></button>
