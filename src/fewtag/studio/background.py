@@ -75,7 +75,8 @@ class Background:
             try:
                 self._announce_until_quiet()
                 self._write()
-                self._settle()
+                if not self._wake.wait(_QUIET_SECONDS):  # whoever works now comes first
+                    self._settle()
             except InputError as error:
                 self._try_again(str(error), 1.0)
             except Exception:
