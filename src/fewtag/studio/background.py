@@ -39,7 +39,7 @@ class Background:
     def close(self) -> None:
         """Writes what is not written yet."""
         self._stop.set()
-        self._wake.set()
+        self.tell()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -75,7 +75,8 @@ class Background:
             try:
                 self._announce_until_quiet()
                 self._write()
-                self._settle()
+                if not self._news.wait(_QUIET_SECONDS):  # whoever works now comes first
+                    self._settle()
             except InputError as error:
                 self._try_again(str(error), 1.0)
             except Exception:
