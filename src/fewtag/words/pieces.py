@@ -248,8 +248,11 @@ def names_a_thing(label: str) -> float:
     nouns, given = things()
     if len(words) == 1 and words[0] in given:
         return 0.5
-    spellings = (words[-1], *variants(words[-1]))
-    return float(any(" ".join([*words[:-1], word]) in nouns or word in nouns for word in spellings))
+
+    def known(word: str) -> bool:
+        return " ".join([*words[:-1], word]) in nouns or word in nouns
+
+    return float(known(words[-1]) or any(map(known, variants(words[-1]))))
 
 
 @cache

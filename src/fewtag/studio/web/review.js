@@ -38,15 +38,18 @@ export function Review() {
 
   const columns = useSignal(4);
 
-  const refused = async (/** @type {string} */ sentence) => {
+  /** @param {string} here @param {string} sentence */
+  const refused = async (here, sentence) => {
     await store.loadLabels();
+    if (location.hash !== here) return; // renamed: the address is another label's by now
     if (page.value && !store.labelNames.value.includes(label)) store.go("library"); // its making was taken back
     else store.say(sentence, { bad: true });
   };
   const load = async () => {
     const turn = ++asked.current;
+    const here = location.hash;
     const room = /** @type {HTMLElement} */ (area.current);
-    const got = await store.attempt(() => api.getReview(label, order, shapeOfPage(room).size), refused);
+    const got = await store.attempt(() => api.getReview(label, order, shapeOfPage(room).size), (sentence) => refused(here, sentence));
     if (turn !== asked.current || !got) return false;
     columns.value = shapeOfPage(room, got.pictures.length).columns; // the first pages are short
     page.value = got;
