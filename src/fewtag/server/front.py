@@ -6,6 +6,7 @@ what the last studio kept of that; whatever else is asked waits for the applicat
 """
 
 import asyncio
+import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -228,7 +229,10 @@ class Server(uvicorn.Server):
 
 
 def run(server: Server, bound: socket.socket) -> None:
-    """Serves until it is interrupted; refuses what cannot be opened."""
+    """Serves until it is interrupted, or its terminal's window is closed; refuses what cannot be opened."""
+    hang_up = getattr(signal, "SIGHUP", None)  # not on Windows
+    if hang_up is not None and signal.getsignal(hang_up) is signal.SIG_DFL:  # nohup has it ignored
+        signal.signal(hang_up, lambda *_: signal.raise_signal(signal.SIGINT))
     with suppress(KeyboardInterrupt):  # which uvicorn hands on once it has ended in good order
         server.run([bound])
     if server.front.app.done():
