@@ -40,7 +40,7 @@ lint: .venv/installed
 
 # for two cores: every fourth second a test waits for a process of its own, so a third one works then; mypy beside them
 test: .venv/installed
-	$(MAKE) lint & lint=$$!; $(BIN)/pytest $(IN_PARALLEL) 4; tests=$$?; wait $$lint && exit $$tests
+	$(MAKE) lint & lint=$$!; $(BIN)/pytest $(IN_PARALLEL) 3; tests=$$?; wait $$lint && exit $$tests
 
 # the product alone, without what starts processes or takes seconds
 test-fast: .venv/installed
