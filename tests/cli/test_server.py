@@ -40,6 +40,12 @@ def started(*arguments: object, **environment: str) -> Iterator[tuple[dict[str, 
             process.kill()
 
 
+def closed_window() -> int:
+    """The signal of a terminal whose window is closed; Ctrl-C's where there is none, or `nohup` has it ignored."""
+    hang_up = getattr(signal, "SIGHUP", None)
+    return hang_up if hang_up is not None and signal.getsignal(hang_up) is signal.SIG_DFL else signal.SIGINT
+
+
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """How the commands would serve: each ends where its server has begun."""
@@ -81,7 +87,7 @@ def test_a_studio_opens_checks_and_copies_its_project(cli: Cli, tiny_model: Path
             time.sleep(0.02)
         client.teach_known("hound", [client.search()["pictures"][0]["digest"]])
         assert b"<!doctype html>" in client.get("/")
-        process.send_signal(signal.SIGHUP if hasattr(signal, "SIGHUP") else signal.SIGINT)  # its window is closed
+        process.send_signal(closed_window())
         assert process.wait(120) == 0, "it ended in good order"
     checked = cli("studio", project, "--check", "--cache", tmp_path / "cache")
     assert checked.code == 0, checked.err
