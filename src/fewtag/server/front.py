@@ -231,7 +231,8 @@ class Server(uvicorn.Server):
 def run(server: Server, bound: socket.socket) -> None:
     """Serves until it is interrupted, or its terminal's window is closed; refuses what cannot be opened."""
     hang_up = getattr(signal, "SIGHUP", None)  # not on Windows
-    if hang_up is not None and signal.getsignal(hang_up) is signal.SIG_DFL:  # nohup has it ignored
+    ours = threading.current_thread() is threading.main_thread()  # others may not say what a signal does
+    if ours and hang_up is not None and signal.getsignal(hang_up) is signal.SIG_DFL:  # nohup has it ignored
         signal.signal(hang_up, lambda *_: signal.raise_signal(signal.SIGINT))
     with suppress(KeyboardInterrupt):  # which uvicorn hands on once it has ended in good order
         server.run([bound])
