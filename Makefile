@@ -44,7 +44,7 @@ test: .venv/installed
 
 # the product alone, without what starts processes or takes seconds
 test-fast: .venv/installed
-	$(BIN)/pytest $(IN_PARALLEL) 2 --ignore tests/research --ignore tests/scripts --ignore tests/test_benchmarks.py \
+	$(BIN)/pytest $(IN_PARALLEL) 3 --ignore tests/research --ignore tests/scripts --ignore tests/test_benchmarks.py \
 		-m 'not slow and not processes and not ray' tests
 
 # 10,000 mutated files, 1,000 of them sidecars, and 200 kills at random moments, some on a full disk, 200 of `write` and

@@ -10,7 +10,7 @@ from torch import nn
 
 from fewtag.research.bench.evaluate import Pool
 from fewtag.research.bench.recipe import Training
-from fewtag.research.bench.train import Learner, Phase
+from fewtag.research.bench.train import Episodes, Learner
 from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.backbone import Backbone, create_backbone
 from fewtag.research.features.rows import MemoryRows
@@ -61,7 +61,7 @@ def training_images_a_second(
         torch.randn(count, WORDS, device=fabric.device),
         torch.from_numpy(targets).to(fabric.device),
     )
-    base = Phase(pool, EpisodeSampler(targets, names))
+    base = Episodes(pool, EpisodeSampler(targets, names))
     batch = 5 * count
 
     def network() -> Backbone:

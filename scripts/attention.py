@@ -8,13 +8,18 @@ Scores of places are those before the softmax, summed over the heads, as in the 
 place to its hottest. The photographs are COCO's, so the picture shows frames with the things' boxes, drawn by hand,
 instead; `--photographs` lays the heat over the photographs. `--scores` adds a pointing score (the grid pointing game):
 of four test pictures in a square, one of which shows the label, does the hottest place lie in that one? Chance is a
-quarter.
+quarter. With `--boxes annotations/instances_train2014.json annotations/instances_val2014.json`, or other files of
+COCO's instances, it adds the pointing game proper: in each picture with a novel label and boxes, does the hottest place
+lie in one of the label's boxes?
 """
 
 import argparse
 import io
 import json
-from collections.abc import Callable, Iterator
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -25,7 +30,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from fewtag.files import write_atomically
+from fewtag.errors import InputError
+from fewtag.files import read_json, write_atomically
 from fewtag.pictures.decode import squash
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import load_trained
@@ -74,14 +80,13 @@ def scale(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def encoder(network: Backbone) -> Callable[[Image.Image], Tensor]:
     """A picture's maps; those of the last one are kept, since several systems look at it."""
-    network, kept = fuse_batch_norms(network), dict[int, Tensor]()
+    network, kept = fuse_batch_norms(network), list[tuple[Image.Image, Tensor]]()
 
     def encode(picture: Image.Image) -> Tensor:
-        if id(picture) not in kept:
-            kept.clear()
+        if not kept or kept[0][0] is not picture:
             with torch.inference_mode():
-                kept[id(picture)] = network(torch.from_numpy(squash(picture, network.size))[None])
-        return kept[id(picture)]
+                kept[:] = [(picture, network(torch.from_numpy(squash(picture, network.size))[None]))]
+        return kept[0][1]
 
     return encode
 
@@ -124,10 +129,10 @@ def tagger_heats(labels: list[str]) -> Heats:
 
 
 def pictures(data: Path, recipes: Path) -> dict[str, LabelledImages]:
-    """The pictures of the phases that the figure needs."""
-    ((file, recipe),) = load_recipes(recipes / "coco.toml", only=["protonet"])
+    """The pictures of the phases that the figure and the scores need."""
+    ((file, recipe),) = load_recipes(recipes / "part.toml", only=["word-attention-frozen"])
     experiment = Experiment(recipe, data, file.parent)
-    return {phase: experiment.phase(phase) for phase in ("test", "val")}
+    return {phase: experiment.phase(phase) for phase in ("test", "val", "any")}
 
 
 def draw(known: dict[str, LabelledImages], shown: dict[str, Heats], *, photographs: bool) -> Image.Image:
@@ -199,13 +204,73 @@ def score(images: LabelledImages, systems: dict[str, Heats]) -> dict[str, object
         for name, heats in systems.items():
             found = points_at(heats(square.picture, [square.label])[square.label])
             hits[name][square.label].append(found == square.quarter)
-    return {name: summary({label: fmean(each) for label, each in of.items()}) for name, of in hits.items()}
+    return {name: summary(of) for name, of in hits.items()}
 
 
-def summary(by_label: dict[str, float]) -> dict[str, object]:
+def summary(hits: Mapping[str, list[float] | list[bool]]) -> dict[str, object]:
     """The mean, with its 95 % interval over labels, which differ more than squares do."""
+    by_label = {label: round(fmean(each), 4) for label, each in hits.items()}
     mean, interval = mean_and_interval(list(by_label.values()))
     return {"hits": round(mean, 4), "over_labels": round(interval, 4), "by_label": by_label}
+
+
+def read_boxes(files: Iterable[Path]) -> dict[tuple[str, str], set[Box]]:
+    """The boxes of COCO's instances files by picture and label, crowds left out; files may repeat each other's."""
+    boxes = defaultdict[tuple[str, str], set[Box]](set)
+    for file in files:
+        content = read_json(file, "file of boxes")
+        try:
+            names = {row["id"]: row["name"] for row in content["categories"]}
+            sizes = {row["id"]: (row["width"], row["height"]) for row in content["images"]}
+            for row in content["annotations"]:
+                if not row.get("iscrowd"):
+                    (left, top, across, down), (width, height) = row["bbox"], sizes[row["image_id"]]
+                    box = left / width, top / height, (left + across) / width, (top + down) / height
+                    boxes[f"{row['image_id']:012}", names[row["category_id"]]].add(box)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{file} holds an entry without {error}; give COCO's instances_*.json") from error
+    return boxes
+
+
+def cover(boxes: Iterable[Box]) -> NDArray[np.bool_]:
+    """The pixels that the boxes touch, of a picture squashed to `SIDE`, so that none is too small to be hit."""
+    covered = np.zeros((SIDE, SIDE), bool)
+    for left, top, right, bottom in boxes:
+        covered[int(top * SIDE) : math.ceil(bottom * SIDE), int(left * SIDE) : math.ceil(right * SIDE)] = True
+    return covered
+
+
+def unseeing(row: slice, column: slice) -> Heats:
+    """The same map for every picture and label, hot in these places alone."""
+    heat = np.zeros((SIDE, SIDE), np.float32)
+    heat[row, column] = 1
+    return lambda _, labels: dict.fromkeys(labels, heat)
+
+
+def point_into_boxes(
+    images: LabelledImages, boxes: Mapping[tuple[str, str], Iterable[Box]], systems: dict[str, Heats]
+) -> dict[str, object]:
+    """The pointing game: how often each system's hottest place lies in a box of the label.
+
+    Several hottest pixels count by their share in the boxes, so that one who points anywhere has the boxes' share of
+    the picture.
+    """
+    middle = slice(SIDE // 2 - 1, SIDE // 2 + 1)
+    systems = systems | {"anywhere": unseeing(slice(None), slice(None)), "the centre": unseeing(middle, middle)}
+    asked = [[label for label in images.shown(row) if (image, label) in boxes] for row, image in enumerate(images.ids)]
+    if not any(asked):
+        raise InputError(
+            f"no picture of {len(images)} has boxes (ids look like {images.ids[0]}); give COCO's own files"
+        )
+    hits = {name: defaultdict[str, list[float]](list) for name in systems}
+    for image, picture, labels in zip(images.ids, images.pictures, asked, strict=True):
+        if labels:
+            opened = picture.open().convert("RGB").resize((SIDE, SIDE))
+            for name, heats in systems.items():
+                for label, heat in heats(opened, labels).items():
+                    hits[name][label].append(float(cover(boxes[image, label])[heat == heat.max()].mean()))
+    scores = {name: summary(of) for name, of in hits.items()}
+    return {"pictures": sum(map(bool, asked)), "asked": Counter(chain.from_iterable(asked)), "systems": scores}
 
 
 def main() -> None:
@@ -216,11 +281,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--photographs", action="store_true")
     parser.add_argument("--scores", type=Path)
+    parser.add_argument("--boxes", type=Path, nargs="+", default=[], help="with --scores: COCO's instances_*.json")
     arguments = parser.parse_args()
     places = arguments.data, arguments.recipes, arguments.runs
     known = pictures(arguments.data, arguments.recipes)
     tagger = {TAGGER: tagger_heats([*known["test"].labels, *known["val"].labels])}
-    shown = {name: heats for name, heats in systems(*places, size=SIDE).items() if UNTRAINED not in name} | tagger
+    whole = systems(*places, size=SIDE) | tagger
+    shown = {name: heats for name, heats in whole.items() if UNTRAINED not in name}
     content = io.BytesIO()
     draw(known, shown, photographs=arguments.photographs).save(content, arguments.out.suffix[1:].upper(), quality=85)
     write_atomically(arguments.out, content.getvalue())
@@ -228,8 +295,11 @@ def main() -> None:
         test = known["test"]
         found = score(test, systems(*places, size=2 * SIDE) | tagger)
         facts = {"squares": TURNS * len(test.labels), "chance": 0.25, "seed": 0, "commit": commit(), "runs": RUNS}
-        facts["command"] = "python scripts/attention.py --data DIR --out FILE --scores FILE"
-        write_atomically(arguments.scores, json.dumps(facts | {"systems": found}, indent=1).encode())
+        facts["command"] = "python scripts/attention.py --data DIR --out FILE --scores FILE --boxes FILES"
+        facts |= {"systems": found}
+        if arguments.boxes:
+            facts["boxes"] = point_into_boxes(known["any"], read_boxes(arguments.boxes), whole)
+        write_atomically(arguments.scores, json.dumps(facts, indent=1).encode())
 
 
 if __name__ == "__main__":

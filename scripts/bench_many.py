@@ -1,11 +1,11 @@
 """Measures many runs at once on one GPU: worker processes that share the pictures and their maps in its memory.
 
-    python scripts/bench_many.py PLAN --data DIR --recipes recipes --out results --runs runs --seconds 580
+    python scripts/bench_many.py PLAN --data DIR --seconds 3000 --stop 3600
 
 PLAN has a line `recipe run` for each run, the most important first; `recipe run*` stands for all of that beginning. The
 rows are those of `fewtag bench recipes/RECIPE.toml --data DIR --only RUN`, which would decode and encode pictures for
-every run anew. Runs end to end have workers of their own. After so many seconds no run begins any more; a run cut short
-goes on from its checkpoint when the same command is given again.
+every run anew. Runs end to end have workers of their own. After `--seconds` no run begins any more, and after `--stop`
+those under way are cut short: they go on from their checkpoints when the same command is given again.
 
 CUDA's MPS lets the workers compute at the same time. Do not set CUDA_MPS_ACTIVE_THREAD_PERCENTAGE: on an H200 with
 torch 2.11, workers with 45 % computed wrong features (of mean 2.68 in place of 0.38), and losses that are no numbers.

@@ -27,7 +27,7 @@ from fewtag.files import read_arrays, write_arrays
 from fewtag.research.bench.results import commit
 from fewtag.research.features.backbone import create_backbone
 from fewtag.research.features.graph import write_graph
-from fewtag.research.fit import STRENGTHS, Base, Held, Solved, calibrated, solve, wrong_names
+from fewtag.research.fit import STRENGTHS, BasePictures, Held, Solved, calibrated, solve, wrong_names
 from fewtag.tagger.model import KIND, load_model, save_model, solve_words
 
 NETWORK = "vit_small_patch14_dinov2"
@@ -74,7 +74,7 @@ class Encoded:
             return {phase: file[phase].tolist() for phase in file}
 
 
-def base_of(encoded: Encoded, packs: Packs, phases: Sequence[str]) -> Base:
+def base_of(encoded: Encoded, packs: Packs, phases: Sequence[str]) -> BasePictures:
     """The 52 base labels on their own pictures, or all 80 on all packs'."""
     if list(phases) == ["train"]:
         labels, targets = packs.images("train").labels, packs.images("train").targets
@@ -82,7 +82,7 @@ def base_of(encoded: Encoded, packs: Packs, phases: Sequence[str]) -> Base:
         whole = packs.experiment.pictures()
         shown = whole.select(whole.rows([image for phase in phases for image in packs.images(phase).ids]))
         labels, targets = shown.labels, shown.targets
-    return Base(labels, packs.names(labels), targets, encoded.pooled(phases), encoded.chances(phases))
+    return BasePictures(labels, packs.names(labels), targets, encoded.pooled(phases), encoded.chances(phases))
 
 
 def validation(encoded: Encoded, solved: Solved, packs: Packs) -> list[Held]:

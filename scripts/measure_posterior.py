@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -46,7 +45,6 @@ class Strengths:
     unnamed: float = 0.25
     modes: float = 0.0
     sharpness: float = 4.0
-    rejection: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,16 +248,12 @@ def shown_to(targets: Tensor, shots: int, *, single: bool) -> Tensor:
     return F.one_hot(drawn_for, targets.shape[2]).float().expand(targets.shape)
 
 
-def measure(
-    pool: Pool, draws: Draws, strengths: Strengths, *, posterior: bool = True, single: bool = False, words: bool = True
-) -> Scores:
+def measure(pool: Pool, draws: Draws, strengths: Strengths, *, posterior: bool = True, single: bool = False) -> Scores:
     """Scores every query of every episode; `draws.shots` 0 means that labels are known by their names alone."""
     found = []
     largest = max(draws.support.shape[1], 64) * len(pool.labels) * pool.places.shape[-1]
     largest = max(largest, len(pool.labels) * draws.support.shape[1] ** 2)
     at_once = max(1, NUMBERS_AT_ONCE // largest)
-    if not words:
-        strengths = Strengths(**{**vars(strengths), "word_weight": 0.0})
     for support_rows, query_rows in zip(draws.support.split(at_once), draws.query.split(at_once), strict=True):
         query = pool.places[query_rows]
         if draws.shots == 0:
@@ -321,84 +315,3 @@ def row(scores: Scores) -> dict[str, list[float] | float]:
         **{name: summary(values) for name, values in scores.precision().items()},
         "log_loss": round(scores.log_loss(), 4),
     }
-
-
-def sessions(
-    pool: Pool,
-    strengths: Strengths,
-    *,
-    method: str,
-    order: str,
-    seeds: Sequence[int],
-    looks: Sequence[int] = (0, 8, 16, 32, 64),
-    examples: int = 1,
-) -> dict[int, Tensor]:
-    """AP (percent, labels × seeds) after so many answers of a simulated person, a label by itself.
-
-    Half of the pictures can be asked about, the other half measures. It starts with `examples` random ones; each
-    answer is learnt before the next question, which is the likeliest picture, the most unsure, or these in turns.
-    `method` is `positives` (closed form), `rejection` (prototype moved away from the rejected) or `posterior`.
-    """
-    device = pool.places.device
-    labels = torch.arange(len(pool.labels), device=device).repeat(len(seeds))
-    halves = []
-    for seed in seeds:
-        shuffled = np.random.default_rng([seed, 7]).permutation(len(pool.places))
-        halves.append(torch.from_numpy(shuffled < len(shuffled) // 2).to(device))
-    askable = torch.stack(halves).repeat_interleave(len(pool.labels), dim=0)
-    truth = pool.targets.T[labels]
-    asked: list[Tensor] = []
-    random = torch.Generator(device="cpu").manual_seed(sum(seeds))
-    lots = torch.rand(truth.shape, generator=random).to(device)
-    for _ in range(examples):
-        lots = lots.masked_fill(~(askable & truth), -1)
-        asked.append(lots.argmax(dim=1))
-        lots = lots.scatter(1, asked[-1][:, None], -1)
-    found = {}
-    for answer in range(max(looks) + 1):
-        rows = torch.stack(asked, dim=1) if asked else labels.new_empty(len(labels), 0)
-        logits = session_logits(pool, labels, rows, truth.gather(1, rows), strengths, method)
-        if answer in looks:
-            held = [
-                average_precision(problem[~mine], shown[~mine])
-                for problem, shown, mine in zip(logits, truth, askable, strict=True)
-            ]
-            found[answer] = 100 * torch.stack(held).reshape(len(seeds), -1).T
-        likeliest = order == "likeliest" or (order == "mixed" and answer % 2 == 0)
-        wish = (logits if likeliest else -logits.abs()).masked_fill(~askable, -torch.inf)
-        wish = wish.scatter(1, rows, -torch.inf)
-        asked.append(wish.argmax(dim=1))
-    return found
-
-
-def session_logits(
-    pool: Pool, labels: Tensor, rows: Tensor, shown: Tensor, strengths: Strengths, method: str
-) -> Tensor:
-    """Logits of all pictures for each problem: a label and its answered pictures."""
-    words = pool.words[labels][:, None]
-    answers = shown.float()[..., None]
-    if not rows.shape[1]:
-        guides = words
-    else:
-        support = pool.places[rows]
-        guides = prototypes(support, answers, words, strengths)
-        rejected = (1 - answers).sum(dim=1)
-        if method == "rejection" and rejected.any():
-            attended = focus(support, guides, strengths.query_focus)
-            away = unit(torch.einsum("eil,eils->els", 1 - answers, attended))
-            share = strengths.rejection * (rejected / 8).clamp_max(1)
-            guides = unit(guides - share[..., None] * away)
-    learnt = None
-    if method == "posterior" and rows.shape[1]:
-        weights = torch.where(answers > 0, 1.0, strengths.rejection or 1.0)
-        learnt = Posterior.of(support, guides, answers, weights, strengths)
-    found = []
-    for places in pool.places.split(512):
-        # the problems are the labels of one episode over all pictures
-        whole, attended, logits = features(places[None], guides[:, 0][None], strengths)
-        logits = logits[0].T
-        if learnt is not None:
-            mine = attended[0].transpose(0, 1)[:, :, None]
-            logits = logits + learnt((whole.expand(len(labels), *whole.shape[1:]), mine))[..., 0]
-        found.append(logits)
-    return torch.cat(found, dim=1)

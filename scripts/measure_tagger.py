@@ -24,7 +24,7 @@ from fewtag.core.metrics import average_precision, precision_recall_f1
 from fewtag.core.posterior import Vectors
 from fewtag.files import write_atomically
 from fewtag.research.bench.results import commit, episode_metrics, mean_and_interval
-from fewtag.research.data.splits import overlaps
+from fewtag.research.data.splits import overlapping_classes
 from fewtag.tagger.bank import Bank, Definition, Example, Told
 from fewtag.tagger.model import Model, load_model, solve_words
 from fewtag.tagger.stream import Scorer
@@ -63,7 +63,7 @@ class Bench:
         vectors = model.words.vectors(self.packs.names(self.images.labels))
         if not clean:
             return model.word_prototypes(vectors)
-        gone = {number for each in overlaps("imagenet-1k", "coco") for number in each.classes}
+        gone = overlapping_classes("imagenet-1k", "coco")
         kept = [number for number in range(len(header["class_names"])) if number not in gone]
         labels = header["base_words"]
         rows = [*range(len(labels)), *(len(labels) + number for number in kept)]

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/models.md from results/*-coco52.json, between its marks.
+"""Writes the tables of docs/models.md and docs/names.md from results/*-coco52.json, each between its own marks.
 
     python scripts/models_page.py [--rows FOLDER]
 
@@ -8,6 +8,8 @@ results/shots-coco52.json: each run's means, and the posterior's lead on it over
 
 import argparse
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from fewtag.research.bench.report.comparison import difference
 from fewtag.research.bench.results import mean_and_interval, read_rows
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "models.md"
-BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
+PAGES = [ROOT / "docs" / name for name in ("models.md", "names.md")]
+TABLE = re.compile(r"<!-- table: (\w+) -->.*?<!-- end -->", flags=re.S)
+PICTURES = {"test": "plain", "mixed": "crowded"}
 FILES = {"default": "tagger-coco52.json", "accurate": "tagger-accurate-coco52.json"}
 ROWS = {
     "the name alone": "name alone",
@@ -26,15 +29,15 @@ ROWS = {
     "1 example, clean names": "1 examples, clean",
     "1 example, no name": "1 examples, no words",
     "1 example, a private name": "1 examples, private names",
-    "1 example, one label a picture": "1 examples, one label a picture",
+    "1 example, one label named a picture": "1 examples, one label a picture",
     "5 examples": "5 examples",
-    "5 examples, one label a picture": "5 examples, one label a picture",
+    "5 examples, one label named a picture": "5 examples, one label a picture",
     "20 examples": "20 examples",
 }
-RARE = {
-    f"{shots} example{'s' * (shots > 1)}, prior {how}": f"{shots} examples, 1 %, prior {how}"
-    for shots in (1, 5)
-    for how in ("given", "estimated")
+SHARES = {
+    "episodes'": "",
+    "1 %, prior given": ", 1 %, prior given",
+    "1 %, prior estimated": ", 1 %, prior estimated",
 }
 
 SHOTS = ROOT / "results" / "shots-coco52.json"
@@ -52,7 +55,29 @@ RIVALS = {
     "protonet": "ProtoNet",
     "protonet-whitened": "ProtoNet, whitened",
 }
+LABELS = 16
 ASKED = {"likeliest": "the likeliest", "unsure": "the most unsure", "mixed": "these in turns"}
+
+
+EXPECTED = {
+    "1 example": "1 examples",
+    "5 examples": "5 examples",
+    "5 examples; 1 % of pictures show the label, and you say so (`--prior 0.01`)": "5 examples, 1 %, prior given",
+    "the same, share estimated": "5 examples, 1 %, prior estimated",
+}
+
+
+def expected(found: dict[str, Any]) -> list[str]:
+    """What a person gets, at the tagger's own thresholds."""
+    lines = [
+        "| taught with | precision · recall, plain pictures | crowded pictures |",
+        "|---|---|---|",
+    ]
+    for name, key in EXPECTED.items():
+        rows = [found[f"{phase}, {key}"] for phase in PICTURES]
+        cells = [f"{row['precision']:.0%} · {row['recall']:.0%}".replace("%", " %") for row in rows]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
 
 
 def precision(row: dict[str, Any] | None) -> str:
@@ -62,7 +87,10 @@ def precision(row: dict[str, Any] | None) -> str:
 
 
 def accuracy(found: dict[str, dict[str, Any]]) -> list[str]:
-    lines = ["| | `default`, test | `default`, mixed | `accurate`, test | `accurate`, mixed |", "|---|---|---|---|---|"]
+    lines = [
+        "| taught with | `default`, `test` | `default`, `mixed` | `accurate`, `test` | `accurate`, `mixed` |",
+        "|---|---|---|---|---|",
+    ]
     for name, key in ROWS.items():
         cells = [precision(found[model].get(f"{phase}, {key}")) for model in FILES for phase in ("test", "mixed")]
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -83,21 +111,40 @@ def sizes(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def reliability(row: dict[str, Any]) -> str:
-    return ", ".join(f"{said:.2f} → {true:.2f} ({count:,})" for said, true, count in row["reliability"])
-
-
-def honesty(found: dict[str, dict[str, Any]]) -> list[str]:
-    lines = ["| | error | said → true (pairs) | precision · recall | best F1 · own |", "|---|---|---|---|---|"]
-    usual = {name: ROWS[name] for name in ("1 example", "5 examples")}
+def probabilities(found: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows of both models' probabilities, each after the cells that say what it is of."""
     for model, rows in found.items():
-        for phase in ("test", "mixed"):
-            for name, key in {**usual, **{f"1 %, {rare}": key for rare, key in RARE.items()}}.items():
-                row = rows[f"{phase}, {key}"]
-                lines.append(
-                    f"| `{model}`, {phase}, {name} | {row['reliability_error']:.3f} | {reliability(row)} | "
-                    f"{row['precision']:.2f} · {row['recall']:.2f} | {row['best_f1']:.3f} · {row['f1']:.3f} |"
-                )
+        for phase, pictures in PICTURES.items():
+            for share, key in SHARES.items():
+                for shots in (1, 5):
+                    cells = f"| `{model}` | {pictures} | {share} | {shots} |"
+                    yield cells, rows[f"{phase}, {shots} examples{key}"]
+
+
+def calibration(found: dict[str, dict[str, Any]]) -> list[str]:
+    lines = [
+        "| model | pictures | labels' share | examples | error | precision · recall | F1 · the best possible |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for cells, row in probabilities(found):
+        lines.append(
+            f"{cells} {row['reliability_error']:.3f} | {row['precision']:.2f} · {row['recall']:.2f} | "
+            f"{row['f1']:.3f} · {row['best_f1']:.3f} |"
+        )
+    return lines
+
+
+def reliability(found: dict[str, dict[str, Any]]) -> list[str]:
+    """The curve behind each calibration error, a column for each tenth from 20 % on."""
+    tenths = [f"{tenth}0–{tenth + 1}0 %" for tenth in range(2, 10)]
+    lines = [
+        f"| model | pictures | labels' share | examples | {' | '.join(tenths)} |",
+        "|---" * (4 + len(tenths)) + "|",
+    ]
+    for cells, row in probabilities(found):
+        curve = [f"{said:.2f} → {true:.2f} ({count:,})" for said, true, count in row["reliability"]]
+        assert len(curve) == len(tenths)
+        lines.append(f"{cells} {' | '.join(curve)} |")
     return lines
 
 
@@ -151,11 +198,11 @@ def short(row: dict[str, Any] | None) -> str:
     return f"{row['macro_ap']:.1f} / {row['micro_ap']:.1f}{star}"
 
 
-def sessions(found: dict[str, Any], title: str) -> list[str]:
+def sessions(found: dict[str, Any]) -> list[str]:
     """AP after so many answers: of the posterior, and its lead on the closed form of positives alone."""
     answers = found["answers"]
     lines = [
-        f"| {title} begins with | asks about | {' | '.join(f'{number} answers' for number in answers)} |",
+        f"| begins with | asks about | {' | '.join(f'{number} answers' for number in answers)} |",
         "|---" * (len(answers) + 2) + "|",
     ]
     for examples, start in {1: "one example", 0: "the name"}.items():
@@ -172,7 +219,7 @@ def sessions(found: dict[str, Any], title: str) -> list[str]:
 def bank_of_80(found: dict[str, Any]) -> list[str]:
     """Of labels with one example each: what is given at their own thresholds, and at that of the best F1."""
     lines = [
-        "| a bank of 80 labels | tags | precision · recall | at the best F1 | F1 · best |",
+        "| a bank of 80 labels | tags | precision · recall | at the best F1 | F1 · the best possible |",
         "|---|---|---|---|---|",
     ]
     for labels in ("80 labels", "28 never seen"):
@@ -185,34 +232,70 @@ def bank_of_80(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def tables() -> dict[str, list[str]]:
+    """Every table of the pages, by the name in its mark."""
+    results = ROOT / "results"
+    found = {model: json.loads((results / name).read_text()) for model, name in FILES.items()}
+    held, better, archive, many, larger, spoken = (
+        json.loads((results / f"{name}-coco52.json").read_text(encoding="utf-8"))
+        for name in ("sessions", "sessions-accurate", "archive", "many", "sizes", "languages")
+    )
+    shots, own = json.loads(SHOTS.read_text()), found["default"]
+    return {
+        "expected": expected(own),
+        "accuracy": accuracy(found),
+        "sizes": sizes(larger),
+        "rivals_test": rivals(shots, "rivals", "test", "`test`, examples:", own),
+        "rivals_mixed": rivals(shots, "rivals", "mixed", "`mixed`, examples:", own),
+        "single_test": rivals(shots, "single", "test", "`test`, examples:", own),
+        "single_mixed": rivals(shots, "single", "mixed", "`mixed`, examples:", own),
+        "curve": rivals(shots, "curve", "mixed", "`mixed`, examples:", {}),
+        "calibration": calibration(found),
+        "reliability": reliability(found),
+        "many": bank_of_80(many),
+        "sessions": sessions(held),
+        "sessions_accurate": sessions(better),
+        "archive": sessions(archive),
+        "languages": languages(spoken),
+    }
+
+
+def languages(found: dict[str, Any]) -> list[str]:
+    """What names in other languages are worth; beside it, what they were while they were looked up as English."""
+
+    def scores(*key: str) -> str:
+        row = found.get(", ".join(key))
+        return "–" if row is None else f"{row['macro_ap']:.1f} / {row['micro_ap']:.1f}"
+
+    lines = [
+        "| names in | plain pictures | looked up as English | crowded pictures | looked up as English | known |",
+        "|---|---|---|---|---|---|",
+    ]
+    for key in [key for key in found if key.startswith("test, ") and not key.endswith(", not translated")]:
+        name = key.removeprefix("test, ")
+        cells = [scores(phase, name, *asked) for phase in PICTURES for asked in ((), ("not translated",))]
+        row = found[key]
+        known = f"{LABELS - len(row['unknown'])}, {len(row['translated'])} of them translated"
+        plain = name in {"English", "no names", "private names"}
+        lines.append(f"| {name} | {' | '.join(cells)} | {'–' if plain else known} |")
+    return lines
+
+
+def with_tables(page: str) -> str:
+    """The page with each table made anew between its marks."""
+    made = tables()
+    return TABLE.sub(
+        lambda mark: "\n".join([f"<!-- table: {mark[1]} -->", "", *made[mark[1]], "", "<!-- end -->"]), page
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=Path, help="the folder that `bench --out` wrote")
     if (rows := parser.parse_args().rows) is not None:
         write_atomically(SHOTS, json.dumps(summarise(rows), indent=1).encode())
-    results = ROOT / "results"
-    found = {model: json.loads((results / name).read_text()) for model, name in FILES.items()}
-    held, better, archive, many = (
-        json.loads((results / f"{name}-coco52.json").read_text())
-        for name in ("sessions", "sessions-accurate", "archive", "many")
-    )
-    shots = json.loads(SHOTS.read_text())
-    before, rest = PAGE.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    tables = [accuracy(found), sizes(json.loads((results / "sizes-coco52.json").read_text()))]
-    tables += [rivals(shots, "rivals", phase, f"`{phase}`, examples:", found["default"]) for phase in ("test", "mixed")]
-    tables += [
-        rivals(shots, "single", phase, f"one label a picture, `{phase}`:", found["default"])
-        for phase in ("test", "mixed")
-    ]
-    tables += [rivals(shots, "curve", "mixed", "at `mixed`'s own frequencies:", {}), honesty(found), bank_of_80(many)]
-    tables += [
-        sessions(held, "held out:"),
-        sessions(better, "`accurate`, held out:"),
-        sessions(archive, "the archive:"),
-    ]
-    lines = "\n\n".join("\n".join(table) for table in tables)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{lines}\n\n{END}{after}")
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from fewtag.files import replacing
 from fewtag.graphs import SMALLEST, quantise
 from fewtag.pictures.decode import decode
 from fewtag.research.data.sampling import EpisodeSampler
-from fewtag.research.data.splits import Split, class_names, overlaps
+from fewtag.research.data.splits import Split, class_names, overlapping_classes
 from fewtag.words.vectors import SHIPPED, class_vectors, load_words
 
 MOST_PLACES = 8
@@ -239,7 +239,7 @@ def read_names(variant: str, device: torch.device, source: str = SHIPPED) -> Nam
     vectors, known = class_vectors(words, classes)
     every = np.zeros((len(classes), words.dimensions), np.float32)
     every[known] = vectors
-    left_out = [number for overlap in overlaps("imagenet-1k", "coco") for number in overlap.classes]
+    left_out = list(overlapping_classes("imagenet-1k", "coco"))
     usable = {"all": known, "clean": known & ~np.isin(np.arange(len(classes)), left_out), "none": np.zeros_like(known)}
     labels = words.vectors([split.spelt(label) for label in split.labels])
     of_labels, of_classes, used = (torch.from_numpy(each).to(device) for each in (labels, every, usable[variant]))

@@ -69,11 +69,12 @@ def project_all(space: Space, rows: Rows, numbers: Sequence[int], batch: int = 1
 def episode_scores(
     method: ClosedForm, local: NDArray[np.float16], held: Held, draw: Draw
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """The query images' scores, before any scale or calibration, and what they show."""
+    """The query images' log-odds, and what they show."""
     support, query = list(draw.support), list(draw.query)
     shown = to_array(held.targets)
-    scorer = method.scorer(local[support].astype(np.float32), shown[support], to_array(held.words))
-    return scorer(local[query].astype(np.float32)), shown[query]
+    guides = method.guides(held.words)
+    classifiers = method.classifiers(local[support].astype(np.float32), shown[support], guides)
+    return classifiers.logits(local[query].astype(np.float32), method.strengths), shown[query]
 
 
 def judge(method: ClosedForm, local: NDArray[np.float16], held: Held) -> dict[str, float]:
@@ -83,7 +84,7 @@ def judge(method: ClosedForm, local: NDArray[np.float16], held: Held) -> dict[st
         metrics = []
         for draw in draws:
             scores, targets = episode_scores(method, local, held, draw)
-            metrics.append(episode_metrics(sigmoid(method.scale * scores.astype(np.float64)), targets))
+            metrics.append(episode_metrics(sigmoid(scores.astype(np.float64)), targets))
         for name in ("macro_ap", "micro_ap"):
             found[f"{name}_{shots}"] = sum(row[name] for row in metrics) / len(metrics)
     found["mean"] = sum(found.values()) / len(found)

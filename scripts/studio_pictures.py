@@ -12,6 +12,7 @@ import argparse
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -177,7 +178,9 @@ class Hands:
         self.film.take(2500)
 
     def answer_page(self, label: str, shoot: str = "") -> None:
-        for cell in self.page.locator("button.picture").all() if self.truth else []:
+        cells = self.page.locator("button.picture").all()
+        single = len(cells) == 1
+        for cell in cells if self.truth and not single else []:
             name = (cell.get_attribute("aria-label") or "").split(":")[0]
             if (cell.get_attribute("aria-pressed") == "true") != (label in self.truth.get(name, ())):
                 self.film.point(cell)
@@ -186,13 +189,20 @@ class Hands:
         self.settle()
         if shoot:
             self.picture(shoot)
-        single = self.page.locator("button.picture").count() == 1
-        self.film.point(self.page.locator(".bar.fixed .primary"))
+        key = self.answer_of_one(cells[0], label) if single else "Enter"
+        pressed = re.compile("No" if key == "x" else "Yes|Answer")
+        self.film.point(self.page.locator(".bar.fixed button", has_text=pressed))
         self.film.take(300 if single else 700)
-        self.page.keyboard.press("Enter")
+        self.page.keyboard.press(key)
         expect(self.page.get_by_role("status").filter(has_text="Answered")).to_be_visible()
         self.settle()
         self.film.take(600 if single else 2200)
+
+    def answer_of_one(self, cell: Locator, label: str) -> str:
+        """The key for a question about one picture, which is not marked: by the truth, else by its probability."""
+        name, _, percent = (cell.get_attribute("aria-label") or "").rpartition(", ")
+        right = label in self.truth.get(name, ()) if self.truth else int(percent.split()[0]) >= 50
+        return "a" if right else "x"
 
     def open_picture(self, name: str, label: str) -> None:
         self.page.goto(f"{self.page.url.split('#')[0]}#/")
@@ -247,7 +257,7 @@ def main() -> None:
     if options.folder is not None:
         folder.mkdir(parents=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    browser_path = shutil.which("chromium") or shutil.which("google-chrome")
+    browser_path = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     looks: tuple[tuple[str, int, int, Literal["light", "dark"]], ...] = (
         ("", 1280, 800, "light"),

@@ -1,12 +1,11 @@
-"""Studies the posterior on one network: strengths, modes, unnamed labels, correction sessions.
+"""Searches the posterior's strengths on one network, for `results/networks/strengths-dinov2.json`.
 
-    python scripts/study_posterior.py strengths --network dinov2 --weights tuned.safetensors --pretrained dinov2.onnx \
+    python scripts/study_posterior.py --network dinov2 --weights tuned.safetensors --pretrained dinov2.onnx \
         --data DIR --classifier efficientnet-lite2.safetensors --out strengths.json
 
-`strengths` climbs coordinate by coordinate, once on the validation labels and once on cross-fitted base labels
-(empirical Bayes by predictive likelihood and precision): four folds, the network of each tuned without its labels'
-pictures. `grid` measures chosen values of chosen strengths; `sessions` simulates corrections. The novel labels are
-looked at only with `--phases test mixed`.
+It climbs coordinate by coordinate, once on the validation labels and once on cross-fitted base labels (empirical Bayes
+by predictive likelihood and precision): four folds, the network of each tuned without its labels' pictures. The novel
+labels are not looked at.
 """
 
 import argparse
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure_posterior import Base, Draws, Names, Pool, Strengths, fit, measure, sessions
+from measure_posterior import Base, Draws, Names, Pool, Strengths, fit, measure
 from networks import (
     Pictures,
     average,
@@ -200,7 +199,7 @@ def climb(
     return {"strengths": vars(best), "figures": figures, "tries": tries}
 
 
-def strengths_study(world: World) -> dict[str, Any]:
+def study(world: World) -> dict[str, Any]:
     """Strengths by validation labels and by cross-fitted base labels, each judged on the validation labels."""
     arguments = world.arguments
     start = replace(Strengths(), **json.loads(arguments.strengths))
@@ -231,62 +230,11 @@ def strengths_study(world: World) -> dict[str, Any]:
     return found
 
 
-def grid_study(world: World) -> dict[str, Any]:
-    """Chosen values of chosen strengths, on phases or on the folds."""
-    arguments = world.arguments
-    start = replace(Strengths(), **json.loads(arguments.strengths))
-    vary = json.loads(arguments.vary)
-    rows = []
-    helds = {phase: [world.held(phase, arguments.shots, arguments.episodes)] for phase in arguments.phases}
-    if arguments.cross_fit:
-        helds["folds"] = world.folds(arguments.shots, arguments.episodes // 4)
-    for values in itertools.product(*vary.values()):
-        strengths = replace(start, **dict(zip(vary, values, strict=True)))
-        for phase, held in helds.items():
-            figures = judge(held, strengths)
-            rows.append({"phase": phase, **dict(zip(vary, values, strict=True)), "figures": figures})
-            print(json.dumps(rows[-1]), flush=True)
-    return {"start": vars(start), "rows": rows}
-
-
-def sessions_study(world: World) -> dict[str, Any]:
-    """Correction sessions from one example and from the name alone, each method in each order."""
-    arguments = world.arguments
-    start = replace(Strengths(), **json.loads(arguments.strengths))
-    seeds = range(arguments.seeds)
-    rows = []
-    for phase in arguments.phases:
-        held = world.held(phase, (), 0)
-        pool = held.pool(start)
-        methods: list[tuple[str, dict[str, float]]] = [("positives", {})]
-        methods += [("rejection", {"rejection": value}) for value in arguments.rejections]
-        methods += [("posterior", change) for change in json.loads(arguments.posteriors)]
-        for examples, order in itertools.product(arguments.examples, ("likeliest", "unsure", "mixed")):
-            reference: dict[int, Tensor] = {}
-            for method, change in methods:
-                strengths = replace(start, **change)
-                found = sessions(pool, strengths, method=method, order=order, seeds=seeds, examples=examples)
-                reference = reference or found
-                gains = {answers: (values - reference[answers]).flatten() for answers, values in found.items()}
-                rows.append({
-                    "phase": phase, "examples": examples, "order": order, "method": method, **change,
-                    "ap": {answers: round(values.mean().item(), 2) for answers, values in found.items()},
-                    "gain": {answers: [round(g.mean().item(), 2), round(1.96 * g.std().item() / len(g) ** 0.5, 2)]
-                             for answers, g in gains.items()},
-                })  # fmt: skip
-                print(json.dumps(rows[-1]), flush=True)
-    return {"start": vars(start), "seeds": len(seeds), "rows": rows}
-
-
-STUDIES = {"strengths": strengths_study, "grid": grid_study, "sessions": sessions_study}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--network", choices=("tinyvit", "dinov2"), required=True)
     parser.add_argument("--weights", type=Path, required=True, help="the network under study")
-    parser.add_argument("--pretrained", type=Path, help="what the folds' networks are tuned from")
+    parser.add_argument("--pretrained", type=Path, required=True, help="what the folds' networks are tuned from")
     parser.add_argument("--rate", type=float, default=2e-5)
     parser.add_argument("--layer-decay", type=float, default=0.75)
     parser.add_argument("--tuning-epochs", dest="epochs", type=int, default=3)
@@ -298,23 +246,14 @@ def main() -> None:
     )
     parser.add_argument("--variant", choices=("all", "clean", "none"), default="all")
     parser.add_argument("--classifier", type=Path, required=True)
-    parser.add_argument("--phases", nargs="*", default=["val"])
-    parser.add_argument("--cross-fit", action="store_true")
-    parser.add_argument("--shots", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--queries", type=int, default=4)
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60, help="the longest climb")
     parser.add_argument("--strengths", default="{}", help="JSON: where to start from")
-    parser.add_argument("--vary", default='{"modes": [0, 1]}', help="JSON: strengths and their values")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--examples", type=int, nargs="+", default=[1, 0])
-    parser.add_argument("--rejections", type=float, nargs="*", default=[0.4])
-    parser.add_argument("--posteriors", default="[{}]", help="JSON: a list of changes to the strengths")
     parser.add_argument("--base-pictures", type=int, help="about so many, evenly taken: for machines without a GPU")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    world = World(arguments)
-    found = STUDIES[arguments.study](world)
+    found = study(World(arguments))
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     facts = {
         "command": " ".join(sys.argv),

@@ -1,10 +1,12 @@
 """What many tests share: the command line, a data set to train on in a second, a model to tag with in milliseconds."""
 
+import atexit
 import gc
 import json
 import math
 import os
 import shutil
+import socket
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cache, cached_property
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors this small are slower on two
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # torch would look for a GPU at each step of an optimizer
 
 import numpy as np
 import pytest
@@ -86,14 +89,27 @@ checkpoint_every = 20
 """
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Before each test rerunfailures asks the first process, and TCP would keep the question back for 40 ms."""
+    if connection := getattr(getattr(session.config, "failures_db", None), "sock", None):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Without garbage collection: what is imported stays, and to search it takes a tenth of a worker's start."""
+    """Without garbage collection, then or later: what is imported stays, and to search it takes seconds."""
     gc.disable()
     try:
         return (yield)
     finally:
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # libraries complain of what is left at the end
         gc.enable()
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """A long value is called by its argument: workers tell each other the names of tests, and one had ten megabytes."""
+    return argname if isinstance(val, str | bytes) and len(val) > 200 else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -109,7 +125,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
         return bool(item.get_closest_marker("slow")) and all(found[-1].scope != "module" for found in fixtures)
 
-    items.sort(key=lambda item: (not alone(item), item.path not in long, -files[item.path]))
+    # those that fork before all others, whose threads a fork would wait for
+    forks = Path(__file__).parent / "research" / "bench" / "test_distributed.py"
+    items.sort(key=lambda item: (item.path != forks, not alone(item), item.path not in long, -files[item.path]))
     for item in items:
         if not alone(item):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))

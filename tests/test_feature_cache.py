@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -299,6 +300,19 @@ def test_threads_share_a_space(tmp_path: Path) -> None:
     assert len(space) == 85
 
 
+def test_rows_survive_a_process_that_died_while_the_log_was_copied_into_the_file(tmp_path: Path) -> None:
+    space = open_space(tmp_path / "alive")
+    put(space, range(30))
+    (tmp_path / "died").mkdir()
+    for path in space.cache.files()[:2]:
+        shutil.copy(path, tmp_path / "died")
+    with (tmp_path / "died" / space.cache.path.name).open("r+b") as file:
+        file.seek(28)
+        file.write((1000).to_bytes(4, "big"))  # of the pages that the log holds, only the first has been copied
+    assert held(open_space(tmp_path / "died"), range(30)) == list(range(30))
+    assert is_sound(tmp_path / "died")
+
+
 def test_whoever_has_a_cleared_cache_open_goes_on(tmp_path: Path) -> None:
     space = open_space(tmp_path)
     put(space, range(30))
@@ -364,6 +378,9 @@ DAMAGES = {
     "truncated": lambda path: os.truncate(path, path.stat().st_size // 3),
     "a few bytes": lambda path: os.truncate(path, 30),
     "the schema": lambda path: scribble(path, 100, 16_000),
+    "a letter of the schema, which SQLite's message then cites": lambda path: path.write_bytes(
+        path.read_bytes().replace(b"CREATE TABLE contents", b"CR\xe8ATE TABLE contents")
+    ),
     "pages": lambda path: scribble(path, 5 * PAGE_BYTES, 10 * PAGE_BYTES),
     "every other page": lambda path: [
         scribble(path, start, 200) for start in range(PAGE_BYTES, path.stat().st_size, 2 * 16_384)

@@ -18,7 +18,6 @@ from fewtag.files import (
     digest,
     locked,
     read_arrays,
-    read_header,
     read_json,
     replacing,
     write_arrays,
@@ -206,10 +205,12 @@ def test_a_lock_that_is_held_too_long_is_told_of(tmp_path: Path) -> None:
         pass
 
 
-def test_a_place_where_no_lock_can_be_is_told_of(tmp_path: Path) -> None:
+def test_a_place_where_no_lock_can_be_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".bank.lock").mkdir()
-    with pytest.raises(InputError, match=r"cannot write beside .*bank"), locked(tmp_path / "bank"):
-        raise AssertionError("no lock")
+    for may, why in ((True, "unable to open"), (False, "its folder may only be read; name another")):
+        monkeypatch.setattr("os.access", lambda *_, may=may: may)
+        with pytest.raises(InputError, match=rf"cannot write beside .*bank: {why}"), locked(tmp_path / "bank"):
+            raise AssertionError("no lock")
 
 
 def test_digests_tell_lists_of_parts_apart() -> None:
@@ -237,7 +238,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_read_is_what_was_written(written: Path) -> None:
     header, arrays = read_arrays(written, KIND)
     assert {key: header[key] for key in HEADER} == HEADER
-    assert read_header(written, KIND) == header
+    assert read_arrays(written, KIND, header_alone=True)[0] == header
     for name, array in ARRAYS.items():
         assert arrays[name].dtype == array.dtype
         assert np.array_equal(arrays[name], array)
@@ -293,7 +294,7 @@ def test_what_is_another_kind_or_missing_is_named(written: Path, tmp_path: Path)
     with pytest.raises(InputError, match="y is no thing, but another safetensors file"):
         read_arrays(tmp_path / "y", KIND)
     with pytest.raises(InputError, match="is no bank, but another safetensors file"):
-        read_header(written, "fewtag-bank")
+        read_arrays(written, "fewtag-bank", header_alone=True)
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(InputError, match="there is no thing"):
             read_arrays(path, KIND)
@@ -317,10 +318,10 @@ def test_a_crafted_header_is_one_sentence(tmp_path: Path, text: str) -> None:
 
 
 def test_sums_cannot_be_left_out_of_a_file_that_has_them(written: Path, tmp_path: Path) -> None:
-    text = json.dumps(read_header(written, KIND) | {"labels": []})
+    text = json.dumps(read_arrays(written, KIND, header_alone=True)[0] | {"labels": []})
     save_file(ARRAYS, tmp_path / "x", metadata={KIND: text})
     with pytest.raises(InputError, match="damaged"):
-        read_header(tmp_path / "x", KIND)
+        read_arrays(tmp_path / "x", KIND, header_alone=True)
 
 
 def test_a_full_disk_is_one_sentence_and_the_old_file_stays(

@@ -64,7 +64,7 @@ def test_the_wheel_carries_the_data_and_the_types(wheel: Path) -> None:
     models = {f"{name}.safetensors" for name in ("default", "accurate", "coco52", "words")} | {
         f"dinov2-{name}.onnx" for name in ("all80", "coco52")
     }
-    models.add("things.txt.gz")
+    models |= {"things.txt.gz", "translations.txt.gz"}
     assert names >= {f"fewtag/models/{name}" for name in models}
     assert not [name for name in names if name.startswith("tests/")]
     assert wheel.stat().st_size < 70_000_000
@@ -98,7 +98,7 @@ def test_the_runtime_of_the_network_is_told_to_report_to_nobody(tmp_path: Path) 
 def test_the_package_offers_its_names_and_nothing_else() -> None:
     import fewtag
 
-    assert sorted(fewtag.__all__) == ["InputError", "Tagged", "Tagger", "__version__"]
+    assert dir(fewtag) == sorted(fewtag.__all__) == ["InputError", "Tagged", "Tagger", "__version__"]
     assert all(getattr(fewtag, name) for name in fewtag.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Taggre'"):
         _ = fewtag.Taggre

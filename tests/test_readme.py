@@ -4,6 +4,8 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -84,6 +86,17 @@ def test_the_readme_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     tagger = Tagger.load("pets.fewtag")
     assert tagger.classes_ == ("cat", "dog", "sofa", "zebra")
     assert tagger.predict_proba(["garden.jpg"]).shape == (1, 4)
+
+
+def test_the_readme_shows_the_scores_of_its_rows() -> None:
+    given = {"its name, no picture": "name alone", "one picture and its name": "1 examples"}
+    given |= {"five pictures and its name": "5 examples", "one picture, no name": "1 examples, no words"}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("**", "")
+    measured = [json.loads((ROOT / "results" / f"tagger-{name}coco52.json").read_text()) for name in ("", "accurate-")]
+    for what, row in given.items():
+        found = [rows[f"test, {row}"] for rows in measured]
+        scores = [f"{each['macro_ap']:.1f} / {each['micro_ap']:.1f}" for each in found]
+        assert f"| {what} | {' | '.join(scores)} |" in readme
 
 
 @pytest.mark.slow
@@ -198,8 +211,8 @@ def test_no_page_has_a_gap_left_to_fill() -> None:
 
 
 @pytest.mark.slow
-def test_the_method_of_the_docs_keeps_the_contract_in_one_file() -> None:
-    _, example = blocks(ROOT / "docs" / "add-a-method.md", "python")
+def test_the_method_of_the_docs_keeps_the_contract_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, example, command = blocks(ROOT / "docs" / "add-a-method.md", "python")
     names: dict[str, Any] = {}
     exec(example, names)
     import torch
@@ -209,6 +222,20 @@ def test_the_method_of_the_docs_keeps_the_contract_in_one_file() -> None:
     method = names["MixedPrototypes"](4, 3)
     support = Support(("a", "b"), torch.randn(2, 3), torch.rand(2, 4, 2, 2), torch.eye(2, dtype=torch.bool))
     assert method.adapt(support)(torch.rand(5, 4, 2, 2)).shape == (5, 2)
+
+    from fewtag.research.bench.recipe_files import load_recipes
+    from fewtag.research.methods import METHODS
+
+    monkeypatch.setitem(METHODS, "mixed", names["MixedPrototypes"])
+    (recipe,), (mine, *_) = (blocks(ROOT / "docs" / page, "toml") for page in ("add-a-method.md", "protocol.md"))
+    (tmp_path / "mine.toml").write_text(mine)
+    (tmp_path / "mixed.toml").write_text(recipe)
+    assert [run.name for _, run in load_recipes(tmp_path / "mixed.toml")] == ["mixed-10.0", "mixed-20.0"]
+
+    (tmp_path / "mixed.py").write_text(example + command)
+    asked = [sys.executable, "mixed.py", "bench", "mixed.toml", "--only", "mixed-30.0"]
+    said = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True)
+    assert "has no run 'mixed-30.0'; did you mean 'mixed-20.0'" in said.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

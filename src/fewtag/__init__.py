@@ -31,3 +31,7 @@ def __getattr__(name: str) -> object:
     if name in _WHERE:
         return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'fewtag' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__  # for those who complete names, too

@@ -1,5 +1,6 @@
-"""The feature cache: content-addressed, checksummed rows in one SQLite file, with least-recently-used eviction.
+"""The cache: content-addressed, checksummed rows in a SQLite file, with least-recently-used eviction.
 
+Features are in one file, which people may share; thumbnails, which tell what is on pictures, are in a private one.
 Threads and processes share it. Whatever is wrong with it (damage, a full disk, a folder that may only be read) costs a
 warning and the work of making rows again: never a wrong number, never the run.
 """
@@ -14,26 +15,31 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fewtag.files import cache_limit
 
-FILE = "features.sqlite"
+if TYPE_CHECKING:  # the studio's first page waits for no arrays
+    import numpy as np
+
+FILE, PRIVATE_FILE = "features.sqlite", "private.sqlite"
+PRIVATE_LIMIT = 2 * 10**9
+_OLDER_FILES = "thumbnails.sqlite*"
+"""What thumbnails were kept in before they were rows of a cache; they go with, or for, the private file."""
 PROTECTED_SECONDS = 86_400.0
 """New rows evict none that was used since the cache was opened; in a session that lasts, none used so recently."""
 TOUCH_SECONDS = 5.0
 """Times of use are written for many rows at once, so many seconds apart."""
 BUSY_SECONDS = 10.0
 """How long to wait for another process's transaction, which takes milliseconds unless that process hangs."""
-PAGE_BYTES = 16_384
-"""Rows of 50 KB are read faster than in SQLite's pages of 4 KB, and take less than in larger ones."""
+PAGE_BYTES, PRIVATE_PAGE_BYTES = 16_384, 4_096
+"""Features of 50 KB are read faster than in SQLite's own pages of 4 KB, and take less than in larger ones."""
 
 _SETTINGS = (
     "PRAGMA synchronous = NORMAL",  # a power cut may cost the last rows, never the file
@@ -58,7 +64,11 @@ _CIRCUMSTANCES = {
     *(sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_AUTH),
 }
 """SQLite's error codes that say nothing against the file; after any other one it counts as damaged."""
+LENGTH = "(SELECT length(content) FROM contents WHERE contents.id = rows.id)"
+"""Of a row whose space does not say it."""
 _WHERE_SPACE = " WHERE kind = ? AND key = ? AND shape = ? AND dtype = ?"
+_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""The second where the message would cite a damaged name."""
 _ROW_OVERHEAD = 100
 _AT_ONCE = 256
 """As many digests as one query names."""
@@ -81,7 +91,7 @@ class UnusableError(Exception):
 
 
 class Cache:
-    """The feature cache of a folder; opening it reads and writes nothing.
+    """The cache of a folder, or its private one, which nobody else may read; opening it reads and writes nothing.
 
     The limit is on the database file: pages of evicted rows are used again, and go back to the disk where the file is
     over its limit. Of more rows than fit, those are kept that came first: whoever goes over them in turn would
@@ -91,10 +101,11 @@ class Cache:
     connection serves one thread at a time, and only the process that opened it.
     """
 
-    def __init__(self, folder: Path, limit: int | None = None) -> None:
+    def __init__(self, folder: Path, limit: int | None = None, *, private: bool = False) -> None:
         self._stale: set[int] = set()
         self._idle: dict[int, list[tuple[Identity, sqlite3.Connection]]] = {}  # by process: a fork opens its own
-        self.path, self.limit = folder / FILE, cache_limit() if limit is None else limit
+        self.path, self._private = folder / (PRIVATE_FILE if private else FILE), private
+        self.limit = limit if limit is not None else PRIVATE_LIMIT if private else cache_limit()
         self._removing = threading.Lock()
         self.opened, self._touched = time.time(), time.monotonic()
         self._possible, self._told = {"read", "written"}, set[str]()
@@ -117,11 +128,13 @@ class Cache:
             idle.pop()[1].close()
 
     def space(self, kind: str, what: str, key: str, shape: Sequence[int], dtype: str) -> "Space":
-        """The rows of one kind: `key` stands for all that decides their numbers, `what` says it to people."""
+        """Rows that are arrays of this shape and type."""
+        import numpy as np
+
         return Space(self, kind, what, key, tuple(shape), np.dtype(dtype))
 
     def attempt(self, work: Work[Result], *, write: bool = False, tell: bool = True) -> Result | None:
-        """What `work` finds; None where there is no file, or none that can be used, which is told of once.
+        """The result of `work`; None where there is no file, or none that can be used, which is told of once.
 
         Writing is a transaction of its own. After a failure that was told of, nothing more is written.
         """
@@ -145,16 +158,17 @@ class Cache:
             self.attempt(self._touch, write=True, tell=False)
 
     def drop(self, rows: Sequence[int]) -> None:
-        """Damaged rows."""
+        """Deletes damaged rows, which is told of once."""
         self._tell("damage", f"the cache {self.path} has damaged rows, which are dropped and made again")
         self.attempt(lambda connection: delete(connection, rows), write=True, tell=False)
 
-    def room(self, connection: sqlite3.Connection, rows: int, row_bytes: int) -> int:
-        """How many of so many rows fit, once old ones are evicted."""
+    def room(self, connection: sqlite3.Connection, sizes: Sequence[int]) -> int:
+        """How many of the rows of these sizes fit, the first ones first, once old ones are evicted."""
         self._touch(connection)
-        cost, since = row_bytes + _ROW_OVERHEAD, max(self.opened, time.time() - PROTECTED_SECONDS)
-        evict(connection, self.limit, keep_free=rows * cost, unused_since=since)
-        return max(0, self.limit - _in_use(connection)) // cost
+        taken, since = [*accumulate(size + _ROW_OVERHEAD for size in sizes)], time.time() - PROTECTED_SECONDS
+        evict(connection, self.limit, keep_free=max(taken, default=0), unused_since=max(self.opened, since))
+        free = self.limit - _in_use(connection)
+        return sum(each <= free for each in taken)
 
     def _touch(self, connection: sqlite3.Connection) -> None:
         updates = [(time.time(), self._stale.pop()) for _ in range(len(self._stale))]
@@ -166,7 +180,7 @@ class Cache:
             _log.warning("%s", sentence)
 
     def run(self, work: Work[Result], *, write: bool = False) -> Result | None:
-        """What `work` finds, None without a file; writing makes one, and is all or nothing."""
+        """The result of `work`, None without a file; writing makes one, and is a transaction."""
         for again in (True, False):
             identity = None
             try:
@@ -180,7 +194,7 @@ class Cache:
                     return result
             except OSError as error:
                 raise UnusableError(error.strerror or str(error)) from error
-            except sqlite3.Error as error:
+            except _ERRORS as error:
                 if _code(error) in _CIRCUMSTANCES or not again:
                     raise UnusableError(str(error)) from error
                 self._begin_anew(identity, error)
@@ -213,6 +227,9 @@ class Cache:
     def _connect(self, identity: Identity | None, *, create: bool) -> sqlite3.Connection | None:
         if create:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self._private and identity is None:
+                self._remove_older()
+                self.path.touch(mode=0o600)
         size = 0 if identity is None else self.path.stat().st_size
         if not size and not create:
             return None
@@ -226,7 +243,7 @@ class Cache:
                 raise sqlite3.DatabaseError(f"it is of version {version} where {_VERSION} is needed")
         connection = self._open("rwc" if create else "rw")
         try:
-            _prepare(connection)
+            _prepare(connection, PRIVATE_PAGE_BYTES if self._private else PAGE_BYTES)
         except BaseException as error:
             connection.close()
             read_only = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR)
@@ -246,6 +263,8 @@ class Cache:
         Through SQLite, since to open and close the file by hand would drop the locks that this process holds on it.
         """
         with closing(self._open("ro&immutable=1")) as connection:
+            # while the log is copied into the file, or was when a process died, it may tell of pages that are not there
+            connection.execute("PRAGMA writable_schema = ON")
             return number(connection, "PRAGMA application_id"), number(connection, "PRAGMA user_version")
 
     def _identity(self) -> Identity | None:
@@ -255,14 +274,14 @@ class Cache:
             return None
         return stat.st_dev, stat.st_ino
 
-    def _begin_anew(self, identity: Identity | None, error: sqlite3.Error) -> None:
+    def _begin_anew(self, identity: Identity | None, error: Exception) -> None:
         """Removes the damaged file, unless another thread or process has; sets it aside if it may not be ours."""
         with self._removing:
             try:
                 if identity is None or self._identity() != identity:
                     return
                 ours = False
-                with suppress(sqlite3.Error):
+                with suppress(*_ERRORS):
                     ours = self._header()[0] == _APPLICATION
                 if not ours:
                     self.path.replace(self.path.with_name(f"{self.path.name}.damaged"))
@@ -272,10 +291,16 @@ class Cache:
         _log.warning("the cache %s was damaged (%s) and is begun anew", self.path, error)
 
     def remove(self) -> None:
-        """Whatever is in it."""
+        """Deletes the file, whatever is in it, and what SQLite keeps beside it."""
         self._stale.clear()
         self.close()
         for path in self.files():
+            path.unlink(missing_ok=True)
+        if self._private:
+            self._remove_older()
+
+    def _remove_older(self) -> None:
+        for path in self.path.parent.glob(_OLDER_FILES):
             path.unlink(missing_ok=True)
 
     def files(self) -> list[Path]:
@@ -284,19 +309,16 @@ class Cache:
 
 
 @dataclass(frozen=True, eq=False)
-class Space:
-    """Rows of one shape and type, by the digests of the pictures that they were made of."""
+class Blobs:
+    """Rows of bytes of one kind, by the digests of the pictures that they were made of.
+
+    `key` stands for all that decides their content, `what` says it to people.
+    """
 
     cache: Cache
     kind: str
     what: str
     key: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @cached_property
-    def row_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
     def __len__(self) -> int:
         return sum(count for (count,) in self._select("count(*)"))
@@ -306,23 +328,11 @@ class Space:
         return bool(self._select("1", [digest]))
 
     def present(self, digests: Sequence[bytes]) -> set[bytes]:
-        """Of which of these there are rows; that they are sound is known once they are read."""
+        """Those of the digests that there are rows of; that these are sound is known once they are read."""
         return {digest for (digest,) in self._select("digest", digests)}
 
-    def get_many(self, digests: Sequence[bytes]) -> list[np.ndarray | None]:
-        """The rows in this order, read-only arrays; None for one that is not there or was damaged."""
-        found = self._contents(digests)
-        arrays = {each: np.frombuffer(content, self.dtype).reshape(self.shape) for each, content in found.items()}
-        return [arrays.get(digest) for digest in digests]
-
-    def get_stacked(self, digests: Sequence[bytes]) -> tuple[list[int], np.ndarray]:
-        """Which of these digests there are sound rows of, by their places, and all those rows in one array."""
-        found = self._contents(digests)
-        there = [place for place, digest in enumerate(digests) if digest in found]
-        whole = b"".join([found[digests[place]] for place in there])
-        return there, np.frombuffer(whole, self.dtype).reshape(len(there), *self.shape)
-
-    def _contents(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+    def get_bytes(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Sound rows by their digests, of those that are asked for."""
         found: dict[bytes, bytes] = {}
         used, damaged = [], []
         recently = max(self.cache.opened, time.time() - PROTECTED_SECONDS / 24)
@@ -339,13 +349,10 @@ class Space:
         self.cache.use(used)
         return found
 
-    def put_many(self, digests: Sequence[bytes], rows: np.ndarray) -> None:
-        """Keeps the rows that are not there yet, as many as fit, in one transaction."""
-        assert rows.shape == (len(digests), *self.shape), "a row of this space for each digest"
-        if not digests:
+    def put_bytes(self, contents: Mapping[bytes, bytes | memoryview]) -> None:
+        """Keeps, by their digests, the rows that are not there yet, as many as fit, in one transaction."""
+        if not contents:
             return
-        flat = np.ascontiguousarray(rows, self.dtype).reshape(len(digests), -1).view(np.uint8)
-        contents = {digest: row.data for digest, row in zip(digests, flat, strict=True)}
         checksums = {digest: _checksum(self._facts, digest, content) for digest, content in contents.items()}
 
         def insert(connection: sqlite3.Connection) -> None:
@@ -355,7 +362,7 @@ class Space:
             )
             present = {digest for (digest,) in self._query(connection, "digest", list(contents))}
             fresh = [digest for digest in contents if digest not in present]
-            for digest in fresh[: self.cache.room(connection, len(fresh), self.row_bytes)]:
+            for digest in fresh[: self.cache.room(connection, [len(contents[digest]) for digest in fresh])]:
                 added = connection.execute(
                     "INSERT INTO rows (digest, checksum, used, space) SELECT ?, ?, ?, id FROM spaces" + _WHERE_SPACE,
                     (digest, checksums[digest], time.time(), *self._facts),
@@ -370,9 +377,14 @@ class Space:
         if rows:
             self.cache.attempt(lambda connection: delete(connection, rows), write=True)
 
-    @cached_property
+    @property
     def _facts(self) -> Facts:
-        return self.kind, self.key, json.dumps(self.shape), self.dtype.str
+        return self.kind, self.key, "", ""
+
+    @property
+    def row_bytes(self) -> int | None:
+        """Bytes of each row; None where each has a length of its own."""
+        return None
 
     def _select(self, columns: str, digests: Sequence[bytes] | None = None) -> list[tuple[Any, ...]]:
         return self.cache.attempt(lambda connection: self._query(connection, columns, digests)) or []
@@ -396,9 +408,51 @@ class Space:
         return found
 
 
-def _prepare(connection: sqlite3.Connection) -> None:
+@dataclass(frozen=True, eq=False)
+class Space(Blobs):
+    """Rows that are arrays of one shape and type."""
+
+    shape: tuple[int, ...]
+    dtype: "np.dtype[Any]"
+
+    @cached_property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @cached_property
+    def _facts(self) -> Facts:
+        return self.kind, self.key, json.dumps(self.shape), self.dtype.str
+
+    def get_many(self, digests: Sequence[bytes]) -> "list[np.ndarray | None]":
+        """The rows in this order, read-only arrays; None for one that is not there or was damaged."""
+        import numpy as np
+
+        found = self.get_bytes(digests)
+        arrays = {each: np.frombuffer(content, self.dtype).reshape(self.shape) for each, content in found.items()}
+        return [arrays.get(digest) for digest in digests]
+
+    def get_stacked(self, digests: Sequence[bytes]) -> "tuple[list[int], np.ndarray]":
+        """Which of these digests there are sound rows of, by their places, and all those rows in one array."""
+        import numpy as np
+
+        found = self.get_bytes(digests)
+        there = [place for place, digest in enumerate(digests) if digest in found]
+        whole = b"".join([found[digests[place]] for place in there])
+        return there, np.frombuffer(whole, self.dtype).reshape(len(there), *self.shape)
+
+    def put_many(self, digests: Sequence[bytes], rows: "np.ndarray") -> None:
+        """Keeps the rows that are not there yet, as many as fit, in one transaction."""
+        import numpy as np
+
+        assert rows.shape == (len(digests), *self.shape), "a row of this space for each digest"
+        if digests:
+            flat = np.ascontiguousarray(rows, self.dtype).reshape(len(digests), -1).view(np.uint8)
+            self.put_bytes({digest: row.data for digest, row in zip(digests, flat, strict=True)})
+
+
+def _prepare(connection: sqlite3.Connection, page_bytes: int) -> None:
     """Makes the tables of a new file. SQLite does not wait by itself where several change the journal's mode."""
-    for setting in (f"PRAGMA page_size = {PAGE_BYTES}", *_SETTINGS):
+    for setting in (f"PRAGMA page_size = {page_bytes}", *_SETTINGS):
         connection.execute(setting)
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
@@ -427,7 +481,7 @@ def evict(connection: sqlite3.Connection, limit: int, *, unused_since: float, ke
     Pages that they took are left in the file for other rows, unless the file is over the limit.
     """
     query = (
-        "SELECT rows.id, coalesce(row_bytes, 0) FROM rows LEFT JOIN spaces ON spaces.id = space"
+        f"SELECT rows.id, coalesce(row_bytes, {LENGTH}, 0) FROM rows LEFT JOIN spaces ON spaces.id = space"
         " WHERE used < ? ORDER BY used"
     )
     while (over := _in_use(connection) + keep_free - limit) > 0:
@@ -441,7 +495,7 @@ def evict(connection: sqlite3.Connection, limit: int, *, unused_since: float, ke
         if not gone:
             break
         delete(connection, gone)
-    surplus = number(connection, "PRAGMA page_count") - limit // PAGE_BYTES
+    surplus = number(connection, "PRAGMA page_count") - limit // number(connection, "PRAGMA page_size")
     for _ in range(min(surplus, number(connection, "PRAGMA freelist_count"))):
         connection.execute("PRAGMA incremental_vacuum(1)")  # of more pages, Python's sqlite3 would free the first
 
@@ -453,7 +507,8 @@ def delete(connection: sqlite3.Connection, rows: Sequence[int]) -> None:
 
 def _in_use(connection: sqlite3.Connection) -> int:
     """Bytes of the file that hold something."""
-    return (number(connection, "PRAGMA page_count") - number(connection, "PRAGMA freelist_count")) * PAGE_BYTES
+    pages, free, size = (number(connection, f"PRAGMA {each}") for each in ("page_count", "freelist_count", "page_size"))
+    return (pages - free) * size
 
 
 def number(connection: sqlite3.Connection, query: str) -> int:
@@ -467,11 +522,11 @@ def _checksum(facts: Facts, digest: bytes, content: bytes | memoryview) -> int:
 
 def is_sound(facts: Facts, digest: object, checksum: object, content: object, size: object) -> bool:
     """Whether a row is as it was put; damage may have changed its values' types as well."""
-    if not isinstance(digest, bytes) or not isinstance(content, bytes) or len(content) != size:
+    if not isinstance(digest, bytes) or not isinstance(content, bytes) or size not in (None, len(content)):
         return False
     return _checksum(facts, digest, content) == checksum
 
 
-def _code(error: sqlite3.Error) -> int:
+def _code(error: Exception) -> int:
     """SQLite's primary error code; errors that Python itself found in the file's content have none."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF

@@ -7,15 +7,18 @@ import secrets
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 Picture = str | Path | bytes | tuple[str, bytes]
 """A file, or its bytes, or its bytes under a name."""
+Pictures = str | Path | bytes | Iterable[Picture]
+"""One or many."""
 _AT_ONCE, _BYTES_AT_ONCE = 64, 45_000_000
 _AGAIN = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)  # the second is what Windows says
 
@@ -69,7 +72,7 @@ class Job:
 
 
 class Client:
-    """Asks one server. Threads may share it: each has a connection of its own.
+    """Asks one server. Threads may share it: each has a connection of its own, until `close` or the end of a `with`.
 
     `patience` is for how many seconds a busy server (503) is asked again, as often as it says.
     """
@@ -81,25 +84,44 @@ class Client:
         self.url, self._token, self._parts = url.rstrip("/"), token, parts
         self._prefix = parts.path.rstrip("/")  # of a server behind another
         self._timeout, self._patience = timeout, patience
-        self._local = threading.local()
+        self._local, self._connections = threading.local(), weakref.WeakSet[http.client.HTTPConnection]()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connections of all threads; a later request opens another."""
+        for connection in list(self._connections):
+            connection.close()
 
     def health(self) -> bool:
         """Whether the server answers."""
-        return bool(self._ask("GET", "/health")["status"] == "ok")
+        return self._says("/health", "status")
 
     def ready(self) -> bool:
         """Whether it can tag yet."""
-        try:
-            return bool(self._ask("GET", "/ready", patience=0.0)["ready"])
-        except ApiError:
-            return False
+        return self._says("/ready", "ready")
 
-    def tag(self, pictures: Iterable[Picture]) -> list[Row]:
-        """A row for each picture, in order; many are read and sent in several requests."""
+    def tag(self, pictures: Pictures) -> list[Row]:
+        """A row for each picture, in order; many are read and sent in several requests.
+
+        One that cannot be read or is too large is a row with its `failure`, as in `Tagger.tag`.
+        """
         rows: list[Row] = []
         for some in _portions(pictures):
-            found = self._send_files("/v1/tag", some)["rows"]
-            rows += [_known(Row, row | {"image": name}) for row, (name, _) in zip(found, some, strict=True)]
+            sent = [each for each in some if isinstance(each[1], bytes)]
+            try:
+                found = iter(self._send_files("/v1/tag", sent)["rows"] if sent else ())
+            except ApiError as error:
+                if error.status != 413 or len(sent) > 1:
+                    raise
+                found = iter([{"failure": error.detail}])
+            for name, data in some:
+                row = next(found) if isinstance(data, bytes) else {"failure": data}
+                rows.append(_known(Row, row | {"image": name}))
         return rows
 
     def tag_known(self, digests: Sequence[str]) -> list[Row]:
@@ -114,7 +136,7 @@ class Client:
         asked = {"name": name, "words": words} | ({} if like is None else {"like": list(like)})
         return _known(Label, self._ask("POST", "/v1/labels", asked))
 
-    def teach(self, name: str, pictures: Iterable[Picture]) -> Label:
+    def teach(self, name: str, pictures: Pictures) -> Label:
         """Pictures that show a label, known or new; of a bank."""
         found = [self._send_files(f"{_label_path(name)}/examples", some) for some in _portions(pictures)]
         if not found:
@@ -181,13 +203,22 @@ class Client:
         """Any other request of the API."""
         return self._ask("POST", path, asked)
 
-    def _send_files(self, path: str, files: Sequence[tuple[str, bytes]], **fields: str) -> Any:
+    def _says(self, path: str, what: str) -> bool:
+        """Whether a server is there that says so."""
+        try:
+            return bool(self._ask("GET", path, patience=0.0)[what])
+        except (ApiError, OSError, http.client.HTTPException):
+            return False
+
+    def _send_files(self, path: str, files: Sequence[tuple[str, bytes | str]], **fields: str) -> Any:
         boundary = secrets.token_hex(16)
         parts: list[bytes] = []
         for name, value in fields.items():
             head = f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'
             parts += [head.encode(), value.encode(), b"\r\n"]
         for name, data in files:
+            if isinstance(data, str):
+                raise ValueError(data)
             kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
             # as browsers do; rows have the name itself
             called = quote(Path(name).name, safe=" ()+,;=@[]{}~!#$&'^`|", errors="surrogateescape")
@@ -246,7 +277,9 @@ class Client:
 
     def _connect(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        return kind(str(self._parts.hostname), self._parts.port, timeout=self._timeout)
+        connection = kind(str(self._parts.hostname), self._parts.port, timeout=self._timeout)
+        self._connections.add(connection)
+        return connection
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
@@ -260,16 +293,23 @@ def _refused(status: int, reply: bytes) -> ApiError:
     return ApiError(status, detail)
 
 
-def _named(picture: Picture, number: int) -> tuple[str, bytes]:
+def _named(picture: Picture, number: int) -> tuple[str, bytes | str]:
+    """A picture's name with its bytes, or with why it cannot be read."""
     if isinstance(picture, bytes):
         return f"number {number}", picture
-    return picture if isinstance(picture, tuple) else (str(picture), Path(picture).read_bytes())
+    if isinstance(picture, tuple):
+        return picture
+    try:
+        return str(picture), Path(picture).read_bytes()
+    except (OSError, ValueError) as error:  # the second: a null character
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else getattr(error, "strerror", error)
+        return str(picture), f"cannot read image {picture}: {why}; check the path"
 
 
-def _portions(pictures: Iterable[Picture]) -> Iterator[list[tuple[str, bytes]]]:
+def _portions(pictures: Pictures) -> Iterator[list[tuple[str, bytes | str]]]:
     """As many as one request may hold, read when it is their turn."""
-    some: list[tuple[str, bytes]] = []
-    for number, picture in enumerate(pictures, 1):
+    some: list[tuple[str, bytes | str]] = []
+    for number, picture in enumerate([pictures] if isinstance(pictures, str | Path | bytes) else pictures, 1):
         each = _named(picture, number)
         if some and (len(some) == _AT_ONCE or sum(len(data) for _, data in some) + len(each[1]) > _BYTES_AT_ONCE):
             yield some

@@ -1,6 +1,8 @@
-"""The one kind of error that is the user's to mend."""
+"""The one kind of error that is the user's to mend, words for its sentence, and warnings that name the user's line."""
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 
 
@@ -12,20 +14,39 @@ class MissingError(InputError):
     """What was asked for by name or digest is not there. HTTP says 404."""
 
 
+class TakenError(InputError):
+    """A name that something else has. HTTP says 409."""
+
+
+class UnavailableError(InputError):
+    """What is served cannot be read or written at the moment, whoever asks. HTTP says 503."""
+
+
 def nearest(name: str, known: Iterable[str], most: int = 3) -> str:
     """The known names closest to a misspelt one, ready to end a sentence with.
 
     >>> nearest("protonett", ["protonet", "laso"])
     "did you mean 'protonet'?"
-    >>> nearest("x", ["protonet", "laso"])
-    "known: 'laso', 'protonet'"
+    >>> nearest("x", ["protonet", "laso"]), nearest("x", [])
+    ("known: 'laso', 'protonet'", 'none is known yet')
     """
     names = sorted(set(known))
+    if not names:
+        return "none is known yet"
     close = difflib.get_close_matches(name, names, n=most)
     if close:
         return "did you mean " + " or ".join(repr(match) for match in close) + "?"
     shown = ", ".join(repr(known_name) for known_name in names[:20])
     return f"known: {shown}" + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+def plural(count: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> plural(1, "picture"), plural(3, "picture")
+    ('1 picture', '3 pictures')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 class UnknownWordError(InputError):
@@ -41,3 +62,16 @@ class UnknownWordError(InputError):
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str, tuple[str, ...]]]:
         return type(self), (self.label, self.unknown, self.table, self.nearest)
+
+
+def first_line(error: Exception) -> str:
+    """An error of a library in a few words."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+
+
+def warn(message: str) -> None:
+    """A warning at the line that called this package, however deep inside it comes from."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "fewtag":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)

@@ -17,11 +17,10 @@ from fewtag.errors import InputError
 if TYPE_CHECKING:
     import numpy as np
 
+StrPath = str | os.PathLike[str]
 LOCK_SECONDS = 60.0
 LIMIT_VARIABLE = "FEWTAG_CACHE_LIMIT"
 LIMIT = "10GB"
-THUMBNAILS = "thumbnails.sqlite"
-"""The studio's, beside the feature cache: they are looked after together."""
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SUM = "sha256"
 
@@ -56,7 +55,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
 
 
 def _behind(path: Path) -> Path:
-    """What a link points to in the end, be it there or not; any other path as it is."""
+    """Resolves a symbolic link, be its target there or not; any other path stays as it is."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
@@ -83,16 +82,19 @@ def write_atomically(path: Path, content: bytes, *, sync: bool = True) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Refuses a place where no folder can be."""
+    """Makes a folder and those above it; refuses a place where none can be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot make the folder {folder}: {error.strerror}; name another") from error
+        # a service may have no home
+        homeless = folder.is_relative_to(user_cache_folder())
+        way_out = "let HOME or XDG_CACHE_HOME be a folder of yours" if homeless else "name another"
+        raise InputError(f"cannot make the folder {folder}: {error.strerror}; {way_out}") from error
 
 
 @contextmanager
-def locked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
-    """A lock between processes on what is about to be written to `path`; others wait for it.
+def locked(path: Path, seconds: float = LOCK_SECONDS, what: Path | None = None) -> Iterator[None]:
+    """A lock between processes on what is about to be written to `path`; others wait for it. `what` a person calls it.
 
     SQLite holds it, in a hidden file beside, which stays: it locks files on every system, and who dies lets go. Who
     comes by a link waits for who comes by the file itself.
@@ -107,8 +109,9 @@ def locked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
             yield
     except sqlite3.DatabaseError as error:
         if "locked" in str(error):
-            raise InputError(f"{path} is in use by another process; try again when that is done") from error
-        raise InputError(f"cannot write beside {path} ({error}); name another folder") from error
+            raise InputError(f"{what or path} is in use by another process; try again when that is done") from error
+        why = error if os.access(target.parent, os.W_OK) else "its folder may only be read"
+        raise InputError(f"cannot write beside {path}: {why}; name another folder") from error
 
 
 def digest(*parts: bytes | str) -> str:
@@ -154,7 +157,7 @@ def parse_size(text: str, source: str) -> int:
 
 
 def format_size(size: int) -> str:
-    """For people.
+    """A number of bytes for people to read.
 
     >>> format_size(12), format_size(3_210_000)
     ('12 B', '3.2 MB')
@@ -190,13 +193,8 @@ def write_arrays(path: Path, kind: str, header: Mapping[str, Any], arrays: Mappi
     write_atomically(path, len(facts).to_bytes(8, "little") + facts + content[8 + size :])
 
 
-def read_header(path: Path, kind: str) -> dict[str, Any]:
-    """The JSON header of a file that `write_arrays` wrote, checked; its arrays are not read."""
-    return read_arrays(path, kind, header_alone=True)[0]
-
-
 def read_arrays(path: Path, kind: str, *, header_alone: bool = False) -> tuple[dict[str, Any], dict[str, "np.ndarray"]]:
-    """Header and arrays of a file that `write_arrays` wrote; refuses one in which a single bit has changed."""
+    """Header and arrays of a file that `write_arrays` wrote, or its header alone; refuses one with a bit changed."""
     from safetensors import SafetensorError, safe_open
 
     name = kind.removeprefix("fewtag-")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.core.posterior import Places, Space
-from fewtag.errors import InputError, nearest
+from fewtag.errors import InputError, first_line, nearest
 from fewtag.pictures.decode import Pixels, Square
 from fewtag.pictures.prefetch import usable_cores
 
@@ -124,10 +124,8 @@ class Network:
                 ctypes.CDLL(None).malloc_trim(0)
             return session
         except Exception as error:  # onnxruntime has many kinds, without a base of their own
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise InputError(
-                f"the network {self.graph.name} cannot be loaded ({said}); install fewtag again"
-            ) from error
+            why = first_line(error)
+            raise InputError(f"the network {self.graph.name} cannot be loaded ({why}); install fewtag again") from error
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.graph, self.wanted, self.limit, self.sha256, self.constants)

@@ -137,11 +137,17 @@ def test_rename_and_merge(cli: Cli, bank: Path) -> None:
     assert said.out == f"{bank}: 'dog' is called 'hound' now, with 2 examples\n"
     assert known(cli, bank) == {"cat": 2, "hound": 2, "sofa": 2}
     before = bank.read_bytes()
-    assert refused(cli("rename", bank, "hound", "cat"), "there is a label 'cat' already; merge the two")
+    assert refused(
+        cli("rename", bank, "hound", "cat"), "label 'cat' already; choose another name, or merge the two (--merge)"
+    )
     assert bank.read_bytes() == before
     assert cli("rename", bank, "hound", "cat", "--merge").code == 0
     assert known(cli, bank) == {"cat": 4, "sofa": 2}
     assert refused(cli("rename", bank, "gone", "lost"), "there is no label 'gone'")
+    cli("rename", bank, "cat", "pets/cat")
+    said = cli("rename", bank, "pets", "beasts")
+    assert said.out == f"{bank}: 'pets' is called 'beasts' now, with 1 label under it\n"
+    assert known(cli, bank) == {"beasts/cat": 4, "sofa": 2}
 
 
 def test_what_was_done_to_a_bank_is_told_to_machines_too(cli: Cli, bank: Path, tmp_path: Path) -> None:
@@ -151,7 +157,7 @@ def test_what_was_done_to_a_bank_is_told_to_machines_too(cli: Cli, bank: Path, t
         return found
 
     assert told("define", "zebra") == {"label": "zebra", "word": "its name"}
-    assert told("rename", "dog", "hound") == {"label": "hound", "before": "dog", "examples": 2}
+    assert told("rename", "dog", "hound") == {"label": "hound", "before": "dog", "examples": 2, "under": 0}
     assert told("forget", "hound", "--example", "1") == {"label": "hound", "example": "1"}
     assert told("forget", "hound") == {"label": "hound", "example": None}
     other = write_tiny_model(tmp_path / "model", "other", seed=1)
@@ -197,6 +203,15 @@ def test_without_copies_a_bank_does_not_move(cli: Cli, tiny_model: Path, tmp_pat
     other = write_tiny_model(tmp_path / "model", "other", seed=1)
     assert refused(cli("upgrade", "b.fewtag", "--model", other), "keeps no copies of 1 of its 1 examples")
     assert Path("b.fewtag").read_bytes() == before
+
+
+def test_a_projects_bank_is_named_where_the_project_was(cli: Cli, bank: Path, tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    bank.rename(tmp_path / "project" / "bank.fewtag")
+    options = ("--label", "dog", "--out", "heat.png")
+    for command in (("labels",), ("explain", "garden.png", *options), ("tag", "garden.png")):
+        said = cli(command[0], tmp_path / "project", *command[1:])
+        assert refused(said, f"name its bank, {tmp_path / 'project' / 'bank.fewtag'}")
 
 
 def test_explain_a_bank(cli: Cli, bank: Path) -> None:

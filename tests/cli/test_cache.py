@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fewtag.cache import FILE, Cache, content_digest
-from fewtag.files import THUMBNAILS
-from fewtag.studio.index import Thumbnails
+from fewtag.cache import FILE, PRIVATE_FILE, Cache, content_digest
+from fewtag.studio.first import thumbnails
 
 Cli = Callable[..., Any]
 FOLDER = Path("cache/fewtag")
@@ -160,10 +159,9 @@ def test_a_file_is_no_cache(cli: Cli) -> None:
 
 def small_copies(count: int) -> None:
     """As the studio keeps them, of 10,000 bytes each."""
-    thumbnails = Thumbnails(FOLDER)
-    for number in range(count):
-        thumbnails.put([(str(number), 256, bytes(10_000))])
-    thumbnails.close()
+    with Cache(FOLDER, private=True) as cache:
+        for number in range(count):
+            thumbnails(cache, 256).put_bytes({content_digest(bytes([number])): bytes(10_000)})
 
 
 def test_the_studios_thumbnails_are_counted_pruned_and_cleared(cli: Cli) -> None:
@@ -172,21 +170,34 @@ def test_the_studios_thumbnails_are_counted_pruned_and_cleared(cli: Cli) -> None
     small_copies(40)
     found = report(cli)
     (space,) = [each for each in found["spaces"] if each["kind"] == "thumbnails"]
-    assert space["rows"] == 40
-    assert found["total"] == alone + space["bytes"] > alone + 400_000
-    pruned = report(cli, "--prune", str(alone + 150_000))
-    assert pruned["freed"] > 200_000
-    assert pruned["total"] <= alone + 200_000
-    left = Thumbnails(FOLDER)
-    assert left.get("39", 256) is not None, "the newest stay"
-    assert left.get("0", 256) is None
-    left.close()
+    assert (space["rows"], space["bytes"]) == (40, 400_000)
+    assert found["total"] > alone + 400_000
+    pruned = report(cli, "--prune", str(alone + 300_000))
+    assert pruned["freed"] > 100_000
+    assert pruned["total"] <= alone + 300_000
+    with Cache(FOLDER, private=True) as left:
+        assert content_digest(bytes([39])) in thumbnails(left, 256), "the newest stay"
+        assert content_digest(bytes([0])) not in thumbnails(left, 256)
     assert report(cli, "--clear")["total"] == 0
     assert not list(FOLDER.glob("*.sqlite*"))
 
 
-def test_damaged_thumbnails_are_told_of_and_cleared(cli: Cli) -> None:
+def test_damaged_thumbnails_are_told_of_and_begun_anew(cli: Cli) -> None:
+    small_copies(3)
+    with sqlite3.connect(FOLDER / PRIVATE_FILE) as connection:
+        connection.execute("UPDATE contents SET content = x'00' WHERE id = 1")
+    connection.close()
+    assert report(cli, "--check")["damaged"] == 1
+    (FOLDER / PRIVATE_FILE).write_bytes(b"rubbish" * 1000)
+    assert report(cli)["spaces"] == []
+    small_copies(1)
+    assert [space["rows"] for space in report(cli)["spaces"]] == [1]
+
+
+def test_thumbnails_of_an_earlier_version_go_with_the_others(cli: Cli) -> None:
     FOLDER.mkdir(parents=True)
-    (FOLDER / THUMBNAILS).write_bytes(b"rubbish" * 1000)
-    assert report(cli)["spaces"][0]["rows"] == 0
-    assert report(cli, "--prune", "1KB")["total"] == 0
+    older = [FOLDER / f"thumbnails.sqlite{ending}" for ending in ("", "-wal", "-shm")]
+    for path in older:
+        path.write_bytes(b"pictures")
+    report(cli, "--clear")
+    assert not any(path.exists() for path in older)

@@ -14,6 +14,7 @@ from tiny import draw
 
 import fewtag
 from fewtag.cli import main as command_line
+from fewtag.cli.terminal import Bars
 
 Cli = Callable[..., Any]
 
@@ -27,6 +28,59 @@ def test_every_command_explains_itself(cli: Cli) -> None:
     for command in (each.__name__ for commands in command_line.COMMANDS.values() for each in commands):
         assert f"fewtag {command} [OPTIONS]" in cli(command, "--help").out
         assert command in whole
+    assert cli("labels", "-h") == cli("labels", "--help")
+    for command, several in (("learn", "EXAMPLES..."), ("tag", "PICTURES...")):
+        assert f"{{BANK}} {{{several}}}" in cli(command, "-h").out, "it takes several"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_table_cuts_nothing_whatever_the_width(
+    cli: Cli, bank: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    """In a window a long name goes over several lines, in a pipe each row is one."""
+    name = "birds/a name of forty letters, more or less"
+    assert cli("define", bank, name, "--like", "zebra").code == 0
+    monkeypatch.setenv("COLUMNS", "75")
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("NO_COLOR", "1")
+    lines = [line for line in cli("labels", bank).out.splitlines() if line.startswith("│")]
+    cells = [line.strip("│").split("│")[0].strip() for line in lines]
+    assert (name in cells, "…" in "".join(lines), max(map(len, lines)) <= 75) == (not terminal, False, terminal)
+    assert name.replace(" ", "") in "".join(cells).replace(" ", "")
+
+
+def test_help_fills_the_lines_of_a_narrow_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [line.strip() for line in cli("learn", "--help").out.splitlines()]
+    first = next(place for place, line in enumerate(lines) if line.startswith("In a table several"))
+    paragraph = lines[first : lines.index("", first)]
+    words = [line.split()[0] for line in paragraph[1:]]
+    assert all(len(line) + len(word) >= 77 for line, word in zip(paragraph, words, strict=False))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk without room is simulated by Linux")
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_output_for_which_there_is_no_room_is_one_sentence(bank: Path, options: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "fewtag", "labels", str(bank), *options]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    said = "fewtag: the output cannot be written: No space left on device; free some room\n"
+    assert (ended.returncode, ended.stderr) == (2, said)
+
+
+def test_a_reader_that_left_is_nobodys_mistake(bank: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(
+        [sys.executable, "-m", "fewtag", "labels", str(bank), "--json"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (1, "")
 
 
 def test_what_typer_refuses_ends_with_2(cli: Cli) -> None:
@@ -96,3 +150,15 @@ def test_names_that_the_terminal_has_no_letters_for_end_no_command(
     assert found["犬.png"]["tags"] == ["dog"]
     assert r"\u72ac.png: dog" in said("tag", bank, folder)
     assert "picture" in said("check", bank, folder / "truth.csv")
+
+
+def test_a_log_file_is_told_how_far_long_work_has_come(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seconds, told in ((0.0, ["training mine: 50 of 2,000  loss 0.2500"]), (60.0, [])):
+        monkeypatch.setattr("fewtag.cli.terminal.LOG_EVERY", seconds)
+        with Bars() as bars:
+            advance = bars.begin("training mine", 2000)
+            advance(50, loss=0.25)
+            assert capsys.readouterr().err.splitlines() == told
+        capsys.readouterr()  # the bar, as it was at the end

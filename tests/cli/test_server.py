@@ -91,7 +91,7 @@ def test_a_studio_opens_checks_and_copies_its_project(cli: Cli, tiny_model: Path
         assert process.wait(120) == 0, "it ended in good order"
     checked = cli("studio", project, "--check", "--cache", tmp_path / "cache")
     assert checked.code == 0, checked.err
-    assert "all is well" in checked.out
+    assert f"{project}: 3 pictures, 1 label, 1 answer; all is well" in checked.out
     assert cli("studio", project, "--backup", tmp_path / "copy.sqlite", "--cache", tmp_path / "cache").code == 0
     assert (tmp_path / "copy.sqlite").stat().st_size > 0
     assert cli("labels", project / "bank.fewtag").out.count("hound") == 1

@@ -8,14 +8,33 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import Ridge
 
 from fewtag.core import posterior
-from fewtag.core.posterior import Strengths, WordMap, attend, base_prototypes, fit_space, fit_words, mix, score, unit
+from fewtag.core.posterior import (
+    Classifiers,
+    Pictures,
+    Strengths,
+    WordMap,
+    base_prototypes,
+    fit_space,
+    fit_words,
+    prior,
+    prototype,
+    unit,
+)
 
-STRENGTHS = Strengths(shrinkage=2.0, separation=5.0, ridge=1.5, support_focus=4.0, query_focus=9.0, query_local=0.3)
+PLAIN = {"kappa": 1.0, "offset": 0.0}
+"""A classifier of a prototype alone is then its score."""
+STRENGTHS = Strengths(
+    **PLAIN, shrinkage=2.0, separation=5.0, ridge=1.5, support_focus=4.0, query_focus=9.0, query_local=0.3
+)
 
 
 @pytest.fixture
 def generator() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+def score(places: np.ndarray, prototypes: np.ndarray, strengths: Strengths) -> np.ndarray:
+    return Classifiers.of([prior(each, strengths) for each in prototypes]).logits(places, strengths)
 
 
 def normal(generator: np.random.Generator, *shape: int) -> np.ndarray:
@@ -59,11 +78,11 @@ def test_words_are_mapped_by_scikit_learns_ridge_regression(generator: np.random
 
 def test_attention_and_scores_equal_plain_loops(generator: np.random.Generator) -> None:
     places, guides = normal(generator, 5, 9, 6), unit(normal(generator, 3, 6))
-    pooled = attend(places, guides, 4.0)
+    pooled = [Pictures.of(places).attend(guide, 4.0) for guide in guides]
     scores = score(places, guides, STRENGTHS)
     for image, of_image in enumerate(places.astype(np.float64)):
         for label, guide in enumerate(guides):
-            np.testing.assert_allclose(pooled[image, label], unit(weighted(of_image, guide, 4.0)), atol=1e-5)
+            np.testing.assert_allclose(pooled[label][image], unit(weighted(of_image, guide, 4.0)), atol=1e-5)
             whole, focused = unit(of_image.mean(axis=0)) @ guide, unit(weighted(of_image, guide, 9.0)) @ guide
             assert scores[image, label] == pytest.approx(0.7 * whole + 0.3 * focused, abs=1e-5)
 
@@ -77,7 +96,7 @@ def weighted(places: np.ndarray, guide: np.ndarray, focus: float) -> np.ndarray:
 def test_a_score_by_hand() -> None:
     """Two places, along the axes; the label lies on the first axis."""
     places = np.array([[[3.0, 0.0], [0.0, 1.0]]], np.float32)
-    strengths = Strengths(query_focus=math.log(4.0), query_local=0.25)
+    strengths = Strengths(**PLAIN, query_focus=math.log(4.0), query_local=0.25)
     # the mean place is (1.5, 0.5); attention is 4 : 1, so that the pooled vector is (2.4, 0.2)
     expected = 0.75 * 1.5 / np.hypot(1.5, 0.5) + 0.25 * 2.4 / np.hypot(2.4, 0.2)
     assert score(places, np.array([[1.0, 0.0]], np.float32), strengths)[0, 0] == pytest.approx(expected, abs=1e-6)
@@ -85,17 +104,18 @@ def test_a_score_by_hand() -> None:
 
 def test_attention_by_hand() -> None:
     places = np.array([[[3.0, 0.0], [0.0, 1.0]]], np.float32)
-    pooled = attend(places, np.array([[1.0, 0.0]], np.float32), math.log(4.0))
-    np.testing.assert_allclose(pooled[0, 0], np.array([2.4, 0.2]) / np.hypot(2.4, 0.2), atol=1e-6)
+    pooled = Pictures.of(places).attend(np.array([1.0, 0.0], np.float32), math.log(4.0))
+    np.testing.assert_allclose(pooled[0], np.array([2.4, 0.2]) / np.hypot(2.4, 0.2), atol=1e-6)
 
 
 def test_a_word_weighs_less_the_more_examples_there_are() -> None:
-    visual, word = np.array([[1.0, 0.0]], np.float32), np.array([[0.0, 1.0]], np.float32)
+    place, word = np.array([[[1.0, 0.0]]], np.float32), np.array([0.0, 1.0], np.float32)
     strengths = Strengths(word_weight=0.5, word_decay=0.5)
     for count, weight in ((1, 0.5), (4, 0.25), (100, 0.05)):
         expected = np.array([1.0, weight]) / np.hypot(1.0, weight)
-        np.testing.assert_allclose(mix(visual, word, np.array([count]), strengths)[0], expected, atol=1e-6)
-    np.testing.assert_allclose(mix(visual, word, np.array([0]), strengths), word)
+        found = prototype(Pictures.of(np.repeat(place, count, axis=0)), word, 1.0, strengths)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(prototype(Pictures.of(place[:0]), word, 1.0, strengths), word)
 
 
 def test_few_labels_and_many_are_scored_alike(generator: np.random.Generator) -> None:
@@ -113,7 +133,6 @@ def test_thousands_of_labels_are_scored_in_parts_and_alike(
     whole = score(places, prototypes, STRENGTHS)
     monkeypatch.setattr(posterior, "LABELS_AT_ONCE", 10)
     np.testing.assert_allclose(score(places, prototypes, STRENGTHS), whole, atol=1e-6)
-    assert score(places, prototypes[:0], STRENGTHS).shape == (2, 0)
 
 
 def test_scores_are_cosines(generator: np.random.Generator) -> None:
@@ -127,7 +146,7 @@ def test_scores_are_cosines(generator: np.random.Generator) -> None:
 def test_what_is_empty_stays_finite() -> None:
     nothing = np.zeros((1, 4, 3), np.float32)
     assert not score(nothing, np.eye(3, dtype=np.float32), STRENGTHS).any()
-    assert not attend(nothing, np.eye(3, dtype=np.float32), 8.0).any()
+    assert not Pictures.of(nothing).attend(np.ones(3, np.float32), 8.0).any()
     assert (
         not WordMap(np.ones(2, np.float32), np.ones((2, 3), np.float32)).prototypes(np.ones((1, 2), np.float32)).any()
     )

@@ -20,7 +20,6 @@ from fewtag.core.posterior import (
     leave_one_out,
     map_logistic,
     prototype,
-    score,
     unit,
 )
 
@@ -93,7 +92,7 @@ def test_without_examples_a_label_has_the_score_of_its_word() -> None:
     places, word = random_places(0, 5), random_word(1)
     nothing = Pictures.of(random_places(0, 0))
     found = fit_label(nothing, np.zeros(0, np.bool_), np.zeros(0, np.float32), word, STRENGTHS, NEUTRAL)
-    expected = STRENGTHS.kappa * (score(places, word[None], STRENGTHS) - STRENGTHS.offset)
+    expected = STRENGTHS.kappa * (Pictures.of(places).scores(word, STRENGTHS)[:, None] - STRENGTHS.offset)
     assert np.allclose(Classifiers.of([found]).logits(places, STRENGTHS), expected, atol=1e-5)
     assert found.trust == 1
 

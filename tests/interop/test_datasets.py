@@ -18,6 +18,7 @@ from PIL import Image
 from tiny import draw, same_classifiers
 
 from fewtag import Tagger
+from fewtag.interop.datasets import read_set
 from fewtag.tagger import export as exporting
 
 Cli = Callable[..., Any]
@@ -73,6 +74,17 @@ def test_fiftyone_finds_pictures_by_their_full_path(cli: Cli, tagged: dict[str, 
         str(photos / name): [{"label": tag, "confidence": row["scores"][tag]} for tag in row["tags"]]
         for name, row in tagged.items()
     }
+
+
+def test_labels_that_no_picture_was_given_are_exported_with_their_probabilities(
+    cli: Cli, bank: Path, photos: Path
+) -> None:
+    assert cli("tag", bank, photos, "--out", "tags.jsonl", "--scores", "--threshold", 1).code == 0
+    assert exported(cli, "fiftyone")["classes"] == ["cat", "dog", "sofa"]
+    assert cli("export", "tags.jsonl", "out", "--as", "imagefolder").code == 0
+    rows = [json.loads(line) for line in Path("tags.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in Path("out/metadata.jsonl").read_text().splitlines()]
+    assert [line["scores"] for line in lines] == [row["scores"] for row in rows]
 
 
 def test_label_studio_gets_predictions_and_an_interface(cli: Cli, tagged: dict[str, Any]) -> None:
@@ -169,6 +181,15 @@ def test_predictions_are_nobodys_word(cli: Cli, tiny_model: Path) -> None:
     assert (said.code, "no picture of out/tasks.json has a label" in said.err) == (2, True)
 
 
+def test_a_task_may_have_other_texts_and_nested_choices(tmp_path: Path) -> None:
+    result = {"type": "choices", "value": {"choices": ["dog", ["cats", "Manx"]]}}
+    data = {"title": "My dog, at home", "picture": "/data/local-files/?d=rex.jpg"}
+    tasks = [{"data": data, "annotations": [{"result": [result]}]}]
+    (tmp_path / "tasks.json").write_text(json.dumps(tasks))
+    (shown,) = read_set(tmp_path / "tasks.json")
+    assert (shown.picture.path, shown.labels) == (tmp_path / "rex.jpg", {"dog", "Manx"})
+
+
 DETECTIONS = {
     "info": {"format_version": "1.6", "detector": "MDV5A"},
     "detection_categories": {"1": "animal", "2": "person"},
@@ -231,6 +252,7 @@ def test_boxes_of_a_detector_are_tagged_as_pictures_and_go_back(cli: Cli, bank: 
         (("learn", "new.fewtag", "odd.json"), "odd.json is no data set of COCO, FiftyOne or Label Studio"),
         (("learn", "new.fewtag", "torn.json"), "the data set torn.json is no JSON"),
         (("learn", "new.fewtag", "half.json"), "the data set half.json is not whole"),
+        (("learn", "new.fewtag", "bare.json"), "the data set bare.json is not whole"),
         (("learn", "new.fewtag", "min.json"), "of Label Studio's exports take JSON, not JSON-MIN"),
         (("tag", "pets.fewtag", "odd.json"), "odd.json is no file in MegaDetector's format"),
     ],
@@ -238,6 +260,7 @@ def test_boxes_of_a_detector_are_tagged_as_pictures_and_go_back(cli: Cli, bank: 
 def test_bad_input_is_one_sentence(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
     Path("odd.json").write_text("{}")
     Path("torn.json").write_text("{")
+    Path("bare.json").write_text('[{"data": {"number": 1}, "annotations": []}]')
     Path("min.json").write_text('[{"image": "/data/upload/1/0a-dog.jpg", "id": 1, "shown": {"choices": ["Dog"]}}]')
     Path("half.json").write_text('{"annotations": [{"image_id": 1}], "categories": [], "images": []}')
     outcome = cli(*arguments)

@@ -7,16 +7,18 @@ import os
 import shutil
 import subprocess
 import sys
+import unicodedata
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from PIL import Image
 from sidecars import digikam, lightroom, sidecars
 from tiny import draw
 
+from fewtag.files import digest, locked, user_cache_folder
 from fewtag.interop import write as writing
 from fewtag.interop.carried import keywords, read_embedded
 from fewtag.interop.xmp import Packet
@@ -90,6 +92,8 @@ def test_a_bank_tags_first(cli: Cli, bank: Path, photos: Path) -> None:
 def test_thresholds_go_by_the_probabilities_of_the_table(cli: Cli, album: Path) -> None:
     for table, text in {
         "scores.csv": "image,tags,dog,Cat,width\na.jpg,dog,0.9,0.55,640\nc.webp,,0.2,0.1,480\n",
+        "decimal-commas.csv": "image;tags;dog;Cat\r\na.jpg;dog;0,9;0,55\r\nc.webp;;0,2;0,1\r\n",
+        "no-tags.csv": "image,tags,dog,Cat\na.jpg,,0.9,0.55\n",
         "scores.jsonl": '{"image": "a.jpg", "tags": ["dog"], "scores": {"dog": 0.9, "Cat": 0.55}}\n',
     }.items():
         Path(table).write_text(text)
@@ -101,6 +105,13 @@ def test_thresholds_go_by_the_probabilities_of_the_table(cli: Cli, album: Path) 
         assert not (album / "a.jpg.xmp").exists()
     said = cli("write", "tags.csv", album, "--threshold", 0.5)
     assert (said.code, "has no probabilities" in said.err) == (2, True)
+
+
+def test_a_threshold_reaches_labels_that_no_picture_was_given(cli: Cli, bank: Path, photos: Path) -> None:
+    for table in ("tags.csv", "tags.jsonl"):
+        assert cli("tag", bank, photos, "--out", table, "--scores", "--threshold", 1).code == 0
+        said = json.loads(cli("write", table, photos, "--threshold", 0, "--dry-run", "--json").out)
+        assert said["written"], table
 
 
 def test_a_threshold_does_not_overrule_a_person(cli: Cli, bank: Path, photos: Path) -> None:
@@ -126,7 +137,9 @@ def test_only_what_a_person_said_with_confirmed(cli: Cli, bank: Path, tmp_path: 
     assert "--confirmed needs a bank or a project" in cli("write", "tags.csv", photos, "--confirmed").err
 
 
-def test_a_projects_answers_are_written(cli: Cli, album: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_projects_answers_are_written(
+    cli: Cli, album: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = tmp_path / "cache" / "fewtag"
     with Studio.open("project", [album], model=str(tiny_model), cache=cache) as studio:
         studio.wait()
@@ -150,6 +163,9 @@ def test_a_projects_answers_are_written(cli: Cli, album: Path, tiny_model: Path,
     assert (said.code, "--confirmed writes no guesses" in said.err) == (2, True)
     said = cli("write", "project", tmp_path / "cache")
     assert (said.code, "has no picture under" in said.err) == (2, True)
+    wait = Studio.wait
+    monkeypatch.setattr(Studio, "wait", lambda self, seconds=None: wait(self) if seconds is None else False)
+    assert "reading the pictures of project, which the cache does not have" in cli("write", "project", album).err
 
 
 def test_a_dry_run_shows_a_diff_and_changes_nothing(cli: Cli, album: Path) -> None:
@@ -256,20 +272,73 @@ def test_a_picture_that_fails_is_listed_and_the_others_are_written(
         (("album", "album"), "album is no project of the studio; give a bank, a project or a table"),
         (("tags.csv",), "say which pictures"),
         (("odd.jsonl", "album"), "odd.jsonl line 1 is no row with image and tags"),
-        (("twice.csv", "album"), "lists image 'a.jpg' twice"),
         (("control.jsonl", "album"), "which XMP cannot; rename it"),
         (("tags.csv", "album/sub/ä b.png"), "has no row of album/sub"),
     ],
 )
 def test_bad_input_is_one_sentence(cli: Cli, album: Path, arguments: tuple[str, ...], said: str) -> None:
     Path("odd.jsonl").write_text("[1]\n")
-    Path("twice.csv").write_text("image,tags\na.jpg,dog\na.jpg,cat\n")
     Path("control.jsonl").write_text('{"image": "a.jpg", "tags": ["a\\u0001"]}\n')
     before = contents(album)
     outcome = cli("write", *arguments)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1), outcome.err
     assert said in outcome.err
     assert contents(album) == before
+
+
+def test_a_table_with_a_line_for_each_tag_is_written_as_one_with_a_line_a_picture(cli: Cli, album: Path) -> None:
+    """What else it says is no tag."""
+    Path("long.csv").write_text("file,class,confidence\na.jpg,dog,0.9\na.jpg,birds/heron,0.8\nsub/ä b.png,cat,0.7\n")
+    said = cli("write", "long.csv", album, "--threshold", "0.5")
+    assert (said.code, "long.csv has no probabilities to compare with" in said.err) == (2, True)
+    assert cli("write", "long.csv", album).out == f"{album}: 2 files written, 0 unchanged\n"
+    once = contents(album)
+    assert cli("write", "tags.csv", album).out == f"{album}: 0 files written, 3 unchanged\n"
+    assert contents(album) == once
+
+
+def test_a_picture_is_one_however_a_table_spells_its_path(cli: Cli, album: Path) -> None:
+    whole = (album / "sub/ä b.png").absolute()
+    Path("spelt.csv").write_text(f"image,tags\nsub\\ä b.png,cat\n{whole},dog\n./sub/ä b.png,cow\n.\\a.jpg,dog\n")
+    assert cli("write", "spelt.csv", album).out == f"{album}: 2 files written, 0 unchanged\n"
+    assert tags(album / "sub/ä b.png.xmp") == ["cat", "cow", "dog"]
+    assert cli("write", "spelt.csv", album).out == f"{album}: 0 files written, 2 unchanged\n"
+    assert cli("export", "spelt.csv", "set", "--as", "imagefolder", "--root", album).code == 0
+    assert Path("set/sub/ä b.png").exists()
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_accents_are_found_as_a_mac_writes_them_and_as_others_do(
+    cli: Cli, bank: Path, album: Path, form: Literal["NFC", "NFD"]
+) -> None:
+    other = unicodedata.normalize("NFD" if form == "NFC" else "NFC", "sub/ä b.png")
+    (album / "sub/ä b.png").rename(album / unicodedata.normalize(form, "sub/ä b.png"))
+    Path("accents.csv").write_text(f"image,tags\n{other},dog\n", encoding="utf-8")
+    assert cli("learn", bank, "accents.csv", "--root", album).code == 0
+    assert cli("write", "accents.csv", album).out == f"{album}: 1 file written, 0 unchanged\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no file of Windows is called so")
+def test_a_name_with_a_backslash_of_its_own_is_found(cli: Cli, bank: Path, album: Path) -> None:
+    (album / "c.webp").rename(album / "back\\slash.webp")
+    Path("own.csv").write_text("image,tags\nback\\slash.webp,dog\n")
+    assert cli("write", "own.csv", album).out == f"{album}: 1 file written, 0 unchanged\n"
+    assert cli("learn", bank, "own.csv", "--root", album).code == 0
+
+
+def test_two_runs_do_not_write_under_one_folder_at_once(cli: Cli, album: Path) -> None:
+    lock = user_cache_folder() / "writing" / digest(str(album.resolve()))[:16]
+    with locked(lock):
+        said = cli("write", "tags.csv", album)
+    assert (said.code, f"{album} is in use by another process; try again" in said.err) == (2, True)
+    assert cli("write", "tags.csv", album).code == 0
+
+
+def test_who_has_no_home_is_told_where_to_name_one(cli: Cli, album: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CACHE_HOME", "HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(album / "a.jpg"))
+    said = cli("write", "tags.csv", album)
+    assert (said.code, "let HOME or XDG_CACHE_HOME be a folder of yours" in said.err) == (2, True)
 
 
 def test_a_row_outside_of_the_folder_is_a_failure(cli: Cli, album: Path, tmp_path: Path) -> None:

@@ -59,11 +59,6 @@ CASES: dict[str, Case] = {
         (),
         "split 'shapes' does not know the data set's label 'cirlce'; did you mean 'circle'",
     ),
-    "image listed twice": (
-        lambda shapes: replace(shapes / "labels.csv", "\ncircle0.png,", "\ncircle0.png,star\ncircle0.png,"),
-        (),
-        r"labels\.csv lists image 'circle0\.png' twice, in lines 2 and 3",
-    ),
     "empty label": (
         lambda shapes: replace(shapes / "labels.csv", "circle0.png,circle", "circle0.png,circle;"),
         (),

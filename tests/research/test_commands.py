@@ -114,6 +114,15 @@ def test_train_refuses_a_recipe_that_trains_nothing(cli: Cli, shapes: Path) -> N
     assert "has a [training] table, so there is nothing to train" in said.err
 
 
+def test_of_several_runs_a_refusal_names_the_one_that_it_is_of(cli: Cli, shapes: Path) -> None:
+    wrong = ("--set", "evaluation.queries=90")
+    both = cli("bench", shapes / "recipe.toml", "--only", "protonet", "--only", "attention", *wrong)
+    one = cli("bench", shapes / "recipe.toml", "--only", "protonet", *wrong)
+    assert re.match(r"fewtag: run (protonet|attention): label '\w+' has \d+ images", both.err)
+    assert re.match(r"fewtag: label '\w+' has \d+ images", one.err)
+    assert (both.code, one.code) == (2, 2)
+
+
 def test_report_without_rows_says_what_to_do(cli: Cli) -> None:
     said = cli("report", "empty")
     assert (said.code, "measure some with fewtag bench RECIPE" in said.err) == (2, True)

@@ -15,7 +15,7 @@ from fewtag.core.posterior import Space
 from fewtag.pictures.files import Picture
 from fewtag.research import fit as fit_module
 from fewtag.research.features.graph import IMAGENET_MEAN, IMAGENET_STD, wrap_graph
-from fewtag.research.fit import Base, fit_model, solve, sure_classes
+from fewtag.research.fit import BasePictures, fit_model, solve, sure_classes
 from fewtag.runtime import Network
 
 LABELS = ["dog", "cat", "sofa", "zebra", "ball", "tree", "car", "boat"]
@@ -108,7 +108,7 @@ def test_too_few_pictures_of_every_label_are_refused(
 def test_a_fold_knows_nothing_of_the_labels_it_is_judged_on() -> None:
     random = np.random.default_rng(0)
     targets = random.random((40, 10)) < 0.2
-    base = Base(
+    base = BasePictures(
         list("abcdefghij"),
         list("abcdefghij"),
         targets,

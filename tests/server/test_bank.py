@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from serving import Running, picture, png, serving_bank
+from raw_http import ask
+from serving import TOKEN, Running, picture, png, serving_bank
 from tiny import draw
 
 from fewtag import InputError, Tagger
@@ -36,6 +37,15 @@ def test_what_is_taught_is_in_the_bank_before_the_reply(running: Running, pets: 
     assert "zebra" in running.client.tag([picture(3, "zebra")])[0].tags
 
 
+def test_a_bank_without_copies_of_its_pictures_gets_none(tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "private.fewtag"
+    Tagger(tiny_model, keep_pictures=False).fit(draw(1, "dog"), "dog").save(path)
+    with serving_bank(path) as running:
+        running.client.teach("cat", picture(2, "cat"))
+        running.client.answer(running.client.tag(picture(3, "sofa"))[0].digest, "dog", "no")
+    assert [each.picture for each in Tagger.load(path).bank_.examples.values()] == 3 * [b""]
+
+
 def test_teaching_over_http_is_the_same_as_learning_from_the_file(running: Running, pets: Path) -> None:
     alone = Tagger.load(pets).partial_fit([picture(1, "zebra")], [["zebra"]])
     running.client.teach("zebra", [picture(1, "zebra")])
@@ -54,6 +64,9 @@ def test_labels_are_defined_renamed_merged_given_thresholds_and_forgotten(runnin
     assert refused.value.status == 409
     assert client.rename("egret", "dog", merge=True).examples == 2
     client.forget("ball")
+    client.define("birds/heron")
+    assert client.rename("birds", "fowl").name == "fowl/heron", "a group that is no label"
+    client.forget("fowl/heron")
     assert [label.name for label in client.labels()] == ["cat", "dog", "sofa"] == sorted(Tagger.load(pets).classes_)
 
 
@@ -85,6 +98,30 @@ def test_of_several_answers_all_are_taken_or_none(running: Running, pets: Path) 
             running.client.post("/v1/answers", {"answers": [good, good | bad | {"id": str(uuid.uuid4())}]})
         assert refused.value.status == 404
     assert Tagger.load(pets).counts_["dog"] == 2
+
+
+def test_what_is_wrong_with_a_body_is_named(running: Running) -> None:
+    good = {"id": str(uuid.uuid4()), "picture": 32 * "0", "label": "dog", "answer": "yes"}
+    for path, asked, where in (
+        ("/v1/answers", {"answers": [good | {"answer": "maybe"}]}, "answers.0.answer"),
+        ("/v1/answers", {"answers": []}, "answers"),
+        ("/v1/answers", good | {"id": 7}, "id"),
+        ("/v1/tag", {"pictures": []}, "pictures"),
+        ("/v1/labels", {"nam": "dog"}, "nam"),
+    ):
+        with pytest.raises(ApiError, match=f"^{where}.* is not as it should be"):
+            running.client.post(path, asked)
+    bearer = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    for path in ("/v1/tag", "/v1/labels"):
+        reply = ask(running.settings.port, "POST", path, bearer, b"{,")
+        assert (reply.status, b"the body is no JSON (" in reply.body) == (422, True)
+    for threshold in (True, "0.5", 7):
+        assert (
+            ask(
+                running.settings.port, "PATCH", "/v1/labels/dog", bearer, json.dumps({"threshold": threshold}).encode()
+            ).status
+            == 422
+        )
 
 
 def test_pictures_tagged_before_are_known_by_their_digests(running: Running) -> None:
@@ -141,14 +178,15 @@ def test_what_another_process_teaches_is_noticed_and_nothing_is_lost(running: Ru
 
 
 def test_a_bank_that_cannot_be_read_any_more_is_an_error_each_time(running: Running, pets: Path) -> None:
-    good = pets.read_bytes()
-    pets.write_bytes(b"no bank")
-    for _ in range(2):
-        with pytest.raises(ApiError) as refused:
-            running.client.labels()
-        assert refused.value.status == 400
+    good, hasty = pets.read_bytes(), Client(running.settings.url, TOKEN, patience=0)
+    for damage in (lambda: pets.write_bytes(b"no bank"), pets.unlink):
+        damage()
+        for asked in (hasty.labels, lambda: hasty.tag(picture(1, "dog")), lambda: hasty.define("ball")):
+            with pytest.raises(ApiError) as refused:
+                asked()
+            assert refused.value.status == 503, "nobody asked anything wrong"
     pets.write_bytes(good)
-    assert running.client.labels()
+    assert hasty.labels()
 
 
 def test_what_could_not_be_saved_was_not_learnt(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,8 +195,8 @@ def test_what_could_not_be_saved_was_not_learnt(running: Running, monkeypatch: p
 
     with monkeypatch.context() as patched:
         patched.setattr(Tagger, "save", full)
-        with pytest.raises(ApiError, match="No space left"):
-            running.client.define("ball")
+        with pytest.raises(ApiError, match=r"No space left .*\(503\)"):
+            Client(running.settings.url, TOKEN, patience=0).define("ball")
     assert "ball" not in {label.name for label in running.client.labels()}
     assert running.client.define("ball").name == "ball"
 

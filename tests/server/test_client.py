@@ -3,11 +3,15 @@
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from serving import TOKEN, Running
+from tiny import draw
 
+from fewtag import Tagger
 from fewtag.client import Client, Row
 
 LABEL = {"name": "dog", "means": "dog", "examples": 1, "absent": 0, "threshold": 0.5, "prior": None, "trust": 1.0}
@@ -43,7 +47,7 @@ class Newer(BaseHTTPRequestHandler):
 def newer() -> Iterator[Client]:
     Newer.asked = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Newer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield Client(f"http://127.0.0.1:{server.server_port}/behind/")
     server.shutdown()
     server.server_close()
@@ -74,3 +78,51 @@ def test_a_name_that_is_no_text_is_sent(newer: Client, tmp_path: Path) -> None:
     picture.write_bytes(b"x")
     assert [row.image for row in newer.tag([picture])] == [str(picture)]
     assert b'filename="z%FF.png"' in Newer.asked[0][1]
+
+
+def test_one_picture_is_a_list_of_one(newer: Client, tmp_path: Path) -> None:
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"x")
+    for one in (picture, str(picture), b"x"):
+        assert len(newer.tag(one)) == 1
+
+
+def test_a_picture_that_cannot_be_read_is_a_row_as_in_the_tagger(
+    running: Running, taught: Path, tmp_path: Path
+) -> None:
+    good, notes, gone = tmp_path / "good.png", tmp_path / "notes.txt", tmp_path / "gone.png"
+    draw(1, "dog").save(good)
+    notes.write_text("no picture")
+    pictures = [gone, good, notes, gone, good]
+    rows = running.client.tag(pictures)
+    for row, by_tagger in zip(rows, Tagger.load(taught).tag(pictures), strict=True):
+        assert (row.image, row.tags) == (by_tagger.image, by_tagger.tags)
+        assert bool(row.failure) == bool(by_tagger.failure)
+    assert rows[0].failure == f"cannot read image {gone}: there is no such file; check the path"
+    assert [row.failure for row in running.client.tag(gone)] == [rows[0].failure]
+    with pytest.raises(ValueError, match="there is no such file"):
+        running.client.teach("dog", [good, gone])
+
+
+def test_a_picture_that_is_too_large_fails_alone(running: Running, tmp_path: Path) -> None:
+    good, large = tmp_path / "good.png", tmp_path / "large.tif"
+    draw(1, "dog").save(good)
+    with large.open("wb") as file:
+        file.truncate(51_000_000)
+    rows = running.client.tag([good, large, good])
+    assert [bool(row.failure) for row in rows] == [False, True, False]
+    assert "51,000," in rows[1].failure
+
+
+def test_a_server_that_is_not_there_is_not_ready() -> None:
+    client = Client("http://127.0.0.1:9", TOKEN)
+    assert (client.health(), client.ready()) == (False, False)
+
+
+@pytest.mark.filterwarnings("error")
+def test_closed_it_leaves_no_connection_open(running: Running) -> None:
+    with ThreadPoolExecutor(2) as threads, Client(running.settings.url, TOKEN) as client:
+        assert all(threads.map(lambda _: client.labels(), range(4)))
+    assert [each.sock for each in client._connections] == [None] * len(client._connections)
+    assert client.labels(), "a later request opens another"
+    client.close()

@@ -156,7 +156,7 @@ PIXELS = {"name": "pixels", "datatype": "UINT8"}
         (IMAGES | {"shape": [0], "data": []}, "shape"),
         (IMAGES | {"shape": [1], "data": [7]}, "texts of base64"),
         (IMAGES | {"shape": [1], "data": ["!"]}, "no base64"),
-        (IMAGES | {"shape": [2], "data": [["AAAA"], "AAAA"]}, "unevenly"),
+        (IMAGES | {"shape": [2], "data": [["AAAA"], "AAAA"]}, "evenly nested"),
         ({"name": "images", "datatype": "FP32", "shape": [1], "data": [1.0]}, "not taken"),
         ({"name": "input0", "datatype": "BYTES", "shape": [1], "data": ["AAAA"]}, "not taken"),
         (PIXELS | {"shape": [1, 2, 2, 3], "data": [0] * 11}, "do not fill"),

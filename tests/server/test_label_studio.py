@@ -69,7 +69,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
     server.asked = []
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()
@@ -334,7 +334,7 @@ def test_decoders_do_not_get_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "the token of the environment")
     monkeypatch.setenv("LABEL_STUDIO_API_KEY", KEY)
     decoders = Decoders(1)
-    decoders.submit(picture(1, "dog"), "a.png", (32,)).result()
+    decoders.submit(picture(1, "dog"), "a.png", 32).result()
     (worker,) = decoders.workers
     variables = Path(f"/proc/{worker}/environ").read_bytes()
     decoders.close()
@@ -413,7 +413,7 @@ def test_a_read_only_server_predicts_and_refuses_to_learn(pets: Path, host: Thre
 
 
 def test_a_project_learns_from_annotations_of_its_own_pictures(
-    tiny_model: Path, tmp_path: Path, host: ThreadingHTTPServer
+    tiny_model: Path, tmp_path: Path, host: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "album").mkdir()
     (tmp_path / "album" / "first.png").write_bytes(PICTURES["first.png"])
@@ -425,6 +425,14 @@ def test_a_project_learns_from_annotations_of_its_own_pictures(
         assert annotate(running, "/data/upload/1/a-first.png", "Zebra").status == 201
         assert opened.label("Zebra").examples == 1
         assert annotate(running, "/data/upload/1/a-dog.png", "Dog", id=8).status == 404
+        odd = CONFIG.replace('"Zebra"', '"zzqxv"').replace('"Cat"', '"pets / Cat"')
+        with monkeypatch.context() as patched:
+            patched.setattr(opened.ranking, "refresh", None)  # nothing is scored: Label Studio waits 3 seconds
+            assert send(running, "POST", "/label-studio/setup", {"schema": odd}).status == 200
+        assert opened.label("zzqxv").means == "pictures only"
+        reply = annotate(running, "/data/upload/1/a-first.png", "pets / Cat", id=9, config=odd)
+        assert (reply.status, opened.label("pets/Cat").examples) == (201, 1)
+        assert sorted(label.name for label in opened.labels()) == ["Cat", "Dog", "Zebra", "pets/Cat", "zzqxv"]
 
 
 def test_the_command_line_refuses_the_service_without_its_host(cli: Any, bank: Path) -> None:

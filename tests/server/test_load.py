@@ -4,7 +4,6 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -15,8 +14,9 @@ from serving import TOKEN, Running, picture, serving_bank
 
 from fewtag import Tagger
 from fewtag.client import Client
+from fewtag.pictures.decode import Decoded
 from fewtag.server.queue import BusyError, TagQueue, Upload
-from fewtag.server.uploads import Decoded, Decoders
+from fewtag.server.uploads import Decoders
 from fewtag.tagger.model import Model
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -139,17 +139,17 @@ class Slow(Decoders):
     def __init__(self) -> None:
         self.rest, self.first = list[Future[Decoded]](), True
 
-    def submit(self, _data: bytes, _name: str, sides: Sequence[int], **_: object) -> Future[Decoded]:  # type: ignore[override]
+    def submit(self, _data: bytes, _name: str, side: int, **_: object) -> Future[Decoded]:  # type: ignore[override]
         found: Future[Decoded] = Future()
         self.rest.append(found)
         if self.first:
             self.first = False
-            self.finish(sides[0])
+            self.finish(side)
         return found
 
     def finish(self, side: int) -> None:
         while self.rest:
-            self.rest.pop().set_result(Decoded((np.zeros((3, side, side), np.uint8),)))
+            self.rest.pop().set_result(Decoded(np.zeros((3, side, side), np.uint8)))
 
 
 def test_a_picture_does_not_wait_for_one_that_is_still_decoded_and_one_who_went_spoils_no_batch(pets: Path) -> None:

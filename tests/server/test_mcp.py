@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from mcp import Client, StdioServerParameters
 
 from fewtag.server.mcp import create_server
 from fewtag.studio.studio import Studio
-from fewtag.studio.values import as_json
+from fewtag.studio.values import Answer, as_json
 
 Step = Callable[..., Awaitable[Any]]
 
@@ -110,15 +111,19 @@ def test_the_conversation_of_the_documentation_is_what_happens(studio: Studio) -
 def test_an_assistant_does_not_overrule_a_person(studio: Studio) -> None:
     first, second = (cell.digest for cell in studio.search(limit=2).pictures)
     studio.teach("dog", [first])
+    studio.teach("cat", [second])
+    studio.answer([Answer(str(uuid.uuid4()), first, "cat", "no")])
 
     async def steps(_: Client, call: Step) -> None:
         said = await call("answer", label="dog", answers=[{"picture": first, "answer": "no"}])
         assert said.endswith(f"a person said yes of {first}; ask them: the studio changes it")
+        said = await call("answer", label="cat", answers=[{"picture": first, "answer": "yes"}], new_label=True)
+        assert said.endswith(f"a person said no of {first}; ask them: the studio changes it")
         for word in ("yes", "no"):  # its own it may change
             assert "undo" in await call("answer", label="dog", answers=[{"picture": second, "answer": word}])
 
     talk(create_server(studio), steps)
-    assert [row.tags for row in studio.tag([first, second])] == [("dog",), ()]
+    assert [row.tags for row in studio.tag([first, second])] == [("dog",), ("cat",)]
 
 
 def test_the_id_of_an_answer_takes_it_back(studio: Studio) -> None:

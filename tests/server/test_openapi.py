@@ -5,8 +5,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from raw_http import ask
-from serving import TOKEN, Running
+import jsonschema
+from raw_http import ask, form
+from serving import TOKEN, Running, picture, serving_bank
+
+from fewtag.server.security import Settings
 
 SNAPSHOT = Path(__file__).with_name("openapi.json")
 """Made anew by: python tests/server/test_openapi.py"""
@@ -68,13 +71,54 @@ def test_the_api_is_as_it_was() -> None:
 
 
 def test_a_bank_has_the_same_api_without_the_studios_part(running: Running) -> None:
-    schema = json.loads(
-        ask(running.settings.port, path="/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"}).body
-    )
     known = json.loads(SNAPSHOT.read_text(encoding="utf-8"))
-    found = facts(schema)
+    found = facts(schema_of(running))
     assert found.items() <= known.items()
     assert "GET /v1/review" in known.keys() - found.keys()
+
+
+def schema_of(running: Running) -> dict[str, Any]:
+    found = ask(running.settings.port, path="/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"})
+    return dict(json.loads(found.body))
+
+
+def test_a_generated_client_can_send_the_token_and_read_every_reply(running: Running) -> None:
+    schema = schema_of(running)
+    assert schema["components"]["securitySchemes"][next(iter(schema["security"][0]))]["scheme"] == "bearer"
+    port, bearer = running.settings.port, {"Authorization": f"Bearer {TOKEN}"}
+    as_json, (headers, body) = {"Content-Type": "application/json"}, form(("a.png", picture(1, "dog")))
+    for method, path, template, more, content in (
+        ("GET", "/v1/labels", "/v1/labels", {}, b""),
+        ("POST", "/v1/labels", "/v1/labels", as_json, b'{"name": "cow", "words": false}'),
+        ("POST", "/v1/labels", "/v1/labels", as_json, b'{"name": "zzqxv"}'),
+        ("POST", "/v1/tag", "/v1/tag", headers, body),
+        ("POST", "/v1/labels/dog/examples", "/v1/labels/{name}/examples", headers, body),
+        ("PATCH", "/v1/labels/dog", "/v1/labels/{name}", as_json, b'{"threshold": 7}'),
+        ("GET", "/v1/jobs/none", "/v1/jobs/{job}", {}, b""),
+    ):
+        reply = ask(port, method, path, bearer | more, content)
+        replies = schema["paths"][template][method.lower()]["responses"]
+        declared = replies.get(str(reply.status)) or replies[f"{reply.status // 100}XX"]
+        asked = declared["content"][reply.headers["content-type"]]["schema"]
+        jsonschema.validate(json.loads(reply.body), asked | {"components": schema["components"]})
+        assert ask(port, method, path, more, b"").status == 401
+
+
+def test_only_probes_need_no_token(pets: Path) -> None:
+    services = Settings(TOKEN, services=("photoprism", "kserve", "label-studio"))
+    with serving_bank(pets, services) as running:
+        operations = {
+            (method.upper(), path): operation
+            for path, methods in schema_of(running)["paths"].items()
+            for method, operation in methods.items()
+        }
+        names = [operation["operationId"] for operation in operations.values()]
+        assert len(names) == len(set(names)), "what a generated client calls its functions"
+        for (method, path), operation in operations.items():
+            if path == "/metrics":  # on the loopback
+                continue
+            refused = ask(running.settings.port, method, path.format(name="dog", job="1", model="pets")).status == 401
+            assert refused == ("security" not in operation), path
 
 
 def test_every_operation_says_what_it_does() -> None:

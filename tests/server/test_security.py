@@ -205,6 +205,12 @@ def test_no_reply_has_a_cors_header(port: int) -> None:
     assert ask(port, "OPTIONS", "/v1/tag", ours).status == 405
 
 
+def test_head_is_get_without_the_body(port: int) -> None:
+    for path, headers in (("/health", {}), ("/v1/labels", BEARER), ("/v1/labels", {}), ("/none", {})):
+        get, head = (ask(port, method, path, headers) for method in ("GET", "HEAD"))
+        assert (head.status, head.headers["content-length"], head.body) == (get.status, str(len(get.body)), b"")
+
+
 def test_there_is_no_websocket(port: int) -> None:
     upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Key": "x", "Sec-WebSocket-Version": "13"}
     assert ask(port, path="/v1/events", headers=upgrade | BEARER).status == 404  # a bank has no events
@@ -471,8 +477,8 @@ def test_a_worker_may_not_take_more_memory_nor_write_files() -> None:
     decoders = Decoders(1, memory=400_000_000)
     try:
         with pytest.raises(InputError, match=r"cannot be decoded|too much memory"):
-            decoders.submit(content.getvalue(), "large.png", (32,)).result()
-        assert decoders.submit(picture(1, "dog"), "small.png", (32,)).result().squares[0].shape == (3, 32, 32)
+            decoders.submit(content.getvalue(), "large.png", 32).result()
+        assert decoders.submit(picture(1, "dog"), "small.png", 32).result().pixels.shape == (3, 32, 32)
         limits = Path(f"/proc/{decoders.workers[0]}/limits")
         if limits.exists():
             found = {line[:25].strip(): line[26:].split()[0] for line in limits.read_text().splitlines()}
@@ -488,7 +494,7 @@ def test_a_worker_imports_nothing_from_the_working_folder(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     decoders = Decoders(1)
     try:
-        assert decoders.submit(picture(1, "dog"), "a.png", (32,)).result().squares
+        assert decoders.submit(picture(1, "dog"), "a.png", 32).result().pixels.any()
     finally:
         decoders.close()
 
@@ -531,9 +537,9 @@ def test_the_word_of_a_worker_that_was_taken_over_is_not_trusted(monkeypatch: py
     decoders, real = Decoders(1), uploads._receive
     try:
         for answer in (b"[]\n", b"{}\n", b'{"key": 1, "thumbnail": "zz"}\n', pickle.dumps(object()), b""):
-            monkeypatch.setattr(uploads, "_receive", lambda _, sizes, said=answer: real(io.BytesIO(said), sizes))
+            monkeypatch.setattr(uploads, "_receive", lambda _, size, said=answer: real(io.BytesIO(said), size))
             with pytest.raises(InputError, match="its decoder died"):
-                decoders.submit(picture(1, "dog"), "a.png", (32,)).result()
+                decoders.submit(picture(1, "dog"), "a.png", 32).result()
     finally:
         decoders.close()
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from album import answer_page, digests, say
 
-from fewtag.errors import InputError
-from fewtag.studio.log import UnknownError
+from fewtag.errors import InputError, MissingError
 from fewtag.studio.studio import Studio
 
 
@@ -68,6 +67,17 @@ def test_a_dry_run_writes_nothing_and_counts_what_would_change(studio: Studio) -
     assert studio.deliver("csv", dry_run=True, confirmed_only=True).changes == before - 1
 
 
+def test_the_sample_of_a_dry_run_begins_with_what_is_tagged(studio: Studio) -> None:
+    studio.define("dog")
+    studio.set_threshold("dog", 1.0)
+    names = digests(studio)
+    last = max(names)
+    studio.answer([say(names[last], "dog", "yes")])
+    sample = studio.deliver("csv", dry_run=True).sample
+    assert (sample[0]["image"], sample[0]["tags"]) == (last, ["dog"])
+    assert len(sample) == 20
+
+
 def test_a_delivery_that_is_stopped_leaves_nothing(studio: Studio) -> None:
     studio.define("dog")
 
@@ -103,7 +113,7 @@ def test_two_folders_are_told_apart(open_studio: Callable[..., Studio], drawn_al
 @pytest.mark.parametrize("name", ["../studio.sqlite", "", ".", "tags.csv", "/etc/passwd"])
 def test_a_delivery_is_known_by_its_name_alone(studio: Studio, name: str) -> None:
     studio.deliver("csv")
-    with pytest.raises(UnknownError):
+    with pytest.raises(MissingError):
         studio.delivery(name)
 
 

@@ -11,7 +11,7 @@ import pytest
 from tiny import draw
 
 import fewtag
-from fewtag.files import THUMBNAILS
+from fewtag.cache import PRIVATE_FILE, Cache
 from fewtag.studio import first
 from fewtag.studio.project import Project
 from fewtag.studio.studio import Studio
@@ -86,22 +86,22 @@ def model_changed(place: Path) -> None:
 def moved(place: Path) -> None:
     (place / "project").rename(place / "elsewhere")
     (place / "elsewhere").rename(place / "project")
-    with sqlite3.connect(place / "cache" / THUMBNAILS) as connection:
-        connection.execute("UPDATE first SET project = ?", (str(place / "another"),))
+    with sqlite3.connect(place / "cache" / PRIVATE_FILE) as connection:
+        connection.execute("UPDATE spaces SET key = ? WHERE kind = 'first page'", (str(place / "another"),))
 
 
 def cleared(place: Path) -> None:
-    (place / "cache" / THUMBNAILS).unlink()
+    (place / "cache" / PRIVATE_FILE).unlink()
 
 
 def rubbish(place: Path) -> None:
     cleared(place)
-    (place / "cache" / THUMBNAILS).write_bytes(b"rubbish" * 1000)
+    (place / "cache" / PRIVATE_FILE).write_bytes(b"rubbish" * 1000)
 
 
 def damaged(place: Path) -> None:
-    with sqlite3.connect(place / "cache" / THUMBNAILS) as connection:
-        connection.execute("UPDATE first SET content = substr(content, 9)")
+    with sqlite3.connect(place / "cache" / PRIVATE_FILE) as connection:
+        connection.execute("UPDATE contents SET content = substr(content, 9)")
 
 
 @pytest.mark.parametrize(
@@ -174,9 +174,10 @@ def test_a_studio_with_labels_to_work_out_keeps_nothing_new(place: Path, monkeyp
 
 
 def test_a_thumbnail_that_the_cache_has_lost_is_left_to_the_application(place: Path) -> None:
-    with sqlite3.connect(place / "cache" / THUMBNAILS) as connection:
-        connection.execute("DELETE FROM thumbnail WHERE rowid = 1")
-        connection.execute("INSERT INTO thumbnail VALUES (?, 256, x'00')", (NEVER,))
+    with sqlite3.connect(place / "cache" / PRIVATE_FILE) as connection:
+        connection.execute("DELETE FROM rows WHERE id = 1")
+    with Cache(place / "cache", private=True) as cache:
+        first.thumbnails(cache, 256).put_bytes({bytes.fromhex(NEVER): b"of another project"})
     found = read(place)
     assert sum("thumbnail" in path for path in found) == 5
-    assert not any(NEVER in path for path in found), "of another project"
+    assert not any(NEVER in path for path in found)

@@ -6,25 +6,26 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from album import answer_page, digests, say, shows
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
 from tiny import draw
 
 from fewtag.cache import FILE as CACHE_FILE
+from fewtag.cache import PRIVATE_FILE, Cache, content_digest
 from fewtag.core.posterior import Classifiers, Strengths, prior, unit
-from fewtag.errors import InputError
+from fewtag.errors import InputError, MissingError
 from fewtag.studio import library as module
-from fewtag.studio.index import Thumbnails
+from fewtag.studio.first import thumbnails
 from fewtag.studio.library import Features, box_guide, stack
-from fewtag.studio.log import UnknownError
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Answer
 
@@ -230,7 +231,7 @@ def test_what_could_not_be_read_is_tried_again_at_the_next_start(
 @pytest.mark.skipif(os.name != "posix", reason="rights of files are POSIX's")
 def test_thumbnails_can_be_read_by_their_person_alone(open_studio: Open, album: Path, tmp_path: Path) -> None:
     open_studio(album, cache=tmp_path / "cache")
-    assert {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "cache").glob("thumbnails*")} == {"0o600"}
+    assert {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "cache").glob(f"{PRIVATE_FILE}*")} == {"0o600"}
 
 
 def test_a_name_that_is_no_text_is_a_failure(open_studio: Open, album: Path) -> None:
@@ -249,7 +250,7 @@ def test_thumbnails_are_ours_and_small(studio: Studio) -> None:
     assert (heat.format, heat.mode, heat.size) == ("WEBP", "RGBA", (48, 40))
     glance = Image.open(io.BytesIO(studio.heat(picture, "dog", at_once=True)))
     assert (glance.format, glance.mode, glance.size) == ("WEBP", "RGBA", (48, 40))
-    with pytest.raises(UnknownError):
+    with pytest.raises(MissingError):
         studio.thumbnail("../../etc/passwd")
     with pytest.raises(InputError, match="256 or 1024"):
         studio.thumbnail(picture, 4000)
@@ -262,7 +263,7 @@ def test_damaged_thumbnails_and_features_are_made_again(open_studio: Open, album
     picture = next(iter(digests(studio).values()))
     before = studio.thumbnail(picture)
     studio.close()
-    for name in ("thumbnails.sqlite", CACHE_FILE):
+    for name in (PRIVATE_FILE, CACHE_FILE):
         (cache / name).write_bytes(b"rubbish" * 1000)
         for beside in cache.glob(f"{name}-*"):
             beside.unlink()
@@ -284,13 +285,33 @@ def test_what_is_asked_before_places_are_in_memory_is_answered_as_ever(open_stud
     assert told(again) == before
 
 
-def test_old_thumbnails_make_room(tmp_path: Path) -> None:
-    thumbnails = Thumbnails(tmp_path, limit=200_000)
-    for number in range(60):
-        thumbnails.put([(str(number), 256, bytes(10_000))])
-    assert thumbnails.get("0", 256) is None
-    assert thumbnails.get("59", 256) == bytes(10_000)
-    assert thumbnails.path.stat().st_size < 600_000
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 199), min_size=1, max_size=50, unique=True), max_size=12))
+@example([[150], list(range(64))])
+def test_whatever_is_in_memory_no_picture_has_anothers_places(asked: list[list[int]]) -> None:
+    places = np.random.default_rng(0).normal(size=(200, 4, 8)).astype(np.float16)
+    with closing(Features(4, 8, lambda rows: [places[row] for row in rows], resident=64)) as features:
+        features.append(np.zeros((200, 8), np.float32), None)
+        for rows in asked:
+            features.bring(np.array(rows))
+        for row in range(200):
+            assert np.allclose(features.places(row), places[row], atol=1e-3), row
+
+
+def test_of_old_thumbnails_no_more_go_than_new_ones_need(tmp_path: Path) -> None:
+    def keep(numbers: range) -> set[int]:
+        with Cache(tmp_path, 2_000_000, private=True) as cache:
+            kept = thumbnails(cache, 256)
+            for number in numbers:
+                kept.put_bytes({content_digest(b"%d" % number): bytes(10_000)})
+            assert cache.path.stat().st_size <= 2_000_000
+            return {number for number in range(500) if content_digest(b"%d" % number) in kept}
+
+    before = keep(range(300))
+    assert len(before) > 170, "as many as fit"
+    after = keep(range(400, 430))
+    assert {*range(400, 430)} <= after
+    assert len(before) - len(after) < 10
 
 
 def test_bursts_and_near_duplicates_are_one_cell(open_studio: Open, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fewtag.errors import InputError
 from fewtag.studio import project as module
-from fewtag.studio.log import Change, Fold, Log
+from fewtag.studio.log import Change, Fold, Log, Said, Verdict
 from fewtag.studio.project import BUSY_SECONDS, FILE, Project
 
 PICTURES, LABELS = ("p", "q", "r"), ("heron", "egret")
@@ -90,8 +90,8 @@ def test_undo_and_redo_are_two_piles(steps: list[Step]) -> None:
             case ("answers", answers) if all(label in known for _, label, _ in answers):  # type: ignore[attr-defined]
                 naive.done.append(step)
                 naive.undone.clear()
-                rows = [(str(uuid.uuid4()), picture, known[label], word, "click") for picture, label, word in answers]  # type: ignore[attr-defined]
-                add("answers", {}, tuple(rows))
+                given = [Said(str(uuid.uuid4()), picture, known[label], word, "") for picture, label, word in answers]  # type: ignore[attr-defined]
+                add("answers", {}, tuple(given))
         assert state(log.fold) == naive.state()
         assert (len(log.done), len(log.undone)) == (len(naive.done), len(naive.undone))
     assert Log(log.changes.values()).fold == log.fold, "what is read back amounts to the same"
@@ -101,9 +101,9 @@ def define(project: Project, name: str) -> int:
     return project.change("define", {"name": name, "like": None, "words": True}).n
 
 
-def say(project: Project, picture: str, label: int, word: str = "yes", name: str | None = None) -> str:
+def say(project: Project, picture: str, label: int, word: Verdict = "yes", name: str | None = None) -> str:
     name = name or str(uuid.uuid4())
-    project.change("answers", {}, [(name, picture, label, word, "click")])  # type: ignore[list-item]
+    project.change("answers", {}, [Said(name, picture, label, word, "click")])
     return name
 
 
@@ -175,7 +175,7 @@ def test_an_id_is_taken_once(project: Project) -> None:
 
 
 def test_a_second_studio_is_refused_in_one_sentence(project: Project) -> None:
-    with pytest.raises(InputError, match="open in another studio"):
+    with pytest.raises(InputError, match=r"open in another studio; .* \(--backup alone works beside it\)"):
         Project(project.folder)
     project.close()
     Project(project.folder).close()
@@ -184,7 +184,7 @@ def test_a_second_studio_is_refused_in_one_sentence(project: Project) -> None:
 def test_a_fold_that_somebody_reads_is_not_changed_by_what_comes_later(project: Project) -> None:
     define = project.change("define", {"name": "dog", "like": None, "words": True})
     before, version = project.fold, project.log.version
-    project.change("answers", {}, [(str(uuid.uuid4()), "a" * 32, define.n, "yes", "click")])
+    project.change("answers", {}, [Said(str(uuid.uuid4()), "a" * 32, define.n, "yes", "click")])
     project.change("rename", {"label": define.n, "name": "cat"})
     assert before.find("dog").id == project.fold.find("cat").id
     assert not before.latest[define.n]
@@ -234,6 +234,14 @@ def test_a_file_that_is_no_project_is_refused_and_left_alone(tmp_path: Path) -> 
     with pytest.raises(InputError, match="damaged"):
         Project(tmp_path)
     assert (tmp_path / FILE).read_bytes().startswith(b"these are")
+
+
+def test_a_project_whose_damage_sqlites_message_cites_is_refused_in_one_sentence(project: Project) -> None:
+    project.close()
+    damaged = project.path.read_bytes().replace(b"CREATE TABLE picture", b"CR\xe8ATE TABLE picture")
+    project.path.write_bytes(damaged)
+    with pytest.raises(InputError, match="damaged"):
+        Project(project.folder)
 
 
 def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
@@ -297,7 +305,7 @@ def test_a_truncated_log_leaves_the_answers_before_it(
     (folder / FILE).write_bytes(content)
     (folder / f"{FILE}-wal").write_bytes(log[: int(share * len(log))])
     again = Project(folder)
-    kept = [answer[0] for change in again.log.changes.values() for answer in change.answers]
+    kept = [answer.id for change in again.log.changes.values() for answer in change.answers]
     assert kept == given[: len(kept)], "a beginning of what was said, in order, none twice"
     assert share < 1 or kept == given
     assert not again.check()

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fewtag.errors import InputError
-from fewtag.studio.log import UnknownError
+from fewtag.errors import InputError, MissingError
 from fewtag.studio.search import STATES, parse
 from fewtag.studio.studio import Studio
 
@@ -86,7 +85,7 @@ def test_what_is_no_date_or_state_is_refused(query: str) -> None:
 
 
 def test_a_label_that_is_not_there_is_refused_with_a_hint() -> None:
-    with pytest.raises(UnknownError, match="did you mean 'boat'"):
+    with pytest.raises(MissingError, match="did you mean 'boat'"):
         parse("label:boot", LABELS)
 
 

@@ -13,9 +13,10 @@ import pytest
 from album import LABELS, answer_page, digests, say, shows
 
 from fewtag import Tagger
-from fewtag.errors import InputError
+from fewtag.errors import InputError, MissingError
 from fewtag.pictures.prefetch import batches
-from fewtag.studio.log import UnknownError
+from fewtag.studio import index
+from fewtag.studio.log import Log
 from fewtag.studio.project import FILE, backup
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Answer, Overview, as_json
@@ -74,8 +75,8 @@ def test_the_same_answer_again_counts_once(studio: Studio) -> None:
 @pytest.mark.parametrize(
     ("answer", "error", "sentence"),
     [
-        (Answer(str(uuid.uuid4()), "0" * 32, "dog", "yes"), UnknownError, "no picture"),
-        (Answer(str(uuid.uuid4()), "", "heron", "yes"), UnknownError, "no label 'heron'"),
+        (Answer(str(uuid.uuid4()), "0" * 32, "dog", "yes"), MissingError, "no picture"),
+        (Answer(str(uuid.uuid4()), "", "heron", "yes"), MissingError, "no label 'heron'"),
         (Answer("4711", "", "dog", "yes"), InputError, "no UUID"),
         (Answer(str(uuid.uuid4()), "", "dog", "perhaps"), InputError, "yes, no or unknown"),
     ],
@@ -138,6 +139,26 @@ def test_what_lies_under_a_name_moves_with_it_and_comes_back(studio: Studio) -> 
     studio.undo()
     studio.undo()
     assert [row.name for row in studio.labels()] == before
+
+
+def test_what_lies_under_two_labels_becomes_one_when_they_do(studio: Studio) -> None:
+    dogs = [digest for name, digest in digests(studio).items() if shows(name, "dog")]
+    for name in ("animals", "animals/cat", "pets", "water/dog"):
+        studio.define(name, words=False)
+    studio.teach("animals/dog", dogs[:2])
+    studio.teach("pets/dog", dogs[1:3])
+    before = [row.name for row in studio.labels()]
+    assert studio.rename("animals", "pets", merge=True).name == "pets"
+    assert [row.name for row in studio.labels()] == ["pets", "pets/cat", "pets/dog", "water/dog"]
+    assert studio.label("pets/dog").examples == 3
+    assert "pets/cat" in studio.names_ever
+    assert studio.rename("water", "pets", merge=True).name == "pets/dog", "a group that is no label"
+    again = Log(studio.project._changes())
+    assert again.fold == studio.project.fold
+    studio.undo()
+    studio.undo()
+    assert [row.name for row in studio.labels()] == before
+    assert studio.label("pets/dog").examples == 2
 
 
 def test_a_name_that_is_no_word_is_refused_alone_and_learnt_from_pictures(studio: Studio) -> None:
@@ -217,6 +238,20 @@ def _bank_labels(studio: Studio) -> tuple[str, ...]:
     return Tagger.load(path).classes_ if path.exists() else ()
 
 
+def test_a_label_with_noes_is_scored_while_the_cache_is_empty(
+    open_studio: Open, drawn_album: Path, tmp_path: Path
+) -> None:
+    studio = open_studio(drawn_album)
+    studio.define("dog")
+    studio.answer([say(next(iter(digests(studio).values())), "dog", "no")])
+    assert studio.wait(300)
+    studio.close()
+    again = open_studio(index=False, cache=tmp_path / "empty")
+    again.ranking.refresh(["dog"])
+    assert len(again.ranking.scores.kept["dog"].chances) == 0
+    assert again.check().pictures == len(digests(studio)), "of the project, not of the cache"
+
+
 def test_a_project_is_as_it_was_when_it_is_opened_again(open_studio: Open, drawn_album: Path) -> None:
     studio = open_studio(drawn_album)
     studio.define("dog")
@@ -243,7 +278,7 @@ def test_an_answer_is_taken_before_its_pictures_are_in_memory(
     early = open_studio(index=False, cache=tmp_path / "empty")
     assert known[5] not in early.library.row_of
     early.answer([say(known[5], "dog", "no")])
-    with pytest.raises(UnknownError, match="no picture"):
+    with pytest.raises(MissingError, match="no picture"):
         early.answer([say("0" * 32, "dog", "no")])
     early.close()
     again = open_studio()
@@ -402,3 +437,11 @@ def test_a_project_keeps_its_id_wherever_it_is_moved(open_studio: Open, drawn_al
     first.close()
     first.folder.rename(tmp_path / "moved")
     assert open_studio(project="moved").overview().id == name
+
+
+def test_who_waits_for_a_project_is_not_put_off(
+    open_studio: Open, drawn_album: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_studio(drawn_album).close()
+    monkeypatch.setattr(index, "PATIENT_SECONDS", 3600.0)
+    assert open_studio(drawn_album).wait(1.0)

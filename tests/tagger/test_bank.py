@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,13 @@ def test_a_bank_keeps_small_copies_without_metadata_and_none_where_none_is_wante
     assert not any(each.picture for each in Tagger.load(tmp_path / "without").bank_.examples.values())
 
 
+def test_numbers_of_any_library_are_saved(taught: Tagger, tmp_path: Path) -> None:
+    taught.set_priors({"dog": np.float32(0.25)}).set_thresholds({"dog": np.float16(0.5), "cat": Fraction(1, 4)})
+    taught.save(tmp_path / "numbers")
+    loaded = Tagger.load(tmp_path / "numbers")
+    assert (loaded.priors_["dog"], loaded.thresholds_["dog"], loaded.thresholds_["cat"]) == (0.25, 0.5, 0.25)
+
+
 def test_a_kill_in_the_middle_of_saving_leaves_the_old_file(
     taught: Tagger, saved: Path, draw: Draw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,7 +269,10 @@ def test_a_bank_of_format_2_loads_and_is_fitted_anew(model: Model, draw: Draw, t
 def test_a_missing_bank_and_a_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no bank .*no\.fewtag"):
         Tagger.load(tmp_path / "no.fewtag")
-    with pytest.raises(InputError, match="is a folder, not a bank"):
+    with pytest.raises(InputError, match="is a folder, not a bank; name the file that fewtag wrote"):
+        Tagger.load(tmp_path)
+    (tmp_path / "bank.fewtag").touch()
+    with pytest.raises(InputError, match=r"not a bank; name its bank, .*bank\.fewtag"):
         Tagger.load(tmp_path)
 
 

@@ -59,6 +59,11 @@ def test_a_card_that_somebody_wrote_or_changed_stays(bank: Path, tmp_path: Path)
     assert "heron" in Tagger.from_pretrained(tmp_path).classes_
 
 
+def test_a_file_that_is_here_is_not_asked_for_on_the_hub(bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert Tagger.from_pretrained(bank).classes_ == Tagger.load(bank).classes_
+
+
 def test_saving_a_copy_to_share_is_not_saving(bank: Path, tmp_path: Path) -> None:
     tagger = Tagger.load(bank).define("zebra")
     tagger.save(tmp_path / "copy.fewtag", examples=False)
@@ -75,19 +80,34 @@ def test_pushing_uploads_what_was_saved_and_is_private_by_default(bank: Path, tm
             assert (private, exist_ok) == (True, True)
             return f"hub/{name}"
 
-        def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> None:
+        def file_exists(self, name: str, file: str) -> bool:
+            return (tmp_path / name / file).exists()
+
+        def hf_hub_download(self, name: str, file: str) -> str:
+            return str(tmp_path / name / file)
+
+        def upload_folder(
+            self, *, repo_id: str, folder_path: str, allow_patterns: list[str], commit_message: str
+        ) -> None:
             assert commit_message
-            (tmp_path / repo_id).mkdir(parents=True)
+            (tmp_path / repo_id).mkdir(parents=True, exist_ok=True)
             for path in Path(folder_path).iterdir():
-                if not path.name.startswith("."):
+                if any(path.match(pattern) for pattern in allow_patterns):
                     (tmp_path / repo_id / path.name).write_bytes(path.read_bytes())
 
-    tagger = Tagger.load(bank)
+    tagger, card = Tagger.load(bank), tmp_path / "me/pets" / hub.CARD
     assert tagger.push_to_hub("me/pets", api=Folder()) == "hub/me/pets"  # type: ignore[arg-type]
     assert {path.name for path in (tmp_path / "me/pets").iterdir()} == {hub.BANK, hub.CARD}
     assert np.array_equal(
         Tagger.from_pretrained(tmp_path / "me/pets").predict_proba(draw(1, "dog")), tagger.predict_proba(draw(1, "dog"))
     )
+    assert 'Tagger.from_pretrained("me/pets")' in card.read_text()
+    tagger.define("zebra").push_to_hub("me/pets", api=Folder())  # type: ignore[arg-type]
+    assert "| zebra |" in card.read_text()
+    card.write_text("# My pets\n")
+    tagger.define("heron").push_to_hub("me/pets", api=Folder())  # type: ignore[arg-type]
+    assert card.read_text() == "# My pets\n", "what a person wrote on the hub"
+    assert "heron" in Tagger.from_pretrained(tmp_path / "me/pets").classes_
 
     class Closed(Folder):
         def create_repo(self, *_: Any, **__: Any) -> str:
@@ -106,10 +126,11 @@ def test_the_hub_without_its_package_is_one_sentence(monkeypatch: pytest.MonkeyP
 def test_what_is_asked_is_what_the_client_takes(bank: Path) -> None:
     client = pytest.importorskip("huggingface_hub")
     api = create_autospec(client.HfApi, instance=True)
-    api.create_repo.return_value = "hub/me/pets"
+    api.create_repo.return_value, api.file_exists.return_value = "hub/me/pets", False
     assert Tagger.load(bank).push_to_hub("me/pets", private=False, api=api) == "hub/me/pets"
     assert api.create_repo.call_args.kwargs["private"] is False
     assert api.upload_folder.call_args.kwargs["repo_id"] == "me/pets"
+    assert api.upload_folder.call_args.kwargs["allow_patterns"] == [hub.BANK, hub.CARD], "no lock"
 
 
 @pytest.fixture
@@ -138,7 +159,7 @@ def served(bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
             """Nothing to the terminal."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     ours = {"endpoint": f"http://127.0.0.1:{server.server_port}", "cache_dir": tmp_path / "hub-cache"}
     monkeypatch.setattr(client, "hf_hub_download", partial(client.hf_hub_download, **ours))
     yield asked

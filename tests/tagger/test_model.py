@@ -68,7 +68,7 @@ def test_the_map_of_words_that_is_kept_is_the_one_that_is_solved_anew(coco52: Mo
 
 
 def test_other_words_are_mapped_anew(tiny_model: Path, own_words: Path, model: Model) -> None:
-    other = load_model(str(tiny_model), words=str(own_words))
+    other = load_model(tiny_model, words=own_words)
     assert other.word_map.matrix.shape == (8, model.space.size)
     assert np.array_equal(other.space.basis, model.space.basis)
     assert other.words_name == "vectors.txt"

@@ -1,10 +1,10 @@
 """Bad input to the tagger: one sentence that names the culprit, and nothing changed."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,6 +24,8 @@ LEARNING: dict[str, tuple[list[Any], Any, str]] = {
     "empty name": ([GOOD], [["dog", " "]], "label of image number 1 is empty"),
     "a string of labels": ([GOOD], "dog", r"use \[\['dog'\]\]"),
     "nothing for labels": ([GOOD], None, r"found None; use \[\[\"dog\"\], \[\"cat\", \"sofa\"\]\], say"),
+    "labels by numbers": ([GOOD], [{"dog": 1, "cat": 0}], "labels of image number 1 are {'dog': 1, 'cat': 0}; give a"),
+    "a mapping": ([GOOD], {"dog": 1}, r"labels are a list with the names of each picture, found {'dog': 1}"),
     "an address": (["https://x.org/a.jpg"], ["dog"], "image https://x.org/a.jpg is an address, and none is fetched"),
     "missing file": ([GOOD, "no/such.jpg"], ["dog", "dog"], r"cannot read image no/such\.jpg: there is no such file"),
     "no picture": ([b"no picture"], ["dog"], "image number 1 cannot be decoded"),
@@ -60,7 +62,7 @@ def assert_fits_python(error: InputError) -> None:
 
 def test_an_iterator_of_another_length_is_refused_too(taught: Tagger) -> None:
     for count in (1, 3):
-        with pytest.raises(InputError, match=f"found {count} pictures and labels for 2"):
+        with pytest.raises(InputError, match=f"found {count} pictures? and labels for 2"):
             taught.partial_fit((GOOD for _ in range(count)), ["dog", "dog"])
 
 
@@ -90,6 +92,9 @@ ASKING: dict[str, tuple[Callable[[Tagger], object], str]] = {
     "rename known": (lambda tagger: tagger.rename("dog", "cat"), "there is a label 'cat' already"),
     "threshold unknown": (lambda tagger: tagger.set_thresholds({"dgo": 0.5}), "did you mean 'dog'"),
     "threshold over one": (lambda tagger: tagger.set_thresholds({"dog": 1.5}), "is 1.5; give one from 0 to 1"),
+    "threshold of a word": (lambda tagger: tagger.set_thresholds({"dog": cast(float, "high")}), "is 'high'; give one"),
+    "share of a word": (lambda tagger: tagger.set_priors({"dog": cast(float, "rare")}), "is 'rare'; give one between"),
+    "predict over a word": (lambda tagger: tagger.predict(GOOD, cast(float, "0.5")), "threshold is '0.5'; give one"),
     "explain unknown": (lambda tagger: tagger.explain(GOOD, "cta"), "did you mean 'cat'"),
     "examples unknown": (lambda tagger: tagger.examples_("cta"), "did you mean 'cat'"),
     "predict over one": (lambda tagger: tagger.predict(GOOD, threshold=1.5), "threshold is 1.5; give one from 0 to 1"),
@@ -133,13 +138,23 @@ def test_one_picture_is_a_list_of_one(single: object) -> None:
     assert only is single
 
 
+class Frame:
+    """Like a data frame, which gives the names of its columns."""
+
+    columns = ("image", "labels")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+
 def test_a_block_of_pictures_is_a_list() -> None:
     assert len(list(several(np.stack([GOOD, GOOD])))) == 2
 
 
-def test_a_number_is_no_picture() -> None:
-    with pytest.raises(InputError, match="pictures are expected, one or a list of them, found int"):
-        several(7)
+@pytest.mark.parametrize(("given", "kind"), [(7, "int"), ({"image": "a.jpg"}, "dict"), (Frame(), "Frame")])
+def test_what_holds_no_pictures_is_named(given: object, kind: str) -> None:
+    with pytest.raises(InputError, match=f"pictures are expected, one or a list of them, found {kind}"):
+        several(given)
 
 
 def test_what_is_no_picture_is_named() -> None:

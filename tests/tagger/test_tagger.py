@@ -21,7 +21,7 @@ from tiny import same_classifiers as same
 
 from fewtag import InputError, Tagged, Tagger
 from fewtag.core.calibration import EASE
-from fewtag.core.posterior import Classifiers, Fitted, Pictures, attend, fit_label, mix, score, unit
+from fewtag.core.posterior import Classifiers, Fitted, Pictures, fit_label, unit
 from fewtag.pictures.decode import squash, stack
 from fewtag.pictures.files import Picture
 from fewtag.runtime import Network
@@ -134,10 +134,10 @@ def test_the_prototype_is_the_closed_forms_where_the_pictures_bear_the_names_out
     assert min(tagger.trusts_.values()) > 0.999
     words = model.word_prototypes(model.words.vectors(tagger.classes_))
     shown = np.array([[label in labels for label in tagger.classes_] for labels in PETS])
-    pooled = attend(encode(model, pets[0]), words, model.strengths.support_focus)
-    visual = np.einsum("il,ils->ls", shown.astype(np.float32), pooled)
-    expected = mix(visual, words, shown.sum(axis=0), model.strengths)
-    assert (classifiers_of(tagger.bank_, model).guides * expected).sum(axis=1).min() > 0.999
+    pictures, strengths = Pictures.of(encode(model, pets[0])), model.strengths
+    for guide, word, mine in zip(classifiers_of(tagger.bank_, model).guides, words, shown.T, strict=True):
+        visual = unit(pictures.attend(word, strengths.support_focus)[mine].sum(axis=0))
+        assert guide @ unit(visual + strengths.word_weight * mine.sum() ** -strengths.word_decay * word) > 0.999
 
 
 @settings(max_examples=15, deadline=None)
@@ -171,6 +171,15 @@ def test_a_picture_twice_in_one_call_shows_what_both_say(tagger: Tagger, draw: D
     tagger.fit([draw(1, "dog"), draw(1, "dog")], [["dog"], ["sofa"]])
     assert tagger.counts_ == {"dog": 1, "sofa": 1}
     assert len(tagger.bank_.examples) == 1
+
+
+def test_examples_go_through_the_network_in_batches_that_keep_every_core_busy(
+    tagger: Tagger, draw: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, encode = list[int](), Model.encode
+    monkeypatch.setattr(Model, "encode", lambda self, pixels: sizes.append(len(pixels)) or encode(self, pixels))
+    tagger.fit([draw(number, "dog") for number in range(40)], ["dog"] * 40)
+    assert sizes == [32, 8]
 
 
 def test_known_pictures_need_no_pass_of_the_network(
@@ -213,6 +222,18 @@ def test_fit_forgets_examples_but_not_definitions(tagger: Tagger, draw: Draw) ->
 def test_one_name_need_not_be_in_a_list_and_blanks_do_not_count(tagger: Tagger, draw: Draw) -> None:
     tagger.fit([draw(1, "dog"), draw(2, "cat")], ["dog", (" dog ", "cat")])
     assert tagger.counts_ == {"cat": 1, "dog": 2}
+
+
+def test_the_labels_of_one_picture_need_no_list_around_them(tagger: Tagger, draw: Draw, tmp_path: Path) -> None:
+    path = tmp_path / "dog.png"
+    draw(1, "dog", "cat").save(path)
+    for one in (path, str(path), path.read_bytes(), Image.open(path), np.asarray(Image.open(path))):
+        for labels in ("dog", ["dog"], [["dog"]]):
+            assert tagger.fit(one, labels).counts_ == {"dog": 1}
+        for several in (["dog", "cat"], (name for name in ("dog", "cat")), [("dog", "cat")]):
+            assert tagger.fit(one, several).counts_ == {"cat": 1, "dog": 1}
+    tagger.partial_fit(draw(3, "sofa"), [], absent="dog")
+    assert tagger.absent_counts_ == {"cat": 0, "dog": 1}
 
 
 def kinds_of(path: Path) -> dict[str, Any]:
@@ -290,9 +311,10 @@ def test_a_name_alone_is_scored_at_once(model: Model, tagger: Tagger, queries: l
     assert tagger.define("zebra") is tagger
     assert tagger.classes_ == ("zebra",)
     assert tagger.counts_ == {"zebra": 0}
-    word = model.word_prototypes(model.words.vectors(["zebra"]))
-    np.testing.assert_allclose(classifier(tagger, "zebra").guide[None], word, atol=1e-6)
-    logits = model.strengths.kappa * (score(encode(model, queries), word, model.strengths) - model.strengths.offset)
+    (word,) = model.word_prototypes(model.words.vectors(["zebra"]))
+    np.testing.assert_allclose(classifier(tagger, "zebra").guide, word, atol=1e-6)
+    scores = Pictures.of(encode(model, queries)).scores(word, model.strengths)
+    logits = (model.strengths.kappa * (scores - model.strengths.offset))[:, None]
     slopes, offsets = model.calibration.curves(
         np.zeros(1, np.int64), np.zeros(1, np.float32), np.array([0.3], np.float32)
     )
@@ -343,8 +365,10 @@ def test_like_is_the_mean_of_the_words_and_knows_labels_too(model: Model, tagger
 
 
 def test_like_takes_what_the_command_line_takes(model: Model) -> None:
-    both = [Tagger(model).define("ectopia lentis", like=like) for like in ("lens, eye", ["lens", "eye"])]
-    assert same(*both)
+    asked: list[Any] = ["lens, eye", ["lens", "eye"], np.array(["lens", "eye"])]
+    both = [Tagger(model).define("ectopia lentis", like=like) for like in asked]
+    assert same(*both[:2])
+    assert same(*both[1:])
     assert str(both[0].definitions_["ectopia lentis"]) == "like lens, eye"
 
 
@@ -365,6 +389,11 @@ def test_a_name_that_is_no_word_is_learnt_from_pictures_with_a_warning(model: Mo
         tagger = Tagger(model).fit([image], [["zzqxv flurbish", "dog"]])
     assert len(warned) == 1
     assert "--" not in str(warned[0].message), "no flags of the command line"
+    with pytest.warns(UserWarning, match="'xyzzy' is no known word") as renamed:
+        tagger.rename("dog", "xyzzy")
+    assert str(tagger.definitions_["xyzzy"]) == "pictures only"
+    assert str(tagger.rename("xyzzy", "dog").definitions_["dog"]) == "its name"
+    assert {warned[0].filename, renamed[0].filename} == {__file__}, "the line that can be mended"
     assert str(tagger.definitions_["zzqxv flurbish"]) == "pictures only"
     silent = Tagger(model).define("zzqxv flurbish", words=False).fit([image], [["zzqxv flurbish", "dog"]])
     assert same(tagger, silent)
@@ -388,7 +417,10 @@ def test_examples_are_forgotten_by_name_and_by_number(model: Model, draw: Draw, 
     tagger = Tagger(model).fit(paths, ["dog"] * 3)
     assert sorted(tagger.examples_("dog")) == ["7.png", "max.png", "rex.png"]
     second = tagger.examples_("dog")[1]
-    assert same(tagger.forget("dog", example=2), Tagger(model).fit([p for p in paths if p.name != second], ["dog"] * 2))
+    number: Any = np.int64(2)
+    assert same(
+        tagger.forget("dog", example=number), Tagger(model).fit([p for p in paths if p.name != second], ["dog"] * 2)
+    )
     left = tagger.examples_("dog")[0]
     assert left not in tagger.forget("dog", example=left).examples_("dog")
     assert tagger.counts_ == {"dog": 1}
@@ -417,10 +449,28 @@ def test_a_label_is_called_something_else(model: Model, pets: Examples) -> None:
 def test_two_labels_become_one(model: Model, pets: Examples) -> None:
     images, shown = pets
     tagger = Tagger(model).fit(images, shown)
-    with pytest.raises(InputError, match="there is a label 'dog' already; merge the two"):
+    with pytest.raises(InputError, match="there is a label 'dog' already; choose another name, or merge the two"):
         tagger.rename("sofa", "dog")
     merged = [sorted({"dog" if label == "sofa" else label for label in labels}) for labels in shown]
     assert same(tagger.rename("sofa", "dog", merge=True), Tagger(model).fit(images, merged))
+
+
+def test_what_lies_under_a_label_goes_along(model: Model, pets: Examples) -> None:
+    images, shown = pets
+
+    def called(**names: str) -> list[list[str]]:
+        return [[names.get(label, label) for label in labels] for labels in shown]
+
+    tagger = Tagger(model).fit(images, called(dog="animals/dog", cat="animals/cat", sofa="pets"))
+    moved = Tagger(model).fit(images, called(dog="beasts/dog", cat="beasts/cat", sofa="pets"))
+    assert same(tagger.rename("animals", "beasts"), moved), "of a group that is no label"
+    tagger.define("pets/dog", words=False)
+    with pytest.raises(InputError, match="there is a label 'pets/dog' already; choose another name, or merge the two"):
+        tagger.rename("beasts", "pets")
+    tagger.rename("beasts", "pets", merge=True)
+    assert tagger.classes_ == ("pets", "pets/cat", "pets/dog")
+    tagger.rename("pets", "pets/cat", merge=True)
+    assert tagger.classes_ == ("pets/cat", "pets/dog"), "into one under it: the others stay"
 
 
 def test_rows_carry_their_names_and_failures(tagger: Tagger, pets: Examples, draw: Draw, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Several who write to one bank: what each taught is in it, whoever comes last."""
 
+import copy
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -37,6 +39,22 @@ def test_two_who_teach_lose_nothing(bank: Path, draw: Draw) -> None:
     first.define("penguin").save(bank)
     counts = {"ball": 1, "cat": 3, "dog": 2, "penguin": 0, "sofa": 1, "zebra": 1}
     assert Tagger.load(bank).counts_ == first.counts_ == counts
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda tagger: pickle.loads(pickle.dumps(tagger))])
+def test_a_copy_adds_to_the_file_that_its_tagger_came_from(
+    bank: Path, draw: Draw, copied: Callable[[Tagger], Tagger]
+) -> None:
+    first = Tagger.load(bank).partial_fit(draw(10, "dog"), ["dog", "ball"]).rename("cat", "kitten")
+    first.set_priors({"dog": 0.2}).define("zebra").forget("sofa")
+    second = copied(first).define("heron")
+    Tagger.load(bank).define("penguin").save(bank)
+    second.save(bank)
+    known = {"ball": 1, "dog": 2, "heron": 0, "kitten": 1, "penguin": 0, "zebra": 0}
+    assert Tagger.load(bank).counts_ == known
+    assert "heron" not in first.classes_
+    first.define("clock").save(bank)
+    assert Tagger.load(bank).counts_ == known | {"clock": 0}
 
 
 def test_what_comes_of_it_is_what_one_would_have_taught(bank: Path, draw: Draw) -> None:

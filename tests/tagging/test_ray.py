@@ -89,7 +89,7 @@ class Deadly(http.server.ThreadingHTTPServer):
                 super().do_GET()
 
         super().__init__(("127.0.0.1", 0), lambda *given: Handler(*given, directory=str(folder)))
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
     def url(self) -> str:

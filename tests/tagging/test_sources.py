@@ -43,7 +43,7 @@ def web(photos: Path) -> Iterator[str]:
             return self.send_error(503)
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(photos)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
@@ -108,9 +108,10 @@ def test_archives_and_pages_are_judged_as_folders_are(photos: Path, web: str, tm
 
 def test_a_list_has_a_path_or_address_a_line(photos: Path, web: str) -> None:
     listed = ["z.webp", "sub/deep/ä.png", f"{web}/b,%20c.png", str(photos / "z.webp")]
-    (photos / "list.txt").write_text("\ufeff# mine\n\n" + "\n".join(listed) + "\n", encoding="utf-8")
-    found = open_source([str(photos / "list.txt")])
-    assert names(found) == listed
+    for encoding in ("utf-8-sig", "utf-16"):  # as PowerShell's > writes it
+        (photos / "list.txt").write_text("# mine\n\n" + "\n".join(listed) + "\n", encoding=encoding)
+        found = open_source([str(photos / "list.txt")])
+        assert names(found) == listed
     assert all_read(found)
     (photos / "list.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="cannot read the list"):
@@ -205,6 +206,7 @@ def test_two_pictures_of_one_name_are_refused(photos: Path, tmp_path: Path) -> N
     ("source", "sentence"),
     [
         ("gone", "there is no folder or picture gone"),
+        ("rows.csv", "rows.csv is a table, no picture; give a folder, or a .txt list"),
         ("empty", "empty: there is no picture"),
         ("broken.parquet", "cannot read the table"),
         ("other.parquet", "has neither a column path (or image) nor bytes, but name"),
@@ -223,6 +225,7 @@ def test_what_cannot_be_tagged_is_one_sentence(
     Path("empty").mkdir()
     Path("broken.parquet").write_bytes(b"PAR1 no table PAR1")
     Path("broken.tar").write_bytes(b"no archive" * 100)
+    Path("rows.csv").write_text("image,tags\n")
     write(Path("other.parquet"), name=["a"])
     write(Path("nothing.parquet"), path=pyarrow.array([], pyarrow.string()))
     with pytest.raises(InputError) as refused:

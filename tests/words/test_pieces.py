@@ -178,10 +178,10 @@ def test_pieces_letters_and_numbers_alone_are_not_known(label: str) -> None:
     assert refusal.value.label == label
 
 
-@pytest.mark.parametrize("label", ["", "  ", "-/_", "!?"])
-def test_a_name_without_letters_is_refused(label: str) -> None:
+@pytest.mark.parametrize("label", ["", "  ", "-/_", "!?", "🐶"])
+def test_a_name_without_letters_is_no_known_word(label: str) -> None:
     assert label not in TOY
-    with pytest.raises(InputError, match="has no letters"):
+    with pytest.raises(UnknownWordError, match="has no vector in words"):
         TOY.vector(label)
 
 

@@ -91,8 +91,8 @@ def test_an_unknown_label_is_refused_with_the_ways_out_in_neither_worlds_words()
 
 
 @pytest.mark.parametrize("label", ["", "  ", "-/_"])
-def test_a_label_without_letters_is_refused(label: str) -> None:
-    with pytest.raises(InputError, match="has no letters"):
+def test_a_label_without_letters_is_no_known_word(label: str) -> None:
+    with pytest.raises(UnknownWordError, match="has no vector in words"):
         WORDS.vector(label)
 
 

@@ -1,6 +1,7 @@
 """Commands that teach a bank, and tell what it knows."""
 
 import os
+import shlex
 import sys
 import tempfile
 from collections import Counter
@@ -20,13 +21,12 @@ from fewtag.cli.terminal import (
     SkipBad,
     WordSource,
     check_page,
-    plural,
     printable,
     refuse_given,
     show,
     tell,
 )
-from fewtag.errors import InputError
+from fewtag.errors import InputError, TakenError, plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 DOUBTFUL = 0.2
 """The probability of a name being right below which a person is told."""
+MOST_TOLD = 5
+"""Labels that a person is told of one by one."""
 
 
 def learn(
@@ -44,7 +46,7 @@ def learn(
     examples: Annotated[
         list[Path],
         typer.Argument(
-            metavar="EXAMPLES", help="A table with columns image,labels; a folder per label; pictures; or JSON."
+            metavar="EXAMPLES...", help="A table with columns image,labels; a folder per label; pictures; or JSON."
         ),
     ],
     label: Annotated[
@@ -88,25 +90,26 @@ def learn(
 ) -> None:
     """Learn labels from example pictures, into a new or an existing bank; what is known already stays.
 
-    In a table several labels of a picture are joined by ";", and paths are relative to the table. "!cat" among them,
-    or a column `absent`, says what a picture does not show; what is neither named nor absent is unknown. Labels that
-    are given in several runs add up, with --complete too, which says so. Of a table that `fewtag tag` wrote, the rows
-    are learnt that you changed; --all-rows says that you looked at the others too. The bank keeps a small copy of each
-    example, so that it can show them and move to a newer model: share it like the pictures.
-
-    Example: fewtag learn pets.fewtag examples.csv
-
-    Example: fewtag learn pets.fewtag sofa.jpg --absent dog
+    In a table several labels of a picture are joined by ";", or have a line each, or a column each of 1 and 0; paths
+    are relative to the table. "!cat" among them, or a column `absent`, says what a picture does not show; what is
+    neither named nor absent is unknown. Labels that are given in several runs add up, with --complete too, which says
+    so. Of a table that `fewtag tag` wrote, the rows are learnt that you changed; --all-rows says that you looked at the
+    others too. The bank keeps a small copy of each example, so that it can show them and move to a newer model: share
+    it like the pictures.
 
     With --from-tags the keywords that digiKam, Lightroom, darktable, Immich and others keep are learnt; "birds|heron"
     becomes the label "birds/heron". What `fewtag write` wrote is not. A table of what is found comes first.
 
     Example: fewtag learn pets.fewtag rex.jpg max.jpg --label dog
 
+    Example: fewtag learn pets.fewtag sofa.jpg --absent dog
+
+    Example: fewtag learn pets.fewtag examples.csv
+
     Example: fewtag learn birds.fewtag photos/ --from-tags --only birds --at-most 20
     """
     from fewtag.tagger.tagger import Tagger
-    from fewtag.tagging.examples import TABLES
+    from fewtag.tagging.examples import TABLES, missing
 
     has_table = any(each.name.lower().endswith((*TABLES, ".json")) for each in examples)
     said = {"--label": label, "--absent": absent}
@@ -119,10 +122,19 @@ def learn(
         refuse_given(said, "is for pictures, and a table says itself what they show; leave it out")
     else:
         refuse_given({"--root": root, "--all-rows": all_rows}, "is for a table, and none is learnt now; leave it out")
-    tagger = Tagger.open(bank, model=model, words=words, keep_pictures=not no_pictures)
-    if not from_tags:
+
+    def refuse(error: InputError) -> None:
+        gone = has_table and root is None and "there is no such file" in str(error)
+        moved = "--root names the folder of a table's pictures; " if gone else ""
+        raise InputError(f"{error} ({moved}--skip-bad leaves out what cannot be read)") from error
+
+    shown = []
+    if not from_tags:  # before the model is loaded: a slip in a table is told at once
         shown = read_shown(examples, label or (), absent or (), root, complete=complete, all_rows=all_rows)
-    else:
+        if not skip_bad and (error := missing(shown)):
+            refuse(error)
+    tagger = Tagger.open(bank, model=model, words=words, keep_pictures=not no_pictures)
+    if from_tags:
         shown, found = from_carried(tagger, examples, only or (), at_most, skip_bad=skip_bad)
         if dry_run or not as_json:
             show(found, as_json=as_json, title=f"{plural(len(shown), 'picture')}, {plural(len(found), 'tag')}")
@@ -131,18 +143,15 @@ def learn(
     check_writable(bank)
     known, skipped = set(tagger.definitions_), list[InputError]()
 
-    def refuse(error: InputError) -> None:
-        missing = has_table and root is None and "there is no such file" in str(error)
-        moved = "--root names the folder of a table's pictures; " if missing else ""
-        raise InputError(f"{error} ({moved}--skip-bad leaves out what cannot be read)") from error
-
     on_error = skipped.append if skip_bad else refuse
     teach(tagger, shown, complete=complete, no_words=no_words, on_error=on_error)
     tagger.save(bank)
-    warn_of_names(tagger, {name for each in shown for name in each.labels})
+    new = sorted(set(tagger.definitions_) - known)
+    tell_meanings(bank, tagger, new)
+    warn_of_names(bank, tagger, {name for each in shown for name in each.labels})
     for reason in skipped:
         print(f"skipped: {reason}", file=sys.stderr)
-    learnt, new, total = len(shown) - len(skipped), sorted(set(tagger.definitions_) - known), len(tagger.classes_)
+    learnt, total = len(shown) - len(skipped), len(tagger.classes_)
     left_out = f", {len(skipped)} skipped" if skipped else ""
     sentence = f"{plural(learnt, 'picture')} learnt{left_out}; {plural(total, 'label')}, {len(new)} of them new"
     facts = {"pictures": learnt, "skipped": len(skipped), "new": new, "labels": total}
@@ -198,6 +207,7 @@ def teach(
     if taken_out := sum(len(mine - each.absent) for mine, each in zip(refused, shown, strict=True)):
         print(f"fewtag: {plural(taken_out, 'tag')} of `tag` that you took out: learnt as a 'no'", file=sys.stderr)
     warn_of_case(names | known)
+    warn_of_commas(names - known)
     if no_words:
         for name in sorted(names - known):
             tagger.define(name, words=False)
@@ -317,7 +327,7 @@ def rename(
     merge: Annotated[bool, typer.Option("--merge", help="NAME may be a label already: the two become one.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Call a label something else, or merge it into another.
+    """Call a label something else, or merge it into another; those under it, such as "birds/heron", go along.
 
     Example: fewtag rename pets.fewtag couch sofa --merge
     """
@@ -325,10 +335,15 @@ def rename(
     from fewtag.tagging.examples import clean_label
 
     tagger, new = Tagger.load(bank), clean_label(name)
-    tagger.rename(label, new, merge=merge).save(bank)
-    count = tagger.counts_[new]
-    said = f"{label!r} is called {new!r} now, with {plural(count, 'example')}"
-    tell(bank, said, {"label": new, "before": label, "examples": count}, as_json=as_json)
+    try:
+        tagger.rename(label, new, merge=merge).save(bank)
+    except TakenError as error:
+        raise InputError(f"{error} (--merge)") from error
+    count, under = tagger.counts_.get(new), sum(each.startswith(f"{new}/") for each in tagger.definitions_)
+    has = [] if count is None else [plural(count, "example")]
+    has += [f"{plural(under, 'label')} under it"] if under else []
+    said = f"{label!r} is called {new!r} now, with {' and '.join(has)}"
+    tell(bank, said, {"label": new, "before": label, "examples": count or 0, "under": under}, as_json=as_json)
 
 
 def labels(bank: Bank, as_json: AsJson = False) -> None:
@@ -394,7 +409,14 @@ def examples(
 
 def upgrade(
     bank: Bank,
-    model: ModelName = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="To this one: default, accurate, coco52 or the path of a model.",
+            show_default="its own, as it is now",
+        ),
+    ] = None,
     words: WordSource = None,
     as_json: AsJson = False,
 ) -> None:
@@ -432,15 +454,43 @@ def warn_of_case(names: set[str]) -> None:
             print(f"fewtag: {other!r} and {name!r} are two labels, which differ in case alone", file=sys.stderr)
 
 
-def warn_of_names(tagger: "Tagger", names: set[str]) -> None:
+def tell_meanings(bank: Path, tagger: "Tagger", names: Sequence[str]) -> None:
+    """Says what names of other languages are taken for."""
+    meant = {name: each.words for name in names if (each := tagger.definitions_[name]).kind == "name"}
+    if foreign := [f"{name} = {words[1]}" for name, words in meant.items() if len(words) > 1]:
+        others = f" and {plural(len(foreign) - MOST_TOLD, 'other')}" if len(foreign) > MOST_TOLD else ""
+        print(
+            f"fewtag: read as English: {', '.join(foreign[:MOST_TOLD])}{others}; "
+            f"if one is wrong: {shlex.join(['fewtag', 'define', str(bank)])} LABEL --like WORDS",
+            file=sys.stderr,
+        )
+
+
+def warn_of_commas(names: set[str]) -> None:
+    """Several labels in one, or a name such as "tench, Tinca tinca": the person knows."""
+    if found := sorted(name for name in names if ", " in name):
+        others = f" ({plural(len(found), 'name')} with a comma)" if len(found) > 1 else ""
+        print(
+            f'fewtag: {found[0]!r} is one label{others}; several are joined by ";", as in "dog;sofa"', file=sys.stderr
+        )
+
+
+def warn_of_names(bank: Path, tagger: "Tagger", names: set[str]) -> None:
     """Says which labels' pictures do not look like what their name suggests."""
-    for name, trust in tagger.trusts_.items():
-        if name in names and trust < DOUBTFUL:
-            print(
-                f"fewtag: the pictures of {name!r} do not look like what its name suggests, so the name counts for "
-                f"{trust:.0%} of what it could; say --like what it is, or --no-words",
-                file=sys.stderr,
-            )
+    doubtful = {name: trust for name, trust in tagger.trusts_.items() if name in names and trust < DOUBTFUL}
+    for name, trust in list(doubtful.items())[:MOST_TOLD]:
+        print(
+            f"fewtag: the pictures of {name!r} do not look like what its name suggests, so the name counts for "
+            f"{trust:.0%} of what it could; say what it is like: "
+            f"{shlex.join(['fewtag', 'define', str(bank), name])} --like WORDS, or --no-words",
+            file=sys.stderr,
+        )
+    if len(doubtful) > MOST_TOLD:
+        so = f"so it is with {plural(len(doubtful) - MOST_TOLD, 'other label')}"
+        print(
+            f"fewtag: {so}: {shlex.join(['fewtag', 'labels', str(bank)])} shows how far each name is trusted",
+            file=sys.stderr,
+        )
 
 
 def read_vector(path: Path) -> "np.ndarray":

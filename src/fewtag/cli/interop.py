@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtag.cli.terminal import AsJson, Bars, Device, plural, printable
-from fewtag.errors import InputError
+from fewtag.cli.terminal import AsJson, Bars, Device, printable
+from fewtag.errors import InputError, plural
 
 if TYPE_CHECKING:
     from fewtag.interop.write import Change, Report
@@ -34,7 +34,9 @@ def write(
         typer.Argument(metavar="PHOTOS", help="The folder that was tagged, or one picture.", show_default=False),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; print what would change.")] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Take back all that fewtag wrote under PHOTOS.")] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Take back what fewtag wrote beside PHOTOS; with --embed, into them.")
+    ] = False,
     embed: Annotated[
         bool, typer.Option("--embed", help="Into the pictures, by exiftool, rather than beside them.")
     ] = False,
@@ -126,24 +128,25 @@ Rows = tuple[Sequence[str], Iterable[tuple[str, Path, "Sequence[str] | InputErro
 
 
 def _of_table(source: Path, photos: Path, threshold: float | None) -> Rows:
-    from fewtag.tagging.examples import read_tagged
+    from fewtag.tagging.examples import name_in, read_tagged
 
     table = read_tagged(source, threshold)
     labels = sorted({label for row in table for label in (*row.tags, *row.scores)})
     alone = not photos.is_dir()
     folder = Path(os.path.normpath((photos.parent if alone else photos).absolute()))
-    tags: dict[str, dict[str, None]] = {}
+    tags: dict[Path, tuple[str, dict[str, None]]] = {}  # by path, which a table may spell in several ways
     for row in table:
-        boxed = re.fullmatch(r"(.+)#[0-9]+", row.image)  # a detector's box: its tags are the picture's
-        name = boxed[1] if boxed and not (folder / row.image).exists() else row.image
-        if not alone or name == photos.name:
-            tags.setdefault(name, {}).update(dict.fromkeys(row.tags))
+        name = name_in(folder, row.image)
+        boxed = re.fullmatch(r"(.+)#[0-9]+", name)  # a detector's box: its tags are the picture's
+        name = boxed[1] if boxed and not (folder / name).exists() else name
+        path = Path(os.path.normpath(folder / name))
+        if not alone or path == folder / photos.name:
+            tags.setdefault(path, (name, {}))[1].update(dict.fromkeys(row.tags))
     if not tags:
         raise InputError(f"{source} has no row of {photos}; give the folder that was tagged")
 
     rows: list[tuple[str, Path, Sequence[str] | InputError]] = []
-    for name, found in tags.items():
-        path = Path(os.path.normpath(folder / name))
+    for path, (name, found) in tags.items():
         outside = InputError(f"{name} lies outside of {folder}; give the folder that was tagged")
         rows.append((name, path, tuple(found) if path.is_relative_to(folder) else outside))
     return labels, rows, len(rows)
@@ -162,7 +165,9 @@ def _of_project(
     if not (source / FILE).is_file():
         raise InputError(f"{source} is no project of the studio; give a bank, a project or a table, then PHOTOS")
     with Studio.open(source, device=device) as studio:
-        studio.wait()
+        if not studio.wait(2.0):
+            print(f"fewtag: reading the pictures of {source}, which the cache does not have", file=sys.stderr)
+            studio.wait()
         found = studio.tags_by_file(confirmed_only=confirmed)
         labels, former = [label.name for label in studio.labels()], studio.names_ever
     root = photos.resolve()
@@ -184,7 +189,7 @@ def _of_bank(source: Path, photos: Path, threshold: float | None, device: str) -
     from fewtag.tagging.sources import open_source
 
     labels = [label["name"] for label in read_header(source)["labels"]]
-    options = Options(threshold=threshold, device=device, cache=str(user_cache_folder()))
+    options = Options(threshold=threshold, device=device, cache=user_cache_folder())
     folder = photos if photos.is_dir() else photos.parent
     pictures = open_source([str(photos)])
     paired = paired_raws([Path(each.name) for each in pictures.entries])

@@ -1,7 +1,11 @@
 """The command line. Heavy imports wait inside the commands, so that `fewtag --help` answers at once."""
 
+import errno
+import inspect
 import io
 import os
+import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -37,13 +41,16 @@ def make_app(only: str | None = None) -> typer.Typer:
         help="Teach an image tagger new labels from one example each, without training.",
         no_args_is_help=True,
         add_completion=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
         pretty_exceptions_enable=False,
     )
     app.callback()(_common)
     for panel, commands in COMMANDS.items():
         for command in commands:
             if only in (None, command.__name__):
-                app.command(rich_help_panel=panel)(command)
+                # a paragraph is a line, which is broken where the terminal ends
+                text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(command.__doc__ or ""))
+                app.command(rich_help_panel=panel, help=text)(command)
     return app
 
 
@@ -74,7 +81,10 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     named = {command.__name__ for commands in COMMANDS.values() for command in commands} & set(sys.argv[1:2])
     try:
-        make_app(*named)()
+        try:
+            make_app(*named)()
+        finally:
+            print(end="", flush=True)  # not when Python ends, which would say more than a sentence
     except InputError as error:
         _say(f"fewtag: {printable(str(error))}")
         raise SystemExit(2) from None
@@ -83,8 +93,16 @@ def main() -> None:
             raise
         _say(f'fewtag: this needs {error.name}, which is not installed; run: pip install "fewtag[research]"')
         raise SystemExit(2) from None
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EIO, errno.EPIPE} or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what waits to be written goes nowhere
+        if error.errno != errno.EPIPE:  # else nobody reads on, which is nobody's mistake
+            _say(f"fewtag: the output cannot be written: {error.strerror}; free some room")
+        raise SystemExit(1 if error.errno == errno.EPIPE else 2) from None
     except SystemExit as ended:
         if ended.code == INTERRUPTED:  # by typer, which takes Ctrl-C for itself
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends it at once, rather than with a traceback
             _say(f"fewtag: stopped{_what_now(sys.argv[1:])}")
         raise
 

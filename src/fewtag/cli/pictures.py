@@ -21,12 +21,11 @@ from fewtag.cli.terminal import (
     Root,
     SkipBad,
     check_page,
-    plural,
     printable,
     refuse_given,
     show,
 )
-from fewtag.errors import InputError, nearest
+from fewtag.errors import InputError, nearest, plural
 
 if TYPE_CHECKING:
     from fewtag.tagging.page import Card
@@ -40,7 +39,7 @@ def tag(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="PICTURES",
+            metavar="PICTURES...",
             help="Pictures, folders, a .txt list, a .tar, MegaDetector's .json, a Parquet table, or s3://, gs://, https://.",
         ),
     ],
@@ -110,7 +109,7 @@ def tag(
         refuse_given({"--address": address, "--workers": workers}, "is for --engine ray; add that, or leave it out")
     if page is not None:
         check_page(page, out)
-    options = Options(scores, threshold, read_prior(prior), batch, device, None if kept is None else str(kept), shard)
+    options = Options(scores, threshold, read_prior(prior), batch, device, kept, shard)
     cards: list[Card] | None = None if page is None else []
     if out is None:
         if engine == "ray":
@@ -175,7 +174,8 @@ def _to_table(
     if as_json:
         print(json.dumps(asdict(done)))
     else:
-        typer.echo(f"{out}: {done.tagged} of {plural(done.pictures, 'picture')} tagged in {done.seconds:.1f} s")
+        pictures = "picture" if done.pictures == 1 else "pictures"
+        typer.echo(f"{out}: {done.tagged} of {done.pictures} {pictures} tagged in {done.seconds:.1f} s")
     if done.failed:
         print(f"{plural(done.failed, 'picture')} could not be read: see {failures_of(out)}", file=sys.stderr)
     return done.failed
@@ -247,7 +247,7 @@ def check(
     """
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.check import check_bank, shares_of
-    from fewtag.tagging.examples import read_examples
+    from fewtag.tagging.examples import missing, read_examples
     from fewtag.tagging.run import Options
 
     setting = set_thresholds or set_priors
@@ -255,11 +255,13 @@ def check(
         raise InputError(f"--prior {prior} is for measuring; what is kept is for the bank's own: leave it out")
     asked, kept = read_prior(prior or ("bank" if setting else "estimate")), cache_folder(cache, no_cache)
     shown = read_examples([truth], root=root, complete=True)
+    if not skip_bad and (error := missing(shown)):
+        raise InputError(f"{error} (--skip-bad leaves out what cannot be read)")
     if all(each.guessed for each in shown) and not all_rows:
         raise InputError(f"{truth} is as `fewtag tag` wrote it, no truth; mend it, or give --all-rows if it is right")
     tagger = Tagger.load(bank)
     with Bars() as bars:
-        shares = shares_of(shown, tagger, Options(prior=asked, cache=None if kept is None else str(kept)), bars.begin)
+        shares = shares_of(shown, tagger, Options(prior=asked, cache=kept), bars.begin)
         measure = partial(check_bank, tagger, shown, cache=kept, skip_bad=skip_bad)
         found = measure(prior=asked, shares=shares, progress=bars.begin("checking", len(shown)))
         if set_priors:
@@ -298,7 +300,7 @@ def explain(
         raise InputError(f"--out {out} is the picture itself; name another file, such as heat.png")
     if not model.exists():
         raise InputError(f"there is no bank or trained run {model}; make one with fewtag learn, or with fewtag train")
-    if model.is_dir():
+    if model.is_dir() and not (model / "bank.fewtag").exists():
         from fewtag.cli.research import explain_run
 
         explain_run(model, image, labels, out, data)
@@ -349,12 +351,19 @@ def export(
     Example: fewtag export tags.jsonl pets-fiftyone/ --as fiftyone
     """
     from fewtag.interop.datasets import EVERY_FORM, export_set
+    from fewtag.tagging.examples import TABLES
 
     graphs = ("onnx", "onnx-fixed")
     if form not in (*graphs, *EVERY_FORM):
         raise InputError(f"there is no format {form!r}; {nearest(form, (*graphs, *EVERY_FORM))}")
     if form != "coco":
         refuse_given({"--boxes": boxes}, "goes with --as coco; leave it out")
+    is_table = source.name.lower().endswith(TABLES)
+    if form in EVERY_FORM and not is_table:
+        bank = "BANK" if source.is_dir() else source  # a folder of parts, as Ray writes
+        raise InputError(f"--as {form} takes a table; make one: fewtag tag {bank} PICTURES --out tags.jsonl")
+    if form in graphs and is_table:
+        raise InputError(f"{source} is a table; say which data set to make of it, such as --as coco")
     if form in EVERY_FORM:
         refuse_given({"--int8": int8, "--check": check}, f"is for a bank's graph, not for --as {form}; leave it out")
         files = export_set(source, folder, form, root, boxes=boxes)
@@ -367,6 +376,7 @@ def export(
 
 
 def _export_graph(bank: Path, folder: Path, check: Path | None, *, fixed: bool, int8: bool, as_json: bool) -> None:
+    from fewtag.files import format_size
     from fewtag.tagger.export import GRAPH, INT8, LABELS, export_fixed
     from fewtag.tagger.export import export as export_tagger
     from fewtag.tagger.tagger import Tagger
@@ -386,17 +396,17 @@ def _export_graph(bank: Path, folder: Path, check: Path | None, *, fixed: bool, 
     seen = f"random pixels and {done.pictures} pictures" if done.pictures else "random pixels"
     if fixed:
         for name, size in done.sizes.items():
-            typer.echo(f"{folder / name}: {size / 1e6:.1f} MB, {done.labels} labels, written")
+            typer.echo(f"{folder / name}: {format_size(size)}, {done.labels} labels, written")
         typer.echo(f"greatest difference {done.difference:.1g} on {seen}")
         return
     fate = "of the same model, kept as it is" if done.kept else "written"
-    typer.echo(f"{folder / LABELS}: {done.labels} labels, {done.sizes[LABELS] / 1e3:.1f} KB, written")
+    typer.echo(f"{folder / LABELS}: {done.labels} labels, {format_size(done.sizes[LABELS])}, written")
     typer.echo(
-        f"{folder / GRAPH}: {done.sizes[GRAPH] / 1e6:.1f} MB, {fate}; "
+        f"{folder / GRAPH}: {format_size(done.sizes[GRAPH])}, {fate}; "
         f"greatest difference {done.difference:.1g} on {seen}"
     )
     if done.int8_difference is not None:
         typer.echo(
-            f"{folder / INT8}: {done.sizes[INT8] / 1e6:.1f} MB, written; "
+            f"{folder / INT8}: {format_size(done.sizes[INT8])}, written; "
             f"greatest difference {done.int8_difference:.1g}, which int8 is expected to make"
         )

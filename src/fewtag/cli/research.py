@@ -2,7 +2,8 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fewtag.cli.terminal import AsJson, Bars, Cache, DataFolder, SkipBad, show
-from fewtag.errors import InputError
+from fewtag.errors import InputError, plural
 
 if TYPE_CHECKING:
     from fewtag.research.bench.experiment import Experiment
@@ -116,13 +117,14 @@ def train(
     experiment = None
     for file, settings in recipes:
         experiment = _experiment(settings, file, data, experiment, skip_bad=skip_bad, compiled=compiled)
-        with collective_refusal():
-            run = RunFolder.of(experiment, runs)
-        with Bars(shown=fabric.is_global_zero) as bars:
+        name = _title(file, settings, recipes)
+        with _naming(name, recipes), Bars(shown=fabric.is_global_zero) as bars:
+            with collective_refusal():
+                run = RunFolder.of(experiment, runs)
             summary = train_run(experiment, run, Bench(fabric, cache or user_cache_folder(), bars.begin))
         if fabric.is_global_zero:
             _tell_skipped(experiment)
-        summaries[_title(file, settings, recipes)] = asdict(summary) | {"checkpoint": str(run.best)}
+        summaries[name] = asdict(summary) | {"checkpoint": str(run.best)}
     if fabric.is_global_zero:
         show(summaries, as_json=as_json, title="Training")
 
@@ -164,7 +166,7 @@ def bench(
                 typer.echo(f"{name} is not measured: {settings.not_measured}", err=True)
             continue
         experiment = _experiment(settings, file, data, experiment, skip_bad=skip_bad, compiled=compiled)
-        with Bars(shown=fabric.is_global_zero) as bars:
+        with _naming(name, recipes), Bars(shown=fabric.is_global_zero) as bars:
             place = Bench(fabric, cache or user_cache_folder(), bars.begin)
             common: dict[str, Any] = {"out": out / file.stem, "command": command, "force": force}
             if settings.sessions is None:
@@ -271,6 +273,17 @@ def _title(file: Path, settings: "Recipe", recipes: "list[tuple[Path, Recipe]]")
     return settings.name if len({each for each, _ in recipes}) == 1 else f"{file.stem}/{settings.name}"
 
 
+@contextmanager
+def _naming(run: str, recipes: "list[tuple[Path, Recipe]]") -> Iterator[None]:
+    """Says of which run a refusal is, where there are several."""
+    try:
+        yield
+    except InputError as error:
+        if len(recipes) == 1:
+            raise
+        raise InputError(f"run {run}: {error}") from error
+
+
 def _experiment(
     settings: "Recipe",
     file: Path,
@@ -291,7 +304,7 @@ def _tell_skipped(experiment: "Experiment") -> None:
     for reason in reasons:
         print(f"skipped: {reason}", file=sys.stderr)
     if reasons:
-        print(f"skipped {len(reasons)} unreadable pictures", file=sys.stderr)
+        print(f"skipped {plural(len(reasons), 'unreadable picture')}", file=sys.stderr)
 
 
 def explain_run(folder: Path, image: Path, labels: Sequence[str], out: Path, data: Path | None) -> None:

@@ -14,7 +14,7 @@ import typer
 
 from fewtag.cli.pictures import cache_folder
 from fewtag.cli.terminal import AsJson, Cache, Device, ModelName, NoCache, WordSource
-from fewtag.errors import InputError
+from fewtag.errors import InputError, plural
 
 if TYPE_CHECKING:
     from fewtag.server.security import Guard, Settings
@@ -128,7 +128,9 @@ def studio(
     service: Services = None,
     label_studio: LabelStudio = "",
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Open no browser; print the address.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Check the project instead, and say what is wrong.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the project instead, its studio closed; say what is wrong.")
+    ] = False,
     backup: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write a copy of the project's answers instead; a studio may be open."),
@@ -258,9 +260,9 @@ def _check(opened: "Studio", *, as_json: bool) -> None:
         for sentence in found.problems:
             typer.echo(sentence)
         verdict = "something is wrong" if found.problems else "all is well"
-        typer.echo(
-            f"{opened.folder}: {found.pictures} pictures, {found.labels} labels, {found.answers} answers; {verdict}"
-        )
+        counts = {"picture": found.pictures, "label": found.labels, "answer": found.answers}
+        told = ", ".join(plural(count, noun) for noun, count in counts.items())
+        typer.echo(f"{opened.folder}: {told}; {verdict}")
     if found.problems:
         raise typer.Exit(1)
 

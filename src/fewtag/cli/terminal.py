@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,15 +35,6 @@ SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures th
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto: a GPU where there is one.")]
 
 
-def plural(count: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> plural(1, "picture"), plural(3, "picture")
-    ('1 picture', '3 pictures')
-    """
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def refuse_given(options: Mapping[str, object], why: str) -> None:
     """Refuses the first of these options that was given; `why` says what it is for."""
     if given := [name for name, value in options.items() if value]:
@@ -71,11 +64,16 @@ Cache = Annotated[
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")]
 
+LOG_EVERY = 60.0
+"""Seconds between the lines of a log file, in which no bar can be drawn over."""
 HEADLINES = ("macro_ap", "micro_ap", "macro_f1", "micro_f1")
 
 
 class Bars:
-    """A bar for each piece of work, on standard error; shows the rate, the loss and the validation score."""
+    """A bar for each piece of work, on standard error; shows the rate, the loss and the validation score.
+
+    Where that is no terminal but a log file, a line a minute says how far the work has come.
+    """
 
     def __init__(self, *, shown: bool = True) -> None:
         from rich.console import Console
@@ -109,6 +107,7 @@ class Bars:
             disable=not shown,
             expand=True,
         )
+        self._logged = time.monotonic()
 
     def __enter__(self) -> "Bars":
         return self
@@ -126,6 +125,11 @@ class Bars:
             told.update(facts)
             shown = "  ".join(f"{name} {value:.4f}" for name, value in told.items())
             self._progress.update(bar, advance=count, facts=shown)
+            now, console = time.monotonic(), self._progress.console
+            if not (console.is_terminal or self._progress.disable) and now - self._logged >= LOG_EVERY:
+                self._logged = now
+                line = f"{task}: {self._progress.tasks[bar].completed:,.0f} of {total:,}  {shown}"
+                console.print(line.rstrip(), highlight=False, markup=False, soft_wrap=True)
 
         return advance
 
@@ -152,11 +156,17 @@ def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None
     if set(HEADLINES) <= set(columns):
         columns = list(HEADLINES)  # the other metrics are in the rows and in --json
     table = Table()
-    for column in ("", *columns):
-        table.add_column(column.replace("_", "-").replace("ap", "AP").replace("f1", "F1"))
+    table.add_column("", overflow="fold")
+    for column in columns:
+        words = any(isinstance(row[column], str) for row in found.values())
+        heading = column.replace("_", "-").replace("ap", "AP").replace("f1", "F1")
+        table.add_column(heading, overflow="fold", no_wrap=not words)
     for name, row in found.items():
         # as text: a label may contain what rich takes for markup
         table.add_row(*(Text(printable(cell)) for cell in (name, *(_cell(row[column]) for column in columns))))
+    # whatever the window's width nothing is cut; who reads a pipe has a line a row
+    least, whole = console.measure(table, options=console.options.update(width=sys.maxsize))
+    console.width = max(console.width, least) if console.is_terminal else whole
     console.print(table)
 
 
@@ -177,7 +187,7 @@ def _cell(value: Any) -> str:
         case {"mean": mean, "interval": interval}:
             return f"{100 * mean:.1f} ± {100 * interval:.1f}"
         case float():
-            return f"{value:.4g}"
+            return f"{round(value, 3):g}" if abs(value) <= 1 else f"{value:.4g}"
         case None:
             return "–"
         case _:

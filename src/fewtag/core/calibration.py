@@ -106,24 +106,24 @@ class Calibration:
 
 
 def _at(examples: Sequence[int], values: Sequence[float], counts: Counts) -> NDArray[np.float32]:
-    """In a line over log(1 + number of examples): the fifth example changes less than the first."""
+    """Linear interpolation over log(1 + number of examples): the fifth example changes less than the first."""
     return np.interp(np.log1p(counts), np.log1p(examples), values).astype(np.float32)
 
 
 def _by_share(shares: NDArray[np.floating], rare: NDArray[np.float32] | float, common: float) -> NDArray[np.float32]:
-    """From what holds for rare labels to what holds for common ones, in a line over the log-odds of the shares."""
+    """Linear interpolation, over the log-odds of the shares, between what holds for rare labels and for common ones."""
     least, most = log_odds(np.array([RARE, COMMON]))
     part = np.clip((log_odds(shares) - least) / (most - least), 0, 1)
     return (rare + part * (common - rare)).astype(np.float32)
 
 
 def steepness(steeper: NDArray[np.float32], shares: NDArray[np.floating]) -> NDArray[np.float32]:
-    """How much steeper curves are at such shares that are so much steeper where labels are rare."""
+    """How much steeper curves are at these shares; `steeper` says how much where labels are rare."""
     return _by_share(shares, steeper, 1.0)
 
 
 def log_odds(shares: NDArray[np.floating]) -> NDArray[np.float32]:
-    """The logarithm of how much likelier something is than not."""
+    """The logit: the logarithm of how much likelier something is than not."""
     return np.asarray(np.log(shares / (1 - shares)), np.float32)
 
 
@@ -179,7 +179,7 @@ def match_shares(
 
 
 def sigmoid(logits: NDArray[Floats]) -> NDArray[Floats]:
-    """One over one plus e to the minus x, without overflow."""
+    """The logistic function, without overflow."""
     return np.exp(-np.logaddexp(np.zeros((), logits.dtype), -logits))
 
 
@@ -225,7 +225,7 @@ def _weights(shown: NDArray[np.bool_], share: float) -> NDArray[np.float64]:
 
 
 def _threshold(pairs: Sequence[Pairs], curves: Calibration, share: float) -> float:
-    """Of labels with one number of examples, where a part `share` of the pictures shows each."""
+    """The best threshold of labels with one number of examples, where a part `share` of the pictures shows each."""
     shares = np.array([share], np.float32)
     said = []
     for each in pairs:

@@ -23,7 +23,7 @@ def average_precisions(scores: NDArray[np.floating], shown: NDArray[np.bool_]) -
 
 
 def precision_recall_f1(tagged: NDArray[np.bool_], shown: NDArray[np.bool_]) -> tuple[float, float, float]:
-    """Of the tags given; not a number where nothing was given, or nothing is shown."""
+    """Precision, recall and F1 of the tags given; not a number where nothing was given, or nothing is shown."""
     right, given, true = int((tagged & shown).sum()), int(tagged.sum()), int(shown.sum())
     precision = right / given if given else float("nan")
     recall = right / true if true else float("nan")

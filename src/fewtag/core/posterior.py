@@ -26,7 +26,7 @@ Places = NDArray[np.float32]
 Vectors = NDArray[np.float32]
 """labels × space (prototypes) or labels × dimensions (words)."""
 Scores = NDArray[np.float32]
-"""images × labels, between −1 and 1."""
+"""images × labels: log-odds."""
 Features = NDArray[np.float32]
 """images × channels: global features."""
 
@@ -43,7 +43,7 @@ TOLERANCE = 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class Strengths:
-    """What the validation labels chose; they travel with a model."""
+    """Hyper-parameters that the validation labels chose; they travel with a model."""
 
     shrinkage: float = 5.0
     separation: float = 200.0
@@ -102,7 +102,7 @@ class WordMap:
 
 
 def unit(vectors: NDArray[Floats]) -> NDArray[Floats]:
-    """Of length one along the last axis; zero stays zero."""
+    """L2 normalisation along the last axis; zero stays zero."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
@@ -146,38 +146,6 @@ def class_prototypes(projected: Features, chances: NDArray[np.float32]) -> Vecto
     return unit(chances.T.astype(np.float64) @ projected).astype(np.float32)
 
 
-def attend(places: Places, guides: Vectors, focus: float) -> NDArray[np.float32]:
-    """Attention pooling of each image for each label, to the places that look like its guide.
-
-    Unit vectors, images × labels × space.
-    """
-    alike = unit(places) @ guides.T
-    attention = softmax(focus * alike, axis=1)
-    return unit(np.matmul(attention.transpose(0, 2, 1), places))
-
-
-def mix(visual: Vectors, words: Vectors, counts: NDArray[np.int64], strengths: Strengths) -> Vectors:
-    """Visual prototypes of so many examples moved towards the words, less so the more examples there are."""
-    weight = strengths.word_weight * np.maximum(counts, 1).astype(np.float32) ** -strengths.word_decay
-    mixed = unit(unit(visual) + weight[:, None] * words)
-    return np.where((counts > 0)[:, None], mixed, words).astype(np.float32)
-
-
-def score(places: Places, prototypes: Vectors, strengths: Strengths) -> Scores:
-    """Cosine of each prototype with the whole image and with an attention pooling of its places, mixed."""
-    lengths = np.sqrt(np.einsum("ips,ips->ip", places, places))[..., None]  # quicker than norm, which takes abs first
-    whole = unit(places.mean(axis=1))
-    parts = []
-    for first in range(0, len(prototypes), LABELS_AT_ONCE):
-        some = prototypes[first : first + LABELS_AT_ONCE]
-        along = places @ some.T
-        attention = softmax(strengths.query_focus * along / np.maximum(lengths, 1e-12), axis=1)
-        length = pooled_length(places, attention)
-        focused = (attention * along).sum(axis=1) / length
-        parts.append((1 - strengths.query_local) * (whole @ some.T) + strengths.query_local * focused)
-    return np.concatenate(parts, axis=1) if parts else np.empty((len(places), 0), np.float32)
-
-
 def pooled_length(places: Places, attention: NDArray[np.float32]) -> NDArray[np.float32]:
     """Length of each attention pooling, images × labels.
 
@@ -211,6 +179,9 @@ class Pictures(NamedTuple):
     @classmethod
     def of(cls, places: Places) -> "Pictures":
         return cls(places, place_lengths(places), unit(places.mean(axis=1)))
+
+    def take(self, rows: slice | NDArray[np.bool_] | NDArray[np.int64]) -> "Pictures":
+        return Pictures(*(part[rows] for part in self))
 
     def coherence(self) -> NDArray[np.float32]:
         """How much alike the places of each picture are, from 0 to 1: those of crowded pictures are less so."""
@@ -278,7 +249,7 @@ class Classifiers:
 
 
 def place_lengths(places: Places) -> NDArray[np.float32]:
-    """images × places; quicker than numpy's norm, which takes the absolute values first."""
+    """L2 norms, images × places; quicker than numpy's, which takes the absolute values first."""
     return np.sqrt(np.einsum("ips,ips->ip", places, places))
 
 
@@ -328,11 +299,11 @@ def fit_label(
     Pictures that were `asked` about look like the label more often than others do: the name is not compared by them.
     """
     first = slice(int(shown.sum()))  # where those that show it come first, nothing need be copied
-    yes = Pictures(*(part[first if shown[first].all() else shown] for part in pictures))
+    yes = pictures.take(first if shown[first].all() else shown)
     trust = 1.0
     if word is not None and len(yes.places):
         others = np.flatnonzero(~shown if asked is None else ~(shown | asked))[:OTHERS]
-        scores = Pictures(*(part[others] for part in pictures)).scores(word, strengths)
+        scores = pictures.take(others).scores(word, strengths)
         trust = evidence.trust(yes.scores(word, strengths), scores, weights[others])
     guide = prototype(yes, word, trust, strengths)
     fitted = prior(guide, strengths)

@@ -28,7 +28,7 @@ class Embedded(NamedTuple):
     """IPTC's."""
 
     def tags(self, name: str) -> Tags:
-        """A person's own; a packet that cannot be read is no reason to lose the keywords beside it."""
+        """A person's own tags; a packet that cannot be read is no reason to lose the keywords beside it."""
         found = NO_TAGS
         if self.packet is not None:
             with suppress(InputError):
@@ -37,7 +37,7 @@ class Embedded(NamedTuple):
 
 
 def read_embedded(path: Path) -> Embedded:
-    """Of JPEG and PNG only what is not pixels is read; refuses what is no picture."""
+    """A picture's XMP packet and IPTC keywords; no pixels of JPEG and PNG are read. Refuses what is no picture."""
     try:
         with path.open("rb") as file:
             if file.read(8) == _PNG:
@@ -54,7 +54,7 @@ def read_embedded(path: Path) -> Embedded:
 
 
 def _png(file: BinaryIO) -> Embedded:
-    """Text chunks may come after the pixels, where Pillow looks only once it has decoded them."""
+    """The XMP chunk of a PNG: it may come after the pixels, where Pillow looks only once it has decoded them."""
     file.seek(8)
     while len(head := file.read(8)) == 8:
         size, kind = int.from_bytes(head[:4], "big"), head[4:]
@@ -145,6 +145,7 @@ class Folders:
 
 
 def tags_in(paths: Iterable[Path]) -> Tags:
+    """A person's own tags in these sidecars."""
     found = NO_TAGS
     for path in paths:
         found = found.joined(Packet(read_sidecar(path), f"the sidecar {path}").tags())
@@ -152,7 +153,7 @@ def tags_in(paths: Iterable[Path]) -> Tags:
 
 
 def read_sidecar(path: Path) -> bytes:
-    """Refuses one that is too large to be one."""
+    """A sidecar's bytes; refuses a file that is too large to be one."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise InputError(f"the sidecar {path} is larger than {MOST_BYTES // 10**6} MB; that is no XMP")

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -17,7 +17,7 @@ from fewtag.files import make_folder, read_json, write_atomically
 from fewtag.pictures.decode import open_encoded
 from fewtag.pictures.files import Picture, is_image_name
 from fewtag.tagger.stream import Tagged
-from fewtag.tagging.examples import Shown, clean_label, read_tagged, tagged_folder
+from fewtag.tagging.examples import Shown, clean_label, name_in, read_tagged, tagged_folder
 from fewtag.tagging.sources import read_detections
 from fewtag.tagging.tables import read_record
 
@@ -47,7 +47,8 @@ class Set:
 def export_set(table: Path, folder: Path, form: str, root: Path | None = None, *, boxes: bool = False) -> list[Path]:
     """A table that `tag` wrote, in another program's format, into a folder; answers with the files."""
     place = root or tagged_folder(table) or table.parent
-    given = Set(read_tagged(table), place, boxes)
+    rows = [replace(row, image=name_in(place, row.image)) for row in read_tagged(table)]
+    given = Set(rows, place, boxes)
     return write_set(given, folder, _megadetector(given, table) if form == "megadetector" else form)
 
 
@@ -219,13 +220,16 @@ def _of_tasks(tasks: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
     """What people chose in Label Studio; predictions are nobody's word."""
     found: dict[str, set[str]] = {}
     for task in tasks:
-        address = next(value for value in task["data"].values() if isinstance(value, str))
+        texts = [value for value in task["data"].values() if isinstance(value, str)]
+        address = next((text for text in texts if is_image_name(_local(text))), texts[0])
         for annotation in task.get("annotations", ()):
             if not annotation.get("was_cancelled"):
                 chosen = found.setdefault(_local(address), set())
                 for result in annotation["result"]:
                     if result["type"] == "choices":
-                        chosen.update(map(str, result["value"]["choices"]))
+                        choices = result["value"]["choices"]
+                        # a nested choice comes as the path to it
+                        chosen.update(str(each[-1] if isinstance(each, list) else each) for each in choices)
     return found
 
 

@@ -14,10 +14,10 @@ from fewtag.core.posterior import unit
 from fewtag.errors import InputError, nearest
 from fewtag.interop.carried import Folders, paired_raws, read_embedded, tags_in
 from fewtag.interop.keywords import Tags, fold, label_of, path_of
-from fewtag.pictures.files import Found, Picture, walk
-from fewtag.pictures.prefetch import batches, prefetch
+from fewtag.pictures.files import Picture, walk
+from fewtag.pictures.prefetch import prefetch
 from fewtag.tagger.model import Model
-from fewtag.tagger.stream import BATCH, READ_AT_ONCE
+from fewtag.tagger.stream import BATCH, Item, places_of, read_ahead
 from fewtag.tagging.examples import Shown, clean_label
 
 OUTLIERS = 0.1
@@ -42,16 +42,16 @@ class Carried(NamedTuple):
 
 def read_carried(sources: Sequence[Path]) -> Carried:
     """A person's own tags of all pictures of these folders; what fewtag wrote is none of them."""
-    found, folders = list[Found](), Folders()
+    found, folders = list[Picture](), Folders()
     for source in sources:
         if not source.exists():
             raise InputError(f"there is no folder or picture {source}; check the path")
-        found += walk(source) if source.is_dir() else [Found(source.name, source)]
+        found += walk(source) if source.is_dir() else [Picture(source, name=source.name)]
     paired = paired_raws([each.path for each in found])
     found = [each for each in found if each.path not in paired]
     shown, unusable, failures = list[Shown](), dict[str, str](), list[InputError]()
 
-    def read(each: Found) -> Tags | InputError:
+    def read(each: Picture) -> Tags | InputError:
         """In the picture and beside it; a RAW file's are those of the picture that was made of it."""
         if each.problem:
             return InputError(each.problem)
@@ -61,7 +61,7 @@ def read_carried(sources: Sequence[Path]) -> Carried:
         except InputError as error:
             return error
 
-    for each, tags in zip(found, prefetch(read, found, READ_AT_ONCE), strict=True):
+    for each, tags in zip(found, prefetch(read, found, BATCH), strict=True):
         if isinstance(tags, InputError):
             failures.append(tags)
         elif labels := frozenset(_labels(tags, unusable)):
@@ -88,7 +88,7 @@ def _one_spelling(shown: Sequence[Shown]) -> list[Shown]:
 
 
 def only(shown: Sequence[Shown], names: Sequence[str]) -> list[Shown]:
-    """With these labels alone, and what hangs under them; refuses one that no picture carries."""
+    """Filters pictures by these labels and what hangs under them; refuses a label that no picture carries."""
     known = {label: fold(path_of(label)) for each in shown for label in each.labels}
     wanted: set[str] = set()
     for name in names:
@@ -122,7 +122,7 @@ def at_most(
 
 
 def _some(rows: Sequence[int], whole: dict[int, NDArray[np.float32]], chosen: set[int], most: int) -> list[int]:
-    """Nearest to the mean first; then, each time, the one farthest from all that are taken."""
+    """Rows nearest to the mean, then farthest-first traversal: each time the one least like all that are taken."""
     taken = [row for row in rows if row in chosen]
     points = np.stack([whole[row] for row in rows])
     order = np.argsort(-(points @ unit(points.mean(axis=0))), kind="stable")
@@ -140,17 +140,11 @@ def _vectors(
 ) -> tuple[dict[int, NDArray[np.float32]], list[InputError]]:
     """Each picture as a whole, a unit vector."""
     found, failed = dict[int, NDArray[np.float32]](), list[InputError]()
-
-    def read(picture: Picture) -> NDArray[np.uint8] | InputError:
-        try:
-            return picture.pixels(model.size)
-        except InputError as error:
-            return error
-
-    for group in batches(zip(pictures, prefetch(read, pictures.values(), 2 * BATCH), strict=True), BATCH):
-        failed += [pixels for _, pixels in group if isinstance(pixels, InputError)]
-        good = {place: pixels for place, pixels in group if not isinstance(pixels, InputError)}
+    items, rows = (Item(str(picture), picture) for picture in pictures.values()), iter(pictures)
+    for reads in read_ahead(model, items, BATCH):
+        good = {row: read for read, row in zip(reads, rows, strict=False) if not read.failure}
+        failed += [InputError(read.failure) for read in reads if read.failure]
         if good:
-            found |= zip(good, unit(model.encode(list(good.values())).mean(axis=1)), strict=True)
-        progress(len(group))
+            found |= zip(good, unit(places_of(model, list(good.values()), None).mean(axis=1)), strict=True)
+        progress(len(reads))
     return found, failed

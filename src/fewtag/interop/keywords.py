@@ -40,12 +40,12 @@ def check_label(label: str) -> Path:
 
 
 def fold(path: Path) -> Path:
-    """By which two spellings of a path are the same: neither case nor the form of accents tells them apart."""
+    """Case folding and Unicode normalisation, by which two spellings of a path are the same."""
     return tuple(unicodedata.normalize("NFC", part).casefold() for part in path)
 
 
 def unlike(items: Iterable[str], but: Iterable[str] = ()) -> list[str]:
-    """Each once, whatever its case, and none of those."""
+    """De-duplicates items whatever their case, and leaves out those that are among the others (`but`)."""
     first: dict[Path, str] = {}
     for item in items:
         first.setdefault(fold((item.strip(),)), item)
@@ -64,7 +64,7 @@ class Tags(NamedTuple):
 
     @property
     def every(self) -> tuple[Path, ...]:
-        """Names count as paths of one."""
+        """All tags as paths; a name is one of length one."""
         return (*self.paths, *((name,) for name in self.names))
 
     def has(self, path: Path) -> bool:
@@ -78,7 +78,7 @@ NO_TAGS = Tags()
 
 
 def join_tags(paths: Iterable[Path], names: Iterable[str]) -> Tags:
-    """Each once, in its first spelling; a name that is part of a path says nothing more."""
+    """Merges tags: each once, in its first spelling; a name that is part of a path says nothing more."""
     hierarchy: dict[Path, Path] = {}
     for path in paths:
         if path:

@@ -113,7 +113,7 @@ def before(data: bytes, place: int) -> int:
 
 
 def spliced(data: bytes, changes: Changes) -> bytes:
-    """With these stretches replaced; they do not overlap."""
+    """The bytes with these stretches replaced, which do not overlap."""
     pieces, place = list[bytes](), 0
     for start, end, content in sorted(changes):
         pieces += [data[place:start], content]

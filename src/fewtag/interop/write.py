@@ -20,7 +20,7 @@ from fewtag.interop.carried import ENDING, Folders, read_embedded, read_sidecar,
 from fewtag.interop.keywords import NO_TAGS
 from fewtag.interop.xmp import EMPTY, MOST_BYTES, Packet, Wanted, rewrite
 from fewtag.pictures.decode import decode, pixel_digest
-from fewtag.pictures.files import Found, walk
+from fewtag.pictures.files import Picture, walk
 from fewtag.pictures.prefetch import Begin, batches, unwatched
 
 PART = ".fewtag-part"
@@ -31,7 +31,7 @@ _AT_ONCE = 50
 
 @dataclass(frozen=True)
 class Change:
-    """Of one picture: the file that changes, and what is in its packet before and afterwards."""
+    """A planned change of one picture's tags: the file, and its packet before and afterwards."""
 
     image: str
     path: Path
@@ -53,6 +53,8 @@ class Change:
 
 @dataclass
 class Report:
+    """Counts of what was done."""
+
     pictures: int = 0
     written: int = 0
     """Files that were made or changed."""
@@ -87,7 +89,7 @@ class Options:
 def write_tags(
     root: Path, rows: Iterable[tuple[str, Path, Wanted | InputError]], total: int, options: Options
 ) -> Report:
-    """Names, pictures and what is to be written of each, or why that is not known; `root` is their folder.
+    """Writes tags: `rows` are names, pictures and what is wanted of each, or why that is unknown; `root` their folder.
 
     What fewtag wrote before and is not wanted any more goes; nobody else's tag ever does.
     """
@@ -110,7 +112,7 @@ def undo(root: Path, options: Options) -> Report:
     """Takes back all that fewtag wrote into the sidecars of a folder or picture, or with `embed` into the pictures."""
     folders = Folders()
     if options.embed:
-        found = walk(root) if root.is_dir() else [Found(root.name, root)]
+        found = walk(root) if root.is_dir() else [Picture(root, name=root.name)]
         pictures = [(each.name, each.path) for each in found if not each.problem]
         plans = [(name, partial(_plan_undo_embedded, folders, name, path)) for name, path in pictures]
     else:
@@ -132,7 +134,7 @@ def _carry_out(
     report, advance = Report(dry_run=options.dry_run), options.begin(task, total)
     # one process at a time writes under a folder; the lock lies in the user's cache, not among the pictures
     lock = user_cache_folder() / "writing" / digest(str(root.resolve()))[:16]
-    with locked(lock, seconds=0.5), ThreadPoolExecutor(_THREADS) as pool:
+    with locked(lock, seconds=0.5, what=root), ThreadPoolExecutor(_THREADS) as pool:
         for folder, name in _walk(root) if not options.dry_run else ():
             if name.startswith(".") and PART in name:  # what a kill left half-written
                 with suppress(OSError):
@@ -234,7 +236,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _put(change: Change) -> Change:
-    """Atomically: a kill or a power cut leaves the old sidecar or the new one."""
+    """Writes a sidecar atomically: a kill or a power cut leaves the old one or the new one."""
     if not change.changes:
         return change
     path = change.path.resolve() if change.path.is_symlink() else change.path
@@ -265,7 +267,7 @@ def _put(change: Change) -> Change:
 
 
 def _put_embedded(changes: Sequence[Change], *, back: bool) -> list[Change]:
-    """Into the pictures, by one exiftool for all, since to start it takes longer than a picture.
+    """Writes into pictures, by one exiftool for all, since to start it takes longer than a picture.
 
     It writes copies, which take the pictures' places once they are whole and, unless this is the way `back`, what was
     written can be taken back to the byte.

@@ -82,11 +82,11 @@ class Packet:
         return [each for about in self._descriptions for each in about.children if each.name == name]
 
     def _plain(self, name: Name) -> list[str]:
-        """Of a property that is an attribute."""
+        """The values of a property that is written as an attribute."""
         return [about.attributes[name] for about in self._descriptions if name in about.attributes]
 
     def _field(self, name: str) -> Element | None:
-        """Where a field is; refuses one that is no list, or that is there twice."""
+        """A field's element; refuses one that is no list, or that is there twice."""
         found = self._properties(_name(name))
         odd = any(not each.array and (each.children or each.text.strip() or each.attributes) for each in found)
         if odd or len(found) > 1 or self._plain(_name(name)):
@@ -97,7 +97,7 @@ class Packet:
         return found[0] if found else None
 
     def items(self, name: str) -> list[str]:
-        """Of a field, in order; whatever form it is in."""
+        """A field's items in order, whatever form it is in."""
         found = self._plain(_name(name))
         for each in self._properties(_name(name)):
             found += [item.text for item in each.items] if each.array else [each.text]
@@ -105,7 +105,7 @@ class Packet:
 
     @property
     def ledger(self) -> Ledger | None:
-        """None where fewtag wrote nothing."""
+        """What fewtag wrote down about its own changes; None where it wrote nothing."""
         if not any(each.name[0] == OWN for about in self._descriptions for each in about.children):
             return None
 
@@ -118,7 +118,7 @@ class Packet:
         return Ledger(own("written"), pairs("added"), pairs("seeded"), own("refused"), pairs("was"))
 
     def tags(self) -> Tags:
-        """A person's own: what fewtag added is left out, copies that it made of a person's tags are not."""
+        """A person's own tags: what fewtag added is left out, copies that it made of a person's tags are not."""
         ours = Counter((self.ledger or Ledger()).added)
         own: dict[str, list[str]] = {}
         for name in FIELDS:
@@ -144,7 +144,7 @@ class Packet:
         return (*ledger.refused, *(label for label, items in wrote.items() if items - left))
 
     def without_ours(self, elsewhere: Tags = NO_TAGS) -> bytes | None:
-        """As it was before fewtag wrote; None where that made it, and nobody has put anything into it since.
+        """The packet as it was before fewtag wrote; None where that made it, and nobody has put anything into it since.
 
         Where a copy of a person's tag has come to be the only one, since its original is neither here nor `elsewhere`
         any more, the copies stay.
@@ -277,7 +277,7 @@ def _of(name: str, pairs: Pairs) -> list[str]:
 
 
 def _forms(path: Path, skip: int = 0) -> Iterator[tuple[str, str]]:
-    """A tag in each of the fields; a mere name too for each of the names above it, so that a search finds those."""
+    """Fields and a tag's form in each; a mere name too for each of the names above it, so that a search finds those."""
     yield from ((SUBJECT, part.replace(SLASH, "/")) for part in path[skip:])
     yield HIERARCHY, "|".join(part.replace(SLASH, "/") for part in path)
     yield TAGS_LIST, "/".join(part.replace("/", SLASH) for part in path)

@@ -42,7 +42,7 @@ _TURNS = {
 }
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 _END_OF_IMAGE = b"\xff\xd9"
-THUMBNAIL, _QUALITY = 336, 80
+THUMBNAIL = 336
 _ROWS_AT_ONCE = 256
 _QUIET = threading.Lock()
 _ONE_AT_A_TIME = threading.Lock()
@@ -149,6 +149,21 @@ def squash(image: Image.Image, size: int) -> Square:
     return np.array(image).transpose(2, 0, 1)
 
 
+class Decoded(NamedTuple):
+    """A decoded picture: of a whole photograph only what is kept, so that none waits in memory for the network.
+
+    It may be taught in place of a picture that was decoded elsewhere: in a process that may die, say.
+    """
+
+    pixels: Square
+    key: str = ""
+    """The digest of all its pixels: what an example is known by."""
+    name: str = ""
+    """Its file's, without the folder."""
+    picture: bytes = b""
+    """A small copy in WebP."""
+
+
 def stack(pictures: Sequence[Square]) -> Pixels:
     """Squashed pictures as one batch, colours still together in memory."""
     return np.stack([picture.transpose(1, 2, 0) for picture in pictures]).transpose(0, 3, 1, 2)
@@ -162,14 +177,22 @@ def pixel_digest(picture: Image.Image) -> str:
     return total.hexdigest()
 
 
-def thumbnail(picture: Image.Image) -> bytes:
-    """A small WebP copy: what a bank needs to move to a newer model, and to show a person. No metadata."""
-    scale = min(1.0, THUMBNAIL / max(picture.size))
+def thumbnail(picture: Image.Image, size: int = THUMBNAIL, *, quick: bool = False) -> bytes:
+    """A small WebP copy, made of the pixels alone: no metadata, nothing of the file's own bytes.
+
+    A bank keeps one of each example, to move to a newer model and to show a person; a `quick` one is for the eye.
+    """
+    scale = min(1.0, size / max(picture.size))
     width, height = (max(1, round(side * scale)) for side in picture.size)
+    filter_ = Image.Resampling.BILINEAR if quick else Image.Resampling.LANCZOS
     # not `Image.thumbnail`, which needs a copy of the whole picture
-    small = picture.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=2.0) if scale < 1 else picture
+    small = picture.resize((width, height), filter_, reducing_gap=2.0) if scale < 1 else picture
+    return webp(small, quick=quick)
+
+
+def webp(picture: Image.Image, *, quick: bool) -> bytes:
     content = io.BytesIO()
-    small.save(content, "WEBP", quality=_QUALITY, method=4)
+    picture.save(content, "WEBP", quality=80, method=1 if quick else 4)
     return content.getvalue()
 
 
@@ -193,7 +216,7 @@ def upright(image: Image.Image, name: str, *, copy: bool = True) -> Image.Image:
 
 
 def open_encoded(data: bytes | BinaryIO, name: str) -> Image.Image:
-    """The header alone, also of an open file; pixels are decoded when they are needed."""
+    """Pillow's image of encoded bytes or of an open file: its header is read, pixels are decoded when needed."""
     file = io.BytesIO(data) if isinstance(data, bytes) else data
     try:
         file.seek(0)
@@ -214,7 +237,7 @@ def open_encoded(data: bytes | BinaryIO, name: str) -> Image.Image:
 
 @functools.cache
 def _load_plugins() -> None:
-    """Those of our formats alone, when the first picture comes; for one that is missing Pillow would load them all."""
+    """Pillow's plugins of our formats, with the first picture; for one that is missing Pillow would load them all."""
     for name in ("Avif", "Bmp", "Gif", "Jpeg", "Png", "Tiff", "WebP"):
         importlib.import_module(f"PIL.{name}ImagePlugin")
 

@@ -3,11 +3,11 @@
 import io
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 from PIL import Image
@@ -43,8 +43,15 @@ def is_image_name(name: str) -> bool:
     return path.suffix.lower() in IMAGE_ENDINGS and not path.name.startswith(".")
 
 
+def own_entries(folder: Path) -> list[Path]:
+    """What lies in a folder, by name, but for hidden files and for what devices and archives put there."""
+    return sorted(
+        each for each in folder.iterdir() if not each.name.startswith(".") and each.name.lower() not in OTHERS_FOLDERS
+    )
+
+
 def judge_name(name: str) -> str | None:
-    """None for what is no picture by its name, with slashes; else why it is not read, or nothing."""
+    """Whether a file is a picture by its name: None for none, else why it is not read, or nothing."""
     ending = Path(name).suffix.lower()
     if ending in UNREADABLE_ENDINGS:
         return f"image {name} is of a kind that is not read ({ending}); convert it to JPEG"
@@ -59,12 +66,18 @@ class Picture:
     offset: int = 0
     size: int | None = None
     name: str = ""
+    problem: str = ""
+    """Why it cannot be read, where that is known beforehand."""
 
     def __str__(self) -> str:
         return self.name or str(self.path)
 
-    def read(self) -> bytes:
-        """The encoded bytes; the file is opened for this call alone, so threads need no lock."""
+    def read(self, *, follow: bool = True) -> bytes:
+        """The encoded bytes; the file is opened for this call alone, so threads need no lock. A link can be refused."""
+        if self.problem:
+            raise InputError(self.problem)
+        names = ("O_BINARY",) if follow else ("O_BINARY", "O_NOFOLLOW", "O_NONBLOCK")  # none is everywhere
+        flags = os.O_RDONLY | sum(getattr(os, name, 0) for name in names)
         try:
             # before it is opened: to open a pipe would wait for its writer
             status = self.path.stat()
@@ -75,7 +88,7 @@ class Picture:
             wanted = status.st_size if self.size is None else self.size
             if wanted > MOST_BYTES:
                 raise InputError(f"image {self} is too large: more than {MOST_BYTES // 10**6} MB; shrink it")
-            with self.path.open("rb") as file:
+            with os.fdopen(os.open(self.path, flags), "rb") as file:
                 file.seek(self.offset)
                 data = file.read(wanted)
         except OSError as error:
@@ -111,22 +124,15 @@ def archived(path: Path) -> Iterator[tuple[str, int, int]]:
         raise InputError(f"cannot read {path} as an uncompressed tar archive ({error}); pack it again") from error
 
 
-@dataclass(frozen=True)
-class Found:
-    """A file of a folder that is a picture, or would be one if it could be read: then `problem` says why not."""
+def walk(folder: Path) -> list[Picture]:
+    """The pictures of a folder and its sub-folders, also those that cannot be read: then `problem` says why.
 
-    name: str
-    """From the folder, with slashes."""
-    path: Path
-    problem: str = ""
-
-
-def walk(folder: Path) -> list[Found]:
-    """The pictures of a folder and its sub-folders, sorted by name; links are followed, but not round in circles."""
+    Sorted by name, which is from the folder, with slashes; links are followed, but not round in circles.
+    """
     return sorted(_walk(folder, "", frozenset()), key=lambda found: found.name)
 
 
-def _walk(folder: Path, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[Found]:
+def _walk(folder: Path, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[Picture]:
     try:
         status = folder.stat()
         if (status.st_dev, status.st_ino) in above:
@@ -136,7 +142,8 @@ def _walk(folder: Path, prefix: str, above: frozenset[tuple[int, int]]) -> Itera
     except OSError as error:
         if not prefix:
             raise InputError(f"cannot read the folder {folder}: {error.strerror}; check its permissions") from error
-        yield Found(prefix, folder, f"cannot read the folder: {error.strerror}; check its permissions")
+        problem = f"cannot read the folder: {error.strerror}; check its permissions"
+        yield Picture(folder, name=prefix, problem=problem)
         return
     # where the system numbers no files, a folder is known by its depth alone: the path ends somewhere
     inside = above | {(status.st_dev, status.st_ino)} if status.st_ino else above
@@ -146,11 +153,12 @@ def _walk(folder: Path, prefix: str, above: frozenset[tuple[int, int]]) -> Itera
             if entry.is_dir():
                 if entry.name.lower() not in OTHERS_FOLDERS:
                     yield from _walk(path, f"{name}/", inside)
-            elif (problem := _judge(entry)) is not None:
-                yield Found(name, path, problem)
+            elif (judged := _judge(entry)) is not None:
+                yield Picture(path, name=name, problem=judged)
         except OSError as error:  # a link to itself
             if is_image_name(entry.name):
-                yield Found(name, path, f"cannot read image {name}: {error.strerror}; mend the link")
+                problem = f"cannot read image {name}: {error.strerror}; mend the link"
+                yield Picture(path, name=name, problem=problem)
 
 
 def _judge(entry: os.DirEntry[str]) -> str | None:
@@ -221,18 +229,43 @@ def _from_array(array: np.ndarray, name: str) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array))
 
 
+def stamp(path: Path) -> tuple[int, int] | None:
+    """Size and modification time, by which a change of the file is noticed; None where there is none."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
+def as_text(name: str) -> str:
+    """A file's name; one that is no text as Python would write it."""
+    return name.encode(errors="backslashreplace").decode()
+
+
 def file_name(image: object) -> str:
     """What a person calls the picture: its path as given; nothing where it has none."""
     return str(image) if isinstance(image, str | os.PathLike | Picture) else ""
 
 
-def several(images: object) -> Iterable[object]:
-    """One picture counts as a list of one; an array of four dimensions is a list of arrays."""
-    if isinstance(images, np.ndarray) and images.ndim:
-        return [images] if images.ndim in {2, 3} and images.dtype.kind not in "UO" else images
+def is_listing(value: object) -> TypeGuard[Iterable[Any]]:
+    """Whether to walk through it gives what is in it: of a mapping and of a data frame one gets names."""
+    named = isinstance(value, Mapping) or hasattr(value, "columns")
+    return isinstance(value, Iterable) and not named and getattr(value, "shape", None) != ()
+
+
+def is_one(images: object) -> bool:
+    """Whether it is one picture rather than a list of them; an array of four dimensions is a list of arrays."""
+    if isinstance(images, np.ndarray):
+        return images.ndim in {2, 3} and images.dtype.kind not in "UO"
     one = isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Picture)
-    if one or hasattr(images, "read"):  # an open file, whose lines are no pictures
+    return one or hasattr(images, "read")  # an open file, whose lines are no pictures
+
+
+def several(images: object) -> Iterable[object]:
+    """One picture counts as a list of one."""
+    if is_one(images):
         return [images]
-    if not isinstance(images, Iterable) or isinstance(images, np.ndarray):  # an array of no dimension
+    if not is_listing(images):
         raise InputError(f"pictures are expected, one or a list of them, found {type(images).__name__}")
     return images

@@ -30,7 +30,7 @@ def prefetch(
     *,
     give_way: bool = True,
 ) -> Iterator[Result]:
-    """In order; threads, one a core, work on the next `most` while the caller is busy with this one.
+    """Results in order; threads, one a core, work on the next `most` items while the caller is busy with this one.
 
     They give way to the network's threads, unless they are what these wait for.
     """
@@ -50,7 +50,7 @@ def prefetch(
 
 
 def usable_cores() -> int:
-    """Those that this process may use, which on a shared machine are not all."""
+    """Processor cores that this process may use, which on a shared machine are not all."""
     allowed = getattr(os, "sched_getaffinity", None)
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
@@ -64,6 +64,6 @@ def lower_priority() -> None:
 
 
 def batches(items: Iterator[Item], size: int) -> Iterator[Sequence[Item]]:
-    """Lists of so many, the last one shorter."""
+    """Batches of so many items, the last one shorter."""
     while batch := list(itertools.islice(items, size)):
         yield batch

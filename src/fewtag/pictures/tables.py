@@ -5,78 +5,157 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fewtag.errors import InputError
+from fewtag.pictures.files import is_image_name
 
 SEPARATOR = ";"
 NOT = "!"
 """Before a label in a cell that a person mends: the picture does not show it."""
 ABSENT = "absent"
 """The column of labels that pictures do not show, where a person adds one."""
-COLUMNS = {"image": ("image", "path", "file", "filename", "file_name"), "labels": ("labels", "label", "tags", "tag")}
-"""What people call the two columns that a table must have."""
+COLUMNS = {
+    "image": "image img picture photo path file filename filepath imagename imagefile imagepath imageid sourcefile "
+    "relativepath",
+    "labels": "labels label labelname tags tag tagname classes class classname categories category categoryname "
+    "keywords keyword subject species",
+}
+"""What people call the two columns that a table must have, as `folded` has it."""
+OURS = {"image", "labels", "tags", ABSENT}
+"""What no label may be called in a table of `tag`, which begins with image,tags: its other columns are labels."""
+_MARKS = {"1": True, "1.0": True, "true": True, "yes": True, "x": True}
+_MARKS |= {"0": False, "0.0": False, "false": False, "no": False}
+"""In a column for each label: shown or absent; an empty cell says neither."""
 _MOST_BYTES = 1_000_000_000
 
 
-def read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Every row with its line number: its cells by `image`, `labels`, `absent`, and by the header's other names."""
+def read_cells(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """Every row with its line number: its cells by `image`, `labels`, `absent`, and by the header's other names.
+
+    In place of a column of labels there may be one for each label, with 1 where a picture shows it and 0 where not.
+    """
     text = _text(path)
-    header = text.split("\n", 1)[0]
+    header = re.split("[\r\n]", text, maxsplit=1)[0]
     delimiter = "\t" if is_tsv(path) else max(",;\t", key=lambda mark: _fitness(header, mark))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
         names = [name.strip() for name in next(reader, [])]
-        folded = [name.casefold() for name in names]
-        for wanted in COLUMNS:
-            names[_column(path, folded, wanted)] = wanted
-        if ABSENT in folded:
-            names[folded.index(ABSENT)] = ABSENT
-        empty = True
-        for row in filter(None, reader):
+        folder = _name_columns(path, names)
+        rows = []
+        for row in reader:
+            if not any(map(str.strip, row)):  # spreadsheets leave lines of nothing but separators
+                continue
             if len(row) != len(names):
+                quotes = " and in quotes" if delimiter == SEPARATOR else ""
                 raise InputError(
                     f"{path} line {reader.line_num} has {len(row)} cells, the header {len(names)}; "
-                    'several labels are joined by ";", as in "dog;sofa"'
+                    f'several labels are joined by ";"{quotes}, as in "dog;sofa"'
                 )
-            empty = False
-            yield reader.line_num, dict(zip(names, row, strict=True))
+            cells = dict(zip(names, row, strict=True))
+            if folder is not None and row[folder].strip():
+                cells["image"] = f"{row[folder].strip()}/{cells['image'].strip()}"
+            rows.append((reader.line_num, cells))
     except csv.Error as error:
         raise InputError(f"{path} line {reader.line_num} cannot be read ({error}); save the table again") from error
-    if empty:
+    if not rows:
         raise InputError(f"the table {path} has a header and no row; add a row for each image")
+    return rows if "labels" in names else _marked(path, rows)
+
+
+def folded(name: str) -> str:
+    """A column's name in one spelling.
+
+    >>> folded("File Name"), folded("file_name")
+    ('filename', 'filename')
+    """
+    return re.sub(r"[\s_-]", "", name.casefold())
 
 
 def split_labels(path: Path, line: int, cell: str) -> list[str]:
     """The labels of a cell, each once; TSV takes commas too, which in CSV would end the cell."""
     if not cell.strip():
         return []
-    names = [name.strip() for name in re.split("[,;]" if is_tsv(path) else SEPARATOR, cell)]
+    names = [name.strip() for name in re.split("[,;]" if is_tsv(path) else SEPARATOR, cell.strip().removesuffix(";"))]
     if {"", NOT} & set(names):
         raise InputError(f"{path} line {line} has an empty label in {cell!r}; name it, or remove the spare separator")
     cleaned = (NOT + name.removeprefix(NOT).strip() if name.startswith(NOT) else name for name in names)
     return list(dict.fromkeys(cleaned))
 
 
+def decode_text(data: bytes) -> str:
+    """UTF-8, which Excel begins with a byte-order mark, or UTF-16 with another, as Excel and PowerShell write it."""
+    return data.decode("utf-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig")
+
+
 def is_tsv(path: Path) -> bool:
     return path.name.lower().removesuffix(".gz").endswith(".tsv")
 
 
-def _fitness(header: str, delimiter: str) -> tuple[bool, int]:
+def _fitness(header: str, delimiter: str) -> tuple[int, int]:
     """How well a separator suits a header: one that yields both columns first."""
-    names = {name.strip().strip('"').casefold() for name in header.split(delimiter)}
-    return all(names & set(known) for known in COLUMNS.values()), header.count(delimiter)
+    names = {folded(name.strip().strip('"')) for name in header.split(delimiter)}
+    return sum(not names.isdisjoint(known.split()) for known in COLUMNS.values()), header.count(delimiter)
 
 
-def _column(path: Path, names: Sequence[str], wanted: str) -> int:
-    meant = [number for number, name in enumerate(names) if name in COLUMNS[wanted]]
-    if len(meant) > 1:
-        raise InputError(f"the table {path} has {len(meant)} columns for the {wanted}; keep one of them")
-    if not meant:
-        header = ", ".join(map(repr, names)) or "nothing"
-        raise InputError(f"the table {path} lacks the column {wanted!r}: its header has {header}; add it")
-    return meant[0]
+def _name_columns(path: Path, names: list[str]) -> int | None:
+    """Calls the columns `image`, `labels` and `absent` so, if need be; a table without `labels` has one for each.
+
+    The column of a picture's folder, where its file has another: Timelapse's tables have RelativePath and File.
+    """
+    meant = [folded(name) for name in names]
+    if any(map(is_image_name, names)):
+        raise InputError(f"the first line of {path} names a picture, not its columns; put a line image,labels above it")
+    folder = None
+    for wanted, known in COLUMNS.items():
+        spellings = OURS & set(known.split()) if meant[:2] == ["image", "tags"] else known.split()
+        found = [number for number, name in enumerate(meant) if name in spellings]
+        if {meant[number] for number in found} == {"relativepath", "file"} and len(found) == 2:
+            folder = meant.index("relativepath")
+            found.remove(folder)
+        if len(found) > 1:
+            called = " and ".join(repr(names[number]) for number in found)
+            raise InputError(f"the table {path} has {len(found)} columns for the {wanted}, {called}; keep one of them")
+        if found:
+            names[found[0]] = wanted
+        elif wanted == "image" or len(names) < 2:
+            header = ", ".join(map(repr, names)) or "nothing"
+            holds = "" if wanted == "image" else ', with a picture\'s labels joined by ";"'
+            raise InputError(
+                f"the table {path} lacks the column {wanted!r}: its header has {header}; call one so, or add it{holds}"
+            )
+    if ABSENT in meant:
+        names[meant.index(ABSENT)] = ABSENT
+    return folder
+
+
+def _marked(path: Path, rows: list[tuple[int, dict[str, str]]]) -> list[tuple[int, dict[str, str]]]:
+    """Of a table with a column for each label; one that no picture shows is left out, for nothing is known of it."""
+    told = []
+    for line, cells in rows:
+        said: dict[bool, list[str]] = {True: [], False: []}
+        for name, cell in cells.items():
+            if name == "image" or not (mark := cell.strip().casefold()):
+                continue
+            if mark not in _MARKS:
+                raise InputError(
+                    f"the table {path} has no column for the labels; call one labels, with a picture's joined by "
+                    f'";", or give each label a column of 1 and 0, which {name!r} is not: line {line} has {cell!r}'
+                )
+            said[_MARKS[mark]].append(name)
+        told.append((line, cells["image"], said[True], said[False]))
+    shown = {name for _, _, yes, _ in told for name in yes}
+    return [
+        (
+            line,
+            {
+                "image": image,
+                "labels": SEPARATOR.join(yes),
+                ABSENT: SEPARATOR.join(each for each in no if each in shown),
+            },
+        )
+        for line, image, yes, no in told
+    ]
 
 
 def _text(path: Path) -> str:
@@ -87,10 +166,9 @@ def _text(path: Path) -> str:
                 data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise InputError(f"the table {path} is larger than {_MOST_BYTES // 10**6} MB; cut it into several")
-        # Excel begins its CSV with a byte-order mark, and its "Unicode text" with another
-        encoding = "utf-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig"
-        return data.decode(encoding).replace("\0", "")
+        return decode_text(data).replace("\0", "")
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"cannot read the table {path}: {getattr(error, 'strerror', None) or error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read the table {path}: {why}; check it") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"the table {path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
+        raise InputError(f'the table {path} is not UTF-8 text; save it as UTF-8 (in Excel as "CSV UTF-8")') from error

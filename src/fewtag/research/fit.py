@@ -43,7 +43,7 @@ MOST_PLACES = 3000
 
 
 @dataclass(frozen=True, eq=False)
-class Base:
+class BasePictures:
     """Base pictures: global features, what they show, and the probabilities of a classifier's classes."""
 
     labels: Sequence[str]
@@ -53,12 +53,12 @@ class Base:
     features: Features
     chances: NDArray[np.float32]
 
-    def without(self, columns: Sequence[int]) -> "Base":
+    def without(self, columns: Sequence[int]) -> "BasePictures":
         """Without some labels and all pictures that show one."""
         kept = [column for column in range(len(self.labels)) if column not in set(columns)]
         rows = ~self.targets[:, list(columns)].any(axis=1)
         labels, words = ([side[column] for column in kept] for side in (self.labels, self.words))
-        return Base(labels, words, self.targets[rows][:, kept], self.features[rows], self.chances[rows])
+        return BasePictures(labels, words, self.targets[rows][:, kept], self.features[rows], self.chances[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class Solved:
         return word_map.prototypes(table.vectors(names))
 
 
-def solve(base: Base) -> Solved:
+def solve(base: BasePictures) -> Solved:
     space = core.fit_space(base.features, base.features.shape[1], STRENGTHS.shrinkage)
     projected = space.project(base.features)
     labels = core.base_prototypes(projected, base.targets, STRENGTHS.separation)
@@ -117,7 +117,7 @@ class Held:
                 no = random.choice(np.flatnonzero(~shown), most, replace=False)
                 rows = np.concatenate([yes, no]).astype(np.int64)
                 named = np.arange(len(rows)) < number
-                support = Pictures(*(part[rows] for part in self.pictures))
+                support = self.pictures.take(rows)
                 for weight in (STRENGTHS.unnamed, 1.0) if noes else (1.0,):
                     weights = np.where(named, 1.0, weight).astype(np.float32)
                     fitted = core.fit_label(support, named, weights, self.guides[label], STRENGTHS, evidence)
@@ -133,7 +133,7 @@ def wrong_names(solved: Solved, table: WordTable) -> Vectors:
     return solved.guides(table, known)
 
 
-def calibrated(held: Sequence[Held]) -> tuple[NameEvidence, Calibration]:
+def calibrated(held: Sequence[Held], begin: Begin = unwatched) -> tuple[NameEvidence, Calibration]:
     """How alike names and pictures are, and the calibration, over all held labels."""
     scores = [each.scores() for each in held]
     right = [one for mine, _ in scores for one in mine if len(one)]
@@ -145,7 +145,12 @@ def calibrated(held: Sequence[Held]) -> tuple[NameEvidence, Calibration]:
         between=round(float(np.mean(between)), 4),
         within=round(float(np.mean([each.std() for each in right])), 4),
     )
-    curves = calibrate([pairs for each in held for pairs in each.pairs(evidence)], SHARE, SHARES)
+    pairs: list[Pairs] = []
+    advance = begin("calibrating", len(held))
+    for each in held:
+        pairs += each.pairs(evidence)
+        advance(1)
+    curves = calibrate(pairs, SHARE, SHARES)
     coherences = [(each.pictures.coherence(), each.targets) for each in held]
     # of examples, so that every label counts alike
     mean = np.mean([some[shown].mean() for some, targets in coherences for shown in targets.T if shown.any()])
@@ -174,25 +179,19 @@ def fit_model(
     rows = np.sort(np.random.default_rng(0).permutation(len(pictures))[:MOST_PLACES])
     unknown = [label for label in labels if label not in table]
     kept = [number for number, label in enumerate(labels) if label not in unknown]
-    if len(kept) < FEWEST_LABELS:
-        raise InputError(
-            f"the base pictures show {len(kept)} labels that are known words, at least {FEWEST_LABELS} are needed; "
-            "give more pictures, or a table that names what they show"
-        )
     names = [labels[number] for number in kept]
-    counts = targets[rows][:, kept].sum(axis=0)
-    if counts.max() < HELD:
-        raise InputError(
-            f"{names[counts.argmax()]!r}, the commonest label, is shown by {counts.max()} base pictures, at least "
-            f"{HELD} are needed to learn how far a probability can be trusted; give more pictures"
-        )
+    _refuse_too_few(names, targets[rows][:, kept].sum(axis=0))
     out.parent.mkdir(parents=True, exist_ok=True)
     path = out.with_suffix(".onnx")
     facts, constants = make_graph(network, weights, size, path)
     pooled, places = encode(path, facts, constants, pictures, rows, device, begin)
     chances = classify(pictures, begin) if chances is None else chances
-    base = Base(names, names, targets[:, kept], pooled, chances)
-    evidence, calibration = calibrated(list(_folds(base, places, rows, table)))
+    base = BasePictures(names, names, targets[:, kept], pooled, chances)
+    advance, held = begin("solving", FOLDS), []
+    for fold in _folds(base, places, rows, table):
+        held.append(fold)
+        advance(1)
+    evidence, calibration = calibrated(held, begin)
     solved = solve(base)
     save_model(
         out.with_suffix(".safetensors"),
@@ -213,7 +212,22 @@ def fit_model(
     return {"model": model, "pictures": len(pictures), "labels": names, "left_out": unknown}
 
 
-def _folds(base: Base, places: NDArray[np.float16], rows: NDArray[np.int64], table: WordTable) -> Iterator[Held]:
+def _refuse_too_few(names: Sequence[str], counts: NDArray[np.int64]) -> None:
+    if len(names) < FEWEST_LABELS:
+        raise InputError(
+            f"the base pictures show {len(names)} labels that are known words, at least {FEWEST_LABELS} are needed; "
+            "give more pictures, or a table that names what they show"
+        )
+    if counts.max() < HELD:
+        raise InputError(
+            f"{names[int(counts.argmax())]!r}, the commonest label, is shown by {counts.max()} base pictures, at least "
+            f"{HELD} are needed to learn how far a probability can be trusted; give more pictures"
+        )
+
+
+def _folds(
+    base: BasePictures, places: NDArray[np.float16], rows: NDArray[np.int64], table: WordTable
+) -> Iterator[Held]:
     """A quarter of the labels at a time, held out from a fit on the pictures that show none of them."""
     order = np.random.default_rng(0).permutation(len(base.labels))
     for fold in range(FOLDS):

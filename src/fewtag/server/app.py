@@ -1,6 +1,6 @@
 """The FastAPI application over a bank or a studio project, and its error replies."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from fewtag import __version__
-from fewtag.errors import InputError, MissingError
+from fewtag.errors import InputError, MissingError, TakenError, UnavailableError
 from fewtag.server import bodies, dialects, label_studio, routes, studio_routes
 from fewtag.server.idempotency import Idempotency
 from fewtag.server.queue import BusyError
@@ -33,9 +33,23 @@ SERVICES: dict[str, tuple[APIRouter, ...]] = {
 """For other programs, in their own words; each is there only where the command line asks for it."""
 
 
+class _App(FastAPI):
+    """Its schema says how the token is sent, and that errors are problems: FastAPI has no setting for either."""
+
+    def openapi(self) -> dict[str, Any]:
+        schema = super().openapi()
+        schema["security"] = [{"token": []}]
+        schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        replies = (each["responses"].values() for path in schema["paths"].values() for each in path.values())
+        for content in (reply.get("content", {}) for some in replies for reply in some):
+            if content.get("application/json") == {"schema": {"$ref": "#/components/schemas/Problem"}}:
+                content["application/problem+json"] = content.pop("application/json")
+        return schema
+
+
 def create_app(served: Served) -> ASGIApp:
     """The application, to be guarded."""
-    app = FastAPI(
+    app = _App(
         title="fewtag",
         version=__version__,
         description=ABOUT,
@@ -43,10 +57,11 @@ def create_app(served: Served) -> ASGIApp:
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,  # what generated clients call their functions
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         responses={
             "4XX": {"model": bodies.Problem, "description": "What was wrong, and what to do."},
-            503: {"model": bodies.Problem, "description": "Too much to do; `Retry-After` says for how long."},
+            503: {"model": bodies.Problem, "description": "Not now; `Retry-After` may say for how long."},
         },
     )
     app.state.served = served
@@ -64,6 +79,9 @@ def create_app(served: Served) -> ASGIApp:
     return Idempotency(app)
 
 
+_STATUS = {MissingError: 404, TakenError: 409, UnavailableError: 503}
+
+
 def _reply(request: Request, error: Exception) -> Response:
     """Whatever went wrong, in one sentence; with the fields by which another program knows an error of its service."""
     headers: Mapping[str, str] | None = None
@@ -71,15 +89,11 @@ def _reply(request: Request, error: Exception) -> Response:
         case ClientDisconnect():  # nobody reads it
             status, said = 400, "the request ended too early; send it again"
         case InputError():
-            status, said = 404 if isinstance(error, MissingError) else 400, str(error)
+            status, said = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 400), str(error)
         case BusyError():
             status, said, headers = 503, str(error), {"Retry-After": str(error.seconds)}
         case RequestValidationError():
-            first: dict[str, Any] = error.errors()[0]
-            # without the names of our models, of which one is tried after the other
-            where = ".".join(str(part) for part in first["loc"] if part != "body" and not str(part)[:1].isupper())
-            wrong = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
-            status, said = 422, f"{where or 'the body'} is not as it should be: {wrong}; mend it"
+            status, said = 422, _misfit(error.errors())
         case HTTPException():
             status, said, headers = error.status_code, _refusal(request, error), error.headers
         case _:
@@ -87,6 +101,17 @@ def _reply(request: Request, error: Exception) -> Response:
             said = f"something went wrong in the server ({type(error).__name__}); its terminal says what"
     path = getattr(request.scope.get("route"), "path", "")
     return problem(status, said, headers, **dialects.error_fields(path, status, said))
+
+
+def _misfit(errors: Sequence[Any]) -> str:
+    """What is wrong with a body; where one of two kinds may come, with that which it is nearer to."""
+    worst = min(errors, key=lambda each: sum(other["loc"][:2] == each["loc"][:2] for other in errors))
+    if worst["type"] == "json_invalid":
+        return f"the body is no JSON ({worst['ctx']['error']}); mend it"
+    # without the names of the kinds
+    where = ".".join(str(part) for part in worst["loc"] if part != "body" and not str(part)[:1].isupper())
+    wrong = f"{worst['msg'][:1].lower()}{worst['msg'][1:]}"
+    return f"{where or 'the body'} is not as it should be: {wrong}; mend it"
 
 
 def _refusal(request: Request, error: HTTPException) -> str:

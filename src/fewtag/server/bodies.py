@@ -40,7 +40,7 @@ class ChangedLabel(_Asked):
 
     name: Name | None = None
     merge: bool = False
-    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    threshold: Annotated[float, Field(ge=0, le=1, strict=True)] | None = None
 
 
 class OneAnswer(_Asked):

@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 from fewtag import __version__
 from fewtag.errors import InputError, MissingError, nearest
 from fewtag.server.queue import Upload
-from fewtag.server.routes import Server
+from fewtag.server.routes import OPEN, Server
 from fewtag.server.security import authorised
 from fewtag.server.service import Served
 
@@ -68,7 +68,7 @@ class Labelling(BaseModel):
 
 
 @photoprism.post("/labels")
-async def labels(asked: Labelling, server: Server) -> Response:
+async def photoprism_labels(asked: Labelling, server: Server) -> Response:
     """The labels of a picture, with confidences; of several pictures, which are views of one, each label's highest."""
     if asked.url or not asked.images:
         raise InputError("the request has no pictures in `images`; set FileScheme: data in PhotoPrism's vision.yml")
@@ -94,7 +94,7 @@ def _label(path: str, chance: float) -> dict[str, Any]:
 
 
 class Tensor(BaseModel):
-    """A tensor of the request, nested or flat."""
+    """A tensor of the request, row by row: nested or flat."""
 
     name: str
     shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=8)]
@@ -116,14 +116,14 @@ class Inference(BaseModel):
     outputs: list[Wanted] | None = None
 
 
-@kserve_open.get("/health/live")
+@kserve_open.get("/health/live", openapi_extra=OPEN)
 async def live() -> Response:
     """Whether the server answers. Needs no token."""
     return JSONResponse({"live": True})
 
 
-@kserve_open.get("/health/ready")
-async def ready(server: Server) -> Response:
+@kserve_open.get("/health/ready", openapi_extra=OPEN)
+async def kserve_ready(server: Server) -> Response:
     """Whether it can tag yet: 200, or 503. Needs no token."""
     is_ready, _ = server.ready()
     return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
@@ -193,10 +193,11 @@ def _uploads(tensor: Tensor, most: int) -> list[Upload]:
     if (count if tensor.name == "images" else math.prod(tensor.shape[:1])) > most:  # before any of them is made
         raise InputError(f"the request has more than {most} pictures; send at most {most} at once")
     if tensor.name == "images":
-        texts = _flat(tensor.data)
+        texts = np.array(tensor.data, object).ravel().tolist()
         if len(texts) != count or not texts or not all(isinstance(each, str) for each in texts):
             raise InputError(
-                f"`images` has the shape {tensor.shape} and {len(texts)} elements; send as many texts of base64"
+                f"`images` has the shape {tensor.shape} and {len(texts)} elements; "
+                "send as many texts of base64, evenly nested or flat"
             )
         return [from_base64(text, f"image {number}") for number, text in enumerate(texts, 1)]
     if len(tensor.shape) != 4 or tensor.shape[3] != 3 or not 0 < count <= 3 * MOST_PIXELS:
@@ -205,7 +206,7 @@ def _uploads(tensor: Tensor, most: int) -> list[Upload]:
             f"at most {MOST_PIXELS:,} pixels, and larger ones as `images`"
         )
     try:
-        pixels = np.array(_flat(tensor.data), np.int64).reshape(tensor.shape)
+        pixels = np.array(tensor.data, np.int64).reshape(tensor.shape)
     except (ValueError, TypeError, OverflowError) as error:
         raise InputError(f"the data of `pixels` do not fill {tensor.shape} ({error}); send whole numbers") from error
     if pixels.min() < 0 or pixels.max() > 255:
@@ -214,12 +215,3 @@ def _uploads(tensor: Tensor, most: int) -> list[Upload]:
     for each, file in zip(pixels.astype(np.uint8), files, strict=True):
         Image.fromarray(each).save(file, "BMP")
     return [Upload.of(f"image {number}", file.getvalue()) for number, file in enumerate(files, 1)]
-
-
-def _flat(data: list[Any]) -> list[Any]:
-    """Row by row: a tensor may come nested or flat."""
-    while data and isinstance(data[0], list):
-        if not all(isinstance(each, list) for each in data):
-            raise InputError("the data of the tensor are nested unevenly; send them flat, or as the shape says")
-        data = [value for each in data for value in each]
-    return data

@@ -126,7 +126,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Impatient(H11Protocol):
-    """Lets go of who is connected and does not ask in time: for the head of a request uvicorn waits for ever."""
+    """A timeout for idle connections: uvicorn waits for the head of a request for ever."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -146,7 +146,7 @@ class _Impatient(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Tells when it answers; opens what it serves behind that, and closes it at the end.
+    """uvicorn's server: tells when it answers, opens what it serves behind that, and closes it at the end.
 
     With a project comes a page; `page` says what is known of that before the project is open.
     """

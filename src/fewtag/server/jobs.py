@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from fewtag.errors import InputError, MissingError
 from fewtag.server.queue import BusyError
+from fewtag.studio.values import Progress
 
 RUNNING, KEPT = 4, 16
 """Jobs at once, and jobs that are remembered."""
@@ -35,10 +36,6 @@ class Job:
 
 class CancelledError(Exception):
     """Raised by a job's progress in its own thread, so that the work ends."""
-
-
-Progress = Callable[[int, int], None]
-"""What a job's work tells how many of how many are done; it ends the work where that was asked for."""
 
 
 class Jobs:
@@ -100,7 +97,7 @@ class Jobs:
             return self._jobs[number]
 
     def cancel(self, number: str) -> Job:
-        """It ends at its next step."""
+        """Asks a job to end, which it does at its next step."""
         job = self.get(number)
         self._cancelled.add(number)
         return job
@@ -143,13 +140,13 @@ Event = tuple[str, Any]
 
 
 class Stream:
-    """What one page hears."""
+    """One page's stream of events: a bounded queue between threads and the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._queue = loop, asyncio.Queue[Event | None](1000)
 
     def put(self, event: Event | None) -> None:
-        """From any thread."""
+        """Adds an event, from any thread; None ends the stream."""
         self._loop.call_soon_threadsafe(self._put, event)
 
     def _put(self, event: Event | None) -> None:

@@ -30,7 +30,7 @@ from fewtag.server.dialects import from_base64
 from fewtag.server.queue import Upload
 from fewtag.server.routes import CHANGES, Server
 from fewtag.server.security import authorised
-from fewtag.server.service import Served, define_all
+from fewtag.server.service import Served
 from fewtag.studio.values import Answer
 from fewtag.tagger.bank import label_name
 from fewtag.tagger.stream import Tagged
@@ -180,9 +180,9 @@ class Hook(BaseModel):
     annotation: Annotation | list[Annotation] | None = None
 
 
-@router.get("")
+@router.get("", include_in_schema=False)
 @router.get("/health")
-async def health() -> Response:
+async def label_studio_health() -> Response:
     """Whether the backend answers."""
     return JSONResponse({"status": "UP", "model_class": "fewtag"})
 
@@ -270,16 +270,18 @@ def _learn(
 
 def _define(server: Served, tags: Sequence[Control]) -> dict[str, str]:
     """What each choice's label is called here; a new one is known by its name, or by pictures to come."""
-    names = {label.name.casefold(): label.name for label in server.actions.labels()}
-    choices = [choice for tag in tags for choice in tag.choices]
-    new = [choice for choice in dict.fromkeys(choices) if choice.casefold() not in names]
+    choices = {choice: _folded(choice) for tag in tags for choice in tag.choices}
+    names = {_folded(name): name for name in server.label_names}
+    new = [choice for choice, folded in choices.items() if folded not in names]
     if new and not server.settings.read_only:
-        if server.is_project:
-            define_all(server.studio, new)
-        else:
-            server.bank.define_all(new)  # Label Studio waits 3 seconds, however many there are
-        names = {label.name.casefold(): label.name for label in server.actions.labels()} | names
-    return {choice: names.get(choice.casefold(), choice) for choice in choices}
+        server.actions.define_all(new)  # Label Studio waits 3 seconds, however many there are
+        names = {_folded(name): name for name in server.label_names} | names
+    return {choice: names.get(folded, choice) for choice, folded in choices.items()}
+
+
+def _folded(name: str) -> str:
+    """By which a choice and a label are the same: neither case nor blanks around slashes tell them apart."""
+    return re.sub(r"\s*/\s*", "/", name).casefold()
 
 
 def _rows(

@@ -13,8 +13,10 @@ from pydantic import BaseModel, Field
 
 from fewtag import __version__
 from fewtag.errors import InputError
+from fewtag.studio.deliver import FORMATS
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Answer, as_json
+from fewtag.tagger.bank import path_name
 
 MOST_SHOWN = 24
 """Thumbnails of one reply: each is some 10 KB of an assistant's context."""
@@ -103,11 +105,12 @@ def create_server(studio: Studio, *, allow_write: bool = False) -> MCPServer:
 
         The reply has the id that takes the answers back in the studio; a new label goes with the studio's own undo.
         """
-        if new_label:
+        label = path_name(label)
+        if studio.project.fold.get(label) is None:
+            if not new_label:
+                raise InputError(f"there is no label {label!r}; give new_label to make it, or one that `labels` lists")
             studio.teach(label, [each.picture for each in answers if each.answer == "yes"])
             answers = [each for each in answers if each.answer != "yes"]
-        elif label not in {each.name for each in studio.labels()}:
-            raise InputError(f"there is no label {label!r}; give new_label to make it, or one that `labels` lists")
         fold = studio.project.fold
         own = fold.about(fold.find(label).id)
         for each in answers:
@@ -125,7 +128,7 @@ def create_server(studio: Studio, *, allow_write: bool = False) -> MCPServer:
 
     @tool(CHANGES)
     def write(
-        format: Annotated[str, Field(description=f"One of {', '.join(studio.formats)}.")] = "csv",  # noqa: A002
+        format: Annotated[str, Field(description=f"One of {', '.join(FORMATS)}.")] = "csv",  # noqa: A002
         confirmed_only: bool = False,
         dry_run: bool = True,
     ) -> str:

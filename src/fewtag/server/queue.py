@@ -9,15 +9,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fewtag.cache import content_digest
 from fewtag.errors import InputError
-from fewtag.pictures.decode import Square
-from fewtag.server.uploads import Decoded, Decoders
+from fewtag.pictures.decode import Decoded
+from fewtag.server.uploads import Decoders
 from fewtag.tagger.model import Model
-from fewtag.tagger.stream import BATCH, Scorer, Tagged, cached_places
+from fewtag.tagger.stream import BATCH, Read, Scorer, Tagged, cached_places, tag_reads
 
 MOST = 512
 """Pictures that may wait; at most 64 come with one request."""
@@ -47,11 +44,7 @@ class BusyError(Exception):
         super().__init__(f"the server has more pictures to tag than it can take; try again in {seconds} seconds")
 
 
-class _Waiting(NamedTuple):
-    upload: Upload
-    row: Future[Tagged]
-    pixels: Square | None = None
-    places: NDArray[np.float16] | None = None
+Waiting = tuple[Future[Tagged], Read]
 
 
 class TagQueue:
@@ -72,7 +65,7 @@ class TagQueue:
         self._opened = ExitStack()
         self._space = self._opened.enter_context(cached_places(model, cache))
         # not SimpleQueue: up to Python 3.12 its get(timeout) waits for ever where another thread took what woke it
-        self._ready: queue.Queue[_Waiting | None] = queue.Queue()
+        self._ready: queue.Queue[Waiting | None] = queue.Queue()
         self._lock = threading.Lock()
         self.waiting = self._decoding = 0
         self._rate = 10.0  # pictures a second, until it is measured
@@ -99,27 +92,28 @@ class TagQueue:
                 raise self._busy()
             self.waiting += len(uploads)
             self._decoding += sum(places is None for places in known)
-        return [self._begin(upload, places) for upload, places in zip(uploads, known, strict=True)]
+        reads = [Read(each.name, each.digest, places=places) for each, places in zip(uploads, known, strict=True)]
+        return [self._begin(read, upload.data) for read, upload in zip(reads, uploads, strict=True)]
 
-    def _begin(self, upload: Upload, places: NDArray[np.float16] | None) -> Future[Tagged]:
+    def _begin(self, read: Read, data: bytes) -> Future[Tagged]:
         row: Future[Tagged] = Future()
         row.set_running_or_notify_cancel()  # one that could be cancelled would fail the others of its batch
         row.add_done_callback(self._leave)
-        if places is not None:
-            self._ready.put(_Waiting(upload, row, places=places))
+        if read.places is not None:
+            self._ready.put((row, read))
             return row
 
         def decoded(found: Future[Decoded]) -> None:
             with self._lock:
                 self._decoding -= 1
             try:
-                self._ready.put(_Waiting(upload, row, pixels=found.result().squares[0]))
+                self._ready.put((row, read._replace(pixels=found.result().pixels)))
             except InputError as error:
-                row.set_result(Tagged(upload.name, failure=str(error)))
+                row.set_result(Tagged(read.name, failure=str(error)))
             except BaseException as error:  # the server is closing
                 row.set_exception(error)
 
-        self._decoders.submit(upload.data, upload.name, (self.model.size,)).add_done_callback(decoded)
+        self._decoders.submit(data, read.name, self.model.size).add_done_callback(decoded)
         return row
 
     def _leave(self, _row: Future[Tagged]) -> None:
@@ -142,31 +136,23 @@ class TagQueue:
             try:
                 self._answer(batch)
             except Exception as error:  # none of them may wait for ever
-                for picture in batch:
-                    if not picture.row.done():
-                        picture.row.set_exception(error)
+                for row, _ in batch:
+                    if not row.done():
+                        row.set_exception(error)
             speed = _ENCODERS * len(batch) / max(time.monotonic() - began, 1e-3)
             self._rate += 0.2 * (speed - self._rate)
 
-    def _answer(self, batch: Sequence[_Waiting]) -> None:
-        scorer = self._scorer()
-        fresh = [picture for picture in batch if picture.places is None]
-        encoded = self.model.encode([each.pixels for each in fresh if each.pixels is not None]) if fresh else ()
-        if self._space is not None and fresh:
-            self._space.put_many([each.upload.digest for each in fresh], np.asarray(encoded).astype(np.float16))
-        rows = iter(encoded)
-        places = [next(rows) if each.places is None else each.places.astype(np.float32) for each in batch]
-        probabilities = scorer.probabilities(np.stack(places))
-        given = zip(scorer.tags(probabilities), scorer.scores(probabilities), strict=True)
-        for picture, (tags, scores) in zip(batch, given, strict=True):
-            picture.row.set_result(Tagged(picture.upload.name, tags, scores, cached=picture.places is not None))
+    def _answer(self, batch: Sequence[Waiting]) -> None:
+        tagged = tag_reads(self.model, self._scorer(), [read for _, read in batch], self._space)
+        for (row, _), each in zip(batch, tagged, strict=True):
+            row.set_result(each)
         self._on_batch(len(batch))
 
     def close(self) -> None:
         """Rows that are still asked for fail."""
         with suppress(queue.Empty):
-            while (picture := self._ready.get_nowait()) is not None:
-                picture.row.set_exception(RuntimeError("the server is closing"))
+            while (waiting := self._ready.get_nowait()) is not None:
+                waiting[0].set_exception(RuntimeError("the server is closing"))
         for _ in self._threads:
             self._ready.put(None)
         for thread in self._threads:

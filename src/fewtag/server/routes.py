@@ -17,12 +17,11 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException as StarletteError
 
 from fewtag.server import bodies
-from fewtag.server.jobs import Job, Progress
+from fewtag.server.jobs import Job
 from fewtag.server.queue import Upload
 from fewtag.server.security import authorised, session_reply
 from fewtag.server.service import Served
-from fewtag.studio.values import Acknowledged, Answer, Explanation, LabelRow, as_json
-from fewtag.tagger.bank import label_name
+from fewtag.studio.values import Acknowledged, Answer, Explanation, LabelRow, Progress, as_json
 from fewtag.tagger.stream import Tagged
 
 LONGEST_NAME = 1_000
@@ -44,17 +43,19 @@ async def writable(server: Server) -> None:
 
 
 open_routes = APIRouter(tags=["The server"])
+OPEN: dict[str, Any] = {"security": []}
+"""In the schema, of a route that needs no token."""
 router = APIRouter(prefix="/v1", dependencies=[Depends(authorised)])
 CHANGES = [Depends(writable)]
 
 
-@open_routes.get("/health", response_model=bodies.Health)
+@open_routes.get("/health", response_model=bodies.Health, openapi_extra=OPEN)
 async def health() -> Response:
     """Whether the server answers. Needs no token."""
     return JSONResponse({"status": "ok"})
 
 
-@open_routes.get("/ready", response_model=bodies.Ready, responses={503: {"model": bodies.Ready}})
+@open_routes.get("/ready", response_model=bodies.Ready, responses={503: {"model": bodies.Ready}}, openapi_extra=OPEN)
 async def ready(server: Server) -> Response:
     """Whether it can tag yet: 200, or 503. Needs no token."""
     is_ready, detail = server.ready()
@@ -226,16 +227,14 @@ async def teach(name: str, request: Request, server: Server) -> Response:
 
 @router.patch("/labels/{name:path}", response_model=LabelRow, dependencies=CHANGES, tags=["Labels"])
 def change(name: str, asked: bodies.ChangedLabel, server: Server) -> Response:
-    """Renames a label, merges it into another, or sets the probability from which it is given."""
-    label = server.actions.label(name)
-    if asked.name is not None and label_name(asked.name) != label.name and not asked.merge:
-        new = label_name(asked.name)
-        if any(each.name == new for each in server.actions.labels()):
-            raise HTTPException(409, f"there is a label {new!r} already; say `merge` to make the two one")
-    if "threshold" in asked.model_fields_set:
-        label = server.actions.set_threshold(label.name, asked.threshold)
+    """Renames a label and those under it, merges it into another, or sets the probability from which it is given."""
+    sets = "threshold" in asked.model_fields_set
+    if sets or asked.name is None:
+        label = server.actions.label(name)
     if asked.name is not None:
-        label = server.actions.rename(label.name, asked.name, merge=asked.merge)
+        label = server.actions.rename(name, asked.name, merge=asked.merge)
+    if sets:
+        label = server.actions.set_threshold(label.name, asked.threshold)
     return JSONResponse(_label(server, label))
 
 

@@ -53,8 +53,7 @@ _ADDRESSES = 1_000
 _SLOWEST = 50_000
 """Bytes a second that a body must come with, after 30 seconds of grace."""
 _GRACE = 30.0
-_BODILESS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS", "TRACE"})
-_SAFE = frozenset({"GET", "HEAD"})
+_BODILESS = frozenset({"GET", "DELETE", "OPTIONS", "TRACE"})
 _TYPES = ("application/json", "multipart/form-data")
 Identity = Literal["bearer", "cookie"]
 
@@ -199,7 +198,7 @@ Observe = Callable[[Scope, int, float], None]
 
 
 class Guard:
-    """The middleware."""
+    """The middleware: judges each request before anything of its body is read, and adds the response headers."""
 
     def __init__(self, app: ASGIApp, settings: Settings, observe: Observe = lambda *_: None) -> None:
         self.app, self.settings, self._observe = app, settings, observe
@@ -218,6 +217,8 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
+        if scope["method"] == "HEAD":  # a GET, whose body the server of this scope leaves out
+            scope = {**scope, "method": "GET"}
         began, status = time.perf_counter(), 500
 
         async def answer(message: Message) -> None:
@@ -245,7 +246,7 @@ class Guard:
 
     def _judge(self, scope: Scope) -> int:
         """How many bytes of body are let in; refuses what is not, and notes who asks."""
-        headers, safe = Headers(scope=scope), scope["method"] in _SAFE
+        headers, safe = Headers(scope=scope), scope["method"] == "GET"
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or hosts[0].lower() not in self.settings.hosts:
             raise HTTPException(400, "this server does not go by the name in `Host`; use the address that it printed")
@@ -305,7 +306,7 @@ class Guard:
             raise HTTPException(400, f"a {method} request has no body here; leave it out")
         if length > most:
             raise HTTPException(
-                413, f"the body has {length:,} bytes, at most {most:,} are read; send fewer pictures at once"
+                413, f"the body has {length:,} bytes, at most {most:,} are read; send fewer pictures, or smaller ones"
             )
         if kind not in _TYPES:
             raise HTTPException(415, f"the body must be one of {' and '.join(_TYPES)}; say which in `Content-Type`")
@@ -325,7 +326,7 @@ def _password(credentials: str) -> str:
 
 
 def _timed(receive: Receive, length: int) -> Receive:
-    """A body that trickles is cut off."""
+    """A timeout for slow bodies: one that trickles is cut off."""
     until, complete = time.monotonic() + _GRACE + length / _SLOWEST, not length
 
     async def timed() -> Message:

@@ -3,8 +3,9 @@
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,17 @@ from fastapi.concurrency import run_in_threadpool
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import Scope
 
-from fewtag.errors import InputError, MissingError, UnknownWordError
+from fewtag.errors import InputError, MissingError, UnavailableError, UnknownWordError
 from fewtag.files import digest
+from fewtag.pictures.decode import Decoded
 from fewtag.server.jobs import Events, Jobs
 from fewtag.server.queue import TagQueue, Upload
 from fewtag.server.security import Settings
-from fewtag.server.uploads import Decoded, Decoders
+from fewtag.server.uploads import Decoders
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Acknowledged, Answer, Explanation, LabelRow, as_json
-from fewtag.tagger.explain import hide_parts
-from fewtag.tagger.stream import DIGITS, ReadExample, Scorer, Tagged
+from fewtag.tagger.bank import label_name
+from fewtag.tagger.stream import DIGITS, Scorer, Tagged
 from fewtag.tagger.tagger import Tagger
 
 RECENT_BYTES = 128_000_000
@@ -72,13 +74,13 @@ class BankService:
 
     @property
     def tagger(self) -> Tagger:
-        """As the file is now."""
+        """The tagger of the bank as its file is now."""
         if not self._writing.locked():  # else a change of our own is on its way to the file
             self._catch_up()
         return self._tagger
 
     def _catch_up(self) -> None:
-        with self._reading:
+        with self._reading, _unavailable():
             if file_state(self.path) != self._seen:
                 self._load()
 
@@ -112,8 +114,16 @@ class BankService:
         return self.label(name)
 
     def define_all(self, names: Sequence[str]) -> None:
-        """Saved once."""
-        self._change(lambda tagger: define_all(tagger, names))
+        """Labels by their names, or where those are no known words, by pictures to come; saved once."""
+
+        def define(tagger: Tagger) -> None:
+            for name in names:
+                try:
+                    tagger.define(name)
+                except UnknownWordError:
+                    tagger.define(name, words=False)
+
+        self._change(define)
 
     def teach(self, name: str, uploads: Sequence[Upload]) -> LabelRow:
         """Examples of a known or a new label."""
@@ -123,7 +133,8 @@ class BankService:
 
     def rename(self, old: str, new: str, *, merge: bool = False) -> LabelRow:
         self._change(lambda tagger: tagger.rename(old, new, merge=merge))
-        return self.label(new)
+        name = label_name(new)  # of a group the first under it
+        return next(each for each in self.labels() if each.name == name or each.name.startswith(f"{name}/"))
 
     def forget(self, name: str) -> None:
         self._change(lambda tagger: tagger.forget(name))
@@ -162,25 +173,16 @@ class BankService:
 
     def explain(self, upload: Upload, label: str) -> Explanation:
         """The probability, and how much the label leans on each of 5 × 5 parts of the picture."""
-        tagger, scorer = self.tagger, self.scorer()
-        bank, model = tagger.bank_, tagger.model
-        name = bank.find(label)
-        if name not in scorer.labels:
-            raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
-        (plain,) = self._decoders.submit(upload.data, upload.name, (model.size,)).result().squares
-        places, column = model.encode(hide_parts(plain)), scorer.labels.index(name)
-        return Explanation.of(scorer.logits(places)[:, column], float(scorer.probabilities(places[:1])[0, column]))
+        tagger = self.tagger
+        square = self._decoders.submit(upload.data, upload.name, tagger.model.size).result().pixels
+        (found,) = tagger.leaning(square, [label]).values()
+        return Explanation.of(*found)
 
-    def _examples(self, uploads: Sequence[Upload]) -> list[ReadExample]:
+    def _examples(self, uploads: Sequence[Upload]) -> list[Decoded]:
         """Decoded by workers; one that cannot be read is refused."""
         size = self._tagger.model.size
-        found: list[Future[Decoded]] = [
-            self._decoders.submit(upload.data, upload.name, (size,), example=True) for upload in uploads
-        ]
-        return [
-            ReadExample(each.key, each.squares[0], Path(upload.name).name, each.thumbnail)
-            for upload, each in zip(uploads, (future.result() for future in found), strict=True)
-        ]
+        found = [self._decoders.submit(each.data, each.name, size, example=True) for each in uploads]
+        return [future.result() for future in found]
 
     def _change(self, change: Callable[[Tagger], object]) -> None:
         with self._writing:
@@ -188,7 +190,8 @@ class BankService:
             tagger, before = self._tagger, self._tagger.bank_
             try:
                 change(tagger)
-                tagger.save(self.path)
+                with _unavailable():
+                    tagger.save(self.path)
             except BaseException:
                 if tagger.bank_ is not before:
                     with self._reading:
@@ -198,17 +201,17 @@ class BankService:
                 self._tagger, self._seen = tagger, file_state(self.path)
 
 
-def define_all(taught: Tagger | Studio, names: Sequence[str]) -> None:
-    """Labels by their names, or where those are no known words, by pictures to come."""
-    for name in names:
-        try:
-            taught.define(name)
-        except UnknownWordError:
-            taught.define(name, words=False)
+@contextmanager
+def _unavailable() -> Iterator[None]:
+    """What is wrong with the bank's file is not the mistake of who asks."""
+    try:
+        yield
+    except InputError as error:
+        raise UnavailableError(str(error)) from error
 
 
 def file_state(path: Path) -> tuple[int, ...]:
-    """By which a change of the file is noticed; a file that is gone stays as it was."""
+    """Time, size and inode, by which a change of the bank's file is noticed; refuses one that is gone."""
     try:
         status = path.stat()
     except OSError as error:
@@ -240,9 +243,9 @@ class Metrics:
         Gauge(name, help_text, registry=self.registry).set_function(value)
 
     def observe(self, scope: Scope, status: int, seconds: float) -> None:
-        """Routes by their pattern, methods by the five in use: strangers cannot make up new rows."""
+        """Routes by their pattern, methods by the four in use: strangers cannot make up new rows."""
         route = getattr(scope.get("route"), "path", "other")
-        method = scope["method"] if scope["method"] in {"GET", "HEAD", "POST", "PATCH", "DELETE"} else "other"
+        method = scope["method"] if scope["method"] in {"GET", "POST", "PATCH", "DELETE"} else "other"
         self._requests.labels(method, route, str(status)).inc()
         if not route.endswith("/events"):  # which last as long as their page is open
             self._seconds.labels(route).observe(seconds)
@@ -309,7 +312,7 @@ class Served:
         return rows
 
     async def tag_all(self, uploads: Sequence[Upload]) -> list[Tagged]:
-        """Their rows, in this order; the first that cannot be read is refused."""
+        """Tags pictures: their rows, in this order; the first that cannot be read is refused."""
         if len(uploads) > (most := self.settings.most_files):
             raise InputError(f"the request has {len(uploads)} pictures; send at most {most} at once")
         rows = await asyncio.gather(*map(asyncio.wrap_future, await run_in_threadpool(self.tag, uploads)))
@@ -319,13 +322,20 @@ class Served:
         return rows
 
     @property
+    def label_names(self) -> list[str]:
+        """What the labels are called: their numbers, which take a while, are not worked out."""
+        if isinstance(self.actions, Studio):
+            return [label.name for label in self.actions.project.fold.labels.values()]
+        return list(self.actions.tagger.definitions_)
+
+    @property
     def name(self) -> str:
         """What is served: the bank's file or the project's folder, without its ending."""
         return (self.studio.folder if self.is_project else self.bank.path).stem
 
     @property
     def version(self) -> str:
-        """By which other programs know the state of the labels: another after each change."""
+        """A version of the labels for other programs: another after each change."""
         state = (
             self.studio.overview().version if self.is_project else digest(*map(str, file_state(self.bank.path)))[:12]
         )

@@ -1,6 +1,6 @@
 """Decoding of uploads in worker processes that may die: limited in memory, processor time and pixels.
 
-A worker gets encoded bytes and gives back squares of pixels: it holds no token, opens no file and writes none. What it
+A worker gets encoded bytes and gives back a square of pixels: it holds no token, opens no file and writes none. What it
 answers is checked like a stranger's word and never unpickled, since a picture may have taken it over.
 """
 
@@ -10,16 +10,15 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from pathlib import PurePath
 from typing import IO, Any
 
 import numpy as np
 
 from fewtag.errors import InputError
-from fewtag.pictures.decode import DRAFT, Square, decode, pixel_digest, squash, thumbnail
+from fewtag.pictures.decode import DRAFT, Decoded, decode, pixel_digest, squash, thumbnail
 from fewtag.pictures.prefetch import usable_cores
 from fewtag.server import TOKEN_VARIABLE
 
@@ -33,16 +32,6 @@ _LONGEST_HEADER = 100_000
 _LONGEST_THUMBNAIL = 2_000_000
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """A picture as squares of pixels, one for each side that was asked for."""
-
-    squares: tuple[Square, ...]
-    key: str = ""
-    """The digest of all its pixels, where it shall be an example."""
-    thumbnail: bytes = b""
-
-
 class Decoders:
     """A pool of workers, one a core. Any thread may ask; a worker that dies or hangs is replaced by another."""
 
@@ -54,11 +43,11 @@ class Decoders:
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="fewtag-upload")
 
-    def submit(self, data: bytes, name: str, sides: Sequence[int], *, example: bool = False) -> Future[Decoded]:
-        """`example` asks for what a bank keeps, too; its pixels are then those of the whole picture."""
-        return self._threads.submit(self._decode, data, name, tuple(sides), example)
+    def submit(self, data: bytes, name: str, side: int, *, example: bool = False) -> Future[Decoded]:
+        """Decodes in a worker; `example` asks for what a bank keeps, too, made of all pixels of the picture."""
+        return self._threads.submit(self._decode, data, name, side, example)
 
-    def _decode(self, data: bytes, name: str, sides: tuple[int, ...], example: bool) -> Decoded:
+    def _decode(self, data: bytes, name: str, side: int, example: bool) -> Decoded:
         while True:
             with self._lock:
                 if self._closed:
@@ -67,7 +56,7 @@ class Decoders:
                 worker = self._idle.pop() if known else _Worker(self.memory, self.seconds)
                 self._busy.add(worker)
             try:
-                return worker.decode(data, name, sides, example)
+                return worker.decode(data, name, side, example)
             except InputError:
                 raise
             except (OSError, ValueError, KeyError, TypeError) as error:  # the worker is gone, or talks nonsense
@@ -121,15 +110,15 @@ class _Worker:
             env=environment,
         )
 
-    def decode(self, data: bytes, name: str, sides: tuple[int, ...], example: bool) -> Decoded:
+    def decode(self, data: bytes, name: str, side: int, example: bool) -> Decoded:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.late = False  # it may have answered the picture before in the very last moment
         watch = threading.Timer(self.seconds, self._give_up)
         watch.start()
         try:
-            _send(self.process.stdin, {"name": name, "sides": sides, "example": example, "size": len(data)}, data)
-            answer, parts = _receive(self.process.stdout, (3 * side * side for side in sides))
+            _send(self.process.stdin, {"name": name, "side": side, "example": example, "size": len(data)}, data)
+            answer, square = _receive(self.process.stdout, 3 * side * side)
         finally:
             watch.cancel()
         if failure := answer.get("failure"):
@@ -137,11 +126,8 @@ class _Worker:
         key, small = str(answer["key"]), bytes.fromhex(answer["thumbnail"])
         if example and (len(key) != 64 or set(key) - set("0123456789abcdef")):
             raise ValueError("no digest")
-        squares = tuple(
-            np.frombuffer(part, np.uint8).reshape(side, side, 3).transpose(2, 0, 1)
-            for part, side in zip(parts, sides, strict=True)
-        )
-        return Decoded(squares, key, small)
+        pixels = np.frombuffer(square, np.uint8).reshape(side, side, 3).transpose(2, 0, 1)
+        return Decoded(pixels, key, PurePath(name).name, small)
 
     def _give_up(self) -> None:
         self.late = True
@@ -157,26 +143,24 @@ class _Worker:
                     pipe.close()
 
 
-def _send(pipe: IO[bytes], header: dict[str, Any], *parts: bytes) -> None:
+def _send(pipe: IO[bytes], header: dict[str, Any], content: bytes = b"") -> None:
     pipe.write(json.dumps(header).encode() + b"\n")
-    for part in parts:
-        pipe.write(part)
+    pipe.write(content)
     pipe.flush()
 
 
-def _receive(pipe: IO[bytes], sizes: Any) -> tuple[dict[str, Any], list[bytes]]:
+def _receive(pipe: IO[bytes], size: int) -> tuple[dict[str, Any], bytes]:
     line = pipe.readline(_LONGEST_HEADER + 2 * _LONGEST_THUMBNAIL)
     if not line.endswith(b"\n"):
         raise ValueError("the worker ended")
     answer = json.loads(line)
     if not isinstance(answer, dict):
         raise ValueError("no answer")
-    parts = [] if "failure" in answer else [pipe.read(size) for size in sizes]
-    return answer, parts
+    return answer, b"" if "failure" in answer else pipe.read(size)
 
 
 def work(memory: int, seconds: float) -> None:
-    """The worker's loop: pictures from standard input, squares to standard output, until the server is gone."""
+    """The worker's loop: pictures from standard input, pixels to standard output, until the server is gone."""
     source, target = sys.stdin.buffer, sys.stdout.buffer
     _restrict(memory)
     while line := source.readline():
@@ -184,12 +168,11 @@ def work(memory: int, seconds: float) -> None:
         data = source.read(asked["size"])
         _allow_seconds(seconds)
         try:
-            sides = asked["sides"]
             # all of an example's pixels make its digest; of others a JPEG may come out smaller
-            picture = decode(data, asked["name"], at_least=None if asked["example"] else DRAFT * max(sides))
-            squares = [np.ascontiguousarray(squash(picture, side).transpose(1, 2, 0)).tobytes() for side in sides]
+            picture = decode(data, asked["name"], at_least=None if asked["example"] else DRAFT * asked["side"])
+            square = np.ascontiguousarray(squash(picture, asked["side"]).transpose(1, 2, 0))
             key, small = (pixel_digest(picture), thumbnail(picture)) if asked["example"] else ("", b"")
-            _send(target, {"key": key, "thumbnail": small.hex()}, *squares)
+            _send(target, {"key": key, "thumbnail": small.hex()}, square.tobytes())
         except InputError as error:
             _send(target, {"failure": str(error)})
         except MemoryError:
@@ -197,7 +180,7 @@ def work(memory: int, seconds: float) -> None:
 
 
 def _restrict(memory: int) -> None:
-    """As far as the system can: no more memory than this, no file written, no core dump.
+    """Resource limits, as far as the system has them: no more memory than this, no file written, no core dump.
 
     Its priority is left alone: on a busy machine a humble worker starves, and with it all who wait for its pictures.
     """
@@ -217,7 +200,7 @@ def _resource() -> Any:
 
 
 def _allow_seconds(seconds: float) -> None:
-    """Of processor time, from now on: the limit counts from the process's start."""
+    """Limits processor time from now on: the system counts from the process's start."""
     if (resource := _resource()) is None:
         return
     used = resource.getrusage(resource.RUSAGE_SELF)

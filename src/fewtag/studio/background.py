@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Background:
-    """What follows from answers, and nobody waits for."""
+    """A worker thread for what follows from answers, and nobody waits for."""
 
     def __init__(self, ranking: Ranking, overview: Callable[[], Overview]) -> None:
         self._ranking, self._overview = ranking, overview
@@ -44,12 +44,12 @@ class Background:
             self._thread.join()
 
     def tell(self) -> None:
-        """Something new to show."""
+        """Wakes the thread: there is something new to show."""
         self._news.set()
         self._wake.set()
 
     def changed(self) -> None:
-        """The answers are others."""
+        """Wakes the thread: the answers have changed, and the bank on disk is out of date."""
         with self._writing:
             self.written.clear()
         self.tell()
@@ -61,7 +61,7 @@ class Background:
         return lambda: self._listeners.pop(key, None)
 
     def influences(self, label: str) -> Mapping[str, float]:
-        """Of a label's examples, as far as they are worked out for it as it is; else they are soon."""
+        """Influences of a label's examples (leave-one-out), if worked out for it as it is; else they are soon."""
         self._looked_at = label
         self._wake.set()
         fitted, found = self._influences.get(label, (None, {}))
@@ -69,7 +69,7 @@ class Background:
 
     def _work(self) -> None:
         if len(self._ranking.library):
-            self._stop.wait(indexing.PATIENT_SECONDS)
+            self._ranking.indexer.hurry.wait(indexing.PATIENT_SECONDS)
         while not self._stop.is_set():
             self._wake.wait()
             try:
@@ -110,7 +110,7 @@ class Background:
                 _log.exception("a listener failed")
 
     def _write(self) -> None:
-        """The bank as the answers are; anew where pictures are back that were answered, and whose files were away."""
+        """Writes the bank of the answers; anew where answered pictures are back whose files were away."""
         fold, deriver, indexer = self._ranking.fold, self._ranking.deriver, self._ranking.indexer
         lacking = deriver.lacking(fold)
         back = indexer.done.is_set() and any(picture in self._ranking.library.row_of for picture in lacking)

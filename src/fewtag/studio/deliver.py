@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fewtag.errors import InputError, nearest
+from fewtag.errors import InputError, MissingError, nearest
 from fewtag.files import digest, make_folder
 from fewtag.interop.datasets import FORMS, Set, write_set
 from fewtag.interop.write import Change, Options, Report, undo, write_tags
 from fewtag.interop.xmp import Packet, Wanted
-from fewtag.studio.log import UnknownError
 from fewtag.studio.project import DELIVERIES, Project
 from fewtag.studio.values import Delivery, Progress
 from fewtag.tagger.export import export
@@ -52,12 +51,14 @@ def deliver(
     kept = labels if scores else None
     before: dict[str, str] = dict(project.select("SELECT image, row FROM delivered WHERE format = ?", format))
     now: dict[str, str] = {}
-    sample: list[Mapping[str, Any]] = []
+    tagged: list[Mapping[str, Any]] = []
+    untagged: list[Mapping[str, Any]] = []
 
     def told() -> Iterator[Tagged]:
         for done, row in enumerate(rows, 1):
             facts = record(row, kept)
             now[row.image] = digest(json.dumps(facts, sort_keys=True))[:16]
+            sample = tagged if row.tags else untagged
             if before.get(row.image) != now[row.image] and len(sample) < _SAMPLE:
                 sample.append(facts)
             if done % 64 == 0 or done == total:
@@ -78,7 +79,8 @@ def deliver(
             added = [(format, image, state) for image, state in now.items()]
             connection.executemany("INSERT INTO delivered VALUES (?, ?, ?)", added)
     changes = sum(before.get(image) != state for image, state in now.items()) + len(before.keys() - now.keys())
-    return Delivery(format, dry_run, len(now), changes, tuple(sample), None if dry_run else out.name)
+    sample = (*tagged, *untagged)[:_SAMPLE]
+    return Delivery(format, dry_run, len(now), changes, sample, None if dry_run else out.name)
 
 
 def write_graph(project: Project, tagger: Tagger, *, dry_run: bool) -> Delivery:
@@ -112,7 +114,7 @@ def write_sidecars(
 
 
 def take_back(folders: Sequence[Path], *, dry_run: bool, progress: Progress) -> Delivery:
-    """Whatever fewtag wrote into sidecars under these folders, to the byte."""
+    """Takes back whatever fewtag wrote into sidecars under these folders, to the byte."""
     return _carried_out(dict.fromkeys(folders, ()), undo, dry_run, progress)
 
 
@@ -166,12 +168,12 @@ def find(project: Project, name: str) -> Path:
     folder = project.folder / DELIVERIES
     known = {path.name: path for path in folder.iterdir() if path.is_file()} if folder.is_dir() else {}
     if name not in known:
-        raise UnknownError(f"there is no delivery {name[:64]!r}; deliver again")
+        raise MissingError(f"there is no delivery {name[:64]!r}; deliver again")
     return known[name]
 
 
 def _free_name(folder: Path, format: str) -> Path:  # noqa: A002
-    """A table is a file, all else a folder."""
+    """A path for a new delivery: a table is a file, all else a folder."""
     stem, number = f"tags-{time.strftime('%Y-%m-%d-%H%M%S')}", 1
     ending = f".{format}" if format in TABLES else f"-{format}"
     path = folder / f"{stem}{ending}"

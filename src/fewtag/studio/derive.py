@@ -15,20 +15,10 @@ from fewtag.studio.library import Library
 from fewtag.studio.log import Fold, Label
 from fewtag.studio.project import BANK, ExampleRow, Project
 from fewtag.studio.values import PAGE, UNTAUGHT
-from fewtag.tagger.bank import Bank, Definition, Example, FitSet, Quantised, Told, by_name, define, label_name
+from fewtag.tagger.bank import Bank, Definition, Example, FitSet, Quantised, Told, by_name, define
 from fewtag.tagger.bank_file import read_header, write_bank
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import Scorer
-
-
-def path_name(name: object) -> str:
-    """A label's path without stray blanks and slashes; refuses what is none.
-
-    >>> path_name(" birds / heron/")
-    'birds/heron'
-    """
-    cleaned = label_name(name)
-    return label_name("/".join(part.strip() for part in cleaned.split("/") if part.strip()))
 
 
 def word_of(name: str) -> str:

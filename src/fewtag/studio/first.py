@@ -7,24 +7,19 @@ state; of any other state nothing is told. No array is needed for that, and noth
 
 import json
 import logging
-import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fewtag
+from fewtag.cache import Blobs, Cache, content_digest
 from fewtag.errors import InputError
-from fewtag.files import THUMBNAILS, digest
 from fewtag.studio.project import Project
 
 if TYPE_CHECKING:
     from fewtag.studio.studio import Studio
 
-_TABLE = (
-    "CREATE TABLE IF NOT EXISTS first (project TEXT, state TEXT, path TEXT, content BLOB, PRIMARY KEY (project, path))"
-)
 _STATE = (
     "SELECT n, op FROM change ORDER BY n DESC LIMIT 1",
     "SELECT key, value FROM meta ORDER BY key",
@@ -44,45 +39,50 @@ def read(
         return {}
     if any(given not in {None, project.meta(key)} for key, given in (("model", model), ("words", words))):
         return {}
-    try:
-        with closing(sqlite3.connect(f"{(cache / THUMBNAILS).as_uri()}?mode=ro", uri=True)) as connection:
-            query = "SELECT path, content FROM first WHERE project = ? AND state = ?"
-            found = dict(connection.execute(query, (str(project.folder), _state_of(project))))
-            shown = [cell["digest"] for cell in json.loads(found["/v1/pictures"])["pictures"]] if found else []
-            query = (
-                f"SELECT digest, content FROM thumbnail WHERE size = 256 AND digest IN ({','.join('?' * len(shown))})"
-            )
-            small = connection.execute(query, shown).fetchall()
-    except (sqlite3.Error, ValueError, LookupError, TypeError):  # never kept, cleared, or damaged: made anew at the end
-        return {}
-    return found | {f"/v1/pictures/{picture}/thumbnail?size=256": content for picture, content in small}
+    with Cache(cache, private=True) as kept:
+        key = _key(project)
+        replies = json.loads(_replies(kept, project).get_bytes([key]).get(key, b"{}"))
+        shown = [bytes.fromhex(cell["digest"]) for cell in replies["/v1/pictures"]["pictures"]] if replies else []
+        small = thumbnails(kept, 256).get_bytes(shown)
+    texts = {path: json.dumps(each, ensure_ascii=False, separators=(",", ":")) for path, each in replies.items()}
+    found = {path: text.encode() for path, text in texts.items()}
+    return found | {f"/v1/pictures/{picture.hex()}/thumbnail?size=256": content for picture, content in small.items()}
 
 
 def write(studio: "Studio") -> None:
     """Keeps what a page that begins now would be answered; nothing where a label's scores are not worked out."""
     from fewtag.studio.values import as_json
 
-    file, project = studio.indexer.thumbnails.path, studio.project
+    project, cache = studio.project, studio.indexer.private
     try:
         bank, scores = studio.ranking.bank(), studio.ranking.scores
-        if not file.exists() or not all(scores.is_fresh(bank, label) for label in bank.classes):
+        if not cache.path.exists() or not all(scores.is_fresh(bank, label) for label in bank.classes):
             return
         # as a studio says that was just started
         overview = replace(studio.overview(), indexing=True, notice=project.notice)
         replies = {"project": overview, "pictures": studio.search(), "labels": {"labels": studio.labels()}}
-        whose = str(project.folder), _state_of(project)
-        with closing(sqlite3.connect(file)) as connection, connection:
-            connection.execute(_TABLE)
-            for name, value in replies.items():
-                content = json.dumps(as_json(value), ensure_ascii=False, separators=(",", ":")).encode()
-                connection.execute("INSERT OR REPLACE INTO first VALUES (?, ?, ?, ?)", (*whose, f"/v1/{name}", content))
-    except (sqlite3.Error, InputError) as error:
-        _log.warning("the first page cannot be kept in %s (%s); the next start shows it later", file, error)
+        content = json.dumps({f"/v1/{name}": as_json(reply) for name, reply in replies.items()})
+        with cache:
+            kept = _replies(cache, project)
+            kept.clear()
+            kept.put_bytes({_key(project): content.encode()})
+    except InputError as error:
+        _log.warning("the first page cannot be kept (%s); the next start shows it later", error)
 
 
-def _state_of(project: Project) -> str:
+def thumbnails(cache: Cache, size: int) -> Blobs:
+    """WebP copies of so many pixels, by the digests of their pictures."""
+    return Blobs(cache, "thumbnails", f"{size} pixels", str(size))
+
+
+def _replies(cache: Cache, project: Project) -> Blobs:
+    """One row: that of the state in which the project was closed."""
+    return Blobs(cache, "first page", f"of project {project.folder.name}", str(project.folder))
+
+
+def _key(project: Project) -> bytes:
     """A digest of all that the replies follow from: the log's end, settings, folders, files, model, this version."""
     own = [Path(project.meta(key) or "") for key in ("model", "words")]
     stamps = [(status.st_size, status.st_mtime_ns) for path in own if path.is_file() for status in [path.stat()]]
     rows = [project.select(query) for query in _STATE]
-    return digest(fewtag.__version__, str(project.folder), repr(stamps), repr(rows))
+    return content_digest(repr((fewtag.__version__, stamps, rows)).encode())

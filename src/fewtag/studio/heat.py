@@ -1,6 +1,5 @@
 """Heat-maps: where labels are seen in a picture, by what its copies with a part hidden say."""
 
-import io
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.core.posterior import Classifiers
+from fewtag.pictures.decode import webp
 from fewtag.studio.ranking import Ranking
 from fewtag.studio.values import Explanation
 from fewtag.tagger.explain import glance, heat_map, hide_parts, layer
@@ -29,7 +29,7 @@ class Heat:
         self._thread.shutdown(cancel_futures=True)
 
     def begin(self, digest: str) -> None:
-        """Before somebody asks where a label is seen, unless they leaf on."""
+        """Begins before somebody asks where a label is seen, unless others are being worked out."""
         if all(each.done() for each in list(self._hidden_places.values())):
             self._hidden(digest)
 
@@ -45,9 +45,7 @@ class Heat:
         else:
             scored = self._ranking.scored(label, np.array([row]))
             heat = glance(places, scored.fitted.guide, float(scored.chances[row]), size)
-        content = io.BytesIO()
-        layer(heat).save(content, "WEBP", quality=80, method=1)
-        return content.getvalue()
+        return webp(layer(heat), quick=True)
 
     def explain(self, digest: str, label: str) -> Explanation:
         """Which parts of a picture a label leans on."""

@@ -16,11 +16,11 @@ from pathlib import PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.posterior import Fitted, unit
-from fewtag.errors import InputError
+from fewtag.core.posterior import Classifiers, Fitted, unit
+from fewtag.errors import InputError, MissingError
 from fewtag.pictures.prefetch import usable_cores
-from fewtag.studio.log import UnknownError
 from fewtag.studio.project import FileRow, PictureRow
+from fewtag.tagger.stream import widen
 
 RESIDENT = 8_000
 """Pictures whose places stay in memory, some 50 KB each; of more, those that were asked for last."""
@@ -29,8 +29,7 @@ BEST, SAMPLE = 3_000, 1_000
 AT_ONCE = 32
 """Pictures whose widened places stay in the processor's cache."""
 _MORE, _PIECE = 512, 1024
-_UP, _MOST = np.float32(2.0**112), np.float32(32767)
-_SIGN_AND_REST = np.int32(-0x70002000)
+_MOST = np.float32(32767)
 ALIKE, BURST, BURST_SECONDS = 0.94, 0.8, 5.0
 """Cosine of neighbours from which they are one picture to a person, and of two shots within so many seconds. The likest
 two of 2,000 photographs of other things have 0.93; the same one, encoded anew or brightened, 0.95 and more; from a step
@@ -86,37 +85,34 @@ class Features:
             self.count = after
 
     def _put(self, rows: Rows, places: Sequence[Half] | Half) -> None:
-        """Into free slots, or into those that were not asked for longest."""
+        """Puts places into free slots, or into the least recently used ones."""
         starts = range(0, len(rows), AT_ONCE)
         coded = self._pool.map(lambda first: _coded(np.asarray(places[first : first + AT_ONCE])), starts)
         for first, (codes, scales, lengths) in zip(starts, coded, strict=True):
             some = rows[first : first + AT_ONCE]
             fresh = np.arange(self._taken, min(self.resident, self._taken + len(some)))
-            old = np.argpartition(self._used, len(some))[: len(some) - len(fresh)] if len(fresh) < len(some) else fresh
-            slots = np.concatenate([fresh, old])[: len(some)]
+            lacking = len(some) - len(fresh)
+            old = np.argpartition(self._used[: self._taken], lacking - 1)[:lacking] if lacking else fresh[:0]
+            slots = np.concatenate([fresh, old])
             self._taken += len(fresh)
             before = self._owner[slots]
             self._slot_of[before[before >= 0]] = -1
             self._codes[slots], self._scales[slots], self._lengths[slots] = codes, scales, lengths
             self._slot_of[some], self._owner[slots], self._used[slots] = slots, some, self._clock
 
-    def _bring(self, rows: Rows) -> Rows:
-        """Their slots, once they are in memory; −1 for those whose places cannot be had now."""
-        self._clock += 1
-        slots = self._slot_of[rows]
-        self._used[slots[slots >= 0]] = self._clock
-        missing = rows[slots < 0]
-        for first in range(0, len(missing), 256):
-            some = missing[first : first + 256]
-            halves = self._fetch(some.tolist())
-            there = [number for number, half in enumerate(halves) if half is not None]
-            self._put(some[there], [half for half in halves if half is not None])
-        return self._slot_of[rows]
-
-    def bring(self, rows: Rows) -> None:
-        """Their places into memory, before somebody asks."""
+    def bring(self, rows: Rows) -> Rows:
+        """Brings the rows' places into memory, if need be; their slots, −1 for those whose places cannot be had now."""
         with self._lock:
-            self._bring(rows)
+            self._clock += 1
+            slots = self._slot_of[rows]
+            self._used[slots[slots >= 0]] = self._clock
+            missing = rows[slots < 0]
+            for first in range(0, len(missing), 256):
+                some = missing[first : first + 256]
+                halves = self._fetch(some.tolist())
+                there = [number for number, half in enumerate(halves) if half is not None]
+                self._put(some[there], [half for half in halves if half is not None])
+            return self._slot_of[rows]
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -124,7 +120,7 @@ class Features:
     def places(self, row: int) -> NDArray[np.float32] | None:
         """places × space, of one picture; None where they cannot be had now."""
         with self._lock:
-            slot = int(self._bring(np.array([row]))[0])
+            slot = int(self.bring(np.array([row]))[0])
             return None if slot < 0 else self._codes[slot] * self._scales[slot][:, None]
 
     def logits(
@@ -166,8 +162,7 @@ class Features:
     ) -> NDArray[np.float32]:
         """labels × rows, each looked at closely; not a number where a row's places cannot be had."""
         found = np.full((len(fitted), len(rows)), np.nan, np.float32)
-        guides, whole, focused = (np.stack(part) for part in list(zip(*fitted, strict=True))[:3])
-        bias = np.array([each.bias for each in fitted], np.float32)
+        labels = Classifiers.of(fitted)
 
         def score(places: Rows) -> None:
             for first in range(0, len(places), AT_ONCE):
@@ -176,35 +171,27 @@ class Features:
                 wide = self._buffer()[: len(some)]
                 for number, slot in enumerate(slots.tolist()):
                     np.copyto(wide[number], self._codes[slot])
-                looked = _focused(wide, self._scales[slots], self._lengths[slots], guides, focused, focus)
-                found[:, some] = (looked + self._whole[rows[some]] @ whole.T + bias).T
+                looked = _focused(wide, self._scales[slots], self._lengths[slots], labels.guides, labels.focused, focus)
+                found[:, some] = (looked + self._whole[rows[some]] @ labels.whole.T + labels.bias).T
 
         for first in range(0, len(rows), _PIECE):
             if stop():
                 raise SupersededError
             with self._lock:  # a piece at a time, so that whoever is in a hurry need not wait for whoever is not
-                here = first + np.flatnonzero(self._bring(rows[first : first + _PIECE]) >= 0)
+                here = first + np.flatnonzero(self.bring(rows[first : first + _PIECE]) >= 0)
                 deque(self._pool.map(score, np.array_split(here, 2 * self._threads)), maxlen=0)
         return found
 
     def _buffer(self) -> NDArray[np.float32]:
-        """Each thread's own."""
+        """A buffer of each thread's own."""
         if not hasattr(self._buffers, "wide"):
             self._buffers.wide = np.empty((AT_ONCE, *self._codes.shape[1:]), np.float32)
         return self._buffers.wide
 
 
 def _coded(half: Half) -> tuple[NDArray[np.int16], NDArray[np.float32], NDArray[np.float32]]:
-    """images × places × space as whole numbers, and images × places: what these count by, and how long a place is.
-
-    Half precision becomes single by moving its bits, five times as fast as numpy's own conversion; the numbers are then
-    2¹¹² too small, which is made up for exactly.
-    """
-    bits = half.view(np.int16).astype(np.int32)
-    bits <<= 13
-    bits &= _SIGN_AND_REST
-    wide = bits.view(np.float32)
-    wide *= _UP
+    """Quantises places to 16 bits: codes, images × places × space, and each place's scale and length."""
+    wide = widen(half)
     lengths = np.sqrt(np.einsum("ips,ips->ip", wide, wide))
     scales = np.maximum(np.maximum(wide.max(axis=-1), -wide.min(axis=-1)) / _MOST, np.float32(1e-12))
     wide /= scales[..., None]
@@ -268,11 +255,11 @@ class Library:
         return [file for file in list(self.files.values()) if file.failure]
 
     def row(self, digest: str) -> int:
-        """Refuses a picture that is not of the project."""
+        """The row of a picture; refuses one that is not of the project."""
         try:
             return self.row_of[digest]
         except KeyError as error:
-            raise UnknownError(f"there is no picture {digest[:64]!r} in the project; search again") from error
+            raise MissingError(f"there is no picture {digest[:64]!r} in the project; search again") from error
 
     def add(self, pictures: Sequence[PictureRow], whole: NDArray[np.float32], places: Half | None) -> None:
         """New rows; each is seen once a file of it is."""
@@ -287,7 +274,7 @@ class Library:
             self.features.append(whole, places)
 
     def shown_name(self, file: FileRow) -> str:
-        """From its folder; of several folders with the folder's name."""
+        """A file's path from its folder; of several folders with the folder's name before it."""
         return self._prefix.get(file.folder, f"{file.folder.strip('/')}/") + file.name
 
     def set_files(self, files: Sequence[FileRow], gone: Sequence[str] = ()) -> None:

@@ -9,22 +9,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from fewtag.errors import MissingError, nearest
+from fewtag.errors import MissingError, nearest, plural
 
 Verdict = Literal["yes", "no", "unknown"]
 VERDICTS: tuple[Verdict, ...] = ("yes", "no", "unknown")
 
 
-class UnknownError(MissingError):
-    """There is no such picture, label, change or delivery."""
+class Said(NamedTuple):
+    """An answer as the log keeps it: a verdict on one picture and one label, and who gave it."""
 
-
-class Latest(NamedTuple):
-    """The latest verdict on a picture and a label."""
-
+    id: str
+    picture: str
+    label: int
+    """The label's number; 0 for the one that the same change defines, until that has one."""
     answer: Verdict
     source: str
-    id: str
 
 
 class Label(NamedTuple):
@@ -47,8 +46,7 @@ class Change(NamedTuple):
     kind: str
     facts: Mapping[str, Any]
     undoes: int | None
-    answers: tuple[tuple[str, str, int, Verdict, str], ...] = ()
-    """Each answer's id, picture, label, verdict and source."""
+    answers: tuple[Said, ...] = ()
 
 
 @dataclass
@@ -56,12 +54,12 @@ class Fold:
     """What changes amount to; a later change makes another one, so that nobody who reads this one is disturbed."""
 
     labels: dict[int, Label] = field(default_factory=dict)
-    latest: dict[int, dict[str, Latest]] = field(default_factory=dict)
-    """Of each label, by picture."""
+    latest: dict[int, dict[str, Said]] = field(default_factory=dict)
+    """Of each label the latest answers, by picture."""
     merged: dict[int, int] = field(default_factory=dict)
 
     def apply(self, change: Change) -> None:
-        """What is done to a label that is not there, since its making was undone, is nothing."""
+        """Adds a change; one of a label that is not there, since its making was undone, does nothing."""
         facts, kind = change.facts, change.kind
         label = self.labels.get(facts.get("label", change.n))
         if kind == "define":
@@ -69,25 +67,33 @@ class Fold:
             known = label or Label(change.n, facts["name"])
             self.labels[known.id] = known._replace(like=like, words=facts["words"])
             self.latest.setdefault(known.id, {})
-        elif kind == "rename":
+        elif kind in ("rename", "merge"):
             # those under it go along
-            for number, name in {facts["label"]: facts["name"], **facts.get("under", {})}.items():
+            names, merged = {**facts.get("under", {})}, {**facts.get("merged", {})}
+            (names if kind == "rename" else merged)[facts["label"]] = facts["name" if kind == "rename" else "into"]
+            for number, name in names.items():
                 if (moved := self.labels.get(int(number))) is not None:
                     self.labels[moved.id] = moved._replace(name=name)
+            for number, other in merged.items():
+                self._merge(int(number), other)
         elif label is not None and kind == "threshold":
             self.labels[label.id] = label._replace(threshold=facts["threshold"], prior=facts["prior"])
         elif label is not None and kind == "forget":
             del self.labels[label.id]
-        elif label is not None and kind == "merge" and (into := self.resolve(facts["into"])) in self.labels:
-            self.merged[label.id] = into
-            del self.labels[label.id]
-            for picture, said in self.latest[label.id].items():
-                before = self.latest[into].get(picture)
-                # who shows one of the two shows both
-                if before is None or before.answer == "unknown" or said.answer == "yes":
-                    self.latest[into][picture] = said
-        for answer, picture, number, verdict, source in change.answers:
-            self.latest.setdefault(self.resolve(number), {})[picture] = Latest(verdict, source, answer)
+        for said in change.answers:
+            self.latest.setdefault(self.resolve(said.label), {})[said.picture] = said
+
+    def _merge(self, label: int, other: int) -> None:
+        into = self.resolve(other)
+        if label not in self.labels or into not in self.labels:
+            return
+        self.merged[label] = into
+        del self.labels[label]
+        for picture, said in self.latest[label].items():
+            before = self.latest[into].get(picture)
+            # who shows one of the two shows both
+            if before is None or before.answer == "unknown" or said.answer == "yes":
+                self.latest[into][picture] = said
 
     def after(self, change: Change) -> "Fold":
         latest = {label: dict(each) for label, each in self.latest.items()}
@@ -95,12 +101,12 @@ class Fold:
         fold.apply(change)
         return fold
 
-    def about(self, label: int) -> Mapping[str, Latest]:
-        """By picture; nothing of a label that was taken back while somebody still looks at it."""
+    def about(self, label: int) -> Mapping[str, Said]:
+        """A label's latest answers by picture; none of a label that was taken back while somebody still looks at it."""
         return self.latest.get(label, {})
 
     def resolve(self, label: int) -> int:
-        """Which label it has become part of."""
+        """The label that a label was merged into in the end, or itself."""
         while label in self.merged:
             label = self.merged[label]
         return label
@@ -115,8 +121,8 @@ class Fold:
         wanted = label_name(name)
         if (found := self.get(wanted)) is not None:
             return found
-        names = [label.name for label in self.labels.values()]
-        raise UnknownError(f"there is no label {wanted!r}; {nearest(wanted, names) if names else 'none is known yet'}")
+        known = nearest(wanted, [label.name for label in self.labels.values()])
+        raise MissingError(f"there is no label {wanted!r}; {known}")
 
 
 class Log:
@@ -136,12 +142,12 @@ class Log:
     def _keep(self, change: Change) -> None:
         self.changes[change.n] = change
         self.number_of[change.op] = change.n
-        self.number_of.update((answer[0], change.n) for answer in change.answers)
+        self.number_of.update((said.id, change.n) for said in change.answers)
         if change.undoes is not None:
             self._undone_by[change.undoes] = change.n
 
     def stands(self, n: int) -> bool:
-        """Whether it counts: nothing takes it back, or what does was taken back itself."""
+        """Whether a change counts: nothing takes it back, or what does was taken back itself."""
         by = self._undone_by.get(n)
         return by is None or not self.stands(by)
 
@@ -165,7 +171,7 @@ class Log:
         self.version = len(self.changes)
 
     def _sort_out(self) -> None:
-        """What undo and redo would take back, the next one last: fresh changes that stand, undos since the last one."""
+        """Undo and redo stacks, the next one last: changes that stand, and undos since the last fresh change."""
         self.done, self.undone = list[int](), list[int]()
         for n, change in self.changes.items():
             if change.kind == "carry":
@@ -178,12 +184,9 @@ class Log:
                 self.undone.append(n)
 
     def with_undo(self, n: int) -> Fold:
-        """What there would be if this change were taken back."""
-        trial = Log()
-        trial.changes, trial._undone_by = dict(self.changes), dict(self._undone_by)
-        last = next(reversed(self.changes))
-        trial._keep(Change(last + 1, "", "undo", {}, n))
-        return trial.folded()
+        """The fold as it would be if this change were taken back."""
+        undo = Change(max(self.changes) + 1, "", "undo", {}, n)
+        return Log([*self.changes.values(), undo]).fold
 
 
 def told(change: Change, fold: Fold, *, back: bool) -> str:
@@ -191,9 +194,8 @@ def told(change: Change, fold: Fold, *, back: bool) -> str:
     facts = change.facts
     names = {label.id: label.name for label in fold.labels.values()}
     if change.kind in ("answers", "carry"):
-        labels = sorted({names[number] for answer in change.answers if (number := fold.resolve(answer[2])) in names})
-        count = len(change.answers)
-        said = f"{count} answer{'s' if count != 1 else ''} about {', '.join(labels) or 'a label that is gone'}"
+        labels = sorted({names[number] for each in change.answers if (number := fold.resolve(each.label)) in names})
+        said = f"{plural(len(change.answers), 'answer')} about {', '.join(labels) or 'a label that is gone'}"
     elif change.kind == "define":
         said = f"the label {facts['name']}"
     elif change.kind == "rename":

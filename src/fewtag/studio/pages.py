@@ -16,8 +16,7 @@ from fewtag.studio.derive import word_of
 from fewtag.studio.heat import Heat
 from fewtag.studio.library import Rows, box_guide
 from fewtag.studio.log import Label
-from fewtag.studio.ranking import Ranking
-from fewtag.studio.scores import Scored
+from fewtag.studio.ranking import Ranking, Scored
 from fewtag.studio.search import Part, parse
 from fewtag.studio.values import AUDIT, UNTAUGHT
 from fewtag.tagger.bank import Bank
@@ -206,6 +205,7 @@ class Pages:
         bank = self._ranking.refresh(self._ranking.bank().classes)
         self._heat.begin(digest)
         places = self._library.features.places(row)
+        picture_of = self._ranking.deriver.picture_of(self._ranking.fold)
         told = []
         for name in bank.classes:
             label, scored = self._ranking.fold.find(name), self._scores.kept[name]
@@ -220,7 +220,7 @@ class Pages:
                 round(chance, DIGITS),
                 round(scored.threshold, DIGITS),
                 verdict,
-                self._because(bank, name, scored, row, places) if number < _REASONED else (),
+                self._because(bank, name, scored, digest, places, picture_of) if number < _REASONED else (),
             )
             for number, (name, chance, scored, verdict) in enumerate(told)
         )
@@ -240,13 +240,19 @@ class Pages:
         )
 
     def _because(
-        self, bank: Bank, name: str, scored: Scored, row: int, places: NDArray[np.float32] | None
+        self,
+        bank: Bank,
+        name: str,
+        scored: Scored,
+        digest: str,
+        places: NDArray[np.float32] | None,
+        picture_of: Mapping[str, str],
     ) -> tuple[values.Because, ...]:
         """The label's examples that look most like the picture, where the label looks."""
         keys = bank.fit_set(name).yes[-50:]
         if not keys or places is None:
             return ()
-        strengths, picture_of = self._model.strengths, self._ranking.deriver.picture_of(self._ranking.fold)
+        strengths = self._model.strengths
         shown = Pictures.of(np.stack([bank.examples[key].places for key in keys]))
         mine = Pictures.of(places[None])
         local = np.float32(strengths.query_local)
@@ -258,7 +264,7 @@ class Pages:
             for each in best
             if keys[each] in picture_of
         ]
-        return tuple(each for each in found if each.digest != self._library.digests[row])[:_REASONS]
+        return tuple(each for each in found if each.digest != digest)[:_REASONS]
 
     def review(self, label: str, order: str = "auto", size: int = 48, offset: int = 0) -> values.ReviewPage:
         """A page of at most so many pictures with one question, ranked by what is known now."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from fewtag.errors import InputError
 from fewtag.files import locked, make_folder
-from fewtag.studio.log import Change, Fold, Log, Verdict
+from fewtag.studio.log import Change, Fold, Log, Said
 
 FILE = "studio.sqlite"
 BANK = "bank.fewtag"
@@ -25,6 +25,8 @@ DELIVERIES = "deliveries"
 VERSION = 1
 BUSY_SECONDS = 10.0
 _APPLICATION = 0x66777073
+_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""The second where SQLite's message cites what is damaged."""
 _SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE folder (path TEXT PRIMARY KEY)",
@@ -111,7 +113,7 @@ class Project:
             self._writer = self._prepare()
             self._closing.callback(self._writer.close)
             self.log = Log(self._changes())
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             self._closing.close()
             raise self._refusal(error, "be opened") from error
         except BaseException:
@@ -129,12 +131,15 @@ class Project:
             self._closing.close()
 
     def _lock(self) -> None:
-        """Two studios would each miss what the other is told."""
+        """Locks the project for this process: two studios would each miss what the other is told."""
         try:
             self._closing.enter_context(locked(self.path, seconds=0.2))
         except InputError as error:
             if "in use" in str(error):
-                said = f"the project {self.folder} is open in another studio; use that one, or close it first"
+                said = (
+                    f"the project {self.folder} is open in another studio; use that one, or close it first "
+                    "(--backup alone works beside it)"
+                )
             else:
                 cannot = f"the project {self.folder} cannot be written: {error}".partition("; ")[0]
                 said = f"{cannot}; make it writable, or name another folder"
@@ -170,7 +175,7 @@ class Project:
             raise
 
     def _migrate(self, connection: sqlite3.Connection, version: int) -> None:
-        """Forward only, after a copy."""
+        """Migrates an older file, forward only, after a copy."""
         _copy(connection, self.path.with_name(f"{FILE}.version-{version}"))
         with _transaction(connection):
             for steps in MIGRATIONS[version - 1 :]:
@@ -181,9 +186,9 @@ class Project:
         return sqlite3.connect(self.path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)
 
     def _changes(self) -> Iterator[Change]:
-        answers: dict[int, list[tuple[str, str, int, Verdict, str]]] = {}
+        answers: dict[int, list[Said]] = {}
         for n, *answer in self.select("SELECT change, id, picture, label, answer, source FROM answer ORDER BY rowid"):
-            answers.setdefault(n, []).append(tuple(answer))
+            answers.setdefault(n, []).append(Said(*answer))
         for n, op, kind, facts, undoes in self.select("SELECT n, op, kind, facts, undoes FROM change ORDER BY n"):
             yield Change(n, op, kind, json.loads(facts), undoes, tuple(answers.get(n, ())))
 
@@ -198,7 +203,7 @@ class Project:
                 return connection.execute(query, values).fetchall()
             finally:
                 self._readers.append(connection)
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             raise self._refusal(error, "be read") from error
 
     @contextmanager
@@ -208,10 +213,10 @@ class Project:
             try:
                 with _transaction(self._writer):
                     yield self._writer
-            except sqlite3.Error as error:
+            except _ERRORS as error:
                 raise self._refusal(error, "be saved") from error
 
-    def _refusal(self, error: sqlite3.Error, what: str) -> InputError:
+    def _refusal(self, error: Exception, what: str) -> InputError:
         said, cannot = str(error), f"the project {self.folder} cannot {what}"
         if "full" in said:
             return InputError(f"{cannot}: the disk is full; free some room and do it again, nothing else was lost")
@@ -222,14 +227,9 @@ class Project:
         return InputError(f"{cannot}: {FILE} is damaged ({said}); put a copy in its place that --backup made")
 
     def change(
-        self,
-        kind: str,
-        facts: Mapping[str, Any],
-        answers: Sequence[tuple[str, str, int | None, Verdict, str]] = (),
-        *,
-        undoes: int | None = None,
+        self, kind: str, facts: Mapping[str, Any], answers: Sequence[Said] = (), *, undoes: int | None = None
     ) -> Change:
-        """Appends to the log; on disk before anything in memory moves. A label of None is the one that this defines."""
+        """Appends to the log; on disk before anything in memory moves."""
         op, text = str(uuid.uuid4()), json.dumps(facts, ensure_ascii=False)
         with self._one_writer:
             with self.writing() as connection:
@@ -238,7 +238,7 @@ class Project:
                     (op, time.time(), kind, text, undoes),
                 ).lastrowid
                 assert n is not None
-                rows = tuple((*answer[:2], answer[2] or n, *answer[3:]) for answer in answers)
+                rows = tuple(each._replace(label=each.label or n) for each in answers)
                 connection.executemany(
                     "INSERT INTO answer (id, picture, label, answer, source, change) VALUES (?, ?, ?, ?, ?, ?)",
                     [(*row, n) for row in rows],
@@ -284,24 +284,24 @@ class Project:
     def record(
         self, pictures: Sequence[PictureRow] = (), files: Sequence[FileRow] = (), gone: Sequence[str] = ()
     ) -> None:
-        """What the folders hold; `gone` are paths that are no more."""
+        """Keeps what the folders hold; `gone` are paths that are no more."""
         with self.writing() as connection:
             connection.executemany("INSERT OR REPLACE INTO picture VALUES (?, ?, ?, ?, ?)", pictures)
             connection.executemany("DELETE FROM file WHERE path = ?", [(path,) for path in gone])
             connection.executemany("INSERT OR REPLACE INTO file VALUES (?, ?, ?, ?, ?, ?, ?)", files)
 
     def examples(self, space: str) -> Iterator[ExampleRow]:
-        """All of a model's space, without their small copies."""
+        """All examples of a model's space, without their small copies."""
         columns = "picture, pixels, name, codes, scales, x''"
         return (ExampleRow(*row) for row in self.select(f"SELECT {columns} FROM example WHERE space = ?", space))
 
     def small_copies(self, space: str, pictures: Iterable[str]) -> dict[str, bytes]:
-        """Of these pictures in a model's space, by their pixels."""
+        """The small copies of these pictures in a model's space, by the digests of their pixels."""
         query = "SELECT pixels, small FROM example WHERE space = ? AND picture = ?"
         return dict(row for picture in pictures for row in self.select(query, space, picture))
 
     def any_example(self, picture: str) -> ExampleRow | None:
-        """Of whichever model's space, for its small copy."""
+        """A picture's example of whichever model's space, with its small copy."""
         query = "SELECT picture, pixels, name, codes, scales, small FROM example WHERE picture = ? LIMIT 1"
         return next((ExampleRow(*row) for row in self.select(query, picture)), None)
 
@@ -338,7 +338,7 @@ def _copy(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing; it waits for whoever writes at its beginning, not in its middle."""
+    """A transaction, all or nothing; it waits for whoever writes at its beginning, not in its middle."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

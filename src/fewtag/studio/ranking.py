@@ -1,25 +1,179 @@
-"""Ranking: what the labels say of each picture as the answers are now: the bank that these make, and its scores."""
+"""Ranking: what the labels say of each picture as the answers are now.
+
+Each label's log-odds for every picture of the library, and the curve that makes them probabilities.
+"""
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fewtag.core.calibration import Shares, estimate_shares, match_shares, sigmoid
+from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError
 from fewtag.studio import review as reviewing
-from fewtag.studio.derive import Deriver, by_word
+from fewtag.studio.derive import AnswersBank, Deriver, by_word
 from fewtag.studio.index import Indexer
-from fewtag.studio.library import Rows
+from fewtag.studio.library import Library, Rows
 from fewtag.studio.log import Fold, Label
-from fewtag.studio.scores import Scored, Scores
 from fewtag.studio.values import AUDIT, CellTag
 from fewtag.tagger.bank import Bank, Definition, Known
-from fewtag.tagger.stream import DIGITS, Scorer, Tagged
+from fewtag.tagger.model import Model
+from fewtag.tagger.stream import DIGITS, SAME, Scorer, Tagged
 
 _RANK = {"yes": 0, "model": 1, "no": 2}
 _CODES = {"yes": reviewing.YES, "no": reviewing.NO, "unknown": reviewing.UNKNOWN}
 _WORDS_KEPT = 16
+SMALLEST_SAMPLE, SAMPLE = 100, 1000
+"""Pictures by which a label's share is estimated; fewer say too little, more change nothing."""
+
+
+@dataclass(eq=False)
+class Scored:
+    """A label's scores over the library, a number for each row."""
+
+    fitted: Fitted
+    logits: NDArray[np.float32]
+    exact: NDArray[np.bool_]
+    never: NDArray[np.bool_]
+    """Rows that are one with a picture that was said not to show it."""
+    slope: float = 1.0
+    offset: float = 0.0
+    share: float = 0.5
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        self.chances = self.logits
+
+    def calibrate(self) -> None:
+        self.chances = sigmoid(np.float32(self.slope) * self.logits + np.float32(self.offset))
+
+
+class Scores:
+    """The labels' scores, kept until a label's classifier changes or pictures come."""
+
+    def __init__(self, library: Library, model: Model) -> None:
+        self.library, self.model = library, model
+        self.kept: dict[str, Scored] = {}
+        self._same: dict[str, tuple[int, list[int]]] = {}
+        self._lock = threading.RLock()
+
+    def is_fresh(self, bank: Bank, label: str) -> bool:
+        kept = self.kept.get(label)
+        return (
+            kept is not None
+            and len(kept.logits) == self.library.features.count
+            and kept.fitted is bank.classifier(self.model, label)
+        )
+
+    def refresh(self, bank: Bank, labels: Sequence[str], stop: Callable[[], bool] = lambda: False) -> None:
+        """Scores these labels anew, as far as they changed: all together, since most of the work is the pictures'.
+
+        `stop` says whether the bank is out of date.
+        """
+        whole = self.library.features.count <= self.library.features.resident
+        groups: dict[int, list[str]] = {}
+        for label in labels:
+            kept = self.kept.get(label)
+            if self.is_fresh(bank, label):  # a threshold may have moved, or a 'no' been said that changed no classifier
+                self._finish(bank, label, self.kept[label])
+                continue
+            same = kept is not None and kept.fitted is bank.classifier(self.model, label)
+            groups.setdefault(len(kept.logits) if kept is not None and same and whole else 0, []).append(label)
+        for first, some in groups.items():
+            fitted = [bank.classifier(self.model, label) for label in some]
+            found = self.library.features.logits(fitted, self.model.strengths.query_focus, first, stop)
+            for label, each, logits, exact in zip(some, fitted, *found, strict=True):
+                before = self.kept.get(label)
+                if first and before is not None:
+                    logits = np.concatenate([before.logits[:first], logits])
+                    exact = np.concatenate([before.exact[:first], exact])
+                scored = Scored(each, logits, exact, np.zeros(len(logits), np.bool_))
+                self._finish(bank, label, scored)
+                with self._lock:
+                    if not stop():
+                        self.kept[label] = scored
+
+    def sharpen(self, label: str, rows: Rows) -> None:
+        """Scores rows exactly that were scored as wholes, since somebody sees them."""
+        kept = self.kept[label]
+        rows = rows[~kept.exact[rows]]
+        if len(rows):
+            found = self.library.features.exact([kept.fitted], self.model.strengths.query_focus, rows)[0]
+            known = np.isfinite(found)
+            kept.logits[rows[known]], kept.exact[rows[known]] = found[known], True
+            kept.calibrate()
+
+    def _finish(self, bank: Bank, label: str, scored: Scored) -> None:
+        """Shares, the calibrated curve and the threshold, as a `Scorer` with these shares has them."""
+        calibration, known = self.model.calibration, bank.definitions[label]
+        counts = np.array([len(bank.members[label])])
+        noes, coherence = np.array([[scored.fitted.noes], [scored.fitted.coherence]], np.float32)
+        scored.share = self._share(bank, label, scored) if known.prior is None else known.prior
+        shares = np.array([scored.share], np.float32)
+        slopes, offsets = calibration.curves(counts, noes, shares, coherence)
+        scored.slope, scored.offset = float(slopes[0]), float(offsets[0])
+        own = known.threshold
+        scored.threshold = float(calibration.threshold(counts, shares)[0]) if own is None else own
+        scored.never = np.zeros(len(scored.logits), np.bool_)
+        scored.never[self._one_with(bank, bank.refused[label], len(scored.logits))] = True
+        scored.calibrate()
+
+    def _share(self, bank: Bank, label: str, scored: Scored) -> float:
+        """The part of the library that shows a label, by a sample and by answers; the model's own where neither tells.
+
+        So it is with a threshold of a person's own, too: its probabilities are those that it was chosen by.
+        """
+        calibration, features = self.model.calibration, self.library.features
+        found, counts = np.array([calibration.share], np.float32), np.array([len(bank.members[label])])
+        rows = np.flatnonzero(self.library.alive[: len(scored.logits)] & scored.exact)
+        if len(rows) and bank.definitions[label].threshold is None:
+            if len(rows) >= SMALLEST_SAMPLE:
+                if features.count > features.resident:
+                    rows = features.sample(len(scored.logits))
+                sample = rows[np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(np.int64)]
+                noes, coherence = np.array([[scored.fitted.noes], [scored.fitted.coherence]], np.float32)
+                evidence = calibration.evidence(scored.logits[sample, None], counts, noes, coherence)
+                found = estimate_shares(evidence, found)
+            # what a person has found is there, if its files are
+            confirmed = min(0.99, int(counts[0]) / int(self.library.alive.sum()))
+            found = np.maximum(self._by_answers(bank, label, scored.fitted, found), confirmed)
+        return round(float(found[0]), 6)
+
+    def _by_answers(self, bank: Bank, label: str, fitted: Fitted, share: Shares) -> Shares:
+        """A share moved to where probabilities agree with what was said of the pictures that Review chose.
+
+        Each is seen by the other answers alone. They are no random sample, but fair at every score; what the share of
+        all pictures is estimated by falls too low with each 'no' to an unsure one.
+        """
+        if fitted.left_out is None or not isinstance(bank, AnswersBank):
+            return share
+        fitted_to, calibration = bank.fit_set(label), self.model.calibration
+        asked = np.array([key in bank.asked[label] for key in sum(fitted_to[:3], ())], np.bool_)
+        if not asked.any():
+            return share
+        shown, count = np.arange(len(asked)) < len(fitted_to.yes), len(bank.members[label])
+        noes = (fitted.noes - ~shown).astype(np.float32)
+        evidence = calibration.evidence(fitted.left_out, count - shown, noes, fitted.coherence)[asked, None]
+        steeper = calibration.steeper(np.array([count]), fitted.coherence)
+        return match_shares(evidence, steeper, share, shown=float(shown[asked].sum()))
+
+    def _one_with(self, bank: Bank, keys: Sequence[str], count: int) -> list[int]:
+        """The rows that are the same picture as one of the examples, by whichever file."""
+        todo: dict[int, list[str]] = {}
+        for key in keys:
+            todo.setdefault(self._same.get(key, (0, []))[0], []).append(key)
+        for checked, some in todo.items():
+            if checked < count:  # all new ones in one product: the library is read once
+                seen = np.stack([bank.examples[key].seen[1] for key in some])
+                alike = self.library.features.whole[checked:count] @ seen.T > SAME
+                for key, column in zip(some, alike.T, strict=True):
+                    rows = (np.flatnonzero(column) + checked).tolist()
+                    self._same[key] = count, [*self._same.get(key, (0, []))[1], *rows]
+        return [row for key in keys for row in self._same.get(key, (0, []))[1] if row < count]  # none of no pictures
 
 
 class Ranking:
@@ -79,7 +233,7 @@ class Ranking:
         return [self.ground(self.fold.find(name)) for name in names]
 
     def ground(self, label: Label) -> reviewing.Ground:
-        """By the scores that are there; of a label without, which has neither word nor example, what was said of it."""
+        """What review knows of a label, by the scores that are there; without any, what was said of it."""
         scored = self.scores.kept.get(label.name)
         count = len(self.library) if scored is None else len(scored.logits)
         verdicts, audited = np.zeros(count, np.int8), np.zeros(count, np.bool_)
@@ -117,7 +271,7 @@ class Ranking:
         """The labels ready to score, at this library's frequencies."""
         bank = self.bank()
         self.refresh(bank.classes)
-        return Scorer(bank, self.model, shares=self.scores.shares())
+        return Scorer(bank, self.model, shares={label: each.share for label, each in list(self.scores.kept.items())})
 
     def tagged(
         self, digests: Sequence[str], scorer: Scorer | None, fold: Fold, confirmed_only: bool = False

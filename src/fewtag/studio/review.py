@@ -4,13 +4,14 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.core.calibration import log_odds, sigmoid
 from fewtag.core.posterior import Classifiers
-from fewtag.errors import InputError, nearest
+from fewtag.errors import InputError, nearest, plural
 from fewtag.studio.values import ORDERS, Answered, Audited, CurvePoint, Histogram, Order
 from fewtag.tagger.bank import Bank
 from fewtag.tagger.model import Model
@@ -146,7 +147,7 @@ def page_size(answered: int, most: int) -> int:
     return 1 if answered <= SINGLY else min(most, answered)
 
 
-def _by(rows: Rows, keys: NDArray[np.floating]) -> Rows:
+def _by(rows: Rows, keys: NDArray[Any]) -> Rows:
     return rows[np.argsort(keys, kind="stable")]
 
 
@@ -158,29 +159,25 @@ def _in_turn(one: Rows, other: Rows) -> Rows:
 
 
 def _stratified(rows: Rows, chances: NDArray[np.float32], seed: str, digests: Sequence[str]) -> Rows:
-    """At random, one from each quarter of the probabilities in turn: every beginning of it is a fair sample.
+    """A stratified random order, one from each quarter of the probabilities in turn: every beginning is a fair sample.
 
     Lots are drawn by the pictures' digests, so that the sample is the same however often it is asked for.
     """
-    lots = np.array([_lot(seed, digests[row]) for row in rows.tolist()], np.uint64)
+    drawn = [hashlib.blake2b(f"{seed} {digests[row]}".encode(), digest_size=8) for row in rows.tolist()]
+    lots = np.array([int.from_bytes(lot.digest(), "little") for lot in drawn], np.uint64)
     ranked = _by(rows, -chances[rows])
     place = {row: number for number, row in enumerate(ranked.tolist())}
-    drawn = rows[np.argsort(lots, kind="stable")].tolist()
     strata: list[list[int]] = [[] for _ in range(STRATA)]
-    for row in drawn:
-        strata[place[row] * STRATA // len(drawn)].append(row)
+    for row in _by(rows, lots).tolist():
+        strata[place[row] * STRATA // len(rows)].append(row)
     # shorter strata end first; the longer ones go on
     longest = max((len(stratum) for stratum in strata), default=0)
     mixed = [stratum[turn] for turn in range(longest) for stratum in strata if turn < len(stratum)]
     return np.array(mixed, np.int64)
 
 
-def _lot(seed: str, digest: str) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{seed} {digest}".encode(), digest_size=8).digest(), "little")
-
-
 def wilson(right: int, count: int, z: float = 1.96) -> Audited | None:
-    """A share with its 95 % interval, which stays within 0 and 1 and is honest about few."""
+    """Wilson's 95 % score interval of a share, which stays within 0 and 1 and is honest about few."""
     if not count:
         return None
     share, square = right / count, z * z
@@ -255,9 +252,7 @@ def enough(ground: Ground, name: str) -> str:
     missed = float(ground.chances[ground.open & ~ground.over].sum())
     tags = int(ground.tagged.sum())
     if count < FEW:
-        return (
-            f"Not yet: {_plural(FEW - count, 'more answer')} will tell how well {name!r} is known; begin with Unsure."
-        )
+        return f"Not yet: {plural(FEW - count, 'more answer')} will tell how well {name!r} is known; begin with Unsure."
     if not above:
         return f"Done: every picture above the threshold is answered, about {missed:.0f} below it may show {name!r}."
     if (sample := audit(ground)) is not None:
@@ -268,12 +263,8 @@ def enough(ground: Ground, name: str) -> str:
                 f"({sample.low:.0%}–{sample.high:.0%}); answer some Unsure ones, or move the threshold."
             )
     if tags and wrong > WRONG_ENOUGH * tags:
-        return f"Not yet: of {_plural(tags, 'tag')} about {wrong:.0f} are wrong; answer Unsure, or raise the threshold."
+        return f"Not yet: of {plural(tags, 'tag')} about {wrong:.0f} are wrong; answer Unsure, or raise the threshold."
     return f"Sure enough: {above} more above the threshold, about {wrong:.0f} of them wrong; about {missed:.0f} missed."
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def influences(

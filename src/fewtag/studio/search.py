@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Literal
 
-from fewtag.errors import InputError, nearest
-from fewtag.studio.log import UnknownError
+from fewtag.errors import InputError, MissingError, nearest
 
 STATES = ("unsure", "confirmed", "rejected", "tagged", "untagged")
 Kind = Literal["label", "word", "name", "state", "folder", "after", "before"]
@@ -114,9 +113,8 @@ def _quoted(text: str, value: str, wanted: bool, known: Names, *, must: bool) ->
     if names := known.get(_folded(value)):
         return Part(text, "label", value, wanted, names)
     if must:
-        labels = sorted({label for some in known.values() for label in some})
-        hint = nearest(value, labels) if labels else "none is known yet"
-        raise UnknownError(f"there is no label {value!r}; {hint}")
+        labels = {label for some in known.values() for label in some}
+        raise MissingError(f"there is no label {value!r}; {nearest(value, labels)}")
     return Part(text, "word", value, wanted)
 
 

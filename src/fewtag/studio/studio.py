@@ -11,34 +11,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fewtag.errors import InputError, UnknownWordError
+from fewtag.errors import InputError, MissingError, UnknownWordError
 from fewtag.files import user_cache_folder
 from fewtag.pictures.decode import decode, pixel_digest
 from fewtag.pictures.prefetch import batches
 from fewtag.studio import first, values
 from fewtag.studio.background import Background
-from fewtag.studio.derive import Deriver, by_word, path_name, told_in
+from fewtag.studio.derive import Deriver, by_word, told_in
 from fewtag.studio.heat import Heat
 from fewtag.studio.index import Indexer
 from fewtag.studio.library import RESIDENT, Features, Library
-from fewtag.studio.log import VERDICTS, Change, Fold, UnknownError, Verdict, told
+from fewtag.studio.log import VERDICTS, Change, Fold, Said, Verdict, told
 from fewtag.studio.pages import MOST_AT_ONCE, Pages
 from fewtag.studio.project import FileRow, Project, picture_folders
 from fewtag.studio.ranking import Ranking
 from fewtag.studio.values import AUDIT, STACK, Progress
-from fewtag.tagger.bank import define
+from fewtag.tagger.bank import define, path_name, renamed
 from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import Tagged
 from fewtag.tagger.tagger import Tagger
-
-Row = tuple[str, str, int | None, Verdict, str]
-"""An answer's id, picture, label, verdict and source; a label of None is the one that the same change defines."""
 
 
 class Studio:
     """A project folder, its pictures in memory and its labels, open for one process.
 
-    Whatever is refused is an InputError, one sentence; an UnknownError, which is one too, names what is not there.
+    Whatever is refused is an InputError, one sentence; a MissingError, which is one too, names what is not there.
     """
 
     def __init__(self, project: Project, model: Model, cache: Path, resident: int = RESIDENT) -> None:
@@ -165,7 +162,8 @@ class Studio:
         return not waiting, "the first pictures are being read" if waiting else ""
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Until indexing is done and the bank is on disk; False where the time ran out first."""
+        """Waits until indexing is done and the bank is on disk; False where the time ran out first."""
+        self.indexer.hurry.set()
         until = math.inf if seconds is None else time.monotonic() + seconds
         return all(
             event.wait(None if seconds is None else max(0.0, until - time.monotonic()))
@@ -176,7 +174,7 @@ class Studio:
     def _fold(self) -> Fold:
         return self.project.fold
 
-    def _change(self, kind: str, facts: Mapping[str, Any], answers: Sequence[Row] = ()) -> Change:
+    def _change(self, kind: str, facts: Mapping[str, Any], answers: Sequence[Said] = ()) -> Change:
         change = self.project.change(kind, facts, answers)
         self.background.changed()
         return change
@@ -196,7 +194,9 @@ class Studio:
             except InputError:
                 return
             if same:
-                answers = [(str(uuid.uuid4()), new, label, said.answer, said.source) for label, said in about.items()]
+                answers = [
+                    Said(str(uuid.uuid4()), new, label, said.answer, said.source) for label, said in about.items()
+                ]
                 self._change("carry", {"from": old}, answers)
 
     def define(self, name: str, *, like: Sequence[str] | None = None, words: bool = True) -> values.LabelRow:
@@ -217,6 +217,20 @@ class Studio:
             self._change("define", facts)
         return self.label(wanted)
 
+    def define_all(self, names: Sequence[str]) -> None:
+        """Labels by their names, or where those are no known words, by pictures to come; known ones stay as they are.
+
+        They are scored later.
+        """
+        with self._one_change:
+            for wanted in map(path_name, names):
+                if self._fold.get(wanted) is None:
+                    self._define_new(wanted)
+
+    def _define_new(self, name: str, answers: Sequence[Said] = ()) -> None:
+        says = by_word(name, self.model) is not None
+        self._change("define", {"name": name, "like": None, "words": says}, answers)
+
     def teach(self, name: str, pictures: Sequence[str], *, stacks: bool = False) -> values.LabelRow:
         """A new or known label from pictures by digest: yes answers in one group with its definition.
 
@@ -230,41 +244,31 @@ class Studio:
             for picture in rows:
                 self.library.row(picture)
             known = self._fold.get(wanted)
-            number = known.id if known else None
-            answers: list[Row] = [(str(uuid.uuid4()), picture, number, "yes", "teach") for picture in rows]
+            number = known.id if known else 0
+            answers = [Said(str(uuid.uuid4()), picture, number, "yes", "teach") for picture in rows]
             if stacks:
-                answers += [mate for row in answers for mate in self._mates(row, {*rows})]
+                answers += [mate for each in answers for mate in self._mates(each, {*rows})]
             if known:
                 self._change("answers", {}, answers)
             else:
-                says = by_word(wanted, self.model) is not None
-                self._change("define", {"name": wanted, "like": None, "words": says}, answers)
+                self._define_new(wanted, answers)
         return self.label(wanted)
 
     def rename(self, old: str, new: str, *, merge: bool = False) -> values.LabelRow:
-        """With those that lie under it, be it a label itself or not.
-
-        Refuses a name that is taken, unless the two shall become one: then those under it stay.
-        """
+        """Renames a label and those under it, be it one itself or not; refuses a taken name, unless `merge`d."""
         wanted, former = path_name(new), path_name(old)
         with self._one_change:
-            fold = self._fold
-            known = sorted(fold.labels.values(), key=lambda label: label.name)
-            under = [label for label in known if label.name.startswith(f"{former}/")]
-            label, taken = fold.get(former), fold.get(wanted)
-            if label is None and not under:
-                fold.find(old)
-            if label is not None and merge and taken not in (None, label):
-                self._change("merge", {"label": label.id, "into": taken.id})
-                return self.label(wanted)
-            moved = {each.id: wanted + each.name[len(former) :] for each in ([label] if label else []) + under}
-            stay = {each.name for each in known if each.id not in moved}
-            if twice := sorted(stay & set(moved.values())):
-                raise InputError(f"there is a label {twice[0]!r} already; merge the two, or choose another name")
-            (first, name), *rest = moved.items()
+            known = {label.name: label.id for label in self._fold.labels.values()}
+            names = renamed(sorted(known), former, wanted, merge=merge)
+            if not names:
+                self._fold.find(old)
             if wanted != former:
-                self._change("rename", {"label": first, "name": name, "under": {str(each): its for each, its in rest}})
-        return self.label(name)
+                into = {known[each]: known[its] for each, its in names.items() if its in known and its not in names}
+                under = {known[each]: its for each, its in names.items() if known[each] not in into}
+                kind, what, moved = ("merge", "into", into) if into else ("rename", "name", under)
+                first = next(iter(moved))
+                self._change(kind, {"label": first, what: moved.pop(first), "merged": into, "under": under})
+        return self.label(next(iter(names.values())))
 
     def forget(self, name: str) -> None:
         """Takes a label away; its answers come back with an undo."""
@@ -285,22 +289,21 @@ class Studio:
         return self.label(name)
 
     def answer(self, answers: Sequence[values.Answer]) -> values.Acknowledged:
-        """All of them on disk before it returns, or none."""
+        """Takes answers: all of them are on disk before it returns, or none."""
         if not answers or len(answers) > MOST_AT_ONCE:
             raise InputError(f"{len(answers)} answers were given at once; give 1 to {MOST_AT_ONCE}")
         with self._one_change:
-            log, fresh = self.project.log, list[Row]()
-            seen: dict[str, tuple[str, str, int, Verdict, str]] = {}
+            log, fresh, seen = self.project.log, list[Said](), dict[str, Said]()
             for each in answers:
                 name = _uuid(each.id)
                 if each.answer not in VERDICTS:
                     raise InputError(f"the answer {each.answer!r} is none; say yes, no or unknown")
-                label, verdict = self._fold.find(each.label), each.answer
-                row = name, each.picture, label.id, verdict, each.source
+                label = self._fold.find(each.label)
+                said = Said(name, each.picture, label.id, each.answer, each.source)
                 if (n := log.number_of.get(name)) is not None:
-                    seen |= {answer[0]: answer for answer in log.changes[n].answers}
+                    seen |= {known.id: known for known in log.changes[n].answers}
                 if (before := seen.get(name)) is not None:
-                    if (before[1], log.fold.resolve(before[2]), before[3]) != (each.picture, label.id, verdict):
+                    if before._replace(label=log.fold.resolve(before.label), source=said.source) != said:
                         raise InputError(f"answer {name} was given before, about something else; give each its own id")
                     continue
                 # a page sends what is left over as soon as the studio is back, before all pictures are in memory
@@ -308,25 +311,25 @@ class Studio:
                     self.library.row(each.picture)
                 if each.marked and each.picture in self._fold.latest[label.id]:
                     continue
-                seen[name] = row
-                fresh.append(row)
+                seen[name] = said
+                fresh.append(said)
                 if each.stack and each.source != AUDIT:
                     spoken = {other.picture for other in answers if other.label == each.label}
-                    fresh += self._mates(row, {*spoken, *(other[1] for other in fresh if other[2] == label.id)})
+                    spoken |= {other.picture for other in fresh if other.label == label.id}
+                    fresh += self._mates(said, spoken)
             undo = self._change("answers", {}, fresh).op if fresh else None
             return values.Acknowledged(tuple(_uuid(each.id) for each in answers), undo)
 
-    def _mates(self, row: Row, spoken: Set[str]) -> list[Row]:
+    def _mates(self, said: Said, spoken: Set[str]) -> list[Said]:
         """The same verdict on the other pictures of its stack, but for those that a person spoke of themselves."""
-        name, picture, label, verdict, _ = row
-        if picture not in self.library.row_of:
+        if said.picture not in self.library.row_of:
             return []
-        mates = [self.library.digests[each] for each in self.library.stack_of(self.library.row_of[picture])]
-        said = {} if label is None else self._fold.latest[label]
+        mates = [self.library.digests[each] for each in self.library.stack_of(self.library.row_of[said.picture])]
+        known = self._fold.about(said.label)
         return [
-            (str(uuid.uuid5(uuid.UUID(name), mate)), mate, label, verdict, STACK)
+            said._replace(id=str(uuid.uuid5(uuid.UUID(said.id), mate)), picture=mate, source=STACK)
             for mate in mates
-            if mate not in spoken and (mate not in said or said[mate].source == STACK)
+            if mate not in spoken and (mate not in known or known[mate].source == STACK)
         ]
 
     def undo(self, id: str | None = None) -> values.Undone:  # noqa: A002
@@ -345,7 +348,7 @@ class Studio:
                 raise InputError(nothing)
             n = pile[-1] if id is None else log.number_of.get(_uuid(id))
             if n is None:
-                raise UnknownError(f"there is no change {id}; it was not made here")
+                raise MissingError(f"there is no change {id}; it was not made here")
             if side == "undone" and log.changes[n].undoes is None:  # what was undone stands for its undo
                 n = next((each for each in reversed(pile) if log.changes[each].undoes == n), None)
                 if n is None:
@@ -361,10 +364,9 @@ class Studio:
             self.background.changed()
             names = {label.id: label.name for label in log.fold.labels.values()}
             reverted = tuple(
-                values.Reverted(key, picture, names.get(label, ""), before[picture, label], after.get((picture, label)))
-                for key, picture, number, _, _ in target.answers
-                for label in [log.fold.resolve(number)]
-                if (picture, label) in before
+                values.Reverted(said.id, said.picture, names.get(about[1], ""), before[about], after.get(about))
+                for said in target.answers
+                if (about := (said.picture, log.fold.resolve(said.label))) in before
             )
             what = told(target, log.fold, back=change.undoes is None)
             return values.Undone(undo.op, what, reverted, len(getattr(log, side)))
@@ -372,18 +374,11 @@ class Studio:
     def _verdicts_of(self, change: Change) -> dict[tuple[str, int], Verdict | None]:
         """The present verdict on each picture and label that a change speaks of."""
         fold, found = self._fold, {}
-        for _, picture, number, _, _ in change.answers:
-            label = fold.resolve(number)
-            said = fold.latest.get(label, {}).get(picture) if label in fold.labels else None
-            found[picture, label] = None if said is None else said.answer
+        for each in change.answers:
+            label = fold.resolve(each.label)
+            said = fold.about(label).get(each.picture) if label in fold.labels else None
+            found[each.picture, label] = None if said is None else said.answer
         return found
-
-    @property
-    def formats(self) -> tuple[str, ...]:
-        """What `deliver` can write."""
-        from fewtag.studio import deliver as delivering  # with all formats behind it, which a start need not wait for
-
-        return delivering.FORMATS
 
     def deliver(
         self,
@@ -398,7 +393,7 @@ class Studio:
 
         "xmp" writes sidecars beside the pictures. No path is taken, and a dry run writes nothing.
         """
-        from fewtag.studio import deliver as delivering
+        from fewtag.studio import deliver as delivering  # with all formats behind it, which a start need not wait for
 
         if format == "onnx":
             return delivering.write_graph(self.project, self.tagger, dry_run=dry_run)
@@ -429,16 +424,17 @@ class Studio:
 
     @property
     def names_ever(self) -> set[str]:
-        """Of labels, before they were renamed, merged or forgotten too: tags that were delivered under these may go."""
-        every = [change.facts for change in self.project.log.changes.values() if "name" in change.facts]
-        return {str(name) for facts in every for name in (facts["name"], *facts.get("under", {}).values())}
+        """All names that labels ever had: tags that were delivered under these may go."""
+        every = [change.facts for change in self.project.log.changes.values()]
+        names = (name for facts in every for name in (facts.get("name"), *facts.get("under", {}).values()))
+        return {str(name) for name in names if name is not None}
 
     def tags_by_file(self, *, confirmed_only: bool = False) -> dict[Path, Tagged]:
         """What is to be written of each picture; a person's word comes first."""
         return {Path(file.path): row for file, row in self._delivered(confirmed_only)}
 
     def _files(self) -> list[FileRow]:
-        """Of pictures that are indexed, by their name."""
+        """The files of indexed pictures, by their name."""
         files = [file for file in list(self.library.files.values()) if file.digest in self.library.row_of]
         return sorted(files, key=self.library.shown_name)
 
@@ -467,7 +463,8 @@ class Studio:
         if self.background.written.is_set() and (lost := self.deriver.differs(bank)):
             problems.append(lost)
         answers = sum(len(fold.latest[label]) for label in fold.labels)
-        return values.Checked(answers, len(fold.labels), len(self.library), tuple(problems))
+        pictures = {file.digest for file in self.project.files() if file.digest}  # who only checks does not index
+        return values.Checked(answers, len(fold.labels), len(pictures), tuple(problems))
 
 
 def _uuid(text: object) -> str:

@@ -328,7 +328,7 @@ class Checked:
 
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many are done; what it raises stops a delivery, and no table or data set is written then."""
+"""Told how many of how many are done; what it raises ends the work, of which nothing is written then."""
 Listener = Callable[[str, Any], None]
 """Told of an event's name and its value: ("project", Overview) on progress and changes."""
 _JSON_NAMES = {"taken_as": "as"}

@@ -2,18 +2,18 @@
 
 import hashlib
 import unicodedata
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.core.posterior import Fitted, Pictures, fit_label
-from fewtag.errors import InputError, MissingError, UnknownWordError, nearest
-from fewtag.words.pieces import names_a_thing
+from fewtag.errors import InputError, MissingError, TakenError, UnknownWordError, nearest, plural, warn
+from fewtag.words.pieces import english, names_a_thing
 
 if TYPE_CHECKING:
     from fewtag.tagger.model import Model
@@ -25,6 +25,8 @@ ANSWERS = 400
 """Of one kind, yes or no, that a label's fit looks at: it stays in milliseconds, and more change nothing much."""
 THING, OTHER = 0.93, 0.05
 """The probability, before any picture, that a name means what its pictures show: a word for a thing, another one."""
+FOREIGN = 0.5
+"""How far a word of another language is taken for a thing: it may be a dog's name as well ("Luna")."""
 COMPLETE, UNNAMED = 256, 64
 """Pictures beside these that its fit looks at: complete ones that do not name the label, and others, as weak 'no's."""
 USUAL = 2
@@ -37,7 +39,7 @@ class Definition:
 
     kind: Kind
     words: tuple[str, ...] = ()
-    """The names that were looked up."""
+    """The names that were looked up; of a name of another language, itself and what it means in English."""
     vector: NDArray[np.float32] | None = None
     """Its word vector; none where pictures alone shall speak."""
     guide: NDArray[np.float32] | None = None
@@ -52,9 +54,16 @@ class Definition:
     """How likely its word is one for a thing that can be seen (`names_a_thing`), and so trusted from the start; one
     where a person said what it means."""
 
+    @property
+    def by_name(self) -> bool:
+        """Whether it means what its name says, be that nothing: then another name is looked up."""
+        return self.kind == "name" or (self.kind == "none" and not self.explicit)
+
     def __str__(self) -> str:
         if self.kind == "like":
             return f"like {', '.join(self.words)}"
+        if self.kind == "name" and len(self.words) > 1:
+            return f"its name ({self.words[-1]})"
         return {"name": "its name", "vector": "a vector of its own", "none": "pictures only"}[self.kind]
 
 
@@ -122,7 +131,7 @@ class Example:
         return self.features.seen
 
     def told(self, more: Told) -> "Example":
-        """With more said of it; of one label the latest word counts."""
+        """The example with more said of it; of one label the latest word counts."""
         shown, absent, complete = self.said
         shown, absent = (shown - more.absent) | more.labels, (absent - more.labels) | more.absent
         return replace(self, said=Told(shown, absent, complete or more.complete))
@@ -194,7 +203,7 @@ class Bank:
         return np.array([len(self.members[label]) for label in self.classes], dtype=np.int64)
 
     def classifier(self, model: "Model", label: str) -> Fitted:
-        """A label's own, fitted if need be."""
+        """A label's classifier, fitted if need be."""
         known, guide = self.known.get(label), self.definitions[label].guide
         if known is None or (known.fit_set is not None and label not in self._checked):
             fit_set = self.fit_set(label)
@@ -271,7 +280,7 @@ class Bank:
         """Which of these a person means by a file's name, or by the number of one that shows the label, from 1 on."""
         keys, every = self.members[label], self.speaking_of(label)
         names = [self.examples[key].name for key in every]
-        if isinstance(example, int) or (example.isdigit() and example not in names):
+        if not isinstance(example, str) or (example.isdigit() and example not in names):
             if not 1 <= int(example) <= len(keys):
                 raise InputError(f"label {label!r} has examples 1 to {len(keys)}, there is no number {example}")
             return [keys[int(example) - 1]]
@@ -283,8 +292,7 @@ class Bank:
         """A label by its name; refuses one that is not known."""
         name = label_name(label)
         if name not in self.definitions:
-            hint = nearest(name, self.definitions) if self.definitions else "none is known yet"
-            raise MissingError(f"there is no label {name!r}; {hint}")
+            raise MissingError(f"there is no label {name!r}; {nearest(name, self.definitions)}")
         return name
 
     def kept(self, afresh: bool) -> dict[str, Definition]:
@@ -297,7 +305,7 @@ class Bank:
         wanted = sorted(frozenset().union(*(each.absent for each in told)) - set(names))
         for label in wanted:
             if label not in known:
-                hint = nearest(label, {*known, *names}) if known or names else "none is known yet"
+                hint = nearest(label, {*known, *names})
                 raise InputError(f"label {label!r} is said to be absent, but it is not known; {hint}")
         return {label: known[label] for label in wanted}
 
@@ -332,18 +340,20 @@ class Bank:
                 examples[key] = replace(example, said=Told(shown - {label}, absent - {label}))
         return self._change(definitions, examples)
 
-    def rename(self, old: str, new: str, definition: Definition) -> "Bank":
-        """The examples of a label under another name; where that is a label already, the two become one."""
-        definitions = dict(self.definitions)
-        before = definitions.pop(old, None)
-        if before is not None:
-            kept = definition if before.kind == "name" else before
-            kept = replace(kept, explicit=before.explicit, threshold=before.threshold, prior=before.prior)
-            definitions.setdefault(new, kept)
+    def rename(self, names: Mapping[str, str], meanings: Mapping[str, Definition]) -> "Bank":
+        """Labels under other names, all at once; where one is a label already, the two become one.
+
+        `meanings` are by the old names, for labels that mean what their name says.
+        """
+        definitions = {label: each for label, each in self.definitions.items() if label not in names}
+        for old, new in names.items():
+            if (before := self.definitions.get(old)) is not None:
+                kept = meanings.get(old, before) if before.by_name else before
+                kept = replace(kept, explicit=before.explicit, threshold=before.threshold, prior=before.prior)
+                definitions.setdefault(new, kept)
         examples = dict(self.examples)
         for key, each in self.examples.items():
-            shown = frozenset(new if label == old else label for label in each.said.labels)
-            absent = frozenset(new if label == old else label for label in each.said.absent)
+            shown, absent = (frozenset(names.get(label, label) for label in told) for told in each.said[:2])
             # who shows one of the two shows both
             examples[key] = replace(each, said=Told(shown, absent - shown, each.said.complete))
         return self._change(definitions, examples)
@@ -369,25 +379,56 @@ class Bank:
         return type(self)(kept, spoken, known)
 
 
-def by_name(name: str, model: "Model", *, explicit: bool = False) -> Definition:
-    """Its own word, which of a path such as "birds/heron" is the last; an unknown one is refused with the ways out."""
+def words_of(name: str, model: "Model") -> tuple[str, ...]:
+    """What a name is looked up by, the last of these: of a path such as "birds/heron" its last part, in English.
+
+    Words of one's own are looked up as they are.
+    """
     word = name.rpartition("/")[2].strip() or name
-    word_map, vector, thing = model.word_map, model.words.vector(word), names_a_thing(word)
-    return Definition("name", (word,), vector, word_map.prototypes(vector[None])[0], explicit, thing=thing)
+    meant = english(word) if model.words_source is None else None
+    return (word,) if meant is None else (word, meant)
 
 
-def by_name_or_none(name: str, model: "Model") -> Definition:
-    """By its name; a name that says nothing is learnt from pictures alone, with a warning."""
-    try:
-        return by_name(name, model)
-    except UnknownWordError as error:
-        hint = f" (nearest known words: {', '.join(error.nearest)})" if error.nearest else ""
-        warnings.warn(
-            f"label {name!r} is no known word{hint}: it is learnt from its pictures alone; "
-            "define it like words that are known, if there are some",
-            stacklevel=5,
+def by_name(name: str, model: "Model", *, explicit: bool = False) -> Definition | None:
+    """A label by its own word; None where that is not known."""
+    words = words_of(name, model)
+    if words[-1] not in model.words:
+        return None
+    vector, thing = model.words.vector(words[-1]), names_a_thing(words[-1])
+    guide = model.word_prototypes(vector[None])[0]
+    return Definition("name", words, vector, guide, explicit, thing=thing if len(words) == 1 else FOREIGN * thing)
+
+
+def by_names_or_none(names: Collection[str], model: "Model") -> dict[str, Definition]:
+    """By their names; those that say nothing are learnt from pictures alone, with one warning for all of them."""
+    found = {name: by_name(name, model) for name in names}
+    if silent := [name for name, meaning in found.items() if meaning is None]:
+        warn(_learnt_without(silent, model))
+    return {name: meaning or Definition("none") for name, meaning in found.items()}
+
+
+def _learnt_without(names: Sequence[str], model: "Model") -> str:
+    if len(names) > 1:
+        others = f" and {plural(len(names) - 3, 'other')}" if len(names) > 3 else ""
+        return (
+            f"labels {', '.join(map(repr, names[:3]))}{others} are no known words: they are learnt from their pictures "
+            "alone; define them like words that are known, if there are some"
         )
-        return Definition("none")
+    near = _unknown(names[0], model).nearest
+    hint = f" (nearest known words: {', '.join(near)})" if near else ""
+    return (
+        f"label {names[0]!r} is no known word{hint}: it is learnt from its pictures alone; "
+        "define it like words that are known, if there are some"
+    )
+
+
+def _unknown(name: str, model: "Model") -> UnknownWordError:
+    """Why a name is refused, with the words that are near it and the ways out."""
+    try:
+        model.words.vector(words_of(name, model)[-1])
+    except UnknownWordError as error:
+        return error
+    raise AssertionError(f"{name!r} is a known word")
 
 
 def define(
@@ -399,14 +440,16 @@ def define(
     if not words:
         return Definition("none", explicit=True)
     if vector is None and like is None:
-        return by_name(name, model, explicit=True)
-    alike = like.split(",") if isinstance(like, str) else like or ()
-    alike = tuple(label_name(word) for word in alike if str(word).strip())
+        if (named := by_name(name, model, explicit=True)) is None:
+            raise _unknown(name, model)
+        return named
+    listed = like.split(",") if isinstance(like, str) else () if like is None else like
+    alike = tuple(label_name(word) for word in listed if str(word).strip())
     if vector is not None:
         meaning = _own_vector(name, vector, model)
     elif alike:
         others = {label: each.vector for label, each in labels.items() if each.vector is not None and label != name}
-        known = [others[word] if word in others else model.words.vector(word) for word in alike]
+        known = [others[word] if word in others else model.words.vector(words_of(word, model)[-1]) for word in alike]
         meaning = np.stack(known).mean(axis=0)
     else:
         raise InputError(f"label {name!r} is like nothing; name at least one known word")
@@ -429,10 +472,10 @@ def _own_vector(name: str, vector: object, model: "Model") -> NDArray[np.float32
     return numbers
 
 
-def told_of(labels: object, absent: object | None, complete: bool) -> list[Told]:
-    """What is said of each picture; a bare string is one name."""
-    shown = _name_sets(labels, "labels")
-    missing = [frozenset[str]()] * len(shown) if absent is None else _name_sets(absent, "absent labels")
+def told_of(labels: object, absent: object | None, complete: bool, *, one: bool = False) -> list[Told]:
+    """What is said of each picture; a bare string is one name. Of `one` picture the names may come without a list."""
+    shown = _name_sets(labels, "labels", one)
+    missing = [frozenset[str]()] * len(shown) if absent is None else _name_sets(absent, "absent labels", one)
     if len(missing) != len(shown):
         raise InputError(f"labels are given for {len(shown)} pictures and absent ones for {len(missing)}; give as many")
     told = [Told(*each, complete) for each in zip(shown, missing, strict=True)]
@@ -449,17 +492,44 @@ def check_told(said: Told, image: str) -> None:
         raise InputError(f"{image} is said to show {both[0]!r} and not to show it; take one of the two away")
 
 
-def _name_sets(names: object, what: str) -> list[frozenset[str]]:
-    if isinstance(names, str) or not isinstance(names, Iterable):
+def _name_sets(names: object, what: str, one: bool) -> list[frozenset[str]]:
+    from fewtag.pictures.files import is_listing  # and with it Pillow, which a look at the labels does not need
+
+    if isinstance(names, str) and one:
+        names = [names]
+    if isinstance(names, str) or not is_listing(names):
         instead = repr([[names]]) if isinstance(names, str) else '[["dog"], ["cat", "sofa"]], say'
         raise InputError(f"{what} are a list with the names of each picture, found {names!r}; use {instead}")
+    listed = list(names)
+    if one and all(isinstance(name, str) for name in listed):
+        listed = [listed]
     found = []
-    for number, given in enumerate(names, 1):
+    for number, given in enumerate(listed, 1):
         some = [given] if isinstance(given, str) else given
-        if not isinstance(some, Iterable):
+        if not is_listing(some):
             raise InputError(f"the {what} of image number {number} are {given!r}; give a list of names")
         found.append(frozenset(label_name(name, f" of image number {number}") for name in some))
     return found
+
+
+def is_share(value: object) -> bool:
+    """Whether it is a number from 0 to 1, by whatever library."""
+    return isinstance(value, Real) and 0 <= float(value) <= 1
+
+
+def renamed(known: Collection[str], old: str, new: str, *, merge: bool) -> dict[str, str]:
+    """The new names by the old ones: of a label and of those that lie under it, be it a label itself or not.
+
+    Refuses a name that is taken, unless the two shall become one. Those under a label that goes into one of them stay.
+
+    >>> renamed(["birds", "birds/heron", "boat"], "birds", "animals", merge=False)
+    {'birds': 'animals', 'birds/heron': 'animals/heron'}
+    """
+    stay = merge and new in known and new.startswith(f"{old}/")
+    moved = {each: new + each[len(old) :] for each in known if each == old or (each.startswith(f"{old}/") and not stay)}
+    if not merge and (taken := sorted((set(known) - set(moved)) & set(moved.values()))):
+        raise TakenError(f"there is a label {taken[0]!r} already; choose another name, or merge the two")
+    return moved
 
 
 def label_name(name: object, where: str = "") -> str:
@@ -475,3 +545,13 @@ def label_name(name: object, where: str = "") -> str:
     if cleaned.startswith("!"):
         raise InputError(f'label {cleaned!r} begins with "!", which means "does not show" in a table; say it is absent')
     return cleaned
+
+
+def path_name(name: object) -> str:
+    """A label's path without stray blanks and slashes; refuses what is none.
+
+    >>> path_name(" birds / heron/")
+    'birds/heron'
+    """
+    cleaned = label_name(name)
+    return label_name("/".join(part.strip() for part in cleaned.split("/") if part.strip()))

@@ -121,30 +121,32 @@ def _arrays(bank: Bank, model: "Model") -> dict[str, NDArray[Any]]:
 
 def read_header(path: Path) -> dict[str, Any]:
     """What the file says of itself, without its numbers."""
-    _refuse_absent(path)
-    return _checked(path, files.read_header(path, KIND))
+    return _read(path, header_alone=True)[0]
 
 
 def read_bank(path: Path) -> tuple[dict[str, Any], Bank]:
     """Header and labels; every number was checked against the sums."""
-    _refuse_absent(path)
-    header, arrays = files.read_arrays(path, KIND)
-    _checked(path, header)
+    header, arrays = _read(path)
     try:
         return header, _bank(header, arrays)
     except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise files.damaged(path, KIND) from error
 
 
-def _refuse_absent(path: Path) -> None:
+def _read(path: Path, *, header_alone: bool = False) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     if path.is_dir():
-        raise InputError(f"{path} is a folder, not a bank; name the file that fewtag wrote")
+        inside = path / "bank.fewtag"  # of a studio's project
+        said = f"name its bank, {inside}" if inside.is_file() else "name the file that fewtag wrote"
+        raise InputError(f"{path} is a folder, not a bank; {said}")
     if not path.exists():
         made_by = shlex.join(["fewtag", "learn", str(path)])
         raise InputError(f"there is no bank {path}; check the path, or make one with: {made_by} EXAMPLES")
+    header, arrays = files.read_arrays(path, KIND, header_alone=header_alone)
+    _check_header(path, header)
+    return header, arrays
 
 
-def _checked(path: Path, header: dict[str, Any]) -> dict[str, Any]:
+def _check_header(path: Path, header: dict[str, Any]) -> None:
     version = header.get("format")
     if version == 1:
         raise InputError(
@@ -162,7 +164,6 @@ def _checked(path: Path, header: dict[str, Any]) -> dict[str, Any]:
         raise files.damaged(path, KIND) from error
     if not sound:
         raise files.damaged(path, KIND)
-    return header
 
 
 def _has(facts: Mapping[str, Any], kinds: Mapping[str, type]) -> bool:

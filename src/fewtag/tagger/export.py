@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fewtag.core.calibration import sigmoid
 from fewtag.core.posterior import Strengths
-from fewtag.errors import InputError
+from fewtag.errors import InputError, first_line
 from fewtag.files import digest, replacing
 from fewtag.pictures.decode import Pixels, squash, stack
 from fewtag.pictures.files import open_image
@@ -268,7 +268,7 @@ def session(graph: bytes) -> Run:
 
 
 def _unusable(error: Exception) -> InputError:
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    said = first_line(error)
     return InputError(f"onnxruntime cannot run the graph ({said}); delete {GRAPH}, if it is there, and export again")
 
 

@@ -31,11 +31,15 @@ def save_pretrained(
 
     A card that somebody else wrote, or changed, stays.
     """
-    make_folder(Path(folder))
-    tagger.save(Path(folder, BANK), examples=examples)
-    card = Path(folder, CARD)
+    _write(tagger, Path(folder), "OWNER/NAME", examples, license)
+
+
+def _write(tagger: "Tagger", folder: Path, name: str, examples: bool, license: str) -> None:  # noqa: A002
+    make_folder(folder)
+    tagger.save(folder / BANK, examples=examples)
+    card = folder / CARD
     if not card.exists() or _is_ours(card.read_bytes()):
-        text = _card(tagger, license).encode()
+        text = _card(tagger, name, license).encode()
         write_atomically(card, text + _MARK + digest(text).encode() + _END)
 
 
@@ -56,13 +60,17 @@ def push_to_hub(
     api: "HfApi | None" = None,
 ) -> str:
     """Upload what `save_pretrained` writes; answers with the address. Private, and without a single picture, unless
-    told otherwise."""
+    told otherwise. A card that somebody changed on the hub stays."""
     hub = api or _hub().HfApi(token=token)
     with tempfile.TemporaryDirectory() as folder:
-        save_pretrained(tagger, folder, examples=examples, license=license)
+        _write(tagger, Path(folder), repo_id, examples, license)
         with _refused(f"cannot upload to {repo_id}", "check its name and your token"):
             address = hub.create_repo(repo_id, private=private, exist_ok=True)
-            hub.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="A bank of fewtag")
+            there = hub.file_exists(repo_id, CARD) and Path(str(hub.hf_hub_download(repo_id, CARD))).read_bytes()
+            files = [BANK] if there and not _is_ours(there) else [BANK, CARD]
+            hub.upload_folder(
+                repo_id=repo_id, folder_path=folder, allow_patterns=files, commit_message="A bank of fewtag"
+            )
     return str(address)
 
 
@@ -75,9 +83,9 @@ def from_pretrained(
     local_files_only: bool = False,
     device: str = "auto",
 ) -> "Tagger":
-    """A bank by the name of a repository on the hub, or from a folder that `save_pretrained` wrote."""
-    if Path(source).is_dir():
-        return cls.load(Path(source, BANK), device=device)
+    """A bank by the name of a repository on the hub, or from a folder that `save_pretrained` wrote, or a file."""
+    if (here := Path(source)).exists():
+        return cls.load(here / BANK if here.is_dir() else here, device=device)
     download, options = _hub().hf_hub_download, {"revision": revision, "token": token}
     with _refused(f"there is no folder {source}, and the hub has no such bank", "check the name"):
         found = download(os.fspath(source), BANK, local_files_only=local_files_only, **options)
@@ -100,7 +108,7 @@ def _hub() -> Any:
     return huggingface_hub
 
 
-def _card(tagger: "Tagger", license: str) -> str:  # noqa: A002
+def _card(tagger: "Tagger", name: str, license: str) -> str:  # noqa: A002
     """What the hub shows: facts for machines first."""
     facts = ["library_name: fewtag", "pipeline_tag: image-classification", "tags: [fewtag, multi-label, few-shot]"]
     facts += [f"license: {license}"] if license else []
@@ -115,7 +123,7 @@ def _card(tagger: "Tagger", license: str) -> str:  # noqa: A002
             f"# A bank of {len(rows)} labels", "",
             f"Made by fewtag {fewtag.__version__} on model `{tagger.model.name}`. Probabilities are calibrated.", "",
             "```python", "from fewtag import Tagger", "",
-            'tagger = Tagger.from_pretrained("OWNER/NAME")', 'tagger.predict("garden.jpg")', "```", "",
+            f'tagger = Tagger.from_pretrained("{name}")', 'tagger.predict("garden.jpg")', "```", "",
             "| label | examples | given from | word |", "|---|---|---|---|", *rows, "",
         ]
     )  # fmt: skip

@@ -1,6 +1,5 @@
 """A model: what stays the same while labels come and go. Network, whitened space, words, strengths, calibration."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,11 +13,11 @@ from numpy.typing import NDArray
 from fewtag.core.calibration import Calibration
 from fewtag.core.posterior import NameEvidence, Places, Space, Strengths, Vectors, WordMap, fit_words
 from fewtag.errors import InputError, nearest
-from fewtag.files import digest, read_arrays, write_arrays
+from fewtag.files import StrPath, digest, read_arrays, write_arrays
 from fewtag.pictures.decode import Pixels, Square
 from fewtag.runtime import Network
 from fewtag.words.vectors import SHIPPED as SHIPPED_WORDS
-from fewtag.words.vectors import WordTable, class_vectors, load_words
+from fewtag.words.vectors import WordTable, class_vectors, load_words, parse_source
 
 SHIPPED = ("default", "accurate", "coco52")
 SHIPPED_FOLDER = Path(str(files("fewtag"))) / "models"
@@ -128,9 +127,10 @@ def solve_words(
 
 
 def load_model(
-    source: str = "default", *, words: str | None = None, device: str = "auto", absent_words: str = ""
+    model: StrPath = "default", *, words: StrPath | None = None, device: str = "auto", absent_words: str = ""
 ) -> Model:
     """A shipped model by name, or one of one's own by path; `words` is a file of other word vectors."""
+    source, own = str(model), None if words is None or words == SHIPPED_WORDS else str(words)
     if source in SHIPPED:
         name, path = source, SHIPPED_FOLDER / f"{source}.safetensors"
     else:
@@ -140,6 +140,8 @@ def load_model(
         if found is None:
             raise InputError(f"there is no model {source!r}; {nearest(source, SHIPPED)}, or give the path of one")
         name, source, path = found.stem, str(found.resolve()), found
+    if own is not None and (file := parse_source(own)[1]) is not None and not file.is_file():
+        raise InputError(f"there is no file of word vectors {own!r}; check the path")  # not after all pictures
     header, arrays = read_arrays(path, KIND)
     if header.get("format") != _FORMAT:
         raise InputError(f"model {path} has format {header.get('format')}, this fewtag reads {_FORMAT}; make it anew")
@@ -163,7 +165,7 @@ def load_model(
             Strengths(**header["strengths"]),
             NameEvidence(**header["evidence"]),
             calibration,
-            None if words in {None, SHIPPED_WORDS} else words,
+            own,
             absent_words,
         )
     except InputError:
@@ -173,7 +175,7 @@ def load_model(
 
 
 def load_model_of(
-    facts: Mapping[str, Any], path: str | os.PathLike[str], model: str | None, *, words: str | None, device: str
+    facts: Mapping[str, Any], path: StrPath, model: StrPath | None, *, words: StrPath | None, device: str
 ) -> Model:
     """The model that a bank names, or where that is now; refuses to look for it on another computer."""
     # to ask for it would tell that one who is here

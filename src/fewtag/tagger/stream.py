@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
@@ -17,12 +16,12 @@ from PIL import __version__ as pillow_version
 from fewtag.cache import Cache, Space, content_digest
 from fewtag.core.calibration import estimate_shares, log_odds, match_shares, sigmoid
 from fewtag.core.posterior import Classifiers, Places, unit
-from fewtag.errors import InputError
+from fewtag.errors import InputError, plural, warn
 from fewtag.files import digest
-from fewtag.pictures.decode import DRAFT, Square, decode, pixel_digest, squash, thumbnail
-from fewtag.pictures.files import encoded_bytes, file_name, open_image, several
+from fewtag.pictures.decode import Decoded, Square, decode, pixel_digest, squash, squash_bytes, thumbnail
+from fewtag.pictures.files import as_text, encoded_bytes, file_name, open_image, several
 from fewtag.pictures.prefetch import batches, prefetch
-from fewtag.tagger.bank import Bank, Definition, Example, Told, by_name_or_none, check_told, define
+from fewtag.tagger.bank import Bank, Definition, Example, Told, by_names_or_none, check_told, define, is_share
 from fewtag.tagger.model import Model
 
 BATCH = 32
@@ -69,8 +68,8 @@ class Scorer:
     ):
         if not bank.classes:
             raise InputError("no label is known yet; learn one from a picture, or define one by its name")
-        if threshold is not None and not 0 <= threshold <= 1:
-            raise InputError(f"the threshold is {threshold}; give one from 0 to 1, or None for each label's own")
+        if threshold is not None and not is_share(threshold):
+            raise InputError(f"the threshold is {threshold!r}; give one from 0 to 1, or None for each label's own")
         self.labels = bank.classes
         self.counts, fitted = bank.counts, [bank.classifier(model, label) for label in bank.classes]
         self.classifiers, self._strengths = Classifiers.of(fitted), model.strengths
@@ -138,7 +137,7 @@ def cached_places(model: Model, folder: str | os.PathLike[str] | None) -> Iterat
         yield cache.space("places", what, key, (model.places, *model.space.basis.shape[1:]), "float16")
 
 
-class _Read(NamedTuple):
+class Read(NamedTuple):
     """A picture as far as a reading thread takes it: its square of pixels, or its places from the cache."""
 
     name: str
@@ -164,33 +163,40 @@ def tag_stream(
     know it. Memory is that of a few batches.
     """
 
-    def tag(reads: Sequence[_Read]) -> list[Tagged]:
-        good = [read for read in reads if not read.failure]
-        places = _places(model, good, space) if good else np.empty((0, model.places, model.space.size), np.float32)
-        probabilities = scorer.probabilities(places)
-        every = scorer.scores(probabilities) if scores else [{}] * len(good)
-        given = zip(scorer.tags(probabilities), every, strict=True)
-        return [
-            Tagged(read.name, failure=read.failure)
-            if read.failure
-            else Tagged(read.name, *next(given), cached=read.places is not None)
-            for read in reads
-        ]
+    def tag(reads: Sequence[Read]) -> list[Tagged]:
+        return tag_reads(model, scorer, reads, space, scores=scores)
 
     # two batches at once: a core that is done with the one goes on with the next, and none waits for scores and cache
-    return prefetch(tag, _read_ahead(model, items, batch, space, loaders), 1, threads=2, give_way=False)
+    return prefetch(tag, read_ahead(model, items, batch, space, loaders), 1, threads=2, give_way=False)
+
+
+def tag_reads(
+    model: Model, scorer: Scorer, reads: Sequence[Read], space: Space | None, *, scores: bool = True
+) -> list[Tagged]:
+    """A batch's rows."""
+    good = [read for read in reads if not read.failure]
+    places = places_of(model, good, space) if good else np.empty((0, model.places, model.space.size), np.float32)
+    probabilities = scorer.probabilities(places)
+    every = scorer.scores(probabilities) if scores else [{}] * len(good)
+    given = zip(scorer.tags(probabilities), every, strict=True)
+    return [
+        Tagged(read.name, failure=read.failure)
+        if read.failure
+        else Tagged(read.name, *next(given), cached=read.places is not None)
+        for read in reads
+    ]
 
 
 def encode_stream(
     model: Model, items: Iterable[Item], *, batch: int = BATCH, space: Space | None = None, skip_bad: bool = False
 ) -> Iterator[Places]:
     """The pictures' places, a batch at a time; a picture that cannot be read is refused, or skipped."""
-    for reads in _read_ahead(model, items, batch, space):
+    for reads in read_ahead(model, items, batch, space):
         good = [read for read in reads if not read.failure]
         if len(good) < len(reads) and not skip_bad:
             raise InputError(next(read.failure for read in reads if read.failure))
         if good:
-            yield _places(model, good, space)
+            yield places_of(model, good, space)
 
 
 def estimate_priors(
@@ -211,9 +217,9 @@ def estimate_priors(
     return dict(zip(scorer.labels, found.tolist(), strict=True)), sum(map(len, evidence))
 
 
-def _read_ahead(
+def read_ahead(
     model: Model, items: Iterable[Item], batch: int, space: Space | None = None, loaders: int | None = None
-) -> Iterator[Sequence[_Read]]:
+) -> Iterator[Sequence[Read]]:
     """Batches of what reading threads made of the pictures; encoded ones are looked up in the cache first."""
     group = min(GROUP, batch)
     ahead = 2 * batch // group
@@ -226,20 +232,19 @@ def _read_ahead(
 
 
 def _load(item: Item) -> Item:
-    """With its encoded bytes where it has some, or with why it cannot be had."""
+    """Reads a picture: the item with its encoded bytes where it has some, or with why it cannot be had."""
     name, image = item
     try:
         name.encode()
         data = None if isinstance(image, InputError) else encoded_bytes(image, name)
         return item if data is None else Item(name, data)
     except UnicodeEncodeError:
-        shown = name.encode(errors="backslashreplace").decode()
-        return Item(name, InputError(f"the name of the file {shown} is no UTF-8 text; rename it"))
+        return Item(name, InputError(f"the name of the file {as_text(name)} is no UTF-8 text; rename it"))
     except InputError as error:
         return Item(name, error)
 
 
-def _read(some: Iterable[Item], size: int, space: Space | None) -> list[_Read]:
+def _read(some: Iterable[Item], size: int, space: Space | None) -> list[Read]:
     """A group of pictures, looked up in the cache at once: it answers several questions in the time of one."""
     loaded = deque(some)
     keys = [content_digest(image) if space is not None and isinstance(image, bytes) else None for _, image in loaded]
@@ -249,21 +254,18 @@ def _read(some: Iterable[Item], size: int, space: Space | None) -> list[_Read]:
     for key in keys:
         name, image = loaded.popleft()  # so that the encoded bytes of one that is decoded are let go
         if key is not None and (places := known[key]) is not None:
-            reads.append(_Read(name, key, places=places))
+            reads.append(Read(name, key, places=places))
             continue
         try:
-            if isinstance(image, bytes):
-                pixels = squash(decode(image, name, at_least=DRAFT * size), size)
-            else:
-                pixels = _pixels(image, name, size)
-            reads.append(_Read(name, key, pixels))
+            square = squash_bytes(image, name, size) if isinstance(image, bytes) else _pixels(image, name, size)
+            reads.append(Read(name, key, square))
         except InputError as error:
-            reads.append(_Read(name, failure=str(error)))
+            reads.append(Read(name, failure=str(error)))
     return reads
 
 
 def _pixels(image: object, name: str, size: int) -> Square:
-    """An array of the right size needs nothing done to it."""
+    """A picture that is not encoded as a square; an array of the right size needs nothing done to it."""
     if isinstance(image, InputError):
         raise image
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape == (size, size, 3):
@@ -271,8 +273,8 @@ def _pixels(image: object, name: str, size: int) -> Square:
     return squash(open_image(image, name), size)
 
 
-def _places(model: Model, reads: Sequence[_Read], space: Space | None) -> Places:
-    """From the cache or through the network and into the cache; the same numbers either way."""
+def places_of(model: Model, reads: Sequence[Read], space: Space | None) -> Places:
+    """Pictures' places, from the cache or through the network and into the cache; the same numbers either way."""
     fresh = [read for read in reads if read.pixels is not None]
     if not fresh:
         return widen(np.stack([read.places for read in reads if read.places is not None]))
@@ -302,23 +304,6 @@ def items_of(images: object) -> Iterator[Item]:
     return (Item(file_name(image) or f"number {number}", image) for number, image in enumerate(several(images), 1))
 
 
-READ_AT_ONCE = 8
-
-
-class ReadExample(NamedTuple):
-    """Of a whole photograph only what is kept, so that none waits in memory for the network.
-
-    It may be handed over in place of a picture that was decoded elsewhere: in a process that may die, say.
-    """
-
-    key: str
-    """The digest of its pixels."""
-    pixels: Square
-    name: str
-    picture: bytes
-    """A small copy in WebP."""
-
-
 def encode_examples(
     model: Model,
     images: Iterable[object],
@@ -330,15 +315,15 @@ def encode_examples(
 ) -> dict[str, Example]:
     """Examples by the digest of their pixels; a picture that is known already is not encoded again."""
 
-    def read(item: tuple[int, object]) -> ReadExample | InputError:
+    def read(item: tuple[int, object]) -> Decoded | InputError:
         number, image = item
-        if isinstance(image, ReadExample):
+        if isinstance(image, Decoded):
             return image if keep_pictures else image._replace(picture=b"")
         try:
             picture = open_image(image, f"number {number}")
             pixels = squash(picture, model.size)
             small = thumbnail(picture) if keep_pictures else b""
-            return ReadExample(pixel_digest(picture), pixels, PurePath(file_name(image)).name, small)
+            return Decoded(pixels, pixel_digest(picture), PurePath(file_name(image)).name, small)
         except InputError as error:
             if on_error is None:
                 raise
@@ -351,9 +336,9 @@ def encode_examples(
     # one more than there are labels for is enough to know
     numbered = itertools.islice(enumerate(images, 1), len(told) + 1)
     each_told, count = iter(told), 0
-    for group in batches(prefetch(read, numbered, READ_AT_ONCE), READ_AT_ONCE):
+    for group in batches(prefetch(read, numbered, BATCH), BATCH):
         count += len(group)
-        fresh: dict[str, ReadExample] = {}
+        fresh: dict[str, Decoded] = {}
         for each, said in zip(group, each_told, strict=False):
             if isinstance(each, InputError):
                 assert on_error is not None
@@ -389,10 +374,9 @@ def warn_of_contradictions(known: Mapping[str, Example], learnt: Mapping[str, Ex
         for label in sorted(before.said.labels - each.said.labels - each.said.absent)
     ]
     if left:
-        warnings.warn(
+        warn(
             f"labels add up: {len(left)} said earlier of pictures that are complete now and do not name them stay, such"
-            f" as {left[0][1]!r} of {left[0][0]}; to take one back, forget it of that picture, or say it is absent",
-            stacklevel=4,
+            f" as {left[0][1]!r} of {left[0][0]}; to take one back, forget it of that picture, or say it is absent"
         )
 
 
@@ -412,15 +396,14 @@ def moved(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.Pat
             meaning = define(label, model, {}, like=each.words, vector=None, words=True)
         else:
             if each.kind == "vector":
-                warnings.warn(
+                warn(
                     f"label {label!r} had a vector of its own, which means nothing among the words "
-                    f"{model.words_name!r}: its name stands for it now; define it again",
-                    stacklevel=3,
+                    f"{model.words_name!r}: its name stands for it now; define it again"
                 )
-            meaning = Definition("none") if each.kind == "none" else by_name_or_none(label, model)
+            meaning = Definition("none") if each.kind == "none" else by_names_or_none([label], model)[label]
         definitions[label] = replace(meaning, explicit=each.explicit, threshold=each.threshold, prior=each.prior)
     examples: dict[str, Example] = {}
-    for group in batches(iter(bank.examples.items()), READ_AT_ONCE):
+    for group in batches(iter(bank.examples.items()), BATCH):
         pixels = [squash(decode(example.picture, example.name), model.size) for _, example in group]
         for (key, old), places in zip(group, model.encode(pixels), strict=True):
             examples[key] = Example.of(old.said, places, old.name, old.picture)
@@ -430,4 +413,4 @@ def moved(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.Pat
 def same_length(images: int, labels: int) -> None:
     """Refuses pictures without labels and labels without pictures."""
     if images != labels:
-        raise InputError(f"each picture needs its labels: found {images} pictures and labels for {labels}")
+        raise InputError(f"each picture needs its labels: found {plural(images, 'picture')} and labels for {labels}")

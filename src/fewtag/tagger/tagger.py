@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.errors import InputError
-from fewtag.files import digest, locked
-from fewtag.pictures.decode import pixel_digest, squash
-from fewtag.pictures.files import ImageLike, open_image, several
+from fewtag.files import StrPath, digest, locked
+from fewtag.pictures.decode import Decoded, Square, pixel_digest, squash
+from fewtag.pictures.files import ImageLike, is_one, open_image, several
 from fewtag.tagger import hub, stream
-from fewtag.tagger.bank import Bank, Definition, by_name_or_none, define, label_name, told_of
+from fewtag.tagger.bank import Bank, Definition, by_names_or_none, define, is_share, label_name, renamed, told_of
 from fewtag.tagger.bank_file import prototypes, read_bank, read_header, refuse_derived, write_bank
 from fewtag.tagger.explain import Heat, heat_map, hide_parts
 from fewtag.tagger.model import Model, load_model, load_model_of
-from fewtag.tagger.stream import BATCH, ReadExample, Scorer, Tagged
+from fewtag.tagger.stream import BATCH, Scorer, Tagged
 
-Images = ImageLike | Iterable[ImageLike] | Sequence[ReadExample]
+Images = ImageLike | Iterable[ImageLike] | Sequence[Decoded]
 Labels = Iterable[str | Iterable[str]]
 Saying = tuple[Labels, Labels | None, bool]  # labels, absent ones, and whether that is complete
 OnError = Callable[[InputError], None] | None
@@ -38,8 +38,8 @@ class Tagger:
     `model` is "default", "accurate" (larger pictures, slower), "coco52" (fitted on 52 labels of COCO alone, for honest
     tests) or the path of a model; `words` is a file of word vectors to use instead of the shipped table; `device` is
     "auto", "cpu" or "cuda". With `keep_pictures=False` a saved bank holds no small copies of its examples: it cannot
-    show them, nor move to a newer model. It begins with what a `bank` of the same model knows. The network is loaded at
-    its first use. One thread may teach a tagger while others ask it.
+    show them, nor move to a newer model; loaded and taught further, it gets none either. It begins with what a `bank`
+    of the same model knows. The network is loaded at its first use. One thread may teach a tagger while others ask it.
 
     >>> from PIL import Image
     >>> red, blue = Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "blue")
@@ -54,14 +54,14 @@ class Tagger:
 
     def __init__(
         self,
-        model: str | Path | Model = "default",
+        model: StrPath | Model = "default",
         *,
-        words: str | None = None,
+        words: StrPath | None = None,
         device: str = "auto",
         keep_pictures: bool = True,
         bank: Bank | None = None,
     ) -> None:
-        self.model = model if isinstance(model, Model) else load_model(str(model), words=words, device=device)
+        self.model = model if isinstance(model, Model) else load_model(model, words=words, device=device)
         self.keep_pictures = keep_pictures
         self._lock = threading.RLock()  # for writers; readers take the bank once, and it never changes
         self._bank = Bank() if bank is None else bank
@@ -72,8 +72,10 @@ class Tagger:
         known = f"labels={len(self._bank.definitions)}, examples={len(self._bank.examples)}"
         return f"Tagger(model={self.model.name!r}, words={self.model.words_name!r}, {known})"
 
-    def __reduce__(self) -> tuple[Callable[[], "Tagger"], tuple[()]]:
-        return partial(type(self), self.model, keep_pictures=self.keep_pictures, bank=self._bank), ()
+    def __reduce__(self) -> tuple[Callable[[], "Tagger"], tuple[()], dict[str, Any]]:
+        """A copy, in another process too, adds to the same file as this one does."""
+        make = partial(type(self), self.model, keep_pictures=self.keep_pictures, bank=self._bank)
+        return make, (), {"_saved": self._saved, "_changes": list(self._changes)}
 
     def fit(
         self,
@@ -84,14 +86,18 @@ class Tagger:
         complete: bool = False,
         on_error: OnError = None,
         progress: Progress = None,
-    ) -> "Tagger":
+    ) -> Self:
         """Learn these examples and forget all others; what labels were defined to mean stays.
 
-        `images` are paths, bytes, PIL images or arrays (height × width × 3 of uint8); `labels` are the names that each
-        one shows, `absent` those that it does not show. What is neither is unknown, and counts as a weak 'no'; with
-        `complete` whatever a picture does not name is absent, labels of the future included. An example is known by
-        its pixels: given twice, it shows what both say. With `on_error` a picture that cannot be read is left out and
-        told of there, instead of refused; `progress` is told how many are done.
+        `images` are paths, bytes, PIL images or arrays (height × width × 3 of uint8), one or many; `labels` are the
+        names that each one shows, `absent` those that it does not show. What is neither is unknown, and counts as a
+        weak 'no'; with `complete` whatever a picture does not name is absent, labels of the future included. An example
+        is known by its pixels: given twice, it shows what both say. With `on_error` a picture that cannot be read is
+        left out and told of there, instead of refused; `progress` is told how many are done.
+
+        >>> from PIL import Image
+        >>> Tagger().fit(Image.new("RGB", (64, 64), "red"), "strawberry").classes_
+        ('strawberry',)
         """
         return self._learn(images, (labels, absent, complete), True, on_error, progress)
 
@@ -104,7 +110,7 @@ class Tagger:
         complete: bool = False,
         on_error: OnError = None,
         progress: Progress = None,
-    ) -> "Tagger":
+    ) -> Self:
         """Learn these examples too, as `fit` does; a picture known already gains what is said now.
 
         Order does not matter, but of one picture and one label the latest word counts. A complete picture keeps labels
@@ -125,7 +131,7 @@ class Tagger:
         like: Sequence[str] | str | None = None,
         vector: Sequence[float] | NDArray[np.floating] | None = None,
         words: bool = True,
-    ) -> "Tagger":
+    ) -> Self:
         """Say what a label means: its own name, `like` other words, a `vector`, or no words (`words=False`).
 
         A label needs no picture where a word stands for it.
@@ -136,12 +142,10 @@ class Tagger:
         name = label_name(label)
         with self._lock:
             meaning = define(name, self.model, self._bank.definitions, like=like, vector=vector, words=words)
-            self._do(lambda bank: bank.define(name, meaning))
+            self._do(partial(Bank.define, label=name, definition=meaning))
         return self
 
-    def forget(
-        self, label: str, image: ImageLike | ReadExample | None = None, *, example: str | int | None = None
-    ) -> "Tagger":
+    def forget(self, label: str, image: ImageLike | Decoded | None = None, *, example: str | int | None = None) -> Self:
         """Forget a label, or one example of it: by its picture, by its file's name or by its number in `examples_`.
 
         A picture that was said not to show the label, or to show nothing but others, becomes unknown again in the same
@@ -154,48 +158,55 @@ class Tagger:
             name = self._bank.find(label)
             keys = None if example is None else self._bank.called(name, example)
             if image is not None:
-                keys = [image.key if isinstance(image, ReadExample) else pixel_digest(open_image(image))]
+                keys = [image.key if isinstance(image, Decoded) else pixel_digest(open_image(image))]
                 if keys[0] not in self._bank.speaking_of(name):
                     shown, count = image if isinstance(image, str | os.PathLike) else "given", self.counts_[name]
                     raise InputError(f"image {shown} is no example of label {name!r}, which has {count}")
-            self._do(lambda bank: bank.forget(name, keys))
+            self._do(partial(Bank.forget, label=name, keys=keys))
         return self
 
-    def rename(self, label: str, name: str, *, merge: bool = False) -> "Tagger":
-        """Call a label something else; with `merge` it may become one with a label that is there."""
+    def rename(self, label: str, name: str, *, merge: bool = False) -> Self:
+        """Call a label something else; with `merge` it may become one with a label that is there.
+
+        Those under it go along: "birds/heron" with "birds", be that a label itself or not.
+
+        >>> Tagger().define("birds/heron").rename("birds", "animals").classes_
+        ('animals/heron',)
+        """
         with self._lock:
-            old, new = self._bank.find(label), label_name(name)
+            known, old, new = self._bank.definitions, label_name(label), label_name(name)
+            names = renamed(known, old, new, merge=merge)
+            if not names:
+                self._bank.find(old)
             if new == old:
                 return self
-            known = self._bank.definitions
-            if new in known and not merge:
-                raise InputError(f"there is a label {new!r} already; merge the two, or choose another name")
-            anew = known[old].kind == "name" and new not in known
-            meaning = by_name_or_none(new, self.model) if anew else known[old]
-            self._do(lambda bank: bank.rename(old, new, meaning))
+            anew = old in known and known[old].by_name and new not in known
+            meanings = {old: by_names_or_none([new], self.model)[new]} if anew else {}
+            self._do(partial(Bank.rename, names=names, meanings=meanings))
         return self
 
-    def set_thresholds(self, thresholds: Mapping[str, float | None]) -> "Tagger":
+    def set_thresholds(self, thresholds: Mapping[str, float | None]) -> Self:
         """Give these labels from these probabilities on; None goes back to the model's own."""
         for label, value in thresholds.items():
-            if value is not None and not 0 <= value <= 1:
-                raise InputError(f"the threshold of label {label!r} is {value}; give one from 0 to 1, or None")
+            if value is not None and not is_share(value):
+                raise InputError(f"the threshold of label {label!r} is {value!r}; give one from 0 to 1, or None")
         return self._set("threshold", thresholds)
 
-    def set_priors(self, priors: Mapping[str, float | None]) -> "Tagger":
+    def set_priors(self, priors: Mapping[str, float | None]) -> Self:
         """Say which share of the pictures shows each of these labels; None goes back to the model's own guess.
 
         Probabilities move with it (prior shift), and thresholds follow, but for those that were set.
         """
         for label, value in priors.items():
-            if value is not None and not 0 < value < 1:
-                raise InputError(f"the share of pictures with label {label!r} is {value}; give one between 0 and 1")
+            if value is not None and (not is_share(value) or value in {0, 1}):
+                raise InputError(f"the share of pictures with label {label!r} is {value!r}; give one between 0 and 1")
         return self._set("prior", priors)
 
-    def _set(self, what: str, values: Mapping[str, float | None]) -> "Tagger":
+    def _set(self, what: str, values: Mapping[str, float | None]) -> Self:
         with self._lock:
-            named = {self._bank.find(label): {what: value} for label, value in values.items()}
-            self._do(lambda bank: bank.set(named))
+            numbers = {label: None if value is None else float(value) for label, value in values.items()}
+            named = {self._bank.find(label): {what: value} for label, value in numbers.items()}
+            self._do(partial(Bank.set, values=named))
         return self
 
     @property
@@ -205,7 +216,7 @@ class Tagger:
 
     @property
     def saved_digest_(self) -> str:
-        """Of all that the file says that this was loaded from, or saved to last; empty where there is none."""
+        """A digest of the bank file that this was loaded from, or saved to last; empty where there is none."""
         return digest(json.dumps(self._saved[1], sort_keys=True)) if self._saved and self._saved[1] else ""
 
     @property
@@ -283,7 +294,7 @@ class Tagger:
         *,
         threshold: float | None = None,
         batch: int = BATCH,
-        cache: str | os.PathLike[str] | None = None,
+        cache: StrPath | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Iterator[Tagged]:
         """A row for each picture, in order, in the memory of a few batches, however many there are.
@@ -329,19 +340,25 @@ class Tagger:
 
     def explain_all(self, image: ImageLike, labels: Sequence[str]) -> tuple[dict[str, Heat], dict[str, float]]:
         """The heat-maps of several labels, and their probabilities."""
-        bank, picture = self._bank, open_image(image)
+        picture = open_image(image)
+        found = self.leaning(squash(picture, self.model.size), labels)
+        chances = {name: chance for name, (_, chance) in found.items()}
+        return {name: heat_map(*each, picture.size) for name, each in found.items()}, chances
+
+    def leaning(self, square: Square, labels: Sequence[str]) -> dict[str, tuple[NDArray[np.float32], float]]:
+        """Of each label its log-odds for a picture and for its copies with a part hidden, and its probability."""
+        bank = self._bank
         names = [bank.find(label) for label in labels]
         scorer = Scorer(bank, self.model)
         for name in names:
             if name not in bank.classes:
                 raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
-        places = self.model.encode(hide_parts(squash(picture, self.model.size)))
-        logits = dict(zip(scorer.labels, scorer.logits(places).T, strict=True))
-        every = dict(zip(scorer.labels, scorer.probabilities(places[:1])[0].tolist(), strict=True))
-        chances = {name: every[name] for name in names}
-        return {name: heat_map(logits[name], chance, picture.size) for name, chance in chances.items()}, chances
+        places = self.model.encode(hide_parts(square))
+        logits, chances = scorer.logits(places), scorer.probabilities(places[:1])[0].tolist()
+        columns = {name: scorer.labels.index(name) for name in names}
+        return {name: (logits[:, column], chances[column]) for name, column in columns.items()}
 
-    def save(self, path: str | os.PathLike[str], *, examples: bool = True) -> None:
+    def save(self, path: StrPath, *, examples: bool = True) -> None:
         """Write one file; a kill in the middle leaves the old one.
 
         Where another process changed the bank that this tagger was loaded from, or saved to, since then, what was
@@ -363,13 +380,13 @@ class Tagger:
     @classmethod
     def load(
         cls,
-        path: str | os.PathLike[str],
+        path: StrPath,
         *,
-        model: str | Model | None = None,
-        words: str | None = None,
+        model: StrPath | Model | None = None,
+        words: StrPath | None = None,
         device: str = "auto",
         upgrade: bool = False,
-    ) -> "Tagger":
+    ) -> Self:
         """What `save` wrote. `model` says where that file is now, if it has moved; `words` where word vectors of one's
         own are, which only new names need. With `upgrade` a bank of another model moves to this one: its examples'
         small copies go through the network again."""
@@ -384,25 +401,27 @@ class Tagger:
                     f"{header['fewtag']}); move it to this one with `upgrade`, or load it with that one"
                 )
             bank = stream.moved(bank, model, facts, path)
-        tagger = cls(model, bank=bank)
+        # one without copies was meant so, whoever teaches it further
+        keep = not bank.examples or any(each.picture for each in bank.examples.values())
+        tagger = cls(model, bank=bank, keep_pictures=keep)
         tagger._note_saved(Path(path), header)
         return tagger
 
     @classmethod
     def open(
         cls,
-        path: str | os.PathLike[str],
+        path: StrPath,
         *,
-        model: str | None = None,
-        words: str | None = None,
+        model: StrPath | None = None,
+        words: StrPath | None = None,
         device: str = "auto",
         keep_pictures: bool = True,
-    ) -> "Tagger":
+    ) -> Self:
         """The bank at this path, or a new one for it: `save` adds to what another process may put there meanwhile."""
         target = Path(path)
         if target.exists():
             tagger = cls.load(target, model=model, words=words, device=device)
-            tagger.keep_pictures = keep_pictures
+            tagger.keep_pictures &= keep_pictures
         else:
             tagger = cls(model or "default", words=words, device=device, keep_pictures=keep_pictures)
             tagger._saved = target.resolve(), {}
@@ -411,8 +430,8 @@ class Tagger:
     save_pretrained, push_to_hub = hub.save_pretrained, hub.push_to_hub
     from_pretrained = classmethod(hub.from_pretrained)
 
-    def _learn(self, images: Images, said: Saying, afresh: bool, on_error: OnError, progress: Progress) -> "Tagger":
-        pictures, told = several(images), told_of(*said)
+    def _learn(self, images: Images, said: Saying, afresh: bool, on_error: OnError, progress: Progress) -> Self:
+        pictures, told = several(images), told_of(*said, one=is_one(images))
         names = sorted(frozenset().union(*(each.labels for each in told)))
         known = self._bank.examples
         refused = self._bank.absent(told, names, afresh)
@@ -422,8 +441,9 @@ class Tagger:
         with self._lock:
             kept = self._bank.kept(afresh)
             # known ones too: another process may have forgotten them when this is saved
-            definitions = {name: kept.get(name) or by_name_or_none(name, self.model) for name in names}
-            self._do(lambda bank: bank.learn({**refused, **definitions}, learnt, afresh))
+            new = by_names_or_none([name for name in names if name not in kept], self.model)
+            definitions = {name: kept.get(name) or new[name] for name in names}
+            self._do(partial(Bank.learn, definitions={**refused, **definitions}, examples=learnt, afresh=afresh))
         return self
 
     def _do(self, change: Change) -> None:
@@ -432,7 +452,7 @@ class Tagger:
             self._changes.append(change)
 
     def _catch_up(self, path: Path) -> None:
-        """Does what was taught since the file was read to the bank that is there now, if that is another one."""
+        """Replays what was taught since the file was read on the bank that is there now, if that is another one."""
         header = read_header(path)
         if self._saved == (path.resolve(), header):
             return

@@ -1,4 +1,4 @@
-"""How good a bank is on labelled pictures of one's own."""
+"""Evaluation: how good a bank is on labelled pictures of one's own."""
 
 import itertools
 import math
@@ -12,9 +12,12 @@ from numpy.typing import NDArray
 
 from fewtag.core.calibration import best_threshold, calibration_error
 from fewtag.core.metrics import average_precision, precision_recall_f1
-from fewtag.errors import InputError, nearest
+from fewtag.core.posterior import Places, unit
+from fewtag.errors import InputError, nearest, plural
 from fewtag.pictures.prefetch import Begin, unwatched
-from fewtag.tagger.stream import cached_places, items_of, tag_stream
+from fewtag.tagger.bank import Bank
+from fewtag.tagger.model import Model
+from fewtag.tagger.stream import SAME, Scorer, cached_places, items_of, tag_stream
 from fewtag.tagger.tagger import Tagger
 from fewtag.tagging.examples import Shown
 from fewtag.tagging.run import Options, shares_in
@@ -25,7 +28,7 @@ BINS = 5
 
 @dataclass(frozen=True)
 class LabelCheck:
-    """Of one label; a number that cannot be had, for want of a picture, is None."""
+    """Precision, recall, F1 and AP of one label; a number that cannot be had, for want of a picture, is None."""
 
     pictures: int
     """That show it."""
@@ -39,7 +42,7 @@ class LabelCheck:
 
 @dataclass(frozen=True)
 class Bin:
-    """Of all pairs of picture and label: how likely they were said to be, and how many were."""
+    """A bin of the reliability diagram: how likely pairs of picture and label were said to be, and how many were."""
 
     said: float
     true: float
@@ -63,6 +66,8 @@ class Check:
     """Where the shares are from, for labels that the bank has none of: "bank", "estimate", or a number."""
     shares: dict[str, float] = field(default_factory=dict)
     """The part of the pictures that each label is taken to be shown by."""
+    taught: int = 0
+    """Pictures that the bank was taught with, or very like those."""
 
     @property
     def best_thresholds(self) -> dict[str, float | None]:
@@ -82,16 +87,18 @@ class Check:
     def sentences(self) -> list[str]:
         said = ", ".join(f"{each.said:.2f} → {each.true:.2f} ({each.pairs})" for each in self.reliability)
         near = {name: nearest(name, self.labels) for name in self.unknown}
-        hints = {name: f" ({hint})" if hint.endswith("?") else "" for name, hint in near.items()}
+        unknown = [f"{name!r} ({hint})" if hint.endswith("?") else repr(name) for name, hint in near.items()]
         return [
             f"said → true (pairs): {said}",
             f"expected calibration error {self.calibration_error:.3f}",
             _PRIORS.get(self.prior, f"priors: {self.prior} (--prior), where the bank has none"),
-            *(f"the bank does not know {name!r}{hints[name]}: not counted" for name in self.unknown),
+            *([f"{plural(self.taught, 'picture')} of these {_FLATTERS}"] if self.taught else []),
+            *([f"the bank does not know {', '.join(unknown)}: not counted"] if unknown else []),
             *(f"skipped: {reason}" for reason in self.skipped),
         ]
 
 
+_FLATTERS = "the bank was taught with, which flatters it; take others"
 _PRIORS = {
     "bank": "priors: the bank's own",
     "estimate": "priors: estimated by a sample of these pictures, as `fewtag tag` does (--prior bank: the bank's own)",
@@ -116,7 +123,7 @@ def check_bank(
     progress: Callable[[int], None] = lambda _count: None,
 ) -> Check:
     """Every label of the bank against every picture; `shares` are for labels without a prior, and made by `prior`."""
-    scorer = tagger.scorer(shares=shares)
+    scorer = _Watchful(tagger.bank_, tagger.model, shares=shares)
     labels = scorer.labels
     unknown = sorted({name for each in shown for name in each.labels} - set(labels))
     if unknown and not set(labels) & {name for each in shown for name in each.labels}:
@@ -138,7 +145,22 @@ def check_bank(
     thresholds = dict(zip(labels, scorer.thresholds.tolist(), strict=True))
     taken = {label: round(share, 6) for label, share in zip(labels, scorer.shares.tolist(), strict=True)}
     found = _check(np.array(rows, np.float32), np.array(targets, bool), thresholds, skipped)
-    return replace(found, unknown=unknown, prior=str(prior) if shares else "bank", shares=taken)
+    whence = str(prior) if shares else "bank"
+    return replace(found, unknown=unknown, prior=whence, shares=taken, taught=sum(scorer.taught))
+
+
+class _Watchful(Scorer):
+    """Notices pictures that it was taught with: what it says of them tells nothing of others."""
+
+    def __init__(self, bank: Bank, model: Model, shares: Mapping[str, float] | None) -> None:
+        super().__init__(bank, model, shares=shares)
+        self._examples, self.taught = np.array([each.seen[1] for each in bank.examples.values()], np.float32), [0]
+
+    def probabilities(self, places: Places) -> NDArray[np.float32]:
+        if len(self._examples):
+            # a number a batch: several threads score
+            self.taught.append(int((unit(places.mean(axis=1)) @ self._examples.T > SAME).any(axis=1).sum()))
+        return super().probabilities(places)
 
 
 def _check(

@@ -1,17 +1,21 @@
 """What `learn`, `check` and `write` read: tables of pictures and labels, label folders, or pictures of one label."""
 
 import json
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fewtag.errors import InputError
+from fewtag.errors import InputError, plural
+from fewtag.files import digest
 from fewtag.pictures import tables
-from fewtag.pictures.files import Picture, is_image_name, walk
-from fewtag.pictures.tables import ABSENT, COLUMNS, NOT, split_labels
-from fewtag.tagger.bank import label_name
+from fewtag.pictures.files import Picture, is_image_name, own_entries, walk
+from fewtag.pictures.tables import ABSENT, COLUMNS, NOT, folded, split_labels
+from fewtag.tagger.bank import path_name
 from fewtag.tagger.stream import Tagged
 from fewtag.tagging.parquet import read_records
 from fewtag.tagging.sources import is_url
@@ -19,6 +23,8 @@ from fewtag.tagging.tables import picture_mark, picture_name, read_record
 
 CELLS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 TABLES = (*CELLS, ".jsonl", ".parquet")
+PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+"""What data sets of others call the folders that hold the labels' folders."""
 
 
 class Shown(NamedTuple):
@@ -44,9 +50,13 @@ def read_examples(
     """With `labels` or `absent` the sources are pictures, or folders of them, that show these or do not; else a table
     or label folders. Rows without any label are left out, unless what is said is `complete`."""
     for source in sources:
+        if source.suffix == ".fewtag":
+            raise InputError(f"{source} is a bank, which comes before the examples; change the order")
         if not source.exists():
-            raise InputError(f"there are no examples {source}; give pictures with --label, a CSV or a folder per label")
+            raise InputError(f"there is no table, folder or picture {source}; check the path")
     if labels or absent:
+        if several := [label for label in (*labels, *absent) if re.search(r";|\S[,|]\S", label)]:
+            raise InputError(f"{several[0]!r} looks like several labels; give each by itself: --label dog --label sofa")
         names, missing = (frozenset(clean_label(label) for label in some) for some in (labels, absent))
         return [Shown(picture, names, missing) for source in sources for picture in _pictures(source)]
     shown: list[Shown] = []
@@ -54,38 +64,71 @@ def read_examples(
         if source.is_dir():
             shown += read_label_folders(source)
         elif is_image_name(source.name):
-            raise InputError(f"{source} is a picture, and nothing says what it shows; add --label NAME")
+            raise InputError(f"{source} is a picture, and nothing says what it shows; to learn it, add --label NAME")
         else:
             shown += read_table(source, root, complete=complete)
     return shown
 
 
+def missing(shown: Sequence[Shown]) -> InputError | None:
+    """Says which pictures are not there, before work is spent on those that are."""
+    gone = [each.picture.path for each in shown if not os.path.lexists(each.picture.path)]
+    if not gone:
+        return None
+    found, others = gone[0].parent.glob("*") if gone[0].parent.is_dir() else (), len(gone) - 1
+    near = [each.name for each in found if each.stem.casefold() == gone[0].stem.casefold() and is_image_name(each.name)]
+    but = f", but {min(near)!r}" if near else ""
+    count = (
+        f", and {others} more of {plural(len(shown), 'picture')} {'is' if others == 1 else 'are'} missing"
+        if others
+        else ""
+    )
+    return InputError(f"cannot read image {gone[0]}: there is no such file{but}{count}; check the path")
+
+
 def clean_label(label: str) -> str:
     """A label's name as it is kept; refuses what looks like several."""
-    name = label_name(label)
-    if re.search(r"\S,\S", name):
-        raise InputError(f'label {name!r} contains a comma; several labels are joined by ";", as in "dog;sofa"')
+    name = path_name(label)
+    if found := re.search(r"\S(,|\|)\S", name):
+        mark = "a comma" if found[1] == "," else '"|"'
+        raise InputError(f'label {name!r} contains {mark}; several labels are joined by ";", as in "dog;sofa"')
     return name
 
 
 def read_label_folders(folder: Path) -> list[Shown]:
     """A folder per label: "dog/1.jpg" and "dog/2021/2.jpg" show "dog"."""
-    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    entries = own_entries(folder)
     if loose := [entry.name for entry in entries if entry.is_file() and is_image_name(entry.name)]:
         raise InputError(
             f"{len(loose)} images lie in {folder} itself, the first is {loose[0]!r}; move them into a label's folder, "
-            "or say with --label what all of them show"
+            "or tell `learn` with --label what all of them show"
         )
     named = [entry for entry in entries if entry.is_dir()]
     if not named:
         raise InputError(f"{folder} holds no label's folder; make one folder for each label and put its images there")
+    if {each.name.lower() for each in named} <= PARTS and any(each.is_dir() for each in named[0].iterdir()):
+        raise InputError(f"{folder} holds the parts of a data set; give the one to take, such as {named[0]}")
     shown = []
     for entry in named:
         pictures = _pictures(entry)
         if not pictures:
             raise InputError(f"label {entry.name!r} has no image: {entry} holds none; add one or remove the folder")
         shown += [Shown(picture, frozenset([clean_label(entry.name)])) for picture in pictures]
-    return shown
+    return _joined(shown)
+
+
+def _joined(shown: Sequence[Shown]) -> list[Shown]:
+    """Copies of a file, which lie in the folders of several labels, are one picture that shows them all."""
+    sizes = Counter(each.picture.path.stat().st_size for each in shown if each.picture.path.is_file())
+    found: dict[str, Shown] = {}
+    for each in shown:
+        path = each.picture.path
+        key = str(path)
+        with suppress(OSError):  # one that cannot be read is refused by name later
+            key = digest(path.read_bytes()) if sizes[path.stat().st_size] > 1 else key
+        before = found.get(key, each)
+        found[key] = before._replace(labels=before.labels | each.labels)
+    return list(found.values())
 
 
 def _pictures(source: Path) -> list[Picture]:
@@ -104,24 +147,60 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
     written some there.
     """
     place, guesses, shown = root or tagged_folder(path) or path.parent, _read_guesses(path), []
+    known = read_record(path).get("labels")
+    written = known if isinstance(known, list) else []  # a bank may have names that a person is not to write
     for row in read_rows(path):
         if is_url(row.image):
             raise InputError(f"{path} line {row.line} names an address, {row.image!r}; download the picture first")
         name = picture_name(row.image)
-        labels, absent = (frozenset(map(clean_label, some)) for some in (row.labels, row.absent))
-        if both := sorted(labels & absent):
-            raise InputError(
-                f"{path} line {row.line} says both that {name!r} shows {both[0]!r} and that it does not; choose"
-            )
+        labels, absent = _said(path, row, written)
         guess = guesses.get(picture_mark(name))
         spelt = {label.casefold() for label in labels}  # another case is another spelling, no refusal
         taken_out = frozenset(each for each in (guess or frozenset()) - labels - absent if each.casefold() not in spelt)
         if labels or absent or taken_out or complete:
             guessed = not absent and guess == labels
-            shown.append(Shown(Picture(place / name, name=str(place / name)), labels, absent, guessed, taken_out))
+            where = place / name_in(place, row.image)
+            shown.append(Shown(Picture(where, name=str(where)), labels, absent, guessed, taken_out))
     if not shown:
         raise InputError(f"no row of {path} has a label; fill in the column `labels`")
     return shown
+
+
+def name_in(folder: Path, image: str) -> str:
+    """A picture's path from a folder, as a table has it: one from home, with the separators of Windows, or with accents
+    that a Mac writes as two characters and others as one."""
+    if image.startswith("~/"):
+        return str(Path(image).expanduser())
+    name = picture_name(image)
+    if name.isascii() and "\\" not in image:
+        return name
+    spellings = (image, name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
+    return next((each for each in spellings if os.path.lexists(folder / each)), name)
+
+
+def _said(path: Path, row: "Row", written: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """The labels that a picture shows and those that it does not; what one line says, none may deny."""
+    shown, absent = dict[str, int](), dict[str, int]()
+    for names, lines in ((shown, row.labels), (absent, row.absent)):
+        for label, line in lines.items():
+            with suppress(UnicodeError):  # Excel opens UTF-8 as the code page of its country, unless told otherwise
+                if label not in written and (meant := label.encode("cp1252").decode()) in written:
+                    raise InputError(
+                        f"{path} line {line} has {label!r}, which is {meant!r} opened in a wrong encoding; "
+                        "open the table that `tag` wrote as UTF-8 (in Excel by Data, From Text/CSV), and mend that"
+                    )
+            try:
+                names.setdefault(label if label in written else clean_label(label), line)
+            except InputError as error:
+                raise InputError(f"{path} line {line}: {error}") from error
+    for label in sorted(shown.keys() & absent.keys()):
+        name, yes, no = picture_name(row.image), shown[label], absent[label]
+        if yes == no:
+            raise InputError(f"{path} line {yes} says both that {name!r} shows {label!r} and that it does not; choose")
+        raise InputError(
+            f"{path} says in line {yes} that {name!r} shows {label!r} and in line {no} that it does not; choose"
+        )
+    return frozenset(shown), frozenset(absent)
 
 
 def _read_guesses(table: Path) -> dict[str, frozenset[str]]:
@@ -148,33 +227,36 @@ def tagged_folder(table: Path) -> Path | None:
 
 
 class Row(NamedTuple):
-    """A table's line: which picture, what it is said to show and not to, and with which probabilities."""
+    """What a picture is said to show and not to, each with the line that says so, and with which probabilities."""
 
     line: int
     image: str
-    labels: list[str]
-    """In their order, which in a table of tags is the likeliest first; each once."""
-    absent: list[str]
+    labels: dict[str, int]
+    """In their order, which in a table of tags is the likeliest first."""
+    absent: dict[str, int]
     """Those with "!" before them, and those in a column of their own."""
     scores: dict[str, float]
 
     @classmethod
     def of(cls, line: int, image: str, named: Iterable[str], absent: Iterable[str], scores: dict[str, float]) -> "Row":
         each_once = dict.fromkeys(named)
+        shown = [name for name in each_once if not name.startswith(NOT)]
         refused = [name.removeprefix(NOT) for name in each_once if name.startswith(NOT)]
-        return cls(line, image, [name for name in each_once if not name.startswith(NOT)], [*refused, *absent], scores)
+        return cls(line, image, dict.fromkeys(shown, line), dict.fromkeys([*refused, *absent], line), scores)
 
 
-def read_rows(path: Path) -> Iterator[Row]:
-    """Of a table in whatever form; refuses a row without a picture, and a picture with two rows."""
-    lines: dict[str, int] = {}
+def read_rows(path: Path) -> list[Row]:
+    """Of a table in whatever form, one for each picture; lines of the same picture, such as one a label, add up."""
+    rows: dict[str, Row] = {}
     for row in _read_cells(path) if path.name.lower().endswith(CELLS) else _read_facts(path):
         if not row.image:
             raise InputError(f"{path} line {row.line} names no image; fill in the column `image` or remove the line")
-        name = picture_name(row.image)
-        if (before := lines.setdefault(name, row.line)) != row.line:
-            raise InputError(f"{path} lists image {name!r} twice, in lines {before} and {row.line}; join the two")
-        yield row
+        before = rows.setdefault(picture_name(row.image), row)
+        if before is not row:
+            before.labels.update(row.labels | before.labels)  # the first line that says it, in the order of lines
+            before.absent.update(row.absent | before.absent)
+            before.scores.update(row.scores | before.scores)
+    return list(rows.values())
 
 
 def read_tagged(path: Path, threshold: float | None = None) -> list[Tagged]:
@@ -183,7 +265,7 @@ def read_tagged(path: Path, threshold: float | None = None) -> list[Tagged]:
     With a threshold tags are what reaches it, but a person's word comes first: what was put in stays, and neither what
     was taken out nor a tag with "!" before it comes back.
     """
-    rows = list(read_rows(path))
+    rows = read_rows(path)
     scored = _scored(path, rows)
     if threshold is not None and not scored:
         raise InputError(f"{path} has no probabilities to compare with; tag with --scores, or leave --threshold out")
@@ -204,17 +286,20 @@ def read_tagged(path: Path, threshold: float | None = None) -> list[Tagged]:
 
 def _scored(path: Path, rows: Sequence[Row]) -> set[str]:
     """The labels with probabilities: of all columns of numbers those that `tag` wrote, or could have written."""
+    columns = {label for row in rows for label in row.scores}
     known = read_record(path).get("labels")
     if isinstance(known, list):
-        return {label for row in rows for label in row.scores} & set(map(str, known))
-    impossible = {label for row in rows for label, score in row.scores.items() if not 0 <= score <= 1}
-    return {label for row in rows for label in row.scores} - impossible
+        return columns & set(map(str, known))
+    named = {label for row in rows for label in row.labels}
+    if named and not named & columns:  # a width, a confidence: no tag's own
+        return set()
+    return columns - {label for row in rows for label, score in row.scores.items() if not 0 <= score <= 1}
 
 
 def _read_facts(path: Path) -> Iterator[Row]:
-    """Of JSON lines or Parquet."""
+    """The rows of JSON lines or Parquet."""
     if not path.name.lower().endswith(TABLES):
-        raise InputError(f"the table {path} ends in none of {', '.join(TABLES)}; rename it")
+        raise InputError(f"the table {path} ends in none of {', '.join(TABLES)}; save it as CSV")
     if path.suffix.lower() == ".parquet":
         facts: list[Any] = read_records(str(path))
     else:
@@ -227,13 +312,14 @@ def _read_facts(path: Path) -> Iterator[Row]:
             continue
         try:
             row = json.loads(each) if isinstance(each, str) else each
-            image = next(row[name] for name in COLUMNS["image"] if row.get(name))
-            labels = next((row[name] for name in COLUMNS["labels"] if name in row), None)
+            cells = {folded(key): value for key, value in reversed(row.items())}
+            image = next(cells[name] for name in COLUMNS["image"].split() if cells.get(name))
+            labels = next((cells[name] for name in COLUMNS["labels"].split() if name in cells), None)
             named, absent = (
                 split_labels(path, number, some) if isinstance(some, str) else [*map(str, some or ())]
-                for some in (labels, row.get(ABSENT))
+                for some in (labels, cells.get(ABSENT))
             )
-            scores = {str(label): float(score) for label, score in dict(row.get("scores") or {}).items()}
+            scores = {str(label): float(score) for label, score in dict(cells.get("scores") or {}).items()}
         except InputError:
             raise
         except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError) as error:
@@ -242,11 +328,11 @@ def _read_facts(path: Path) -> Iterator[Row]:
 
 
 def _read_cells(path: Path) -> Iterator[Row]:
-    """Of CSV and TSV."""
+    """The rows of CSV and TSV."""
     for line, cells in tables.read_cells(path):
         named, absent = (split_labels(path, line, cells.pop(key, "")) for key in ("labels", ABSENT))
         image, scores = cells.pop("image").strip(), {}
         for name, cell in cells.items():
             with suppress(ValueError):  # the columns that are probabilities
-                scores[name] = float(cell)
+                scores[name] = float(cell.replace(",", "."))  # as half of Europe's spreadsheets write it
         yield Row.of(line, image, named, absent, scores)

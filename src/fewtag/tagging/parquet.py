@@ -13,7 +13,7 @@ import numpy as np
 from fewtag.errors import InputError
 from fewtag.pictures.prefetch import batches
 from fewtag.tagger.stream import Item
-from fewtag.tagging.sources import Entry, file_system, is_url, join, local_path, reason
+from fewtag.tagging.sources import Entry, file_system, is_url, local_path, reason
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -89,7 +89,7 @@ def _rows(url: str, columns: dict[str, Sequence[Any]], first: int) -> list[Item]
     for name, cell in zip(named, given, strict=True):
         path = str(cell)
         whole = is_url(path) or path.startswith("/") or PurePath(path).is_absolute()
-        there = Entry(name, path if whole else join(folder, path))  # paths are relative to their table
+        there = Entry(name, path if whole else f"{folder}/{path}")  # paths are relative to their table
         items.append(Item(name, _empty(name)) if cell is None else there.item())
     return items
 

@@ -107,7 +107,7 @@ def _connect(ray: ModuleType, address: str | None) -> None:
 
 
 def _import_ray(*, loopback: bool) -> ModuleType:
-    """Quiet, and for a cluster of its own on the loopback, if this is the first import of it."""
+    """Imports Ray: quiet, and for a cluster of its own on the loopback, if this is the first import of it."""
     for name, value in (_QUIET | (_LOOPBACK if loopback else {})).items():
         os.environ.setdefault(name, value)
     try:

@@ -42,7 +42,7 @@ class Options:
     """The share of pictures that show a label: a number for all, by a sample of the source, or as the bank has it."""
     batch: int = BATCH
     device: str = "auto"
-    cache: str | None = None
+    cache: Path | None = None
     shard: int | None = None
     max_attempts: int = 3
     """How often a shard may be begun: a worker may have died of it."""
@@ -153,7 +153,7 @@ def _tag_on_ray(
     scored: Sequence[str] | None,
     begin: Begin,
 ) -> tuple[float, int]:
-    """By the workers of a cluster: when the first one was ready, and how many there were."""
+    """Tags by the workers of a cluster: when the first one was ready, and how many there were."""
     from fewtag.tagging.ray_engine import finish_on_ray, open_cluster, share_out
 
     if output.begun is not None and not output.missing(source, 0):
@@ -178,7 +178,7 @@ def _tag_on_ray(
 
 
 def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Rows:
-    """In the memory of a few batches; nothing is written but the cache."""
+    """Tags pictures without a table, in the memory of a few batches; nothing is written but the cache."""
     tagger, source = Tagger.load(bank, device=options.device), open_source(sources)
     shares = shares_in(source, tagger, options)
     waiting = deque[Item]()  # of a table of bytes only those are held whose rows are not known yet
@@ -275,7 +275,7 @@ def finish_shards(
 
 
 def shard_size(pictures: int, workers: int) -> int:
-    """Large, but small enough for every worker to have some.
+    """Pictures a shard: many, but few enough for every worker to have some shards.
 
     >>> shard_size(1_000_000, 8), shard_size(2_000, 2), shard_size(100, 8)
     (1024, 250, 64)

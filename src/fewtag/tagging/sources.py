@@ -14,7 +14,8 @@ from PIL import Image
 
 from fewtag.errors import InputError
 from fewtag.files import digest, read_json
-from fewtag.pictures.files import IMAGE_ENDINGS, OTHERS_FOLDERS, Picture, archived, judge_name, walk
+from fewtag.pictures.files import IMAGE_ENDINGS, OTHERS_FOLDERS, Picture, archived, judge_name, stamp, walk
+from fewtag.pictures.tables import decode_text
 from fewtag.tagger.stream import Item
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ class Entry(NamedTuple):
 
     def item(self) -> Item:
         """With what is to be read: a file or a stretch of one, or itself where that takes more."""
-        path = None if self.problem or self.box is not None else local_path(self.location)
-        return Item(self.name, self if path is None else Picture(path, self.offset, self.size, self.name))
+        path = None if self.box is not None else local_path(self.location)
+        return Item(self.name, self if path is None else Picture(path, self.offset, self.size, self.name, self.problem))
 
     def read(self) -> bytes:
         """The encoded bytes behind an address, or of the part in the box."""
@@ -171,23 +172,25 @@ def _open(source: str, prefix: str) -> Source:
         raise InputError(f"there is no folder or picture {source}; check the path")
     match path.suffix.lower():
         case ".parquet":
-            return _open_tables({str(path.resolve()): _stamp(path)})
+            return _open_tables({str(path.resolve()): stamp(path)})
         case ".tar":
             return Source(list(_archive(path, prefix)))
         case ".txt" | ".lst":
             return Source(list(_list(path)))
         case ".json":
             return Source(list(_detections(path)))
+        case ".csv" | ".tsv" | ".jsonl":
+            raise InputError(f"{source} is a table, no picture; give a folder, or a .txt list with a path a line")
         case _:
             name = PurePosixPath(path).as_posix() if prefix else path.name
-            return Source([Entry(name, str(path.absolute()), _stamp(path))])
+            return Source([Entry(name, str(path.absolute()), stamp(path))])
 
 
 def _folder(folder: Path, prefix: str) -> Source:
     """Its pictures; where there are none, its tar archives or its Parquet tables."""
     above = f"{PurePosixPath(folder).as_posix().rstrip('/')}/" if prefix else ""
     entries = [
-        Entry(f"{above}{found.name}", str(found.path.absolute()), _stamp(found.path), problem=found.problem)
+        Entry(f"{above}{found.name}", str(found.path.absolute()), stamp(found.path), problem=found.problem)
         for found in walk(folder)
     ]
     if any(not entry.problem for entry in entries):
@@ -196,13 +199,13 @@ def _folder(folder: Path, prefix: str) -> Source:
     if archives := [path for path in inside if path.suffix.lower() == ".tar"]:
         return Source([*entries, *(entry for path in archives for entry in _archive(path, above))])
     tables = [path for path in inside if path.suffix.lower() == ".parquet"]
-    return _open_tables({str(path.resolve()): _stamp(path) for path in tables}) if tables else Source(entries)
+    return _open_tables({str(path.resolve()): stamp(path) for path in tables}) if tables else Source(entries)
 
 
 def _list(path: Path) -> Iterator[Entry]:
     """A text file with a path or URL a line, relative to it."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = decode_text(path.read_bytes()).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the list {path} ({reason(error)}); give a text file, a path a line") from error
     for line in lines:
@@ -210,7 +213,7 @@ def _list(path: Path) -> Iterator[Entry]:
         if name and not name.startswith("#"):
             place = path.parent / name
             here = not is_url(name)
-            yield Entry(name, str(place.absolute()) if here else name, _stamp(place) if here else None)
+            yield Entry(name, str(place.absolute()) if here else name, stamp(place) if here else None)
 
 
 def read_detections(path: Path) -> dict[str, Any]:
@@ -239,16 +242,16 @@ def _detections(path: Path) -> Iterator[Entry]:
         for number, detection in enumerate(image.get("detections") or (), 1):
             if detection["conf"] >= SURE:
                 location, box = str(place.absolute()), tuple(map(float, detection["bbox"]))
-                yield Entry(f"{image['file']}#{number}", location, (_stamp(place), box), box=box)
+                yield Entry(f"{image['file']}#{number}", location, (stamp(place), box), box=box)
 
 
 def _archive(path: Path, prefix: str) -> Iterator[Entry]:
     """The pictures of a tar archive."""
     above = f"{PurePosixPath(path).as_posix()}:" if prefix else ""
-    stamp, location = _stamp(path), str(path.absolute())
+    changed, location = stamp(path), str(path.absolute())
     for name, offset, size in archived(path):
         if (problem := _judge(name)) is not None:
-            yield Entry(f"{above}{name}", location, stamp, offset, size, problem)
+            yield Entry(f"{above}{name}", location, changed, offset, size, problem)
 
 
 def _remote(source: str) -> Source:
@@ -290,19 +293,11 @@ def _judge(name: str) -> str | None:
 
 
 def _open_tables(tables: dict[str, Any]) -> Source:
-    """Reads the footers alone."""
+    """Parquet tables as a source; only their footers are read."""
     from fewtag.tagging.parquet import open_table
 
     with ThreadPoolExecutor(_TABLES_AT_ONCE) as pool:
         return Source(tables=list(pool.map(open_table, tables.keys(), tables.values())))
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        stat = path.stat()
-    except (OSError, ValueError):
-        return None
-    return stat.st_size, stat.st_mtime_ns
 
 
 def _is_note(name: str) -> bool:
@@ -342,17 +337,8 @@ def absolute(location: str) -> str:
     return location.rstrip("/") if path is None else str(path.resolve())
 
 
-def join(folder: str, name: str) -> str:
-    """A name in a folder, be it a path or a URL.
-
-    >>> join("s3://bucket/lists/", "a.jpg"), join("/lists", "../a.jpg")
-    ('s3://bucket/lists/a.jpg', '/lists/../a.jpg')
-    """
-    return f"{folder.rstrip('/')}/{name}"
-
-
 def file_system(url: str) -> tuple["AbstractFileSystem", str]:
-    """Who serves this URL or path, and its name there."""
+    """The fsspec file system of a URL or path, and its name there."""
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:

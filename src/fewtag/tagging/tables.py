@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from fewtag.errors import InputError
 from fewtag.files import digest, locked, replacing, write_atomically
-from fewtag.pictures.tables import ABSENT, COLUMNS, NOT, SEPARATOR
+from fewtag.pictures.files import as_text
+from fewtag.pictures.tables import NOT, OURS, SEPARATOR
 from fewtag.tagger.stream import Item, Tagged
 from fewtag.tagging import parquet, sources
 from fewtag.tagging.parquet import Labels
@@ -39,7 +40,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 @dataclass(frozen=True)
 class Counts:
-    """Of a finished shard."""
+    """How many pictures of a finished shard were tagged, failed, or came from the cache."""
 
     tagged: int
     failed: int
@@ -86,7 +87,7 @@ class Parts:
         write_file(f"{self.folder}/{MANIFEST}", json.dumps(about, indent=2).encode())
 
     def finished(self, shards: Sequence[Shard]) -> dict[int, Counts]:
-        """Those whose part is there, of the same pictures; other parts are out of date and go, nobody else's files."""
+        """Shards whose part is there, of the same pictures; other parts are out of date and go, nobody else's files."""
         names = names_in(self.folder)
         there = [shard for shard in shards if self.name(shard.number) in names]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -117,7 +118,7 @@ class Parts:
         return counts
 
     def rows(self, numbers: Sequence[int]) -> Iterator[Tagged]:
-        """Of these parts, in their order, failures too; a part at a time in memory."""
+        """The rows of these parts, in their order, failures too; a part at a time in memory."""
         for number in numbers:
             content = read_file(f"{self.folder}/{self.name(number)}")
             if self.ending == "jsonl":
@@ -131,7 +132,7 @@ class Parts:
                 yield Tagged(row["image"], tags, scores, row.get("failure", ""))
 
     def failures(self, numbers: Sequence[int]) -> Iterator[Tagged]:
-        """Of these parts; those of Parquet stand in its note, so that no page, which may be damaged, is read."""
+        """Failures of these parts; those of Parquet stand in its note, so that no page, perhaps damaged, is read."""
         for number in numbers:
             if self.ending == "jsonl":
                 yield from (row for row in self.rows([number]) if row.failure)
@@ -218,7 +219,9 @@ class Output:
             path.unlink(missing_ok=True)
         if self._table is None:
             return
-        out, given, guesses = self._table, dict[str, int](), io.StringIO()
+        # with all that have probabilities: of a label that was never given they count, too
+        given = {label: number for number, label in enumerate(labels or ())}
+        out, guesses = self._table, io.StringIO()
 
         def rows() -> Iterator[Tagged]:
             for row in self.parts.rows(numbers):
@@ -260,7 +263,7 @@ def open_output(
 
 
 def names_in(folder: str) -> set[str]:
-    """Of the files in a folder, here or behind a URL; none where there is no folder."""
+    """Names of the files in a folder, here or behind a URL; none where there is no folder."""
     here = local_path(folder)
     try:
         if here is not None:
@@ -286,7 +289,7 @@ def read_file(location: str) -> bytes:
 
 
 def write_file(location: str, content: bytes, *, sync: bool = True) -> None:
-    """Whole or not at all: behind a URL under another name first, since a store may take a file that broke off."""
+    """Writes a file atomically: behind a URL under another name first, since a store may take a file that broke off."""
     if (here := local_path(location)) is not None:
         write_atomically(here, content, sync=sync)
         return
@@ -369,11 +372,6 @@ def _shown(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value).lower()
 
 
-def as_text(name: str) -> str:
-    """One that is no text as Python would write it."""
-    return name.encode(errors="backslashreplace").decode()
-
-
 def check_table(out: Path, labels: Sequence[str], *, scores: bool) -> None:
     """Refuses a table that could not be written, or labels that could not be told apart in it."""
     if out.is_dir():
@@ -382,13 +380,12 @@ def check_table(out: Path, labels: Sequence[str], *, scores: bool) -> None:
         parquet.import_pyarrow(str(out))
     if out.suffix.lower() != ".csv":
         return
-    taken = {ABSENT, *(name for names in COLUMNS.values() for name in names)}
     for label in labels:
         if SEPARATOR in label:
             raise InputError(f'label {label!r} contains ";", which joins tags in {out}; write .jsonl instead')
         if label.startswith(NOT):
             raise InputError(f'label {label!r} begins with "{NOT}", which means "not" in {out}; write .jsonl instead')
-        if scores and label.casefold() in taken:
+        if scores and label.casefold() in OURS:
             raise InputError(
                 f"label {label!r} would be taken for the column of that name in {out}; write .jsonl instead"
             )

@@ -1,4 +1,4 @@
-"""Any English name to a vector: its phrases and words whole, an odd word by its WordPiece pieces."""
+"""Any name to a vector: phrases and words whole, odd words by WordPiece pieces, other languages by their English."""
 
 import gzip
 import json
@@ -26,6 +26,10 @@ LONGEST_PHRASE = 3
 _CHINESE = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf\U0002f800-\U0002fa1f]")
 # what is longer is no word, and the look-up's time grows with the square
 LONGEST_WORD = 100
+# endings of plurals in the languages of Europe that have them, and the singular's; accents are gone by then
+_PLURALS = (*((ending, "") for ending in ("s", "e", "n", "es", "en", "er", "x")), ("i", "o"), ("i", "e"), ("e", "a"))
+_SHORTEST = 5
+"""Letters of a word that is taken for a plural."""
 # entries come most frequent first; `tv` and `box` stand among these, `len` and `tis` do not
 FREQUENT = 5_000
 
@@ -110,10 +114,7 @@ class PieceVectors:
     def _known_places(self, label: str) -> list[int]:
         places, known = self._look_up(label)
         if not known:
-            words = [word for word in split_words(label) if word.isalnum()]
-            if not words:
-                raise InputError(f"label {label!r} has no letters; give it a name")
-            near = [other for word in words if is_word(word) for other in self.nearest(word)]
+            near = [other for word in split_words(label) if is_word(word) for other in self.nearest(word)]
             raise UnknownWordError(label, label, self.name, near[:3])
         return places
 
@@ -261,3 +262,44 @@ def things() -> tuple[frozenset[str], frozenset[str]]:
     packed = files("fewtag").joinpath("models", "things.txt.gz").read_bytes()
     nouns, given = gzip.decompress(packed).decode().split("\n\n")
     return frozenset(nouns.split("\n")), frozenset(given.split("\n"))
+
+
+def english(label: str) -> str | None:
+    """What a name of another language means in English; None where it is English, or means nothing known.
+
+    English nouns come first, but where the name is written with letters that English has not.
+
+    >>> [english(name) for name in ("Hund", "oiseaux", "båt", "自転車", "bat", "Rex")]
+    ['dog', 'bird', 'boat', 'bicycle', None, None]
+    """
+    if label.isascii() and names_a_thing(label):
+        return None
+    word = normalise(label)
+    if not word:
+        return None
+    singulars = [
+        word.removesuffix(plural) + singular
+        for plural, singular in _PLURALS
+        if word.endswith(plural) and len(word) >= _SHORTEST
+    ]
+    marks = ("",) if label.isascii() else ("~", "")  # an English word that has an accent is none
+    return next(filter(None, (_meaning(mark + each) for each in (word, *singulars) for mark in marks)), None)
+
+
+def normalise(name: str) -> str:
+    """As a name is looked up: its words in lower case, without accents and marks."""
+    return " ".join(word for word in split_words(name) if word.isalnum())
+
+
+def _meaning(word: str) -> str | None:
+    place = _table().find(f"|{word}|".encode())
+    if place < 0:
+        return None
+    line = _table()[_table().rfind(b"\n", 0, place) + 1 : place]
+    return line.partition(b"|")[0].decode()
+
+
+@cache
+def _table() -> bytes:
+    """A line a meaning, searched as it is: to read it into a dictionary takes ten times as long."""
+    return gzip.decompress(files("fewtag").joinpath("models", "translations.txt.gz").read_bytes())

@@ -88,7 +88,7 @@ class WordVectors:
     def _label_rows(self, label: str) -> list[int]:
         words = split_label(label)
         if not words:
-            raise InputError(f"label {label!r} has no letters; give it a name")
+            raise UnknownWordError(label, label, self.name, [])
         for whole in (label.strip(), " ".join(words), "_".join(words)):
             if (row := self._row(whole)) is not None:
                 return [row]

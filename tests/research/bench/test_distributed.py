@@ -30,7 +30,7 @@ from fewtag.research.bench.recipe import Training
 from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.bench.results import METRICS, read_rows
 from fewtag.research.bench.run_folder import RunFolder
-from fewtag.research.bench.train import Learner, Phase, train, validate
+from fewtag.research.bench.train import Episodes, Learner, train, validate
 from fewtag.research.data.sampling import EpisodeSampler
 from fewtag.research.features.backbone import Backbone
 from fewtag.research.features.rows import MemoryRows
@@ -65,12 +65,12 @@ def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def phase_of(maps: Tensor) -> Phase:
+def phase_of(maps: Tensor) -> Episodes:
     """Sixteen pictures, four of each label."""
     targets = torch.eye(4).bool().repeat(4, 1)
     targets[0, 1] = targets[6, 3] = True
     pool = Pool(LABELS, MemoryRows(maps), random(4, DIMENSIONS, seed=2), targets)
-    return Phase(pool, EpisodeSampler(targets.numpy(), LABELS, queries=1, seed=0))
+    return Episodes(pool, EpisodeSampler(targets.numpy(), LABELS, queries=1, seed=0))
 
 
 def build(name: str) -> Method:
@@ -99,7 +99,7 @@ class Tiny(nn.Module):
         return self.norm(self.convolution(pixels.float() / 255))
 
 
-def stepped(fabric: Fabric, method: Method, phase: Phase, training: Training, steps: int) -> dict[str, Tensor]:
+def stepped(fabric: Fabric, method: Method, phase: Episodes, training: Training, steps: int) -> dict[str, Tensor]:
     """The method's state after some steps."""
     learner = Learner(method, training, 0, fabric)
     learner.model.train()
@@ -109,7 +109,7 @@ def stepped(fabric: Fabric, method: Method, phase: Phase, training: Training, st
     return {name: tensor.detach().clone() for name, tensor in method.state_dict().items()}
 
 
-def by_hand(method: Method, phase: Phase, episodes_a_step: int, steps: int) -> dict[str, Tensor]:
+def by_hand(method: Method, phase: Episodes, episodes_a_step: int, steps: int) -> dict[str, Tensor]:
     """Plain torch: steps along the mean loss of so many episodes."""
     optimizer = torch.optim.SGD(method.parameters(), lr=TRAINING.learning_rate)
     method.train()
@@ -344,7 +344,7 @@ def test_torchrun_starts_two_processes_that_write_the_rows_of_one_and_refuse_in_
     for key in (*METRICS, "episode", "draws_digest", "data_digest", "recipe_digest"):
         assert [row[key] for row in rows] == [row[key] for row in wanted]
 
-    assert done.stderr.count("fewtag: there is no file of draws") == 1
+    assert done.stderr.count("fewtag: run broken: there is no file of draws") == 1
     assert re.search(r"exitcode\s*: 2\b", done.stderr), "torchrun's report tells what the process exited with"
     assert "src/fewtag" not in done.stderr, "no traceback of ours"
     assert (done.returncode, done.stdout) == (1, "")

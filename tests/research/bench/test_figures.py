@@ -49,7 +49,7 @@ def test_systems_are_sorted_with_the_published_beside_the_measured(
     write_run("coco/word-attention", [0.3, 0.3])
     write_run("baselines/maml", [0.2, 0.2])
     title, marks = draw()["coco.png"]
-    assert title == "COCO, one example a label"
+    assert title == "COCO, 1 example a label"
     assert [(mark.label, mark.published) for mark in marks[:4]] == [
         ("protonet", None),
         ("word-attention", 42.84),
@@ -115,7 +115,7 @@ def test_other_pictures_of_the_papers_labels_go_by_their_own_name(
 ) -> None:
     write_run("coco-original/protonet", [0.4, 0.6], data="coco-original")
     write_run("coco-original/knn", [0.4, 0.6], data="coco-original")
-    assert draw()["coco-original.png"][0] == "coco-original, one example a label"
+    assert draw()["coco-original.png"][0] == "coco-original, 1 example a label"
 
 
 def test_a_single_episode_has_a_mark_without_an_interval(write_run: WriteRun, draw: Callable[[], Drawn]) -> None:
@@ -150,3 +150,15 @@ def test_curves_are_drawn_whole_and_the_same_each_time(tmp_path: Path) -> None:
         assert picture.format == "PNG"
         assert picture.width > 1000
     assert has_colour(first, PAPER)
+
+
+def test_the_names_of_many_curves_stay_beside_their_plot(tmp_path: Path) -> None:
+    close = {f"curve {number}": [Point(1, 50, 1), Point(5, 80 + number / 10, 1)] for number in range(15)}
+    heights = []
+    for curves in ({"curve": [Point(1, 50, 1), Point(5, 80, 1)]} | dict.fromkeys("ab", close["curve 0"]), close):
+        with Image.open(draw_curves(tmp_path / "plot.png", "close at the end", "shots", curves)) as picture:
+            blue = np.asarray(picture.convert("RGB"), dtype=int)
+        (dark,) = np.nonzero((blue.sum(axis=-1) < 600).any(axis=1))
+        heights.append(dark)
+    few, many = heights
+    assert many[0] == few[0]  # what stands highest is the title

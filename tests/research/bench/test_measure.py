@@ -54,6 +54,17 @@ def test_what_is_measured_is_not_measured_again_unless_forced(bench, monkeypatch
     assert (bench("--json", "--force").out, len(times)) == (first.out, 2)
 
 
+def test_copies_of_a_picture_among_the_measured_are_told_of(bench, shapes: Path) -> None:
+    assert "copies" not in bench().err
+    images, table = shapes / "images", shapes / "labels.csv"
+    rows = [line.split(",") for line in table.read_text().splitlines()[1:]]
+    one, other = [name for name, labels in rows if labels == "heart"][:2]
+    (images / Path(other).name).write_bytes((images / Path(one).name).read_bytes())
+    said = bench("--out", "again")
+    assert said.code == 0
+    assert f"are copies of others, such as {other!r} of {one!r}: one may be support" in said.err
+
+
 def test_rows_of_another_recipe_are_not_overwritten_unless_forced(bench) -> None:
     assert bench().code == 0
     (path,) = Path("results").glob("**/*.parquet")
@@ -156,15 +167,11 @@ def test_rows_do_not_pass_for_done_once_a_default_changes_in_code(bench, monkeyp
     assert (said.code, "holds rows of another recipe" in said.err) == (2, True)
 
 
-def test_rows_of_before_are_recognised_by_the_digest_they_carry(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_another_digest_are_refused(bench) -> None:
     assert bench().code == 0
     path = Path("results/recipe/protonet.test.parquet")
-    rows = read_rows(path)
-    now = rows[0].recipe_digest
-    write_rows(path, [row.model_copy(update={"recipe_digest": "0123456789ab"}) for row in rows])
+    write_rows(path, [row.model_copy(update={"recipe_digest": "0123456789ab"}) for row in read_rows(path)])
     assert bench().code == 2
-    monkeypatch.setattr("fewtag.research.bench.recipe._former_digests", lambda: {now: "0123456789ab"})
-    assert bench().code == 0
 
 
 def test_a_write_that_fails_leaves_no_rows(bench, monkeypatch: pytest.MonkeyPatch) -> None:

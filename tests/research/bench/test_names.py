@@ -15,7 +15,7 @@ from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.bench.results import read_rows
 from fewtag.research.data.sampling import Draw
-from fewtag.research.data.splits import class_names, overlaps
+from fewtag.research.data.splits import class_names, overlapping_classes
 from fewtag.research.features.rows import MemoryRows
 
 Cli = Callable[..., Any]
@@ -59,7 +59,7 @@ def test_clean_names_leave_out_what_overlaps_the_splits_new_labels() -> None:
         ((_, recipe),) = load_recipes(RECIPE, only=[f"posterior-{variant}-1-shots"])
         return Experiment(recipe, RECIPE.parent, RECIPE.parent).class_words()[1]
 
-    left_out = {number for overlap in overlaps("imagenet-1k", "coco") for number in overlap.classes}
+    left_out = overlapping_classes("imagenet-1k", "coco")
     everything, clean = numbers("all"), numbers("clean")
     assert len(everything) > 0.9 * len(class_names("imagenet-1k"))
     assert clean == [number for number in everything if number not in left_out]
@@ -105,7 +105,7 @@ def test_a_classifier_of_other_classes_is_refused(shapes: Path) -> None:
 
 
 def test_names_alone_are_measured_on_the_queries_of_one_shot(shapes: Path) -> None:
-    one, none = (opened(shapes, f"evaluation.shots={shots}").test_draws("test") for shots in (1, 0))
+    one, none = (opened(shapes, *CLOSED, f"evaluation.shots={shots}").test_draws("test") for shots in (1, 0))
     assert [draw.query for draw in none] == [draw.query for draw in one]
     assert {draw.support for draw in none} == {()}
 
@@ -131,6 +131,7 @@ def test_what_a_support_picture_does_not_name_is_not_among_its_targets() -> None
     [
         (("evaluation.supports=single", "evaluation.sampling=halves"), "needs sampling = 'per-label', found 'halves'"),
         (("evaluation.shots=0", "evaluation.sampling=at-least"), "shots = 0 needs sampling"),
+        (("evaluation.shots=0", "method.name=protonet"), "method 'protonet' knows no label by its name alone"),
         (("space.size=8", "training.episodes=3"), r"\[space\] is for methods that train nothing"),
         (("names.variant=some",), r"names\.variant: .*'clean', found 'some'"),
         (("names.classifer=x",), "unknown key 'names.classifer'; did you mean 'classifier'"),

@@ -1,12 +1,12 @@
 """Recipes: the paper's defaults, overrides, and one sentence for each mistake."""
 
-import hashlib
 import inspect
 import json
 import re
-from itertools import islice, starmap
+from itertools import starmap
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from pydantic.fields import FieldInfo
 
@@ -386,16 +386,22 @@ def test_settings_that_came_later_do_not_change_the_digests_of_before(write) -> 
 
 
 @pytest.mark.slow
-def test_published_curves_are_of_the_recipes_we_ship() -> None:
+def test_published_rows_and_curves_are_of_the_recipes_we_ship() -> None:
     folder = RECIPES[0].parent
-    curves = list((folder.parent / "results").glob("*/*.training.json"))
+    rows, curves = ([*(folder.parent / "results").glob(f"*/*.{kind}")] for kind in ("parquet", "training.json"))
+    assert len(rows) > 1000
     assert len(curves) > 200
-    for name in {path.parent.name for path in curves}:
-        recipes = {recipe.name: recipe for _, recipe in load_recipes(folder / f"{name}.toml")}
-        for path in curves:
-            if path.parent.name == name:
-                recipe = recipes[path.name.removesuffix(".training.json")]
-                assert json.loads(path.read_text())["recipe"] in recipe.digests, path
+    digests = {
+        (name, recipe.name): recipe.digest
+        for name in {path.parent.name for path in rows}
+        for _, recipe in load_recipes(folder / f"{name}.toml")
+    }
+    for path in rows:  # of RUN.PHASE.parquet
+        carried = pq.read_table(path, columns=["recipe_digest"])["recipe_digest"].unique().to_pylist()
+        assert carried == [digests[path.parent.name, path.name.rsplit(".", 2)[0]]], path
+    for path in curves:
+        run = path.name.removesuffix(".training.json")
+        assert json.loads(path.read_text())["recipe"] == digests[path.parent.name, run], path
 
 
 def change_scale(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,29 +420,6 @@ def test_a_default_that_changes_in_code_changes_the_digest(write, monkeypatch: p
     change_scale(monkeypatch)
     assert only(path).digest != before
     assert only(path, "method.scale=20.0").digest == explicit == before
-
-
-def former(recipe: Recipe) -> str:
-    """The digest of before: of what a recipe said, without the defaults."""
-    said = recipe.model_dump(exclude_defaults=True, exclude={"data": {"note"}})
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def test_the_digest_of_before_stands_for_a_published_run_until_a_default_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    recipes = (recipe for path in RECIPES for _, recipe in load_recipes(path))
-    assert len([*islice((recipe for recipe in recipes if former(recipe) in recipe.digests), 31)]) == 31
-    (_, recipe), *_ = load_recipes(RECIPES[0].parent / "voc.toml", only=["protonet"])
-    assert recipe.digests == {recipe.digest, former(recipe)}
-    change_scale(monkeypatch)
-    assert recipe.digests == {recipe.digest}
-    assert former(recipe) not in recipe.digests
-
-
-def test_the_digest_of_before_does_not_stand_for_runs_that_were_not_published(write) -> None:
-    recipe = only(write(DATA + METHOD))
-    assert recipe.digests == {recipe.digest}
 
 
 def reference_row(key: str, field: FieldInfo) -> str:
@@ -470,7 +453,7 @@ def test_the_protocols_split_and_recipe_are_valid(tmp_path: Path, write) -> None
     text = PROTOCOL.read_text()
     (recipe, grid), (split,) = (re.findall(rf"```{kind}\n(.*?)```", text, re.S) for kind in ("toml", "json"))
     (tmp_path / "split.json").write_text(split)
-    assert only(write(recipe)).data.split == "split.json"
+    assert [run.training is None for _, run in load_recipes(write(recipe))] == [True, False]
     assert names(write(DATA + grid)) == ["attention-1-shots", "attention-5-shots", "attention-10-shots"]
     assert set(Split.load(str(tmp_path / "split.json")).phases) == {"train", "val", "test", "mixed"}
 

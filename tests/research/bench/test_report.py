@@ -64,7 +64,7 @@ def test_our_numbers_are_means_in_percent_with_intervals(write_run: WriteRun, pa
         "training": "none",
         "test": f"{expected} / {expected}",
         "mixed": "10.00 ± 0.00 / 10.00 ± 0.00",
-        "`test`, other seeds and labels": "–",
+        "`test`, ± over seeds and labels": "–",
         "seconds": "1.5",
     }
 
@@ -79,7 +79,7 @@ def test_runs_that_differ_in_their_seed_are_one_run_with_the_spread_over_seeds(w
     assert found["system"] == "mine"
     assert found["test"].startswith("50.00 ± 89.57 / ")  # the means over seeds have the first one's episodes
     half = 4.302653 * 10 / math.sqrt(3)  # the seeds' means are 50, 60 and 40
-    assert found["`test`, other seeds and labels"] == f"3 seeds ± {half:.2f}"
+    assert found["`test`, ± over seeds and labels"] == f"3 seeds ± {half:.2f}"
 
 
 def test_seeds_on_other_episodes_are_refused(write_run: WriteRun, page: Page) -> None:
@@ -166,7 +166,7 @@ def test_a_run_on_the_original_downloads_stands_beside_the_papers_too(write_run:
 def test_a_namesake_of_other_shots_or_split_does_not_stand_beside_the_papers(
     write_run: WriteRun, page: Page, facts: dict[str, object]
 ) -> None:
-    write_run("coco/protonet", [0.4, 0.4])
+    write_run("baselines/maml", [0.4, 0.4])
     write_run("coco/word-attention", [0.9, 0.9], **facts)
     lines = page()
     (at,) = (n for n, line in enumerate(lines) if line == "### COCO: 16 novel labels, one support image a label")
@@ -331,6 +331,54 @@ def test_a_data_set_of_ones_own_shows_no_table_of_the_paper(write_run: WriteRun,
     assert "Drawn by hand." in section(lines, "mine: 1 shot, 4 queries, 3 episodes")
 
 
+def test_systems_on_data_of_ones_own_are_ranked_and_compared(write_run: WriteRun, page: Page) -> None:
+    write_run("recipe/protonet-1-shots", [0.60, 0.70, 0.66], method="protonet", **MINE)
+    write_run("recipe/protonet-5-shots", [0.90, 0.91, 0.92], method="protonet", shots=5, **MINE)
+    write_run("recipe/closed-form", [0.20, 0.31, 0.25], **MINE)
+    lines = page()
+    found = table(section(lines, "mine: 1 support image a label"))
+    assert [line["system"] for line in found] == ["protonet-1-shots", "closed-form"]
+    assert found[0]["ahead of the next"].startswith("+40.00 ± ")
+    assert "![Macro-AP of every system on mine](plots/mine.png)" in lines
+    (compared,) = table(lines[lines.index("### mine") :])
+    assert compared["less closed-form, test"].startswith("+40.00 ± ")
+
+
+def test_the_overview_of_ones_own_data_is_of_the_fewest_shots_that_several_have(
+    write_run: WriteRun, page: Page
+) -> None:
+    write_run("recipe/word-only", [0.5, 0.6], shots=0, **MINE)
+    assert "## Overview" not in page()  # one alone is ahead of nothing
+    for name in ("a", "b"):
+        write_run(f"recipe/{name}", [0.5, 0.6], shots=5, **MINE)
+    assert [line["system"] for line in table(section(page(), "mine: 5 support images a label"))] == ["a", "b"]
+
+
+def test_tables_of_the_paper_that_nothing_stands_in_are_left_out(write_run: WriteRun, page: Page) -> None:
+    write_run("heads/heads-1", [0.4, 0.5])
+    headings = [line for line in page() if line.startswith("### ")]
+    assert "### Number of attention heads" in headings
+    assert not {"### Word vectors", "### PASCAL VOC: 6 novel labels, one support image a label"} & set(headings)
+
+
+def test_the_page_begins_with_links_to_all_its_sections(write_run: WriteRun, page: Page) -> None:
+    write_run("coco/word-attention", [0.4, 0.5])
+    write_run("recipe/a", [0.2, 0.3], **MINE)
+    lines = page()
+    contents = "\n".join(lines[: lines.index("## Overview")])
+    headings = [line.lstrip("# ") for line in lines if line.startswith(("## ", "### "))]
+    assert re.findall(r"\[(.+?)\]\(#", contents) == headings
+    assert "(#coco-16-novel-labels-one-support-image-a-label-coco)" in contents  # as README has it
+
+
+def test_headings_alike_have_a_link_each(write_run: WriteRun, page: Page) -> None:
+    write_run("recipe/a", [0.2, 0.3], sampling="halves", **MINE)
+    write_run("recipe/b", [0.2, 0.3], supports="single", **MINE)
+    contents = "\n".join(page())
+    assert "[mine](#mine)" in contents
+    assert "[mine](#mine-1)" in contents
+
+
 def test_each_command_is_listed_with_its_commit(write_run: WriteRun, page: Page) -> None:
     write_run("coco/a", [0.2, 0.3])
     write_run("coco/a", [0.2, 0.3], phase="mixed")
@@ -432,3 +480,13 @@ def test_the_command_writes_where_it_is_told_and_speaks_json(write_run: WriteRun
     assert found["files"] == {"page": "page.md", "plots": []}
     assert found["measured"]["recipe/single on test"]["macro_ap"] == {"mean": 0.4, "interval": None}
     assert found["comparisons"] == {}
+
+
+@pytest.mark.slow
+def test_the_published_page_is_what_the_published_rows_make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    results = Path(__file__).parents[3] / "results"
+    for name in ("draw_marks", "draw_curves"):
+        monkeypatch.setattr(f"fewtag.research.bench.report.figures.{name}", lambda path, *_, **__: path)
+    made = write_report(results, tmp_path / "RESULTS.md")
+    assert made.page.read_text() == (results / "RESULTS.md").read_text(), "run `fewtag report`"
+    assert {plot.name for plot in made.plots} == {plot.name for plot in (results / "plots").iterdir()}

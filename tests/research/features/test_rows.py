@@ -176,7 +176,8 @@ def test_a_run_that_was_stopped_goes_on_with_what_is_missing(
     backbone = make_backbone()
     rows = feature_rows(images, backbone, tmp_path / "cache", batch=3, advance=told.append)
     assert backbone.network.passes == [1, 3, 1]
-    assert sorted(decoded) == ["6.jpg", "7.jpg", "8.jpg", "9.jpg"]
+    # a set: threads of the stopped run may still read ahead
+    assert {*decoded} == {"6.jpg", "7.jpg", "8.jpg", "9.jpg"}
     assert sum(told) == COUNT
     assert_features(rows, images)
 

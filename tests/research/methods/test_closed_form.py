@@ -48,10 +48,12 @@ def test_scores_are_those_of_the_core_step_by_step() -> None:
     prototypes = core.base_prototypes(space.project(base.features.numpy()), base.targets.numpy(), STRENGTHS.separation)
     guides = core.fit_words(base.words.numpy(), prototypes, STRENGTHS.ridge).prototypes(support.words.numpy())
     shown, asked = space.project(places(support.maps).numpy()), space.project(places(maps).numpy())
-    attended = core.attend(shown, guides, STRENGTHS.support_focus)
-    visual = np.stack([attended[targets[:, label].numpy(), label].sum(axis=0) for label in (0, 1)])
-    mixed = core.mix(visual, guides, np.array([2, 3]), STRENGTHS)
-    np.testing.assert_allclose(method.adapt(support)(maps), 10 * core.score(asked, mixed, STRENGTHS), atol=1e-5)
+    for label, guide in enumerate(guides):
+        mine = core.Pictures.of(shown[targets[:, label].numpy()])
+        visual = core.unit(mine.attend(guide, STRENGTHS.support_focus).sum(axis=0))
+        mixed = core.unit(visual + STRENGTHS.word_weight * len(mine.places) ** -STRENGTHS.word_decay * guide)
+        expected = 10 * core.Pictures.of(asked).scores(mixed, STRENGTHS)
+        np.testing.assert_allclose(method.adapt(support)(maps)[:, label], expected, atol=1e-5)
 
 
 def test_its_strengths_default_to_the_cores() -> None:
@@ -61,9 +63,9 @@ def test_its_strengths_default_to_the_cores() -> None:
 def test_a_label_without_image_is_its_word() -> None:
     method, words = ClosedForm(CHANNELS, DIMENSIONS, space=SPACE), random(1, DIMENSIONS, seed=8).numpy()
     method.prepare(make_base())
-    local = method.encode(random(2, CHANNELS, 2, 2, seed=9)).numpy()
-    prototypes = method.mixed(local, np.zeros((2, 1), bool), method.word_map_.prototypes(words))
-    np.testing.assert_array_equal(prototypes, method.word_map_.prototypes(words))
+    pictures = core.Pictures.of(method.encode(random(2, CHANNELS, 2, 2, seed=9)).numpy())
+    (guide,) = method.word_map_.prototypes(words)
+    np.testing.assert_array_equal(method.prototype(pictures, np.zeros(2, bool), guide), guide)
 
 
 def test_no_gradient_flows_through() -> None:

@@ -27,9 +27,10 @@ from fewtag.research.methods.pla import (
 both = pytest.mark.parametrize("kind", [PLA, WordPLA])
 
 
-def small(kind: type[PLA], **options: float) -> PLA:
+def small(kind: type[PLA], *, finetune_epochs: int = 20, **options: float) -> PLA:
     torch.manual_seed(0)
-    return kind(CHANNELS, DIMENSIONS, joint=32, embedding=16, finetune_rate=1e-2, **options)  # type: ignore[arg-type]
+    sizes = {"joint": 32, "embedding": 16, "finetune_epochs": finetune_epochs}
+    return kind(CHANNELS, DIMENSIONS, finetune_rate=1e-2, **sizes, **options)  # type: ignore[arg-type]
 
 
 def brute_force(logits: Tensor, shown: Tensor) -> list[int]:

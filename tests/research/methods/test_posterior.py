@@ -100,15 +100,15 @@ def test_the_closed_form_learns_nothing_from_a_no() -> None:
 def test_rocchio_moves_as_far_as_the_number_of_the_rejected_says(rejected: int) -> None:
     method = prepared(Rocchio(CHANNELS, DIMENSIONS, space=SPACE, rejection=0.5))
     assert isinstance(method, Rocchio)
-    local = method.local(random(1 + rejected, CHANNELS, 2, 3, seed=6))
-    shown, guide = np.arange(1 + rejected)[:, None] == 0, np.eye(SPACE, dtype=np.float32)[:1]
-    before = ClosedForm.mixed(method, local, shown, guide)[0]
+    pictures = Pictures.of(method.local(random(1 + rejected, CHANNELS, 2, 3, seed=6)))
+    shown, guide = np.arange(1 + rejected) == 0, np.eye(SPACE, dtype=np.float32)[0]
+    before = ClosedForm.prototype(method, pictures, shown, guide)
     wanted = before
     if rejected:
-        focused = Pictures.of(local[1:]).attend(before, method.strengths.query_focus)
+        focused = Pictures.of(pictures.places[1:]).attend(before, method.strengths.query_focus)
         away = focused.sum(axis=0) / np.linalg.norm(focused.sum(axis=0))
         wanted = before - 0.5 * min(rejected / ENOUGH, 1) * away
-    np.testing.assert_allclose(method.mixed(local, shown, guide)[0], wanted / np.linalg.norm(wanted), atol=1e-5)
+    np.testing.assert_allclose(method.prototype(pictures, shown, guide), wanted / np.linalg.norm(wanted), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if issubclass(kind, WordMapped)])

@@ -1,5 +1,6 @@
 """Distributed training and evaluation: one process, or several that torchrun started, through Lightning Fabric."""
 
+import atexit
 import logging
 import os
 import sys
@@ -55,6 +56,10 @@ def _join_ranks() -> None:
     # Fabric goes by this group. Objects and flags travel by gloo on any device; tensors of a GPU by NCCL
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     torch.distributed.init_process_group(backend, timeout=TIMEOUT)
+    if backend == "gloo":
+        # else its threads may still run when the process ends, which then aborts instead of telling its exit code.
+        # NCCL's group is not left so: that waits for the other ranks, which may have crashed
+        atexit.register(torch.distributed.destroy_process_group)
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     if torch.distributed.get_rank() != 0:
         warnings.simplefilter("ignore")

@@ -60,7 +60,7 @@ def as_named(episode: Episode, draw: Draw) -> Episode:
 MOST_ENCODED = 2**29
 """Bytes of encoded pictures that are kept for the episodes to come."""
 ENCODED_AT_ONCE = 64
-EPISODES_AT_ONCE = 4
+EPISODES_AT_ONCE = 8
 """Stacked, where a method can: fewer calls, and their pictures still stay in the processor's cache."""
 
 

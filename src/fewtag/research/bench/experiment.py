@@ -14,7 +14,7 @@ from fewtag.research.bench.recipe import Recipe, Source, digest_of
 from fewtag.research.data.images import LabelledImages, concatenate, readable
 from fewtag.research.data.readers import read_coco, read_folders, read_table, read_voc
 from fewtag.research.data.sampling import SAMPLERS, Draw, load_draws
-from fewtag.research.data.splits import Split, class_names, overlaps
+from fewtag.research.data.splits import Split, class_names, overlapping_classes
 from fewtag.research.features.backbone import AnyBackbone, ImageClassifier, create_classifier, open_backbone
 from fewtag.research.features.words import load_words
 from fewtag.research.methods import Base, Method, create_method
@@ -101,8 +101,7 @@ class Experiment:
         assert settings is not None
         vectors, known = class_vectors(self.vectors, class_names(settings.classes))
         numbers = np.flatnonzero(known).tolist()
-        listed = overlaps(settings.classes, self.split.name) if settings.variant == "clean" else []
-        left_out = {number for overlap in listed for number in overlap.classes}
+        left_out = overlapping_classes(settings.classes, self.split.name) if settings.variant == "clean" else set()
         kept = [row for row, number in enumerate(numbers) if number not in left_out]
         if not kept:
             raise InputError(

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -34,7 +35,7 @@ from fewtag.research.bench.train import train
 from fewtag.research.data.images import LabelledImages, refuse_unreadable
 from fewtag.research.data.sampling import Draw
 from fewtag.research.features.backbone import AnyBackbone
-from fewtag.research.features.rows import Rows, drop_features, feature_rows, take_all
+from fewtag.research.features.rows import Rows, drop_features, feature_rows, find_copies, take_all
 from fewtag.research.methods import METHODS, Base, ClassNames, EndToEnd, Method
 from fewtag.research.types import pool
 
@@ -68,6 +69,8 @@ def measure(
                 images = experiment.phase(phase)
                 used, numbered = _used(images, phase_draws)  # a large pool is not encoded for a few draws
                 features = read_features(used, backbone, bench, phase)
+                if fabric.is_global_zero:
+                    _warn_of_copies(used, features, phase)
                 pictures = Pool.of(used, features, words[phase], fabric.device)
                 since = time.perf_counter()
                 advance = bench.begin(f"measuring {recipe.name} on {phase}", len(rank_share(fabric, numbered)))
@@ -80,6 +83,16 @@ def measure(
                 rows[phase] = found = result_rows(recipe, phase, metrics, command=command, device=device, facts=facts)
                 on_rank_zero(fabric, partial(write_rows, files[phase], found))
     return rows
+
+
+def _warn_of_copies(images: LabelledImages, rows: Rows, phase: str) -> None:
+    if copies := find_copies(rows):
+        one, other = (images.ids[row] for row in copies[0])
+        warnings.warn(
+            f"{len(copies)} of the {len(images)} pictures of {phase!r} are copies of others, such as {other!r} of "
+            f"{one!r}: one may be support and the other query of an episode; list each once, with all its labels",
+            stacklevel=2,
+        )
 
 
 def _used(images: LabelledImages, draws: Sequence[Draw]) -> tuple[LabelledImages, list[Draw]]:
@@ -189,7 +202,7 @@ def measured_rows(kind: type[Row], files: Mapping[str, Path], experiment: Experi
     """The phases measured already; rows of another recipe or of other pictures are refused, lest they be lost."""
     found = {phase: rows for phase, path in files.items() if path.exists() and (rows := read_rows_of(kind, path))}
     for phase, rows in found.items():
-        same_recipe = rows[0].recipe_digest in experiment.recipe.digests
+        same_recipe = rows[0].recipe_digest == experiment.recipe.digest
         if not same_recipe or rows[0].data_digest != experiment.phase(phase).digest:
             raise InputError(
                 f"{files[phase]} holds rows of another recipe or of other data; name another --out, or --force to "

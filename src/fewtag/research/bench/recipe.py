@@ -3,8 +3,6 @@
 import hashlib
 import inspect
 import json
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -239,6 +237,8 @@ class Recipe(Settings):
             raise InputError(f"supports = 'single' needs sampling = 'per-label', found {evaluation.sampling!r}")
         if evaluation.shots == 0 and evaluation.sampling == "at-least":
             raise InputError("shots = 0 needs sampling = 'per-label' or 'halves', found 'at-least'")
+        if evaluation.shots == 0 and method is not None and not method.serves_words_alone:
+            raise InputError(f"method {self.method.name!r} knows no label by its name alone; write shots = 1 or more")
         return self
 
     @property
@@ -253,11 +253,6 @@ class Recipe(Settings):
     def digest(self) -> str:
         """Names the recipe by all its settings, defaults included; the note does not count."""
         return digest_of(_counted(self.effective.model_dump(mode="json", exclude={"data": {"note"}})))
-
-    @property
-    def digests(self) -> frozenset[str]:
-        """The digests of rows that this recipe has measured: its own, and the one of before if it had one."""
-        return frozenset(filter(None, (self.digest, _former_digests().get(self.digest))))
 
     @property
     def training_settings(self) -> dict[str, Any]:
@@ -290,15 +285,3 @@ def _counted(settings: Any) -> Any:
 def digest_of(settings: object) -> str:
     """The first 12 digits of the SHA-256 of the settings as JSON."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-
-
-@cache
-def _former_digests() -> dict[str, str]:
-    """The digest that a recipe had while settings at their defaults did not count, by its digest of now.
-
-    The published rows carry those. A digest of before cannot be worked out again: it stays the same when a default
-    changes. So they are listed, for the runs that were published, beside the digest of all settings as they were
-    then: once a default in code differs, the recipe's digest of now is no longer in the list, and the old rows count
-    as another recipe's.
-    """
-    return json.loads(Path(__file__).with_name("former_digests.json").read_text())

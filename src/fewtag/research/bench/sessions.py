@@ -64,8 +64,7 @@ class Gallery:
         self.pictures = pictures
 
     def select(self, rows: Sequence[int]) -> Pictures:
-        chosen = list(rows)
-        return Pictures(*(part[chosen] for part in self.pictures))
+        return self.pictures.take(np.array(rows, np.int64))
 
     def logits(self, classifiers: Classifiers, strengths: Strengths) -> NDArray[np.float32]:
         """problems × images"""
@@ -123,6 +122,25 @@ def run_sessions(
                 rows.append(int(np.flatnonzero(wishes == best)[0]))
 
 
+def session_columns(
+    precisions: Sequence[NDArray[np.float64]],
+    started: Sequence[Problem],
+    labels: Sequence[str],
+    settings: SessionSettings,
+) -> Iterator[dict[str, object]]:
+    """What each problem came to after each number of answers that is written down."""
+    least = np.minimum.accumulate(precisions, axis=0)
+    for number, problem in enumerate(started):
+        for answers in settings.answers:
+            yield {
+                "session_seed": problem.seed,
+                "label": labels[problem.label],
+                "answers": answers,
+                "ap": round(float(precisions[answers][number]), 6),
+                "least": round(float(least[answers, number]), 6),
+            }
+
+
 def measure_sessions(
     experiment: Experiment, bench: Bench, *, out: Path, command: str, force: bool = False
 ) -> dict[str, list[SessionRow]]:
@@ -157,16 +175,8 @@ def measure_sessions(
             for precision in run_sessions(method, gallery, guides, started, order, most):
                 precisions.append(precision)
                 advance(1)
-            ap, least = np.stack(precisions), np.minimum.accumulate(precisions, axis=0)
-            found += [
-                {
-                    **{"examples": settings.examples, "order": order, "session_seed": problem.seed},
-                    **{"label": images.labels[problem.label], "answers": answers},
-                    **{"ap": round(float(ap[answers, number]), 6), "least": round(float(least[answers, number]), 6)},
-                }
-                for number, problem in enumerate(started)
-                for answers in settings.answers
-            ]
+            asked = {"examples": settings.examples, "order": order}
+            found += [asked | columns for columns in session_columns(precisions, started, images.labels, settings)]
         shared = run_columns(recipe, phase, command=command, device=device_name(fabric.device))
         shared |= {"seconds": round(time.perf_counter() - since, 2), "data_digest": images.digest}
         rows[phase] = told = [SessionRow.model_validate(shared | one) for one in found]

@@ -35,8 +35,8 @@ from fewtag.research.features.rows import MemoryRows, Rows, feature_rows, pixel_
 from fewtag.research.methods import METHODS, EndToEnd, Method
 
 
-class Phase(NamedTuple):
-    """Where training draws its episodes, or validation its."""
+class Episodes(NamedTuple):
+    """Episodes by number: of the base labels to train on, or of the validation labels."""
 
     pool: Pool
     sampler: EpisodeSampler
@@ -49,19 +49,14 @@ def train(experiment: Experiment, run: RunFolder, bench: Bench) -> TrainingSumma
         raise InputError(f"recipe {recipe.name!r} has no [training] table, so there is nothing to train")
     if not METHODS[recipe.method.name].differentiable:
         raise InputError(
-            f"method {recipe.method.name!r} is solved on the base pictures, not trained; remove [training] from recipe "
-            f"{recipe.name!r}"
+            f"method {recipe.method.name!r} is solved on the base pictures, not trained; give `training` only to the "
+            f"[[runs]] that train, not to {recipe.name!r}"
         )
     done = on_rank_zero(fabric, lambda: run.summary)
     if done is not None:
         return done
 
     method, base, validation = prepare(experiment, bench)
-    if not any(parameter.requires_grad for parameter in method.parameters()):
-        raise InputError(
-            f"method {recipe.method.name!r} has nothing to learn on a frozen backbone; remove [training] from recipe "
-            f"{recipe.name!r}, or set backbone.frozen = false"
-        )
     learner = Learner(method, training, recipe.seed, fabric)
     with ExitStack() as held:
         with collective_refusal():
@@ -134,7 +129,7 @@ class Learner:
         assert isinstance(self.averaged.module, Method)
         return self.averaged.module
 
-    def learn(self, base: Phase, advance: Advance) -> float:
+    def learn(self, base: Episodes, advance: Advance) -> float:
         """Takes steps until the next validation; returns the mean loss, the same on every rank."""
         a_step = self.training.episodes_per_step * self.fabric.world_size
         validate_every = max(1, round(self.training.validate_every / a_step)) * a_step
@@ -153,7 +148,7 @@ class Learner:
             raise InputError(f"the loss is {loss} at episode {self.state.episode}; lower training.learning_rate")
         return loss
 
-    def take_step(self, base: Phase) -> Tensor:
+    def take_step(self, base: Episodes) -> Tensor:
         """One gradient step over some episodes; all its randomness comes from the seed and the episodes' numbers."""
         training, turns = self.training, self.training.episodes_per_step
         since = self.state.episode - self.method.encoder_episodes
@@ -185,7 +180,7 @@ class Learner:
             return 0.0
         return 0.0 * torch.stack([each.sum() for each in self.method.parameters() if each.requires_grad]).sum()
 
-    def judge(self, run: RunFolder, validation: Phase | None, loss: float | None, advance: Advance) -> None:
+    def judge(self, run: RunFolder, validation: Episodes | None, loss: float | None, advance: Advance) -> None:
         """Validates the weights to keep, saves them if they are the best so far, and logs what they came to.
 
         Without validation, or where the last are to be kept, the latest weights are the best.
@@ -222,19 +217,19 @@ def cyclic_share(cycle: int, step: int) -> float:
     return 1.0 - 0.999 * (step % cycle) / max(1, cycle - 1) if cycle else 1.0
 
 
-def validate(fabric: Fabric, method: Method, phase: Phase, episodes: int) -> dict[str, float]:
+def validate(fabric: Fabric, method: Method, held: Episodes, episodes: int) -> dict[str, float]:
     """Mean metrics over the validation episodes, which the ranks share among them."""
     broadcast_buffers(fabric, method)
     with fabric.autocast():
         judged = share_out(
             fabric,
             range(episodes),
-            lambda mine: evaluate(method, phase.pool, [phase.sampler.draw(index) for index in mine]),
+            lambda mine: evaluate(method, held.pool, [held.sampler.draw(index) for index in mine]),
         )
     return {name: round(fmean(episode.metrics[name] for episode in judged), 6) for name in METRICS}
 
 
-def prepare(experiment: Experiment, bench: Bench) -> tuple[Method, Phase, Phase | None]:
+def prepare(experiment: Experiment, bench: Bench) -> tuple[Method, Episodes, Episodes | None]:
     """The method, and the base and validation phases as the rows it works on: features, or pixels if end to end.
 
     Without patience nothing is validated, and the split needs no validation labels.
@@ -254,8 +249,13 @@ def prepare(experiment: Experiment, bench: Bench) -> tuple[Method, Phase, Phase 
         if experiment.compiled:
             backbone.compile()  # in place: weights keep their names
         read = partial(pixel_rows, size=backbone.size, cache=bench.cache)
+    if not any(parameter.requires_grad for parameter in method.parameters()):
+        raise InputError(
+            f"method {recipe.method.name!r} has nothing to learn on a frozen backbone; give `training` only to the "
+            f"[[runs]] that train, not to {recipe.name!r}, or set backbone.frozen = false"
+        )
 
-    def phase(name: str) -> Phase:
+    def episodes(name: str) -> Episodes:
         with collective_refusal():
             images = experiment.phase(name)
             sampler = EpisodeSampler(
@@ -263,9 +263,9 @@ def prepare(experiment: Experiment, bench: Bench) -> tuple[Method, Phase, Phase 
             )
             words = experiment.words(images.labels)
         rows = rows_by_all_ranks(bench, images, read, name)
-        return Phase(Pool.of(images, on_device(rows, device), words, device), sampler)
+        return Episodes(Pool.of(images, on_device(rows, device), words, device), sampler)
 
-    return method, phase("train"), phase("val") if training.patience else None
+    return method, episodes("train"), episodes("val") if training.patience else None
 
 
 def tune_stage(backbone: AnyBackbone, stage: str) -> None:

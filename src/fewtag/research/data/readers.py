@@ -5,10 +5,11 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from fewtag.cache import content_digest
 from fewtag.errors import InputError, nearest
 from fewtag.files import read_json
-from fewtag.pictures.files import Picture, archived, is_image_name
-from fewtag.pictures.tables import read_cells, split_labels
+from fewtag.pictures.files import Picture, archived, is_image_name, own_entries
+from fewtag.pictures.tables import ABSENT, NOT, read_cells, split_labels
 from fewtag.research.data.images import LabelledImages, from_shown
 
 
@@ -68,18 +69,8 @@ def read_table(
         raise InputError(f"the table {path} ends neither in .csv nor in .tsv (or these with .gz); rename it")
     place = path.parent if images is None else images
     index: ImageIndex | None = None
-    first_line: dict[str, int] = {}
     pictures = []
-    for line, row in _filtered(path, where or {}):
-        if not row["image"].strip():
-            raise InputError(f"{path} line {line} names no image; fill in the column `image` or remove the line")
-        name = PurePosixPath(row["image"].strip()).as_posix()
-        if name in first_line:
-            raise InputError(f"{path} lists image {name!r} twice, in lines {first_line[name]} and {line}; join the two")
-        first_line[name] = line
-        shown = split_labels(path, line, row["labels"])
-        if not shown:
-            raise InputError(f"{path} line {line} has an empty label in {row['labels']!r}; name it, or remove the line")
+    for name, (line, labels) in _labels(path, _filtered(path, where or {})).items():
         picture = Picture(place / name, name=str(place / name))
         if not is_image_name(name) or not picture.path.is_file():
             index = index_images(place) if index is None else index
@@ -87,12 +78,39 @@ def read_table(
                 picture = index.find(name)
             elif not is_image_name(name):
                 raise InputError(f"{path} line {line}: image {name!r} is not in {place}; check it, or add its ending")
-        pictures.append((name, picture, set(shown)))
-    return from_shown(pictures, sorted(set().union(*(shown for _, _, shown in pictures))))
+        pictures.append((name, picture, labels))
+    return from_shown(pictures, sorted(set().union(*(labels for _, _, labels in pictures))))
+
+
+def _labels(path: Path, rows: Sequence[tuple[int, dict[str, str]]]) -> dict[str, tuple[int, set[str]]]:
+    """Of each image its first line and its labels; lines of one add up, but none may deny what another says."""
+    said: dict[str, dict[str, int]] = {}
+    for line, row in rows:
+        if not row["image"].strip():
+            raise InputError(f"{path} line {line} names no image; fill in the column `image` or remove the line")
+        labels = split_labels(path, line, row["labels"])
+        if not labels:
+            raise InputError(f"{path} line {line} has an empty label in {row['labels']!r}; name it, or remove the line")
+        labels += [NOT + label for label in split_labels(path, line, row.get(ABSENT, ""))]
+        lines = said.setdefault(PurePosixPath(row["image"].strip()).as_posix(), {})
+        lines.update(dict.fromkeys(labels, line) | lines)
+    found = {}
+    for name, lines in said.items():
+        shown = {label for label in lines if not label.startswith(NOT)}
+        if not shown:
+            raise InputError(f"{path} says only what image {name!r} does not show; name a label, or remove the line")
+        for label in sorted(shown):
+            if NOT + label in lines:
+                yes, no = lines[label], lines[NOT + label]
+                raise InputError(
+                    f"{path} says in line {yes} that {name!r} shows {label!r} and in line {no} that it does not; choose"
+                )
+        found[name] = (min(lines.values()), shown)
+    return found
 
 
 def _filtered(path: Path, where: Mapping[str, Sequence[str]]) -> list[tuple[int, dict[str, str]]]:
-    everything = list(read_cells(path))
+    everything = read_cells(path)
     for column, values in where.items():
         if column not in everything[0][1]:
             raise InputError(f"the table {path} has no column {column!r}; {nearest(column, everything[0][1])}")
@@ -104,10 +122,13 @@ def _filtered(path: Path, where: Mapping[str, Sequence[str]]) -> list[tuple[int,
 
 
 def read_folders(path: Path) -> LabelledImages:
-    """Image "dog/1.jpg" shows "dog"; sub-folders are not descended, hidden files and other endings are skipped."""
+    """Image "dog/1.jpg" shows "dog"; sub-folders are not descended, hidden files and other endings are skipped.
+
+    Copies in several folders are one image that shows all their labels, lest it be support and query of one episode.
+    """
     if not path.is_dir():
         raise InputError(f"{path} is no folder; give the folder that holds one folder for each label")
-    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    entries = own_entries(path)
     loose = [entry.name for entry in entries if entry.is_file() and is_image_name(entry.name)]
     if loose:
         raise InputError(
@@ -116,13 +137,19 @@ def read_folders(path: Path) -> LabelledImages:
     labels = [entry.name for entry in entries if entry.is_dir()]
     if not labels:
         raise InputError(f"{path} holds no label's folder; make one folder for each label and put its images there")
-    pictures = []
+    files: list[Path] = []
     for label in labels:
         images = sorted(file for file in (path / label).iterdir() if file.is_file() and is_image_name(file.name))
         if not images:
             raise InputError(f"label {label!r} has no image: {path / label} holds none; add one or remove the folder")
-        pictures += [(f"{label}/{file.name}", Picture(file, name=str(file)), {label}) for file in images]
-    return from_shown(pictures, labels)
+        files += images
+    sizes = Counter(file.stat().st_size for file in files)
+    pictures: dict[object, tuple[str, Picture, set[str]]] = {}
+    for file in files:
+        picture, label = Picture(file, name=str(file)), file.parent.name
+        content = content_digest(picture.read()) if sizes[file.stat().st_size] > 1 else file
+        pictures.setdefault(content, (f"{label}/{file.name}", picture, set()))[2].add(label)
+    return from_shown(list(pictures.values()), labels)
 
 
 def read_coco(annotations: Sequence[Path], images: Sequence[Path]) -> LabelledImages:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
@@ -158,15 +158,6 @@ def _refuse_unknown(names: Iterable[str], known: Iterable[str], what: str) -> No
             raise ValueError(f"{what}, {name!r}; {nearest(name, known)}")
 
 
-class Overlap(NamedTuple):
-    """Classes that are, contain, are a kind of or are called by a validation or novel label."""
-
-    label: str
-    reason: str
-    classes: dict[int, str]
-    """The classes' first names by number."""
-
-
 def class_names(classes: str) -> list[str]:
     """The names of all classes, synonyms joined by commas: "tench, Tinca tinca"."""
     from timm.data.imagenet_info import ImageNetInfo  # not above: a split does not wait for timm
@@ -178,8 +169,11 @@ def class_names(classes: str) -> list[str]:
     return [info.index_to_description(each) for each in range(info.num_classes())]
 
 
-def overlaps(classes: str, split: str) -> list[Overlap]:
-    """What a clean list of names leaves out for a split; the splits that have one come with the package."""
+def overlapping_classes(classes: str, split: str) -> set[int]:
+    """What a clean list leaves out: classes that are, contain, are a kind of or are called by a split's new label.
+
+    By number; the splits that have such a list come with the package.
+    """
     folder = resources.files("fewtag.research.data") / "overlaps"
     known = {Path(file.name).stem: file for file in folder.iterdir() if file.name.endswith(".json")}
     name = f"{classes}-{split}"
@@ -189,7 +183,4 @@ def overlaps(classes: str, split: str) -> list[Overlap]:
             f"{nearest(name, known)} or write variant = 'all' in [names]"
         )
     content = json.loads(known[name].read_text(encoding="utf-8"))
-    return [
-        Overlap(each["label"], each["reason"], {int(number): first for number, first in each["classes"].items()})
-        for each in content["overlaps"]
-    ]
+    return {int(number) for each in content["overlaps"] for number in each["classes"]}

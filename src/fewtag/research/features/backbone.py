@@ -14,7 +14,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from fewtag.errors import InputError, nearest
+from fewtag.errors import InputError, first_line, nearest
 from fewtag.research.features.weights import Network, Preprocessing, load_weights, split_source
 
 Layout = Literal["NCHW", "NHWC", "tokens"]
@@ -218,11 +218,6 @@ def size_error(name: str, size: int, error: Exception) -> InputError:
         f"backbone {name!r} cannot take images of {size} pixels ({first_line(error)}); "
         "choose another size, such as 224 or the one in its name"
     )
-
-
-def first_line(error: Exception) -> str:
-    """An error in a few words."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
 
 
 def fuse_batch_norms(backbone: Backbone) -> Backbone:

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fewtag.errors import InputError
+from fewtag.errors import InputError, first_line
 from fewtag.files import write_atomically
 from fewtag.graphs import pack_weights
-from fewtag.research.features.backbone import Backbone, first_line, fuse_batch_norms
+from fewtag.research.features.backbone import Backbone, fuse_batch_norms
 from fewtag.runtime import INPUTS, OUTPUTS
 
 TOLERANCE = {16: 1e-3, 8: 0.1}

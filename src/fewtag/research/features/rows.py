@@ -79,6 +79,15 @@ class JoinedRows:
         return join_maps([part.take(rows) for part in self.parts])
 
 
+def find_copies(rows: Rows) -> list[tuple[int, int]]:
+    """Row numbers of pictures that have the same bytes as an earlier one, after that one's; as far as the rows tell."""
+    cached = rows.parts[0] if isinstance(rows, JoinedRows) else rows
+    first: dict[bytes, int] = {}
+    digests = cached.digests if isinstance(cached, CachedRows) else ()
+    pairs = [(first.setdefault(digest, row), row) for row, digest in enumerate(digests)]
+    return [(one, other) for one, other in pairs if one != other]
+
+
 class Extractor(NamedTuple):
     """What makes a space's rows of pictures of one size.
 

@@ -5,8 +5,7 @@ suggests that an image of it looks like. The closed form and the posterior, the 
 the prototype, rather than as the query of a learnt attention.
 """
 
-from collections.abc import Callable
-from dataclasses import field, fields
+from dataclasses import field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,8 @@ from fewtag.research.methods.base import Base, Classifier, Method, Precoded, Sup
 from fewtag.research.methods.linear import LogisticRegression, fit_logistic
 from fewtag.research.types import Encoded, Logits, Maps, Words, places, pool
 
+Vector = NDArray[np.float32]
+"""space"""
 ENOUGH = 8
 """Rejected pictures by which a prototype moves as far as it ever will; with fewer, less far in proportion."""
 
@@ -138,23 +139,28 @@ class ClosedForm(WordMapped, Precoded):
         return to_tensor(self.local(maps), maps)
 
     def adapt_encoded(self, support: Support) -> Classifier:
-        scorer = self.scorer(to_array(support.maps), to_array(support.targets), to_array(support.words.float()))
-        return lambda encoded: to_tensor(self.scale * scorer(to_array(encoded)), encoded)
+        classifiers = self.classifiers(to_array(support.maps), to_array(support.targets), self.guides(support.words))
+        return lambda encoded: to_tensor(classifiers.logits(to_array(encoded), self.strengths), encoded)
 
-    def scorer(self, local: Places, shown: NDArray[np.bool_], words: Vectors) -> Callable[[Places], core.Scores]:
-        """From the places of some images, which show these labels, and the labels' words to the scores of others."""
-        prototypes = self.mixed(local, shown, self.word_map_.prototypes(words))
-        return lambda others: core.score(others, prototypes, self.strengths)
+    def classifiers(self, local: Places, shown: NDArray[np.bool_], guides: Vectors) -> core.Classifiers:
+        """From the places of some images, which show these labels, and from what the labels' words suggest."""
+        pictures = Pictures.of(local)
+        return core.Classifiers.of([self.fit(pictures, *label) for label in zip(shown.T, guides, strict=True)])
 
-    def mixed(self, local: Places, shown: NDArray[np.bool_], guides: Vectors) -> Vectors:
-        """A label's prototype: the mean of its images' attended features, with what its word suggests mixed in."""
-        attended = core.attend(local, guides, self.strengths.support_focus)
-        visual = np.einsum("il,ils->ls", shown.astype(np.float32), attended)
-        return core.mix(visual, guides, shown.sum(axis=0), self.strengths)
+    def fit(self, pictures: Pictures, shown: NDArray[np.bool_], guide: Vector) -> core.Fitted:
+        """One label's classifier: the cosine with its prototype, scaled."""
+        scaled = replace(self.strengths, kappa=self.scale, offset=0.0)
+        return core.prior(self.prototype(pictures, shown, guide), scaled)
 
-    def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]) -> core.Fitted:
+    def prototype(
+        self, pictures: Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """The mean of its images' attended features, with what its word suggests mixed in."""
+        return core.prototype(pictures.take(shown), guide, 1.0, self.strengths)
+
+    def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: Vector) -> core.Fitted:
         """One label's classifier from pictures that a person said show it or not; the latter teach it nothing."""
-        return core.prior(self.mixed(pictures.places, shown[:, None], guide[None])[0], self.strengths)
+        return core.prior(self.prototype(pictures, shown, guide), self.strengths)
 
 
 @options
@@ -191,16 +197,11 @@ class Posterior(ClosedForm):
             self.name_right, self.name_wrong, self.name_between, self.name_within, self.name_prior
         )
 
-    def adapt_encoded(self, support: Support) -> Classifier:
-        pictures, shown = Pictures.of(to_array(support.maps)), to_array(support.targets)
+    def fit(self, pictures: Pictures, shown: NDArray[np.bool_], guide: Vector) -> core.Fitted:
         weights = np.where(shown, 1.0, 1.0 if self.complete else self.strengths.unnamed).astype(np.float32)
-        labels = zip(shown.T, weights.T, self.guides(support.words), strict=True)
-        classifiers = core.Classifiers.of(
-            [core.fit_label(pictures, *label, self.strengths, self.evidence) for label in labels]
-        )
-        return lambda encoded: to_tensor(classifiers.logits(to_array(encoded), self.strengths), encoded)
+        return core.fit_label(pictures, shown, weights, guide, self.strengths, self.evidence)
 
-    def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]) -> core.Fitted:
+    def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: Vector) -> core.Fitted:
         """One label's classifier from pictures that a person said show it or not, each with full weight."""
         ones = np.ones(len(shown), np.float32)
         return core.fit_label(pictures, shown, ones, guide, self.strengths, self.evidence, asked=ones > 0)
@@ -215,13 +216,13 @@ class Rocchio(ClosedForm):
 
     rejection: float = 0.4
 
-    def mixed(self, local: Places, shown: NDArray[np.bool_], guides: Vectors) -> Vectors:
-        prototypes = super().mixed(local, shown, guides)
-        rejected = np.float32(~shown)
-        attended = core.attend(local, prototypes, self.strengths.query_focus)
-        away = core.unit(np.einsum("il,ils->ls", rejected, attended))
-        share = self.rejection * np.minimum(rejected.sum(axis=0) / ENOUGH, 1)
-        return core.unit(prototypes - share[:, None] * away).astype(np.float32)
+    def prototype(
+        self, pictures: Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        before = super().prototype(pictures, shown, guide)
+        rejected = pictures.take(~shown).attend(before, self.strengths.query_focus)
+        away: Vector = core.unit(rejected.sum(axis=0)) * np.float32(self.rejection * min(len(rejected) / ENOUGH, 1))
+        return core.unit(before - away)
 
 
 class Whitened(Precoded):
@@ -266,7 +267,7 @@ class Whitened(Precoded):
             return self.method.adapt_encoded(support)
         return self.method.adapt(support)
 
-    def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]) -> core.Fitted:
+    def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: Vector) -> core.Fitted:
         """One label's logistic regression on whole pictures of unit length; its name plays no part."""
         if not isinstance(self.method, LogisticRegression) or not self.method.unit_length:
             raise InputError(

@@ -5,7 +5,7 @@ import { Library, listing, percent, selection } from "./library.js";
 import { Picture } from "./picture.js";
 import { Review } from "./review.js";
 import * as store from "./store.js";
-import { html, render, signal, useEffect, useRef } from "./view.js";
+import { html, render, signal, useEffect, useLayoutEffect, useRef } from "./view.js";
 
 /** On a narrow screen the labels are behind a button. */
 const drawer = signal(false);
@@ -20,13 +20,20 @@ function Header() {
   const { screen, query } = store.route.value;
   const field = /** @type {{current: HTMLInputElement | null}} */ (useRef(null));
   const later = useRef(0);
+  /** What was last searched for from here, since the field has the focus. */
+  const typed = useRef(/** @type {string | null} */ (null));
   const asked = screen === "library" ? (query.get("q") ?? "") : "";
-  useEffect(() => {
-    if (field.current && document.activeElement !== field.current) field.current.value = asked;
+  useLayoutEffect(() => {
+    if (!field.current || asked === typed.current) return;
+    field.current.value = asked;
+    typed.current = null;
   }, [asked]);
   const search = () => {
     clearTimeout(later.current);
-    store.find(/** @type {HTMLInputElement} */ (field.current).value.trim());
+    const wanted = /** @type {HTMLInputElement} */ (field.current).value.trim();
+    const instead = typed.current !== null && screen === "library";
+    typed.current = wanted;
+    store.find(wanted, instead);
   };
   const project = store.project.value;
   return html`<header class="top">
@@ -42,6 +49,7 @@ function Header() {
           clearTimeout(later.current);
           later.current = setTimeout(search, 350);
         }}
+        onBlur=${() => (typed.current = null)}
         onKeyDown=${(/** @type {KeyboardEvent} */ event) => event.key === "Escape" && field.current?.blur()} />
       <datalist id="suggestions">${[...store.labelNames.value.map(store.quoted), "is:unsure", "is:confirmed", "is:untagged"].map((each) => html`<option key=${each} value=${each}></option>`)}</datalist>
     </form>
@@ -61,27 +69,22 @@ function Labels() {
   const known = store.labels.value;
   const rows = tree(known ?? []);
   const project = store.project.value;
+  useEffect(() => document.querySelector("#labels [aria-current=page]")?.scrollIntoView({ block: "nearest" }), [current, rows.length]);
   return html`<nav id="labels" class=${drawer.value ? "labels open" : "labels"} aria-label="Labels" onClick=${() => (drawer.value = false)}>
     <ul>${STATES.map(([state, text]) => html`<li key=${state}><a class="row" href=${store.address("library", "", { q: state })}
       aria-current=${screen === "library" && current === state && !query.get("like") ? "page" : "false"}><span class="name">${text}</span>
       ${state === "" && project && html`<span class="count">${project.indexed.toLocaleString("en")}</span>`}</a></li>`)}</ul>
-    <h2>Labels <button class="plain" aria-label="New label" title="New label (n)" onClick=${() => {
-      store.dialogName.value = "";
-      store.dialog.value = "new";
-    }}>+</button></h2>
-    ${known?.length === 0 && html`<p class="dim">None yet. Select a picture that shows something, press <kbd>n</kbd> and give it a name.</p>`}
+    <h2>Labels <button class="plain" aria-label="New label" title="New label (n)" onClick=${() => store.ask("new")}>+</button></h2>
+    ${known?.length === 0 && html`<p class="dim">None yet.</p>`}
     <ul>${rows.map(({ depth, text, label, path }) => html`<li key=${path}>${label
       ? html`<span class="pair">
           <a class="row" style=${{ "--depth": depth }} href=${screen === "review" ? store.address("review", path) : store.address("library", "", { q: store.quoted(path) })}
             aria-current=${current === path || current === store.quoted(path) ? "page" : "false"} title=${path}>
             <span class="name">${text}</span>
             <span class="count" title="Pictures with this label, and the precision to expect">${(label.tags ?? 0).toLocaleString("en")}${label.expected_precision != null && html`<small>${percent(label.expected_precision)}</small>`}</span></a>
-          <a class="pill" href=${store.address("review", path)} aria-label=${`Review ${path}${label.waiting ? `: ${label.waiting} unsure` : ""}`} title="Review">${label.waiting ? label.waiting.toLocaleString("en") : "›"}</a></span>`
+          <a class="pill" href=${store.address("review", path)} aria-label=${`Review ${path}${label.waiting ? `: ${label.waiting} unsure` : ""}`} title=${`Review${label.waiting ? `: ${label.waiting} unsure` : ""}`}>${label.waiting ? label.waiting.toLocaleString("en") : "›"}</a></span>`
       : html`<span class="pair"><span class="row group" style=${{ "--depth": depth }}>${text}</span>
-          <button class="pill" aria-label=${`Rename ${path}`} title="Rename" onClick=${() => {
-            store.dialogName.value = path;
-            store.dialog.value = "label";
-          }}>⋯</button></span>`}</li>`)}</ul>
+          <button class="pill" aria-label=${`Rename ${path}`} title="Rename" onClick=${() => store.ask("label", path)}>⋯</button></span>`}</li>`)}</ul>
     ${project && project.failures > 0 && html`<p class="dim"><button class="plain" onClick=${() => (store.dialog.value = "failures")}>${project.failures.toLocaleString("en")} unreadable</button></p>`}
   </nav>`;
 }
@@ -132,7 +135,8 @@ function Locked() {
 function App() {
   if (store.locked.value) return html`<${Locked} />`;
   const { screen } = store.route.value;
-  document.title = `${screen === "review" ? `${store.route.value.name} · ` : ""}${store.project.value?.name ?? "fewtag"} · studio`;
+  const subject = screen === "library" ? store.route.value.query.get("q") : screen === "review" ? store.route.value.name : store.pictureName.value;
+  document.title = `${subject ? `${subject} · ` : ""}${store.project.value?.name ?? "fewtag"} · studio`;
   const screens = { library: Library, review: Review, picture: Picture };
   return html`<a class="skip" href="#main" onClick=${(/** @type {Event} */ event) => {
       event.preventDefault();
@@ -201,6 +205,14 @@ async function painted() {
   const images = [.../** @type {NodeListOf<HTMLImageElement>} */ (document.querySelectorAll(".picture img"))];
   await Promise.race([Promise.allSettled(images.map((image) => image.decode())), new Promise((done) => setTimeout(done, 1000))]);
 }
+
+// a file that is dropped would be opened in the page's place
+for (const kind of /** @type {const} */ (["dragover", "drop"]))
+  addEventListener(kind, (event) => {
+    if (!event.dataTransfer?.types.includes("Files")) return;
+    event.preventDefault();
+    if (kind === "drop") store.say("Pictures stay in their folders: start the studio with the folder, fewtag studio PROJECT FOLDER.");
+  });
 
 // for the tests and the curious: what is shown, by its names
 Object.assign(globalThis, { studio: { store, selection, listing } });

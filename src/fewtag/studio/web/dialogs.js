@@ -14,7 +14,8 @@ function Dialog({ title, children, wide }) {
     return () => before?.focus?.({ preventScroll: true });
   }, []);
   const close = () => (store.dialog.value = "");
-  return html`<dialog ref=${element} class=${wide ? "wide" : ""} aria-labelledby="dialog-title" onClose=${close}
+  return html`<dialog ref=${element} class=${wide ? "wide" : ""} aria-labelledby="dialog-title" onCancel=${close}
+    onClose=${() => element.current?.isConnected && close()}
     onClick=${(/** @type {MouseEvent} */ event) => event.target === element.current && close()}>
     <div class="sheet" tabindex="-1" autofocus=${wide}>
       <header><h2 id="dialog-title">${title}</h2><button class="plain" aria-label="Close" onClick=${close}>×</button></header>
@@ -67,8 +68,8 @@ function Name({ title, says, verdict }) {
   const run = (/** @type {string} */ name) => {
     const known = store.labelNames.value.includes(name);
     if (!known && verdict === "yes") return void learn(name, digests, (sentence) => (refusal.value = sentence));
+    if (!known) return void (refusal.value = `There is no label “${name}” yet.`);
     store.dialog.value = "";
-    if (!known) return store.say(`There is no label “${name}” yet; press n to make one.`, { bad: true });
     answerFor(name, verdict, digests);
     selection.value = new Set();
   };
@@ -105,12 +106,15 @@ async function learn(typed, digests, refused) {
   store.dialog.value = "";
   selection.value = new Set();
   await store.loadLabels();
-  store.say(digests.length ? `“${made.name}” learnt from ${plural(digests.length)}.` : `“${made.name}” starts from its name.`, { action: { text: "Undo", run: store.undo } });
+  const meant = made.means?.match(/ \(.+\)$/)?.[0] ?? ""; // a name of another language: “Hund” (dog)
+  store.say(`“${made.name}”${meant} ${digests.length ? `learnt from ${plural(digests.length)}` : "starts from its name"}.`, { action: { text: "Undo", run: store.undo } });
   store.go("review", made.name);
 }
 
 function NewLabel() {
-  const digests = chosenPictures();
+  const chosen = chosenPictures();
+  const shown = useSignal(true);
+  const digests = shown.value ? chosen : [];
   const refusal = useSignal("");
   return html`<${Dialog} title="New label">
     <form onSubmit=${submitting((name) => void learn(name, digests, (sentence) => (refusal.value = sentence)))}>
@@ -119,7 +123,9 @@ function NewLabel() {
       <label>Name <input name="name" list="names" maxlength="200" defaultValue=${store.dialogName.value} autocomplete="off" autofocus required placeholder="heron, or birds/heron" /></label>
       <${Names} names=${store.labelNames.value} />
       ${refusal.value && html`<p class="bad" role="alert">${refusal.value}</p>`}
-      <p class="dim">${digests.length ? `It learns from ${plural(digests.length)}; then you say yes or no to what it finds.` : "It starts from the word alone. Select pictures first to teach it by example."}</p>
+      ${chosen.length > 0 && html`<label class="choice"><input type="checkbox" checked=${shown.value} onChange=${() => (shown.value = !shown.value)} />
+        <span>Learn it from ${chosen.length > 1 ? `these ${plural(chosen.length)}` : "this picture"}</span></label>`}
+      <p class="dim">${digests.length ? "Then you say yes or no to what it finds." : `It starts from the word alone.${chosen.length ? "" : " Select pictures first to teach it by example."}`}</p>
       <footer><button type="submit" class="primary">${digests.length ? "Teach" : "Add"}</button></footer>
     </form>
   </${Dialog}>`;
@@ -127,14 +133,18 @@ function NewLabel() {
 
 function EditLabel() {
   const name = store.dialogName.value;
+  const typed = useSignal(name);
+  const merges = typed.value.trim() !== name && store.labelNames.value.includes(typed.value.trim());
   const rename = async (/** @type {string} */ to) => {
     if (to === name) return void (store.dialog.value = "");
-    const merge = store.labelNames.value.includes(to);
+    const names = store.labelNames.value;
+    const merge = names.includes(to);
     store.dialog.value = "";
-    const made = await store.attempt(() => api.change(name, { name: to, merge }));
+    // what lies under both names becomes one, too
+    const made = await store.attempt(() => api.change(name, { name: to, merge: merge || names.some((each) => each.startsWith(`${to}/`)) }));
     if (!made) return;
     await store.loadLabels();
-    store.say(merge ? `“${name}” is now part of “${made.name}”.` : `“${name}” is now “${made.name}”.`, { action: { text: "Undo", run: store.undo } });
+    store.say(merge ? `“${name}” is now part of “${made.name}”.` : `“${name}” is now “${names.includes(name) ? made.name : to}”.`, { action: { text: "Undo", run: store.undo } });
     store.go("review", made.name);
   };
   const forget = async () => {
@@ -146,10 +156,11 @@ function EditLabel() {
   };
   return html`<${Dialog} title=${`Label “${name}”`}>
     <form onSubmit=${submitting(rename)}>
-      <label>Name <input name="name" list="names" maxlength="200" defaultValue=${name} autocomplete="off" autofocus required /></label>
+      <label>Name <input name="name" list="names" maxlength="200" defaultValue=${name} autocomplete="off" autofocus required
+        onInput=${(/** @type {InputEvent} */ event) => (typed.value = /** @type {HTMLInputElement} */ (event.target).value)} /></label>
       <${Names} names=${store.labelNames.value} />
       <p class="dim">The name of another label makes the two one. A slash makes a tree: <em>birds/heron</em>; what lies under a name moves with it.</p>
-      <footer>${store.labelNames.value.includes(name) && html`<button type="button" class="plain bad" onClick=${forget}>Delete the label</button>`}<span class="space"></span><button type="submit" class="primary">Rename</button></footer>
+      <footer>${store.labelNames.value.includes(name) && html`<button type="button" class="plain bad" onClick=${forget}>Delete the label</button>`}<span class="space"></span><button type="submit" class="primary">${merges ? "Merge the two" : "Rename"}</button></footer>
     </form>
   </${Dialog}>`;
 }
@@ -234,7 +245,7 @@ function Deliver() {
       ${file && table && html`<span class="dim">${file}</span><a class="button primary" href=${`/v1/deliveries/${encodeURIComponent(file)}`} download=${file}>Download</a>`}
       ${done && !file && html`<span>${plural(done.result.changes, "sidecar")} ${back.value ? "taken back" : "written"}.</span>`}
       ${sidecars && !back.value && html`<button disabled=${job.value?.state === "running"} onClick=${() => start(true)}>Take all back</button>`}
-      ${!done && html`<button class="primary" disabled=${!plan.value || job.value?.state === "running"} onClick=${() => start(false)}>Deliver</button>`}
+      ${!done && html`<button class="primary" disabled=${!plan.value?.rows || job.value?.state === "running"} onClick=${() => start(false)}>Deliver</button>`}
     </footer>
   </${Dialog}>`;
 }

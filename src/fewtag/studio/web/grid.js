@@ -1,10 +1,10 @@
 // A windowed grid: of tens of thousands of pictures only those near the window are in the document.
 import { thumbnail } from "./api.js";
-import { ratio } from "./store.js";
+import { ratio, returns } from "./store.js";
 import { html, signal, useEffect, useLayoutEffect, useRef, useState } from "./view.js";
 
 /** @typedef {import("./api.js").Cell} Cell */
-/** @typedef {{pressed: boolean, kind?: string, mark?: string, caption: import("./view.js").View, name: string}} Look */
+/** @typedef {{pressed?: boolean, kind?: string, mark?: string, caption: import("./view.js").View, name: string}} Look */
 
 const GAP = 12;
 const CAPTION = 26;
@@ -14,16 +14,19 @@ const EDGE = 5;
 
 /** Where one is in a grid, and its shape: what keys need to move about. */
 export class Cursor {
-  constructor() {
-    this.place = signal(0);
+  /** @param {number} [place] where one goes on, and gets the focus */
+  constructor(place, top = 0) {
+    this.place = signal(place ?? 0);
     /** Where a range began. */
-    this.anchor = 0;
+    this.anchor = place ?? 0;
     this.columns = 1;
     this.total = 0;
     /** First and end of what is in the document. */
     this.window = [0, 0];
     /** Whether the cell shall get the focus once it is there. */
-    this.focus = false;
+    this.focus = place !== undefined;
+    /** How far the grid is scrolled. */
+    this.top = top;
   }
 
   /** @param {number} step in places */
@@ -54,37 +57,52 @@ export class Cursor {
       way(["ArrowRight", "j"], "The next picture", () => 1),
       way(["ArrowUp"], "A row up", () => -this.columns),
       way(["ArrowDown"], "A row down", () => this.columns),
+      way(["Home"], "The first picture", () => -this.place.value),
+      way(["End"], "The last picture", () => this.total - 1 - this.place.value),
     ];
   }
 }
 
-/** The width of a cell, the height of its picture and that of a row. @param {number} width @param {number} columns */
+/** Columns, the width of a cell, the height of its picture and that of a row. @param {number} width @param {number} columns */
 function shapeOf(width, columns) {
   const side = (width - GAP * (columns - 1)) / columns;
   const tall = Math.round(side * ratio.value);
-  return { side, tall, row: tall + CAPTION + GAP };
+  return { columns, side, tall, row: tall + CAPTION + GAP };
 }
 
 /** Columns of cells at least this wide. @param {number} width @param {number} minimum */
 export const columnsOf = (width, minimum) => Math.max(2, Math.floor((width + GAP) / (minimum + GAP)));
 
-/** The largest cells of which so many are seen at once. @param {number} width @param {number} height @param {number} wanted */
-export function fitAll(width, height, wanted) {
-  [width, height] = [width - 2 * EDGE, height - 2 * EDGE];
-  for (let columns = wanted === 1 ? 1 : 2; columns < 12; columns++) {
-    const rows = Math.floor((height + GAP) / shapeOf(width, columns).row);
-    if (rows * columns >= wanted) return { columns, size: rows * columns };
+/** The largest cells of which so many are seen at once. @param {number} width @param {number} height @param {number} wanted @param {number} shape height by width of their pictures */
+function fitAll(width, height, wanted, shape = ratio.value) {
+  let best = { columns: 1, side: 0 };
+  for (let columns = 1; columns <= wanted; columns++) {
+    const room = (height + GAP) / Math.ceil(wanted / columns) - CAPTION - GAP;
+    const side = Math.floor(Math.min((width - GAP * (columns - 1)) / columns, room / shape));
+    if (side > best.side) best = { columns, side };
   }
-  return { columns: columnsOf(width, 104), size: wanted };
+  const side = Math.max(64, best.side);
+  const tall = Math.floor(side * shape);
+  return { columns: best.columns, side, tall, row: tall + CAPTION + GAP };
+}
+
+/** How many pictures are seen at once in an element, none of them too small to judge. @param {HTMLElement} area */
+export function countOf({ clientWidth, clientHeight }) {
+  const [width, height, least] = [clientWidth - (innerWidth < 700 ? 28 : 48), clientHeight - 2 * EDGE, innerWidth < 700 ? 96 : 120];
+  for (const wanted of [40, 24, 15, 9]) {
+    const { columns, side, row } = fitAll(width, height, wanted);
+    if (side >= least) return columns * Math.floor((height + GAP) / row);
+  }
+  return 4;
 }
 
 /**
- * @param {{label: string, total: number, at: (place: number) => Cell | undefined, cursor: Cursor, columns: number | ((width: number) => number),
+ * @param {{label: string, total: number, at: (place: number) => Cell | undefined, cursor: Cursor, columns?: (width: number) => number,
  *   look: (cell: Cell, place: number) => Look, onPress: (place: number, event: MouseEvent) => void,
  *   onOpen: (place: number) => void, onWindow?: (first: number, end: number) => void,
- *   onBand?: (places: number[]) => void, version: number, start?: number}} props
+ *   onBand?: (places: number[]) => void, version: number}} props
  */
-export function Grid({ label, total, at, cursor, columns: wanted, look, onPress, onOpen, onWindow, onBand, start = 0 }) {
+export function Grid({ label, total, at, cursor, columns: wanted, look, onPress, onOpen, onWindow, onBand }) {
   const box = /** @type {{current: HTMLElement | null}} */ (useRef(null));
   const [size, setSize] = useState({ width: 0, height: 0 });
   const [top, setTop] = useState(0);
@@ -97,8 +115,11 @@ export function Grid({ label, total, at, cursor, columns: wanted, look, onPress,
     return () => observer.disconnect();
   }, []);
 
-  const columns = typeof wanted === "number" ? wanted : wanted(size.width || 1);
-  const { side, tall, row } = shapeOf(size.width || 1, columns);
+  const alone = total === 1 ? at(0) : null;
+  // a list is scrolled; a page is seen at once, and a picture alone as large as it can be
+  const { columns, side, tall, row } = wanted
+    ? shapeOf(size.width || 1, wanted(size.width || 1))
+    : fitAll(size.width, size.height - 2 * EDGE, Math.max(1, total), alone ? alone.height / alone.width : ratio.value);
   const rows = Math.ceil(total / columns);
   const first = Math.max(0, Math.floor(top / row) - OVERSCAN) * columns;
   const end = Math.min(total, (Math.ceil((top + size.height) / row) + OVERSCAN) * columns);
@@ -110,8 +131,8 @@ export function Grid({ label, total, at, cursor, columns: wanted, look, onPress,
   }, [first, end, onWindow, size.width]);
   useLayoutEffect(() => {
     // back where one was, once it is known how long the list is
-    if (start && total && size.width && box.current) box.current.scrollTop = Math.floor(start / columns) * row;
-  }, [start, total > 0, size.width > 0]);
+    if (total && size.width && box.current) box.current.scrollTop = cursor.top;
+  }, [cursor, total > 0, size.width > 0]);
   useLayoutEffect(() => {
     const element = box.current;
     if (!cursor.focus || !element) return;
@@ -132,11 +153,11 @@ export function Grid({ label, total, at, cursor, columns: wanted, look, onPress,
   const band = (event) => onBand && drawBand(event, /** @type {HTMLElement} */ (box.current), { columns, side, row, total }, onBand);
   return html`<div class="grid" data-grid ref=${box} onPointerDown=${band}
     onScroll=${(/** @type {Event} */ event) => {
-      const now = /** @type {HTMLElement} */ (event.currentTarget).scrollTop;
+      const now = (cursor.top = /** @type {HTMLElement} */ (event.currentTarget).scrollTop);
       // painted anew by the row, not by the pixel
       setTop((old) => (Math.floor(old / row) === Math.floor(now / row) ? old : now));
     }}>
-    <div class="sheet" role="list" aria-label=${label} style=${{ height: `${rows * row}px`, margin: `${EDGE}px` }}>
+    <div class="sheet" role="list" aria-label=${label} style=${{ width: `${columns * (side + GAP) - GAP}px`, height: `${rows * row - GAP}px`, margin: `${EDGE}px auto` }}>
       ${places.map((place) => {
         const x = (place % columns) * (side + GAP);
         const y = Math.floor(place / columns) * row;
@@ -145,7 +166,7 @@ export function Grid({ label, total, at, cursor, columns: wanted, look, onPress,
         return html`<div key=${place} class="cell" role="listitem" aria-setsize=${total} aria-posinset=${place + 1} style=${style}>
           ${cell
             ? html`<${Picture} ...${{ cell, place, side, tall, look: look(cell, place), here: place === here, onPress, onOpen }} />`
-            : html`<span class="frame" style=${{ height: `${tall}px` }}><span class="waiting"></span></span>`}
+            : html`<span class="frame" style=${{ height: `${tall}px` }}><span class="photo"></span></span>`}
         </div>`;
       })}
     </div>
@@ -162,7 +183,7 @@ function Picture({ cell, place, side, tall, look, here, onPress, onOpen }) {
       onDblClick=${() => onOpen(place)}>
       <span class="frame" style=${{ height: `${tall}px` }}>
         <span class="photo" style=${fit}>
-          <img src=${thumbnail(cell.digest, side > 480 ? 1024 : 256)} alt="" decoding="async" draggable=${false} />
+          <img key=${returns.value} src=${thumbnail(cell.digest, side * devicePixelRatio > 400 ? 1024 : 256)} alt="" decoding="async" draggable=${false} />
           ${look.mark && html`<span class="mark" aria-hidden="true">${look.mark}</span>`}
           ${cell.stack > 1 && html`<span class="stack" title=${`${cell.stack} pictures of one moment`}>${cell.stack}</span>`}
         </span>

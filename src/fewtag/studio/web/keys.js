@@ -7,7 +7,7 @@ import { dialog, redo, undo } from "./store.js";
 const EVERYWHERE = [
   { keys: ["Backspace", "ctrl-z"], says: "Undo", run: () => undo() },
   { keys: ["ctrl-shift-z", "ctrl-y"], says: "Redo", run: () => redo() },
-  { keys: ["/"], says: "Search", run: () => document.getElementById("search")?.focus() },
+  { keys: ["/"], says: "Search", run: () => /** @type {HTMLInputElement | null} */ (document.getElementById("search"))?.select() },
   { keys: ["d"], says: "Deliver the tags", run: () => (dialog.value = "deliver") },
   { keys: ["?"], says: "All keys", run: () => (dialog.value = dialog.value === "keys" ? "" : "keys") },
 ];

@@ -33,11 +33,13 @@ export function answerFor(label, verdict, digests) {
   store.answer(digests.map((picture) => ({ picture, label, answer: verdict, stack: store.route.value.screen === "library" })));
 }
 
-const columns = (/** @type {number} */ width) => columnsOf(width, width < 600 ? 104 : 168);
+const columns = (/** @type {number} */ width) => columnsOf(width, width < 600 ? 104 : Math.max(168, width / 10));
 
 /** @param {import("./api.js").Cell} cell @returns {import("./grid.js").Look} */
 function look(cell) {
-  const shown = cell.tags.filter((tag) => tag.state !== "no");
+  const label = labelOfList();
+  // the label that the list is of comes first
+  const shown = cell.tags.filter((tag) => tag.state !== "no").sort((one, other) => Number(other.label === label) - Number(one.label === label));
   const names = shown.map((tag) => (tag.state === "yes" ? `${tag.label}, confirmed` : tag.label)).join("; ");
   const pressed = selection.value.has(cell.digest);
   return {
@@ -45,7 +47,7 @@ function look(cell) {
     kind: pressed ? "chosen" : "",
     mark: pressed ? "✓" : "",
     name: `${cell.name}${names ? `: ${names}` : ", no tags"}${cell.p !== null && promised() ? `, ${percent(cell.p)}` : ""}`,
-    caption: html`<span class="tags">${shown.map((tag) => html`<span class=${tag.state}>${tag.label.split("/").at(-1)}</span>`)}</span>
+    caption: html`<span class="tags">${shown.map((tag) => html`<span class=${tag.state}>${store.shortName(tag.label)}</span>`)}</span>
       ${cell.p !== null && promised() && html`<span class="p">${percent(cell.p)}</span>`}`,
   };
 }
@@ -54,7 +56,11 @@ export function Library() {
   const { query } = store.route.value;
   const wanted = ["q", "like", "box"].map((key) => query.get(key) ?? "");
   const key = wanted.join("\n");
-  const cursor = useMemo(() => new Cursor(), [key]);
+  const cursor = useMemo(() => {
+    const { back, place, top } = store.walk.value;
+    // back from a picture, one goes on from it
+    return store.cameFrom === "picture" && back === location.hash ? new Cursor(place, top) : new Cursor();
+  }, [key]);
   const list = useMemo(() => {
     const [text, like, box] = wanted;
     return new store.Listing({ query: text, like: like || undefined, box: box ? box.split(",").map(Number) : undefined, stacked: true });
@@ -95,45 +101,40 @@ export function Library() {
   const open = (place) => {
     const cell = list.at(place);
     if (!cell) return;
-    store.walk.value = { at: (step) => list.at(step)?.digest, total: total ?? 0, place, back: location.hash };
+    store.walk.value = { at: (step) => list.at(step)?.digest, total: total ?? 0, place, back: location.hash, top: cursor.top };
     store.go("picture", cell.digest);
   };
   const chosen = () => (selection.value.size ? [...selection.value] : [list.at(cursor.place.value)?.digest ?? ""].filter(Boolean));
-  /** @param {"tag" | "refuse" | "new"} which */
-  const ask = (which) => {
-    store.dialogName.value = "";
-    store.dialog.value = which;
-  };
   /** @param {import("./api.js").Verdict} verdict */
   const answer = (verdict) => {
     const label = labelOfList();
     if (label) answerFor(label, verdict, chosen());
     else if (verdict === "unknown") cursor.move(1);
-    else ask(verdict === "yes" ? "tag" : "refuse");
+    else store.ask(verdict === "yes" ? "tag" : "refuse");
   };
   useKeys([
     ...cursor.keys(range),
     { keys: ["Space"], says: "Select, or let go", run: () => press(cursor.place.value, new MouseEvent("click")) },
     { keys: ["ctrl-a"], says: "Select all", run: () => range(0, (total ?? 1) - 1) },
-    { keys: ["Escape"], says: "Select nothing", run: () => (selection.value = new Set()) },
+    { keys: ["Escape"], says: "Select nothing, or show all", run: () => (selection.value.size ? (selection.value = new Set()) : key.trim() && store.go("library")) },
     { keys: ["Enter"], says: "Open the picture", run: () => open(cursor.place.value) },
     { keys: ["a"], says: "Yes: the label searched for is there", run: () => answer("yes") },
     { keys: ["x"], says: "No: not this label", run: () => answer("no") },
-    { keys: ["t"], says: "Tag what is selected", run: () => ask("tag") },
-    { keys: ["n"], says: "New label from what is selected", run: () => ask("new") },
+    { keys: ["t"], says: "Tag what is selected", run: () => store.ask("tag") },
+    { keys: ["n"], says: "New label from what is selected", run: () => store.ask("new") },
     { keys: ["g"], says: "More like this picture", run: () => store.go("library", "", { like: chosen()[0] }) },
     { keys: ["r"], says: "Review the label searched for", run: () => labelOfList() && store.go("review", labelOfList()) },
   ]);
 
   return html`<main class="library">
     <${Heading} list=${list} query=${query} total=${total} />
+    ${store.labels.value?.length === 0 && Boolean(total) && html`<p class="enough">Click a picture that shows something, then give it a name: that is a label, and it finds more of the kind.</p>`}
     ${total === 0
-      ? html`<${Nothing} query=${query} />`
+      ? html`<${Nothing} query=${query} refusal=${list.refusal.value} />`
       : html`<${Grid} label="Pictures" total=${total ?? 0} at=${(/** @type {number} */ place) => list.at(place)} cursor=${cursor}
           columns=${columns} look=${look} onPress=${press} onOpen=${open} onWindow=${window_}
-          onBand=${(/** @type {number[]} */ places) => choose(places)} version=${list.version.value}
-          start=${store.walk.value.back === location.hash ? store.walk.value.place : 0} />`}
-    ${selection.value.size > 0 && html`<${SelectionBar} ...${{ ask, open: () => open(cursor.place.value), answer }} />`}
+          onBand=${(/** @type {number[]} */ places) => choose(places)} version=${list.version.value} />`}
+    ${selection.value.size > 0 && html`<${SelectionBar} ...${{ open: () => open(cursor.place.value), answer }} />`}
   </main>`;
 }
 
@@ -141,7 +142,7 @@ export function Library() {
 function useRefresh(list, cursor) {
   const last = useRef(0);
   // the labels of a studio that was just started come after its pictures
-  const news = `${store.project.value?.indexed} ${store.elsewhere.value} ${store.labels.value?.length ?? 0}`;
+  const news = `${store.project.value?.indexed} ${store.elsewhere.value} ${store.labels.value?.length ?? 0} ${store.returns.value}`;
   useEffect(() => {
     list.shown ??= news;
     if (list.shown === news || selection.value.size) return;
@@ -161,28 +162,26 @@ function Heading({ list, query, total }) {
   const words = list.means.value.filter((mean) => mean.as === "word").map((mean) => mean.text.replace(/^-|"/g, ""));
   const like = query.get("like");
   const box = query.get("box");
+  const project = store.project.value;
   const only = label && query.get("q") === store.quoted(label);
   return html`<header class="heading">
     ${like && html`<img class="small" src=${thumbnail(like)} alt="The picture that others are compared with" />`}
     <h1>${like ? (box ? "Like this part" : "Like this picture") : only ? label : query.get("q") || "All pictures"}</h1>
     <p aria-live="polite">
-      ${total === null ? "Searching…" : plural(list.members)}${total !== null && list.members > total && ` · ${(list.members - total).toLocaleString("en")} in stacks`}
+      ${total === null ? (store.project.value ? "Searching…" : "Opening…") : !list.refusal.value && plural(list.members)}${total !== null && list.members > total && ` · ${(list.members - total).toLocaleString("en")} in stacks`}
+      ${project?.indexing && html`<span aria-live="off"> · reading ${(project.indexed + project.failures).toLocaleString("en")} of ${project.pictures.toLocaleString("en")}</span>`}
       ${only && row?.expected_precision != null && html` · expected precision ${percent(row.expected_precision)}`}
       ${list.means.value.filter((mean) => mean.as === "name" && mean.detail).map((mean) => html` · “${mean.text}” is no known word: looked for in the names of files`)}
       ${words.length > 0 && html`, best first: no label yet, found by the word${words.length > 1 ? "s" : ""} ${words.join(", ")}`}
     </p>
-    <span class="space"></span>
-    ${words.length === 1 && !label && html`<button onClick=${() => {
-      store.dialogName.value = words[0];
-      store.dialog.value = "new";
-    }}>Make “${words[0]}” a label</button>`}
+    ${words.length === 1 && !label && html`<button onClick=${() => store.ask("new", words[0])}>Make “${words[0]}” a label</button>`}
     ${(like || query.get("q")) && html`<a class="button" href="#/">Show all</a>`}
     ${row && html`<a class="button primary" href=${store.address("review", label)}>Review ${row.waiting ? plural(row.waiting, "unsure one") : ""}</a>`}
   </header>`;
 }
 
-/** @param {{ask: (which: "tag" | "refuse" | "new") => void, open: () => void, answer: (verdict: import("./api.js").Verdict) => void}} props */
-function SelectionBar({ ask, open, answer }) {
+/** @param {{open: () => void, answer: (verdict: import("./api.js").Verdict) => void}} props */
+function SelectionBar({ open, answer }) {
   const size = selection.value.size;
   const label = labelOfList();
   return html`<div class="bar" role="toolbar" aria-label="What to do with the selection">
@@ -190,19 +189,23 @@ function SelectionBar({ ask, open, answer }) {
     ${label
       ? html`<button class="primary" onClick=${() => answer("yes")}>✓ ${label}<kbd>a</kbd></button>
           <button onClick=${() => answer("no")}>✗ Not ${label}<kbd>x</kbd></button>`
-      : html`<button class="primary" onClick=${() => ask("new")}>New label<kbd>n</kbd></button>`}
-    <button onClick=${() => ask("tag")}>Tag<kbd>t</kbd></button>
-    ${label && html`<button onClick=${() => ask("new")}>New label<kbd>n</kbd></button>`}
-    ${!label && html`<button onClick=${() => ask("refuse")}>Not this<kbd>x</kbd></button>`}
+      : html`<button class="primary" onClick=${() => store.ask("new")}>New label<kbd>n</kbd></button>`}
+    <button onClick=${() => store.ask("tag")}>Tag<kbd>t</kbd></button>
+    ${label && html`<button onClick=${() => store.ask("new")}>New label<kbd>n</kbd></button>`}
+    ${!label && store.labelNames.value.length > 0 && html`<button onClick=${() => store.ask("refuse")}>Not this<kbd>x</kbd></button>`}
     ${size === 1 && html`<button onClick=${() => store.go("library", "", { like: [...selection.value][0] })}>Like this<kbd>g</kbd></button>
       <button onClick=${open}>Open<kbd>⏎</kbd></button>`}
     <button class="plain" aria-label="Select nothing" title="Select nothing (Esc)" onClick=${() => (selection.value = new Set())}>×</button>
   </div>`;
 }
 
-/** @param {{query: URLSearchParams}} props */
-function Nothing({ query }) {
+/** @param {{query: URLSearchParams, refusal: string}} props */
+function Nothing({ query, refusal }) {
   const project = store.project.value;
+  const label = labelOfList();
+  if (refusal) return html`<div class="nothing" role="alert"><h2>This cannot be searched for</h2><p>${refusal}</p></div>`;
+  if (label && query.get("q") === store.quoted(label))
+    return html`<div class="nothing"><h2>No picture is tagged “${label}” yet</h2><p><a href=${store.address("review", label)}>Answer some questions about it</a>, and it learns what to look for.</p></div>`;
   if (query.get("q") || query.get("like"))
     return html`<div class="nothing"><h2>Nothing found</h2><p>Try a word for the thing, such as <em>bicycle</em>, or look at <a href="#/">all pictures</a>.</p></div>`;
   if (project?.indexing)

@@ -13,16 +13,30 @@ const VERDICTS = /** @type {[Verdict, string][]} */ ([["yes", "✓"], ["no", "�
 export function Picture() {
   const { name: digest, query } = store.route.value;
   const detail = useSignal(/** @type {api.Detail | null} */ (null));
+  const unknown = useSignal("");
   const chosen = useSignal(query.get("label") ?? "");
   const heated = useSignal(false);
   const box = useSignal(/** @type {number[] | null} */ (null));
   useEffect(() => void (box.value = null), [digest]);
   useEffect(() => {
     let late = false;
-    // what was said meanwhile is newer, and is asked for again once the server has it
-    store.attempt(() => api.getPicture(digest)).then((got) => got && !late && !store.unsent.value.length && (detail.value = got));
+    const refused = (/** @type {string} */ sentence, /** @type {number} */ status) => {
+      if (status === 404 || status === 422) unknown.value = digest;
+      else store.say(sentence, { bad: true });
+    };
+    store.attempt(() => api.getPicture(digest), refused).then((got) => {
+      // what was said meanwhile is newer, and is asked for again once the server has it
+      if (!got || late || store.unsent.value.length) return;
+      // rows do not change places under one's hands: the next click is meant for what is there
+      const rows = detail.value?.digest === digest ? detail.value.labels.map((row) => row.label) : [];
+      got.labels.sort((one, other) => rows.indexOf(one.label) - rows.indexOf(other.label));
+      detail.value = got;
+      unknown.value = "";
+      store.pictureName.value = got.name;
+      if (!rows.length) store.announcement.value = `${got.name}: ${got.would_write.join(", ") || "no tags"}`;
+    });
     return () => void (late = true);
-  }, [digest, store.version.value]);
+  }, [digest, store.version.value, store.returns.value]);
   useEffect(() => {
     const up = (/** @type {KeyboardEvent} */ event) => event.key.toLowerCase() === "h" && (heated.value = false);
     addEventListener("keyup", up);
@@ -41,10 +55,10 @@ export function Picture() {
   };
   /** @param {number} step */
   const walk = (step) => {
-    const { at, total, place, back } = store.walk.value;
+    const { at, total, place } = store.walk.value;
     const next = at(place + step);
     if (!next || place + step < 0 || place + step >= total) return;
-    store.walk.value = { at, total, place: place + step, back };
+    store.walk.value = { ...store.walk.value, place: place + step };
     location.replace(store.address("picture", next, { label: chosen.value }));
   };
   /** @param {number} step */
@@ -68,16 +82,18 @@ export function Picture() {
     { keys: ["Space"], says: "Unknown", run: () => here && answer(here.label, "unknown") },
     { keys: ["h"], says: "Hold: where the label is seen", run: () => (heated.value = true) },
     { keys: ["g"], says: "More like this picture, or like the part that is drawn", run: likeThis },
-    { keys: ["n"], says: "New label from this picture", run: () => (store.dialog.value = "new") },
+    { keys: ["n"], says: "New label from this picture", run: () => store.ask("new") },
     { keys: ["Escape"], says: "Back to the list", run: () => (box.value ? (box.value = null) : back()) },
   ]);
 
+  if (unknown.value === digest)
+    return html`<main class="nothing"><h1>There is no such picture</h1><p>It was moved or deleted since, or the address is wrong. <a href="#/">See all pictures</a></p></main>`;
   return html`<main class="single">
     <section class="stage" aria-label="The picture">
       <nav class="walk" aria-label="Pictures of the list">
         <a class="button plain" href=${store.walk.value.back}>← Back</a>
         <button class="plain" aria-label="The picture before" disabled=${store.walk.value.place <= 0} onClick=${() => walk(-1)}>‹</button>
-        <span class="dim">${store.walk.value.total > 0 && `${(store.walk.value.place + 1).toLocaleString("en")} of ${store.walk.value.total.toLocaleString("en")}`}</span>
+        <span class="dim">${store.walk.value.at(store.walk.value.place) === digest && `${(store.walk.value.place + 1).toLocaleString("en")} of ${store.walk.value.total.toLocaleString("en")}`}</span>
         <button class="plain" aria-label="The next picture" disabled=${store.walk.value.place + 1 >= store.walk.value.total} onClick=${() => walk(1)}>›</button>
         <span class="space"></span>
         <button aria-pressed=${heated.value} onClick=${() => (heated.value = !heated.value)} disabled=${!here}>Heat-map<kbd>h</kbd></button>
@@ -86,13 +102,14 @@ export function Picture() {
       <${Stage} digest=${digest} detail=${shown} heat=${heated.value && here ? here.label : ""} box=${box} />
     </section>
     <aside class="rail" aria-label="Labels of the picture">
-      ${shown && html`<h1 title=${shown.name}>${shown.name}</h1>
-        ${rows.length === 0 && html`<p class="dim">No labels yet. Press <kbd>n</kbd> and name what this picture shows.</p>`}
+      ${shown && html`<h1 title=${shown.name}>${shown.name.split("/").at(-1)}</h1>
+        ${rows.length === 0 && html`<p class="dim">No labels yet. Name what this picture shows:</p>`}
         <ul class="beliefs">${rows.map((row) => html`<li key=${row.label}><${Belief} ...${{ row, number: store.labelNames.value.indexOf(row.label) + 1, here: row === here, answer }}
           point=${(/** @type {boolean} */ on) => {
             chosen.value = row.label;
             heated.value = on;
           }} /></li>`)}</ul>
+        <button onClick=${() => store.ask("new")}>New label<kbd>n</kbd></button>
         ${here && here.because.length > 0 && html`<h2>“${here.label}” because of</h2>
           <ul class="strip">${here.because.map((each) => html`<li key=${each.digest}><a href=${store.address("picture", each.digest, { label: here.label })}>
             <img src=${api.thumbnail(each.digest)} alt=${`Example that speaks for ${here.label}`} /></a><span class="weight">${percent(each.weight)}</span></li>`)}</ul>`}
@@ -112,7 +129,7 @@ function Belief({ row, number, here, answer, point }) {
   return html`<div class=${`belief ${here ? "here" : ""} ${row.p >= row.threshold ? "over" : ""}`} onPointerEnter=${(/** @type {PointerEvent} */ event) => event.pointerType === "mouse" && point(true)}
     onPointerLeave=${(/** @type {PointerEvent} */ event) => event.pointerType === "mouse" && point(false)} onFocusIn=${() => point(false)}>
     <span class="key" aria-hidden="true">${number > 0 && number < 10 ? number : ""}</span>
-    <span class="what"><span class="name" title=${row.label}>${row.label.split("/").at(-1)}</span>
+    <span class="what"><span class="name" title=${row.label}>${store.shortName(row.label)}</span>
       <span class="p">${percent(row.p)}</span>
       <span class="meter" role="meter" aria-label=${`Probability of ${row.label}`} aria-valuemin="0" aria-valuemax="100" aria-valuenow=${Math.round(100 * row.p)}>
         <span class="full" style=${{ width: percent(row.p).replace(" ", "") }}></span><span class="tick" style=${{ left: percent(row.threshold).replace(" ", "") }}></span></span></span>
@@ -142,14 +159,16 @@ function Stage({ digest, detail, heat, box }) {
     };
     const stop = () => {
       element.removeEventListener("pointermove", drag);
-      element.removeEventListener("pointerup", stop);
+      for (const end of ["pointerup", "pointercancel"]) element.removeEventListener(end, stop);
     };
     box.value = null;
     element.addEventListener("pointermove", drag);
-    element.addEventListener("pointerup", stop);
+    // two fingers zoom instead
+    for (const end of ["pointerup", "pointercancel"]) element.addEventListener(end, stop);
   };
   // a first glance at once, the map behind it
   const [ready, setReady] = useState("");
+  const [lost, setLost] = useState("");
   const wanted = heat && api.heat(digest, heat, false);
   useEffect(() => {
     const image = new Image();
@@ -161,10 +180,10 @@ function Stage({ digest, detail, heat, box }) {
   const at = (/** @type {number} */ share) => `${(100 * share).toFixed(2)}%`;
   return html`<div class="stand">
     <div class="canvas" ref=${frame} onPointerDown=${draw} style=${{ aspectRatio: detail ? `${detail.width} / ${detail.height}` : "4 / 3", "--ratio": detail ? `${detail.width / detail.height}` : "1.333" }}>
-      <img src=${api.thumbnail(digest, 1024)} alt=${detail ? `${detail.name}: ${detail.would_write.join(", ") || "no tags"}` : "Loading"} draggable=${false} />
+      <img key=${store.returns.value} src=${api.thumbnail(digest, lost === digest ? 256 : 1024)} onError=${() => setLost(digest)} alt=${detail ? `${detail.name}: ${detail.would_write.join(", ") || "no tags"}` : "Loading"} draggable=${false} />
       ${heat && html`<img class="heat" src=${ready === wanted ? wanted : api.heat(digest, heat, true)} alt=${`Where ${heat} is seen`} draggable=${false} />`}
       ${part && html`<span class="part" style=${{ left: at(part[0]), top: at(part[1]), width: at(part[2] - part[0]), height: at(part[3] - part[1]) }}></span>`}
     </div>
-    <p class="dim hint">${heat ? (ready === wanted ? `Where “${heat}” is seen` : `A first glance at “${heat}”…`) : part ? "Press g to find pictures like this part" : "Drag over a part of the picture to find more like it"}</p>
+    <p class="dim hint">${lost === digest ? "The file cannot be read just now: this is its thumbnail" : heat ? (ready === wanted ? `Where “${heat}” is seen` : `A first glance at “${heat}”…`) : part ? "Press g to find pictures like this part" : "Drag over a part of the picture to find more like it"}</p>
   </div>`;
 }

@@ -1,6 +1,6 @@
 // Review: one label, one question, a page of pictures answered at once.
 import * as api from "./api.js";
-import { Cursor, Grid, fitAll } from "./grid.js";
+import { Cursor, Grid, countOf } from "./grid.js";
 import { useKeys } from "./keys.js";
 import { percent, plural } from "./library.js";
 import * as store from "./store.js";
@@ -19,12 +19,6 @@ const MARKS = { yes: "✓", no: "✗", unknown: "?" };
 /** What a person changed on the page: kept while one looks at a picture, until the page is answered. @type {Map<string, Record<string, Verdict>>} */
 const changes = new Map();
 
-/** As many pictures as one sees at once, so that Enter answers nothing unseen; or so many, as large as can be. @param {HTMLElement} area @param {number} [wanted] */
-function shapeOfPage({ clientWidth, clientHeight }, wanted) {
-  const wide = innerWidth < 700 ? 18 : 38;
-  return fitAll(clientWidth - wide, clientHeight - 4, wanted ?? (clientWidth < 480 ? 12 : clientWidth * clientHeight < 7e5 ? 24 : 40));
-}
-
 export function Review() {
   const { name: label, query } = store.route.value;
   const order = query.get("order") ?? "auto";
@@ -33,38 +27,43 @@ export function Review() {
   /** What this page's pictures will be answered, by digest. */
   const verdicts = useSignal(/** @type {Record<string, Verdict>} */ ({}));
   const busy = useSignal(false);
+  const unknown = useSignal(false);
   const cursor = useMemo(() => new Cursor(), [label]);
   const asked = useRef(0);
 
-  const columns = useSignal(4);
-
-  /** @param {string} here @param {string} sentence */
-  const refused = async (here, sentence) => {
+  /** @param {string} sentence */
+  const refused = async (sentence) => {
     await store.loadLabels();
-    if (location.hash !== here) return; // renamed: the address is another label's by now
-    if (page.value && !store.labelNames.value.includes(label)) store.go("library"); // its making was taken back
-    else store.say(sentence, { bad: true });
+    if (store.parseRoute(location.hash).name !== label) return; // renamed: the address is another label's by now
+    if (store.labelNames.value.includes(label)) store.say(sentence, { bad: true });
+    else if (page.value) store.go("library"); // its making was taken back
+    else unknown.value = true;
   };
   const load = async () => {
     const turn = ++asked.current;
-    const here = location.hash;
-    const room = /** @type {HTMLElement} */ (area.current);
-    const got = await store.attempt(() => api.getReview(label, order, shapeOfPage(room).size), (sentence) => refused(here, sentence));
+    // as many as one sees at once, so that Enter answers nothing unseen
+    const size = countOf(/** @type {HTMLElement} */ (area.current));
+    const got = await store.attempt(() => api.getReview(label, order, size), refused);
     if (turn !== asked.current || !got) return false;
-    columns.value = shapeOfPage(room, got.pictures.length).columns; // the first pages are short
+    store.seeShapes(got.pictures);
     page.value = got;
+    unknown.value = false;
     verdicts.value = Object.fromEntries(got.pictures.map((cell) => [cell.digest, changes.get(label)?.[cell.digest] ?? (cell.marked ? "yes" : "no")]));
     return true;
   };
   useLayoutEffect(() => {
     page.value = null;
+    unknown.value = false;
+    area.current?.closest("main")?.scrollTo(0, 0);
     // the focus leaves the link that led here, which Enter would follow again
     load().then((came) => came && cursor.set(0));
   }, [label, order]);
   // an undo, or answers from elsewhere: another tab, a telephone, an assistant
   useEffect(() => {
-    if (page.value && store.version.value > page.value.version && !busy.value && !store.unsent.value.length) load();
+    if (busy.value || store.unsent.value.length) return;
+    if (page.value ? store.version.value > page.value.version : unknown.value) load();
   }, [store.version.value, busy.value, store.unsent.value.length]);
+  useEffect(() => void (store.returns.value && !page.value && load()), [store.returns.value]);
 
   // what each example does is worked out behind the page
   const waits = page.value?.examples.some((each) => each.influence === null) ?? false;
@@ -93,9 +92,9 @@ export function Review() {
     changes.delete(label);
     const safe = await store.answer(given, shown.order === "audit" ? "audit" : "page");
     if (safe) {
-      const counts = count(given.map((each) => each.answer));
+      const said = given.length > 1 ? count(given.map((each) => each.answer)) : given[0].answer;
       await load();
-      store.say(`Answered: ${counts}.`, { action: { text: "Undo", run: store.undo } });
+      store.say(`Answered: ${said}.`, { action: { text: "Undo", run: store.undo } });
       store.announcement.value = `${plural(page.value?.left ?? 0)} left.`;
       cursor.set(0);
     }
@@ -103,21 +102,23 @@ export function Review() {
   };
   /** @param {Verdict} verdict */
   const giveHere = (verdict) => {
-    const pictures = page.value?.pictures ?? [];
-    const cell = pictures[cursor.place.value];
+    const cell = page.value?.pictures[cursor.place.value];
     if (!cell || busy.value) return;
     give(cell.digest, verdict);
-    if (pictures.length === 1) answerPage();
+    if (alone) answerPage();
     else cursor.move(1);
   };
   /** @param {number} place */
   const open = (place) => {
     const pictures = page.value?.pictures ?? [];
-    store.walk.value = { at: (step) => pictures[step]?.digest, total: pictures.length, place, back: location.hash };
+    if (!pictures[place]) return;
+    store.walk.value = { at: (step) => pictures[step]?.digest, total: pictures.length, place, back: location.hash, top: 0 };
     store.go("picture", pictures[place].digest, { label });
   };
+  const shown = page.value;
+  const alone = shown?.pictures.length === 1;
   useKeys([
-    { keys: ["Enter"], says: "Answer the whole page", run: answerPage },
+    { keys: ["Enter"], says: "Answer the whole page", run: () => (alone ? open(0) : answerPage()) },
     { keys: ["a"], says: "Yes, it is there", run: () => giveHere("yes") },
     { keys: ["x"], says: "No, it is not", run: () => giveHere("no") },
     { keys: ["Space"], says: "Unknown: leave it open", run: () => giveHere("unknown") },
@@ -126,13 +127,15 @@ export function Review() {
     { keys: ["["], says: "Lower the threshold", run: () => step(-1) },
     { keys: ["]"], says: "Raise the threshold", run: () => step(1) },
     { keys: ["g"], says: "More like this picture", run: () => store.go("library", "", { like: page.value?.pictures[cursor.place.value]?.digest }) },
-    { keys: ["n"], says: "New label by its name", run: () => ((store.dialogName.value = ""), (store.dialog.value = "new")) },
+    { keys: ["n"], says: "New label by its name", run: () => store.ask("new") },
     { keys: ["Escape"], says: "Back to the library", run: () => store.find(store.quoted(label)) },
   ]);
 
   /** @param {api.Cell} cell @returns {import("./grid.js").Look} */
   const look = (cell) => {
     const verdict = verdicts.value[cell.digest] ?? "no";
+    // a question about one picture has no answer before it is given
+    if (alone) return { name: `${cell.name}${cell.p === null ? "" : `, ${percent(cell.p)}`}`, caption: cell.p !== null && html`<span class="p">${percent(cell.p)}</span>` };
     return {
       pressed: verdict === "yes",
       kind: verdict,
@@ -143,36 +146,34 @@ export function Review() {
   };
   /** @param {number} steps */
   const step = (steps) => shift(label, page, steps);
-  const shown = page.value;
-  const given = Object.values(verdicts.value);
   return html`<main class="review">
     <section class="question">
       <header class="heading">
         <h1>${shown?.question ?? html`<span class="dim">${label}</span>`}</h1>
-        <button class="plain" aria-label=${`Rename, merge or delete ${label}`} title="Rename, merge or delete" onClick=${() => {
-          store.dialogName.value = label;
-          store.dialog.value = "label";
-        }}>⋯</button>
+        ${!unknown.value && html`<button class="plain" aria-label=${`Rename, merge or delete ${label}`} title="Rename, merge or delete" onClick=${() => store.ask("label", label)}>⋯</button>
         <span class="space"></span>
         <nav class="orders" aria-label="Order of questions">
           ${ORDERS.map(([key, text, title]) => html`<a href=${store.address("review", label, { order: key })} title=${title}
             aria-current=${(shown?.order ?? order) === key ? "true" : "false"}>${text}</a>`)}
-        </nav>
+        </nav>`}
       </header>
       <div class="area" ref=${area} aria-busy=${busy.value}>
-        ${shown && !shown.pictures.length
+        ${unknown.value
+          ? html`<div class="nothing"><h2>There is no label “${label}”</h2><p>It was renamed or deleted, or never made. <a href="#/">See all pictures</a>,
+              or <button onClick=${() => store.ask("new", label)}>make it a label</button></p></div>`
+          : shown && !shown.pictures.length
           ? html`<${Finished} label=${label} order=${shown.order} />`
           : html`<${Grid} label=${shown?.question ?? label} total=${shown?.pictures.length ?? 0} at=${(/** @type {number} */ place) => shown?.pictures[place]}
-              cursor=${cursor} columns=${columns.value} look=${look} onOpen=${open} version=${0}
+              cursor=${cursor} look=${look} onOpen=${open} version=${0}
               onPress=${(/** @type {number} */ place) => {
                 cursor.set(place);
-                give(/** @type {api.ReviewPage} */ (shown).pictures[place].digest);
+                if (!alone) give(/** @type {api.ReviewPage} */ (shown).pictures[place].digest);
               }} />`}
       </div>
       ${shown && shown.pictures.length > 0 && html`<footer class="bar fixed">
-        <span class="counts">${count(given)}</span>
+        <span class="counts">${!alone && count(Object.values(verdicts.value))}</span>
         <button disabled=${busy.value} aria-label="Unknown" title="Unknown: leave the chosen picture open (Space)" onClick=${() => giveHere("unknown")}>?</button>
-        ${shown.pictures.length > 1
+        ${!alone
           ? html`<button class="primary" disabled=${busy.value} onClick=${answerPage}>Answer the page<kbd>⏎</kbd></button>`
           : html`<button disabled=${busy.value} onClick=${() => giveHere("no")}>✗ No<kbd>x</kbd></button>
               <button class="primary" disabled=${busy.value} onClick=${() => giveHere("yes")}>✓ Yes<kbd>a</kbd></button>`}
@@ -185,8 +186,8 @@ export function Review() {
 
 /** @param {string[]} verdicts */
 function count(verdicts) {
-  const of = (/** @type {string} */ verdict) => verdicts.filter((each) => each === verdict).length;
-  return `${of("yes")} yes · ${of("no")} no${of("unknown") ? ` · ${of("unknown")} unknown` : ""}`;
+  const each = ["yes", "no", "unknown"].map((verdict) => [verdicts.filter((given) => given === verdict).length, verdict]);
+  return each.filter(([many]) => many).map((part) => part.join(" ")).join(" · ");
 }
 
 /** The point of the curve nearest to a threshold. @param {api.Point[]} curve @param {number} threshold */
@@ -218,6 +219,7 @@ const shift = (label, page, steps) =>
 /** @param {{label: string, order: string}} props */
 function Finished({ label, order }) {
   const others = ORDERS.filter(([key]) => key !== order);
+  if (!store.project.value?.indexed) return html`<div class="nothing"><h2>No pictures yet</h2><p>As soon as there are some, they are asked about here.</p></div>`;
   return html`<div class="nothing">
     <h2>Nothing left to ask here</h2>
     <p>Every picture of this order is answered. Go on with
@@ -234,7 +236,7 @@ function Rail({ page, change }) {
   const audited = page.audited;
   return html`
     <p class="enough">${page.enough}</p>
-    <h2>Threshold <span class="value">${percent(threshold)}</span></h2>
+    <h2>Threshold <span class="space"></span><button class="plain" aria-label="The model's own threshold" title="Back to the model's own" onClick=${() => change(null)}>↺</button><span class="value">${percent(threshold)}</span></h2>
     <${Chart} histogram=${page.histogram} threshold=${threshold} />
     <input type="range" min="1" max="99" value=${Math.round(threshold * 100)} aria-label="Threshold" aria-valuetext=${percent(threshold)}
       onInput=${(/** @type {Event} */ event) => (dragged.value = Number(/** @type {HTMLInputElement} */ (event.target).value) / 100)}
@@ -250,7 +252,6 @@ function Rail({ page, change }) {
     <p class="dim">${audited
       ? html`Audited: <strong>${percent(audited.precision)}</strong> right (${percent(audited.low)} to ${percent(audited.high)}), by ${plural(audited.count)} at random.`
       : html`Not audited yet: <a href=${store.address("review", page.label, { order: "audit" })}>answer a random page</a> to measure precision.`}</p>
-    <p><button class="plain" onClick=${() => change(null)}>Back to the model's own</button></p>
     <h2>Examples <span class="value">${page.examples.length}</span></h2>
     ${page.examples.length
       ? html`<ul class="strip">${page.examples.map((each) => html`<li key=${each.digest}><${Example} label=${page.label} ...${each} /></li>`)}</ul>`

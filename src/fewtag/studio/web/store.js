@@ -1,6 +1,6 @@
 // The one store: what the server said last, where one is, what was answered and not yet acknowledged.
 import * as api from "./api.js";
-import { batch, computed, signal } from "./view.js";
+import { batch, computed, effect, signal } from "./view.js";
 
 /** @typedef {import("./api.js").Answer} Answer */
 /** @typedef {import("./api.js").Cell} Cell */
@@ -15,9 +15,24 @@ export const labels = signal(/** @type {any} */ (null));
 /** The server's count of changes: a screen reads again what it shows when it moved. */
 export const version = computed(() => project.value?.version ?? 0);
 export const labelNames = computed(() => (labels.value ?? []).map((label) => label.name));
+const lastNames = computed(() => labelNames.value.map((name) => name.split("/").at(-1)));
+/** A label's last name, or its whole path where two have the same. */
+export const shortName = (/** @type {string} */ path) => {
+  const last = path.split("/").at(-1);
+  return lastNames.value.indexOf(last) === lastNames.value.lastIndexOf(last) ? last : path;
+};
 /** Why nothing can be shown: the page has no session. */
 export const locked = signal("");
 export const online = signal(true);
+/** The name of the picture that is open, for the page's title. */
+export const pictureName = signal("");
+/** How often the studio was away and came back: what could not be read meanwhile is asked for again. */
+export const returns = signal(0);
+let away = false;
+effect(() => {
+  if (online.value && away) returns.value = returns.peek() + 1;
+  away = !online.value;
+});
 /** @type {import("./view.js").Signal<Toast[]>} */
 export const toasts = signal(/** @type {Toast[]} */ ([]));
 /** What a screen reader hears of a result. */
@@ -26,6 +41,12 @@ export const announcement = signal("");
 export const dialog = signal(/** @type {any} */ (""));
 /** The name that a dialog starts from. */
 export const dialogName = signal("");
+/** @param {"deliver" | "tag" | "refuse" | "new" | "label" | "failures" | "keys"} which @param {string} [name] */
+export const ask = (which, name = "") =>
+  batch(() => {
+    dialogName.value = name;
+    dialog.value = which;
+  });
 
 // --- where one is -------------------------------------------------------------------------------------------------
 
@@ -38,7 +59,12 @@ export function parseRoute(hash) {
 }
 
 export const route = signal(parseRoute(location.hash));
-addEventListener("hashchange", () => (route.value = parseRoute(location.hash)));
+/** The screen before this one. */
+export let cameFrom = "";
+addEventListener("hashchange", () => {
+  cameFrom = route.value.screen;
+  route.value = parseRoute(location.hash);
+});
 
 /** @param {string} screen @param {string} [name] @param {Record<string, string | undefined>} [query] */
 export function address(screen, name = "", query = {}) {
@@ -51,23 +77,24 @@ export function address(screen, name = "", query = {}) {
 export const go = (screen, name, query) => void (location.hash = address(screen, name, query));
 /** A label as the search box spells it: quoted where it holds a space. @param {string} name */
 export const quoted = (name) => (/[\s":]|^-/.test(name) ? `"${name.replace(/"/g, "")}"` : name);
-/** @param {string} query */
-export const find = (query) => go("library", "", { q: query });
+/** @param {string} query @param {boolean} [instead] of where one is: the back button then skips what was half typed */
+export const find = (query, instead = false) =>
+  instead ? location.replace(address("library", "", { q: query })) : go("library", "", { q: query });
 
 // --- what was said ------------------------------------------------------------------------------------------------
 
 let lastToast = 0;
 /** @param {string} text @param {{bad?: boolean, action?: Toast["action"], seconds?: number}} [how] */
 export function say(text, { bad = false, action, seconds = bad ? 12 : 6 } = {}) {
-  const toast = { id: ++lastToast, text, bad, action };
+  const toast = { id: ++lastToast, text: `${text[0].toUpperCase()}${text.slice(1)}`, bad, action };
   // what went wrong does not hide what was done
-  toasts.value = [...toasts.value.filter((each) => (bad || each.bad) && each.text !== text).slice(-2), toast];
+  toasts.value = [...toasts.value.filter((each) => (bad || each.bad) && each.text !== toast.text).slice(-2), toast];
   setTimeout(() => dismiss(toast.id), seconds * 1000);
 }
 /** @param {number} id */
 export const dismiss = (id) => void (toasts.value = toasts.value.filter((each) => each.id !== id));
 
-/** Runs an action; a refusal becomes one sentence on the screen. @template T @param {() => Promise<T>} action @param {(sentence: string) => void} [refused] @returns {Promise<T | undefined>} */
+/** Runs an action; a refusal becomes one sentence on the screen. @template T @param {() => Promise<T>} action @param {(sentence: string, status: number) => void} [refused] @returns {Promise<T | undefined>} */
 export async function attempt(action, refused = (sentence) => say(sentence, { bad: true })) {
   try {
     const result = await action();
@@ -77,7 +104,7 @@ export async function attempt(action, refused = (sentence) => say(sentence, { ba
     if (!(problem instanceof api.Problem)) throw problem;
     if (problem.status === 401) locked.value = problem.message;
     else if (problem.status === 0) online.value = false;
-    else refused(problem.message);
+    else refused(problem.message, problem.status);
     return undefined;
   }
 }
@@ -174,7 +201,7 @@ async function turnBack(which) {
   if (!done) return;
   const back = which === "undo" ? { text: "Redo", run: redo } : { text: "Undo", run: undo };
   await Promise.all([loadLabels(), loadProject()]);
-  say(`${done.what[0].toUpperCase()}${done.what.slice(1)}.`, { action: back });
+  say(`${done.what}.`, { action: back });
 }
 export const undo = () => turnBack("undo");
 export const redo = () => turnBack("redo");
@@ -185,9 +212,9 @@ const PAGE = 200;
 /** Height by width of most pictures: the shape of a grid's cells. */
 export const ratio = signal(0.75);
 /** @param {Cell[]} cells */
-function shapeOfMost(cells) {
+export function seeShapes(cells) {
   const shapes = cells.map((cell) => cell.height / cell.width).sort((one, other) => one - other);
-  return Math.min(1, Math.max(0.66, shapes[Math.floor(shapes.length / 2)]));
+  if (shapes.length > 1) ratio.value = Math.min(1, Math.max(0.66, shapes[Math.floor(shapes.length / 2)]));
 }
 
 /** A ranked list of pictures, read by the page as a grid scrolls over it. */
@@ -198,6 +225,8 @@ export class Listing {
     this.total = signal(/** @type {number | null} */ (null));
     /** Pictures, where `total` counts cells: one cell stands for a stack. */
     this.members = 0;
+    /** Why the search was refused. */
+    this.refusal = signal("");
     this.means = signal(/** @type {{text: string, as: string, detail: string}[]} */ ([]));
     /** The state of the project that it was read in. @type {string | undefined} */
     this.shown = undefined;
@@ -227,14 +256,16 @@ export class Listing {
 
   /** @param {number} page */
   async read(page) {
-    const found = await attempt(() => api.search({ ...this.wanted, offset: page * PAGE, limit: PAGE }));
+    const refused = (/** @type {string} */ sentence) => (this.total.peek() ? say(sentence, { bad: true }) : (this.refusal.value = sentence));
+    const found = await attempt(() => api.search({ ...this.wanted, offset: page * PAGE, limit: PAGE }), refused);
     if (!found) {
-      if (online.value) this.total.value ??= 0; // refused: the reason is said, nothing will come
+      if (online.value) this.total.value ??= 0; // refused: nothing will come
       return void this.asked.delete(page);
     }
     this.pages.set(page, found.pictures);
-    if (page === 0 && found.pictures.length) ratio.value = shapeOfMost(found.pictures);
+    if (page === 0) seeShapes(found.pictures);
     batch(() => {
+      this.refusal.value = "";
       this.members = found.members;
       this.total.value = found.total;
       if (page === 0) this.means.value = found.query_means;
@@ -267,5 +298,5 @@ export class Listing {
   }
 }
 
-/** The list that the arrows of the Picture screen walk along, and where one is in it. */
-export const walk = signal({ at: /** @type {(place: number) => string | undefined} */ (() => undefined), total: 0, place: 0, back: "#/" });
+/** The list that the arrows of the Picture screen walk along, where one is in it, and how far its grid was scrolled. */
+export const walk = signal({ at: /** @type {(place: number) => string | undefined} */ (() => undefined), total: 0, place: 0, back: "#/", top: 0 });

@@ -53,8 +53,7 @@ def test_bare_ids_are_found_in_archives(table, tmp_path, make):
 def test_where_keeps_rows_and_may_part_duplicates(table):
     path = table("pack,image,labels\none,a.jpg,dog\ntwo,a.jpg,dog\ntwo,b.png,cat\n")
     assert read_table(path, where={"pack": ["two"]}).ids == ("a.jpg", "b.png")
-    with pytest.raises(InputError, match=r"'a\.jpg' twice, in lines 2 and 3"):
-        read_table(path)
+    assert read_table(path).ids == ("a.jpg", "b.png")
     with pytest.raises(InputError, match="has 'tow' in column 'pack'; did you mean 'two'"):
         read_table(path, where={"pack": ["tow"]})
     with pytest.raises(InputError, match="no column 'pakc'; did you mean 'pack'"):
@@ -72,13 +71,24 @@ def test_where_keeps_rows_and_may_part_duplicates(table):
         ("image,labels\n,dog\n", "line 2 names no image"),
         ("image,labels\na.jpg,dog,cat\n", "line 2 has 3 cells, the header 2"),
         ("image,labels\na.jpg\n", "line 2 has 1 cells, the header 2"),
-        ("image,labels\na.jpg,dog\n./a.jpg,cat\n", "twice, in lines 2 and 3"),
+        (
+            "image,labels\na.jpg,!dog;cow\na.jpg,dog\n",
+            r"says in line 3 that 'a\.jpg' shows 'dog' and in line 2 that it",
+        ),
+        ("image,labels,absent\na.jpg,dog,\na.jpg,cow,dog\n", "shows 'dog' and in line 3 that it does not; choose"),
+        ("image,labels\na.jpg,dog\nb.png,!cat\n", r"says only what image 'b\.png' does not show"),
         ("image,labels\nzebra,dog\n", "line 2: image 'zebra' is not in"),
     ],
 )
 def test_a_bad_table_is_refused_with_its_line(table, text, message):
     with pytest.raises(InputError, match=message):
         read_table(table(text))
+
+
+def test_lines_of_one_picture_add_up(table):
+    images = read_table(table("file,class\na.jpg,dog\nb.png,cow\n./a.jpg,cat\na.jpg,!cow\n"))
+    assert images.labels == ("cat", "cow", "dog"), "what is absent is no label"
+    assert shown(images) == {"a.jpg": ("cat", "dog"), "b.png": ("cow",)}
 
 
 def test_a_path_that_leads_nowhere_is_refused_by_check(table):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from PIL import Image
 
+from fewtag.errors import plural
 from fewtag.files import replacing
 from fewtag.research.bench.report.results import (
     DataSet,
@@ -57,8 +58,8 @@ def draw_figures(results: Results, paper: Published, folder: Path) -> dict[str, 
     drawn: dict[str, Path] = {}
     for data_set, table, runs in systems(results, paper):
         if len(runs) > 1:
-            title = f"{_title(paper, data_set)}, one example a label"
-            drawn[data_set.data] = draw_marks(folder / f"{data_set.data}.png", title, _system_marks(runs, table))
+            title = f"{_title(paper, data_set)}, {plural(runs[0].shared.shots, 'example')} a label"
+            drawn[data_set.name] = draw_marks(folder / f"{data_set.name}.png", title, _system_marks(runs, table))
     for table in paper.tables:
         path, variants, numbers = folder / f"{table.name}.png", _variants(results, table), _numbers(table)
         if sum(run is not None for run in variants.values()) < 2:
@@ -94,8 +95,10 @@ def _title(paper: Published, data_set: DataSet) -> str:
     return table.title.partition(":")[0] if table and table.data == data_set.data else data_set.name
 
 
-def _system_marks(runs: Iterable[MeasuredRun], table: PublishedTable) -> list[Mark]:
+def _system_marks(runs: Iterable[MeasuredRun], table: PublishedTable | None) -> list[Mark]:
     """Measured runs from the best down, then the published systems that none of them stands beside."""
+    if table is None:
+        return [_mark(run.label, run, None) for run in runs]
     marks, seen = [], set()
     for run in runs:
         system = table.system_of(run)
@@ -148,8 +151,9 @@ def draw_marks(path: Path, title: str, marks: Sequence[Mark]) -> Path:
         axes.margins(x=0.08)
         axes.locator_params(axis="x", steps=[1, 2, 5, 10])
         axes.grid(axis="x", color=FAINT, linewidth=0.7)
-        for across, word, colour in zip(_COLUMNS, ("● measured", "○ published"), (OURS, PAPER), strict=True):
-            _write(axes, across, len(marks) - 0.1, word, colour)
+        _write(axes, _COLUMNS[0], len(marks) - 0.1, "● measured", OURS)
+        if any(mark.published is not None for mark in marks):
+            _write(axes, _COLUMNS[1], len(marks) - 0.1, "○ published", PAPER)
         axes.set_xlabel("macro-AP in percent, with 95 % intervals over episodes")
     return path
 
@@ -193,9 +197,12 @@ def _name_ends(axes: "Axes", ends: Sequence[tuple[float, str, str]]) -> None:
     low, high = axes.get_ylim()
     ordered = sorted(ends)
     heights = [end[0] for end in ordered]
-    gap = 0.065 * (high - low)
+    gap = min(0.065, 1 / len(ends)) * (high - low)
     for below, above in pairwise(range(len(heights))):
         heights[above] = max(heights[above], heights[below] + gap)
+    heights[-1] = min(heights[-1], high)  # and back down, where they rose over the plot
+    for above, below in pairwise(reversed(range(len(heights)))):
+        heights[below] = min(heights[below], heights[above] - gap)
     for height, (_, name, colour) in zip(heights, ordered, strict=True):
         axes.text(1.02, (height - low) / (high - low), name, color=colour, va="center", transform=axes.transAxes)
 

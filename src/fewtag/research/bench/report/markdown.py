@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
+from fewtag.errors import plural
 from fewtag.research.bench.report.comparison import PHASES, Difference, Differences, Pair, SystemComparison, compare
 from fewtag.research.bench.report.results import (
     Curves,
@@ -17,7 +18,7 @@ from fewtag.research.bench.report.results import (
 from fewtag.research.bench.results import mean_and_interval
 
 NONE = "–"
-SPREAD = "`test`, other seeds and labels"
+SPREAD = "`test`, ± over seeds and labels"
 _DETAILS = tuple(f"{scope}_{name}" for scope in ("macro", "micro") for name in ("precision", "recall", "f1"))
 
 
@@ -75,11 +76,12 @@ def overview_table(systems: Systems) -> Iterator[str]:
         made_of = _made_of(run) + ("" if pictures is None else f"; {pictures:,} base pictures") + _untrained(run)
         cells = [run.label, made_of, *(score_cell(run, phase) for phase in phases), spread_cell(run), lead]
         lines.append((run.mean() * 100, cells))
-    printed = table.number(table.model, "macro_ap") or 0.0
-    blank = [NONE] * len(phases)
-    cells = [f"*{table.model.system}, as published*", "", f"*{_published_cell(table, table.model)}*", *blank, ""]
-    lines.append((printed, cells))
-    lines.sort(key=lambda line: -line[0])
+    if table is not None:
+        printed = table.number(table.model, "macro_ap") or 0.0
+        blank = [NONE] * len(phases)
+        cells = [f"*{table.model.system}, as published*", "", f"*{_published_cell(table, table.model)}*", *blank, ""]
+        lines.append((printed, cells))
+        lines.sort(key=lambda line: -line[0])
     yield from markdown_table(
         ["system", "backbone, words", *phases, SPREAD, "ahead of the next"], [cells for _, cells in lines]
     )
@@ -90,7 +92,7 @@ def comparison_section(comparison: SystemComparison) -> Iterator[str]:
     differences = comparison.differences
     if not differences:
         return
-    yield f"### {comparison.systems.data_set.data}\n"
+    yield f"### {comparison.systems.data_set.name}\n"
     real = sum(difference.real for difference in differences.values())
     yield f"In {real} of {len(differences)} comparisons the difference is real.\n"
     yield from _not_told_apart(differences)
@@ -171,12 +173,7 @@ def shots_tables(curves: Curves) -> Iterator[str]:
             [name, *(score_cell(curve[number], phase) if number in curve else NONE for number in shots)]
             for name, curve in curves.items()
         ]
-        yield from markdown_table([f"system, on `{phase}`", *map(shots_title, shots)], lines)
-
-
-def shots_title(number: int) -> str:
-    """`1 shot`, `5 shots`."""
-    return f"{number} shot{'' if number == 1 else 's'}"
+        yield from markdown_table([f"system, on `{phase}`", *(plural(number, "shot") for number in shots)], lines)
 
 
 def _percent(run: MeasuredRun, phase: str, metric: str) -> str:

@@ -1,6 +1,7 @@
 """Measured runs, published systems, and which of them stand together on the page."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -11,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import model_validator
 
-from fewtag.errors import InputError
+from fewtag.errors import InputError, plural
 from fewtag.files import read_json
 from fewtag.research.bench.recipe import Settings
 from fewtag.research.bench.results import (
@@ -192,6 +193,10 @@ class Results:
             if (run.reference, run.shared.split, run.shared.shots) == (name, table.data, table.shots)
         ]
 
+    def are_about(self, table: PublishedTable) -> bool:
+        """Whether a run stands beside one of its systems, or a reason why there is none."""
+        return any(self.beside(row, table) or self.reasons.keys() & set(row.runs) for row in table.rows)
+
 
 def read_results(folder: Path, paper: Published) -> Results:
     """All rows and reasons under the folder; a reason for a run that has rows by now is out of date."""
@@ -262,18 +267,28 @@ def _reason(path: Path, paper: Published) -> tuple[str, str]:
 
 
 class Systems(NamedTuple):
-    """The runs that a table of the paper is the measure of, on one data set."""
+    """Runs on one data set that are ranked together, the best first."""
 
     data_set: DataSet
-    table: PublishedTable
+    table: PublishedTable | None
+    """The table of the paper that compares systems there; none for data of one's own."""
     runs: Sequence[MeasuredRun]
+
+    @property
+    def title(self) -> str:
+        name = self.data_set.name
+        images = plural(self.runs[0].shared.shots, "support image")
+        return f"{self.table.title} ({name})" if self.table else f"{name}: {images} a label"
 
 
 def systems(results: Results, paper: Published) -> list[Systems]:
-    """The runs measured as the paper compares systems, best first; variants of its model have tables of their own."""
+    """The runs measured as the paper compares systems; on other data, those of the fewest examples that several have.
+
+    Variants of the paper's model have tables of their own.
+    """
     variants = {run for table in paper.tables if table.against for row in table.rows for run in row.runs}
     ranked = sorted(tested(results.runs), key=lambda run: -run.mean())
-    groups = []
+    groups: list[Systems] = []
     for table in paper.tables:
         if table != paper.comparison(table.data):
             continue
@@ -285,6 +300,11 @@ def systems(results: Results, paper: Published) -> list[Systems]:
         ]
         for data_set in sorted({run.data_set for run in runs}):
             groups.append(Systems(data_set, table, [run for run in runs if run.data_set == data_set]))
+    for data_set in sorted({run.data_set for run in ranked if paper.comparison(run.shared.split) is None}):
+        runs = [run for run in ranked if run.data_set == data_set]
+        several = [shots for shots, times in Counter(run.shared.shots for run in runs).items() if times > 1]
+        if several:
+            groups.append(Systems(data_set, None, [run for run in runs if run.shared.shots == min(several)]))
     return groups
 
 
@@ -293,12 +313,12 @@ def tested(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
     return [run for run in runs if "test" in run.phases]
 
 
-def best_reading(runs: Sequence[MeasuredRun], table: PublishedTable) -> MeasuredRun | None:
+def best_reading(runs: Sequence[MeasuredRun], table: PublishedTable | None) -> MeasuredRun | None:
     """Of the runs of the paper's model the best on the validation labels, so that the test has no part in the choice.
 
     Where nothing was validated, as in LaSO's setting, the best on the test: a choice in the paper's favour.
     """
-    readings = [run for run in runs if run.reference in table.model.runs]
+    readings = [run for run in runs if table and run.reference in table.model.runs]
 
     def validated(run: MeasuredRun) -> float:
         return fmean(rows[0].validation_macro_ap or 0.0 for rows in run.by_seed())
@@ -322,18 +342,23 @@ Curves = dict[str, dict[int, MeasuredRun]]
 
 
 def shot_curves(runs: Iterable[MeasuredRun], *, fewest: int = 2) -> dict[DataSet, Curves]:
-    """Runs that differ in their number of shots alone: `name-5-shots` beside `name`, of one method and backbone.
+    """Runs that differ in their number of shots alone: `name-5-shots` beside `name`, of one method, backbone and base.
 
-    A curve has at least so many points.
+    A curve has at least so many points; where two have one name, their backbones are said.
     """
-    groups: dict[tuple[DataSet, str, str, str], dict[int, MeasuredRun]] = {}
+    groups: dict[tuple[DataSet, str, str, str, int], dict[int, MeasuredRun]] = {}
     for run in runs:
-        key = (run.data_set, run.family, run.shared.method, run.shared.backbone)
-        groups.setdefault(key, {})[run.shared.shots] = run
+        row = run.shared
+        key = (run.data_set, run.family, row.method, row.backbone, row.base_pictures or 0)
+        groups.setdefault(key, {})[row.shots] = run
+    kept = [
+        (key, by_shots) for key, by_shots in sorted(groups.items(), key=lambda item: item[0]) if len(by_shots) >= fewest
+    ]
+    names = Counter(key[:2] for key, _ in kept)
     curves: dict[DataSet, Curves] = {}
-    for (data_set, family, _, _), by_shots in sorted(groups.items(), key=lambda item: item[0]):
-        if len(by_shots) >= fewest:
-            curves.setdefault(data_set, {})[family] = dict(sorted(by_shots.items()))
+    for (data_set, family, _, backbone, _), by_shots in kept:
+        name = family if names[data_set, family] == 1 else f"{family}, {backbone}"
+        curves.setdefault(data_set, {})[name] = dict(sorted(by_shots.items()))
     return curves
 
 
