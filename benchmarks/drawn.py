@@ -36,10 +36,10 @@ def draw(count: int, size: tuple[int, int], seed: int = 0) -> list[Image.Image]:
     return pictures
 
 
-def write_jpegs(folder: Path, count: int, size: tuple[int, int], *, different: int = 64) -> Path:
+def write_jpegs(folder: Path, count: int, size: tuple[int, int], *, different: int = 64, seed: int = 0) -> Path:
     """So many files, no two the same: after `different` ones they are copies with another ending."""
     folder.mkdir(parents=True)
-    for number, picture in enumerate(draw(min(count, different), size)):
+    for number, picture in enumerate(draw(min(count, different), size, seed)):
         picture.save(folder / f"{number:05d}.jpg", quality=85)
     for number in range(different, count):
         original = (folder / f"{number % different:05d}.jpg").read_bytes()

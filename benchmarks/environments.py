@@ -28,8 +28,8 @@ def former_environment(folder: Path) -> dict[str, str]:
 
 def fit_former_network(folder: Path, environment: Mapping[str, str]) -> Path:
     """A model of today around the former commit's network; drawn base pictures do for speed."""
-    for label in LABELS[:8]:
-        write_jpegs(folder / "base" / label, 32, (256, 192), different=32)
+    for seed, label in enumerate(LABELS[:8]):
+        write_jpegs(folder / "base" / label, 32, (256, 192), different=32, seed=seed)
     arguments = ("fit", folder / "former-network", folder / "base", "--network", FORMER_NETWORK)
     run([sys.executable, "-m", "fewtag", *map(str, arguments)], environment)
     return folder / "former-network.safetensors"

@@ -105,6 +105,17 @@ def test_too_few_pictures_of_every_label_are_refused(
     assert not list(tmp_path.glob("model*")), "before any work"
 
 
+@pytest.mark.usefixtures("quick")
+def test_pictures_that_all_show_everything_are_refused(
+    album: tuple[list[Picture], list[frozenset[str]]], tmp_path: Path
+) -> None:
+    pictures, shown = album
+    crowded = [frozenset(LABELS)] * (len(pictures) - 3)
+    with pytest.raises(InputError, match=r"without a quarter of the labels [0-3] of them are left, at least 4"):
+        fit_model(tmp_path / "model", pictures, crowded + shown[:3], network="resnet10t", weights="random", size=64)
+    assert not list(tmp_path.glob("model*")), "before any work"
+
+
 def test_a_fold_knows_nothing_of_the_labels_it_is_judged_on() -> None:
     random = np.random.default_rng(0)
     targets = random.random((40, 10)) < 0.2

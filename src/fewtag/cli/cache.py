@@ -24,8 +24,8 @@ def cache(
     """Tell what is kept of pictures seen before: features, decoded pictures, the places that tagging looks at, and the
     studio's thumbnails.
 
-    What was used least recently goes when all together takes more than 10GB, or what FEWTAG_CACHE_LIMIT says; thumbnails
-    have 2GB of their own.
+    What was used least recently goes when all together takes more than 10GB, or what FEWTAG_CACHE_LIMIT says;
+    thumbnails have 2GB of their own.
 
     Example: fewtag cache --prune 2GB
     """

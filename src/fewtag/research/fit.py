@@ -180,15 +180,16 @@ def fit_model(
     unknown = [label for label in labels if label not in table]
     kept = [number for number, label in enumerate(labels) if label not in unknown]
     names = [labels[number] for number in kept]
-    _refuse_too_few(names, targets[rows][:, kept].sum(axis=0))
+    targets = targets[:, kept]
+    _refuse_too_few(names, targets, rows)
     out.parent.mkdir(parents=True, exist_ok=True)
     path = out.with_suffix(".onnx")
     facts, constants = make_graph(network, weights, size, path)
     pooled, places = encode(path, facts, constants, pictures, rows, device, begin)
     chances = classify(pictures, begin) if chances is None else chances
-    base = BasePictures(names, names, targets[:, kept], pooled, chances)
+    base = BasePictures(names, names, targets, pooled, chances)
     advance, held = begin("solving", FOLDS), []
-    for fold in _folds(base, places, rows, table):
+    for fold in _cross_fit(base, places, rows, table):
         held.append(fold)
         advance(1)
     evidence, calibration = calibrated(held, begin)
@@ -212,7 +213,8 @@ def fit_model(
     return {"model": model, "pictures": len(pictures), "labels": names, "left_out": unknown}
 
 
-def _refuse_too_few(names: Sequence[str], counts: NDArray[np.int64]) -> None:
+def _refuse_too_few(names: Sequence[str], targets: NDArray[np.bool_], rows: NDArray[np.int64]) -> None:
+    counts = targets[rows].sum(axis=0)
     if len(names) < FEWEST_LABELS:
         raise InputError(
             f"the base pictures show {len(names)} labels that are known words, at least {FEWEST_LABELS} are needed; "
@@ -223,15 +225,25 @@ def _refuse_too_few(names: Sequence[str], counts: NDArray[np.int64]) -> None:
             f"{names[int(counts.argmax())]!r}, the commonest label, is shown by {counts.max()} base pictures, at least "
             f"{HELD} are needed to learn how far a probability can be trusted; give more pictures"
         )
+    left = min(int((~targets[:, columns].any(axis=1)).sum()) for columns in _folds(len(names)))
+    if left < HELD:
+        raise InputError(
+            f"the base pictures show so much at once that without a quarter of the labels {left} of them are left, at "
+            f"least {HELD} are needed to learn how new labels fare; give more pictures, of fewer labels each"
+        )
 
 
-def _folds(
+def _folds(labels: int) -> list[list[int]]:
+    """The labels' columns in as many parts."""
+    order = np.random.default_rng(0).permutation(labels)
+    return [sorted(order[fold::FOLDS].tolist()) for fold in range(FOLDS)]
+
+
+def _cross_fit(
     base: BasePictures, places: NDArray[np.float16], rows: NDArray[np.int64], table: WordTable
 ) -> Iterator[Held]:
     """A quarter of the labels at a time, held out from a fit on the pictures that show none of them."""
-    order = np.random.default_rng(0).permutation(len(base.labels))
-    for fold in range(FOLDS):
-        columns = sorted(order[fold::FOLDS].tolist())
+    for columns in _folds(len(base.labels)):
         solved = solve(base.without(columns))
         guides = solved.guides(table, [base.words[column] for column in columns])
         projected = solved.space.project(places.astype(np.float32))
