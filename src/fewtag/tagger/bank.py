@@ -29,6 +29,8 @@ FOREIGN = 0.5
 """How far a word of another language is taken for a thing: it may be a dog's name as well ("Luna")."""
 COMPLETE, UNNAMED = 256, 64
 """Pictures beside these that its fit looks at: complete ones that do not name the label, and others, as weak 'no's."""
+COMPARED = 64
+"""Of these, as many as a name is judged by: more change nothing much."""
 USUAL = 2
 """Pictures as coherent as the model's, beside its own, that a label's calibration counts (by validation labels)."""
 
@@ -226,8 +228,12 @@ class Bank:
         whole = np.array([each.seen[1] for each in chosen], np.float32).reshape(len(chosen), space)
         evidence = replace(model.evidence, prior=OTHER + definition.thing * (THING - OTHER))
         pictures, meant = Pictures(places, lengths, whole), definition.guide
-        asked = np.arange(len(chosen)) < len(fit_set.yes) + len(fit_set.no)
-        fitted = fit_label(pictures, shown, weights, meant, model.strengths, evidence, asked, leave_out=self.leave_out)
+        # not by those that someone was asked about, which look like the label more often than others do
+        compared = np.zeros(len(chosen), np.bool_)
+        compared[len(fit_set.yes) + len(fit_set.no) :][:COMPARED] = True
+        fitted = fit_label(
+            pictures, shown, weights, meant, model.strengths, evidence, compared, leave_out=self.leave_out
+        )
         # what stands in for pictures is the same at every place, and tells nothing of them
         told = [each.seen[2] for each in chosen if each.seen[2] < 0.999]
         coherence = (sum(told) + USUAL * model.calibration.coherence) / (len(told) + USUAL)

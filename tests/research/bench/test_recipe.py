@@ -367,6 +367,15 @@ def test_a_mistake_in_a_grid_is_named_in_one_sentence(write, run: str, message: 
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("change", ["seed=7", "evaluation.shots=2"])
+def test_what_a_grid_chose_is_not_changed_behind_the_runs_name(write, change: str) -> None:
+    grid = "grid.seed = [0, 1]\ngrid.evaluation = [{ shots = 1 }, { shots = 5 }]\n"
+    path = write(DATA + METHOD + "[[runs]]\nname = 'mine-{seed}-{shots}'\n" + grid)
+    with pytest.raises(InputError, match=f"--set '{change}': 'mine-0-1' is one of a grid of runs, each with its own"):
+        load_recipes(path, changes=[change])
+    assert len(load_recipes(path, changes=["evaluation.queries=2"])) == 4
+
+
 def test_the_digest_names_the_content(write) -> None:
     path = write(DATA + METHOD)
     assert only(path).digest == only(path).digest == only(path, "seed=0", "method.heads=8").digest

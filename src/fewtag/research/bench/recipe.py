@@ -252,7 +252,7 @@ class Recipe(Settings):
     @property
     def digest(self) -> str:
         """Names the recipe by all its settings, defaults included; the note does not count."""
-        return digest_of(_counted(self.effective.model_dump(mode="json", exclude={"data": {"note"}})))
+        return digest_of(counted(self.effective.model_dump(mode="json", exclude={"data": {"note"}})))
 
     @property
     def training_settings(self) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class Recipe(Settings):
             if source.phases is None or {"train", "val"} & set(source.phases)
         ]
         facts = {**kept, "split": self.data.split, "other_labels": self.data.other_labels, "sources": sources}
-        return _counted(facts)
+        return counted(facts)
 
 
 LATER: dict[str, object] = {
@@ -276,10 +276,11 @@ LATER: dict[str, object] = {
 """Settings that came after rows had been published, as things were before there were any: so they do not count."""
 
 
-def _counted(settings: Any) -> Any:
+def counted(settings: Any) -> Any:
+    """The settings without those that came later, where they are as things were before."""
     if isinstance(settings, dict):
-        return {key: _counted(value) for key, value in settings.items() if key not in LATER or value != LATER[key]}
-    return [_counted(value) for value in settings] if isinstance(settings, list) else settings
+        return {key: counted(value) for key, value in settings.items() if key not in LATER or value != LATER[key]}
+    return [counted(value) for value in settings] if isinstance(settings, list) else settings
 
 
 def digest_of(settings: object) -> str:
