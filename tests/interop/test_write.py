@@ -209,6 +209,17 @@ def test_adobes_names_are_for_new_sidecars(cli: Cli, album: Path) -> None:
     assert {path.name for path in album.rglob("*.xmp")} == {"a.xmp", "ä b.xmp"}
 
 
+@pytest.mark.parametrize("twin", ["a.cr2", "a.PNG"])
+def test_adobes_names_are_not_taken_from_a_twin(cli: Cli, album: Path, twin: str) -> None:
+    draw(5, "dog").save(album / "twin.png")
+    (album / "twin.png").rename(album / twin)
+    Path("tags.csv").write_text("image,tags\na.jpg,dog\n" + (f"{twin},dog\n" if twin == "a.PNG" else ""))
+    wanted = {"a.jpg.xmp", *({"a.PNG.xmp"} if twin == "a.PNG" else ())}
+    for _ in range(2):
+        assert cli("write", "tags.csv", album, "--adobe-names").code == 0
+        assert {path.name for path in album.rglob("*.xmp")} == wanted
+
+
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp", "tif", "avif"])
 def test_tags_inside_a_picture_are_copied_into_a_new_sidecar(cli: Cli, tmp_path: Path, ending: str) -> None:
     packet = digikam([("Tiere", "Vögel"), ("Oma",)], 0)

@@ -174,8 +174,8 @@ def _plan_sidecar(folders: Folders, name: str, picture: Path, wanted: Wanted, *,
             f"{name} has two sidecars, {own[0].name} and {own[1].name}, and programs differ in which they read; "
             "keep one of them"
         )
-    new = picture.with_suffix(ENDING) if adobe_names and not shared else picture.with_name(f"{picture.name}{ENDING}")
-    path = own[0] if own else new
+    alone = adobe_names and not folders.has_twin(picture)
+    path = own[0] if own else picture.with_suffix(ENDING) if alone else picture.with_name(f"{picture.name}{ENDING}")
     before = read_sidecar(path) if own else None
     if before is None and not wanted.labels:
         return Change(name, path, None, None)
