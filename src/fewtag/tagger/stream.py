@@ -105,8 +105,11 @@ class Scorer:
         return chances
 
     def tags(self, probabilities: NDArray[np.float32]) -> list[tuple[str, ...]]:
-        """Of each image the names over their threshold, likeliest first; equally likely ones by name."""
-        images, columns = np.nonzero(probabilities >= self.thresholds)
+        """Of each image the names over their threshold, likeliest first; equally likely ones by name.
+
+        What a person said 'no' to has probability 0, and reaches no threshold.
+        """
+        images, columns = np.nonzero((probabilities >= self.thresholds) & (probabilities > 0))
         order = np.lexsort((columns, -probabilities[images, columns], images))
         given: list[list[str]] = [[] for _ in probabilities]
         for image, column in zip(images[order].tolist(), columns[order].tolist(), strict=True):
