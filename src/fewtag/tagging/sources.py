@@ -14,7 +14,7 @@ from PIL import Image
 
 from fewtag.errors import InputError
 from fewtag.files import digest, read_json
-from fewtag.pictures.files import IMAGE_ENDINGS, OTHERS_FOLDERS, Picture, archived, judge_name, stamp, walk
+from fewtag.pictures.files import IMAGE_ENDINGS, OTHERS_FOLDERS, Picture, archived, stamp, walk, why_unreadable
 from fewtag.pictures.tables import decode_text
 from fewtag.tagger.stream import Item
 
@@ -250,7 +250,7 @@ def _archive(path: Path, prefix: str) -> Iterator[Entry]:
     above = f"{PurePosixPath(path).as_posix()}:" if prefix else ""
     changed, location = stamp(path), str(path.absolute())
     for name, offset, size in archived(path):
-        if (problem := _judge(name)) is not None:
+        if (problem := _why_unreadable(name)) is not None:
             yield Entry(f"{above}{name}", location, changed, offset, size, problem)
 
 
@@ -274,7 +274,7 @@ def _remote(source: str) -> Source:
             continue
         url, stamp = system.unstrip_protocol(path), [str(facts[key]) for key in _STAMPS if facts.get(key) is not None]
         name = unescape(path.rsplit("/", 1)[1] if alone else path.removeprefix(f"{top}/"))
-        if (problem := _judge(name)) is not None:
+        if (problem := _why_unreadable(name)) is not None:
             entries.append(Entry(name, url, stamp, problem=problem))
         elif path.endswith(".parquet") and not _is_note(path.removeprefix(top)):
             tables[url] = stamp
@@ -285,11 +285,11 @@ def _remote(source: str) -> Source:
     return _open_tables(tables) if tables else Source(entries)
 
 
-def _judge(name: str) -> str | None:
+def _why_unreadable(name: str) -> str | None:
     """None too for what lies in hidden folders, and in those of other programs."""
     *folders, last = name.split("/")
     hidden = any(part.startswith(".") for part in (*folders, last))
-    return None if hidden or {folder.lower() for folder in folders} & OTHERS_FOLDERS else judge_name(name)
+    return None if hidden or {folder.lower() for folder in folders} & OTHERS_FOLDERS else why_unreadable(name)
 
 
 def _open_tables(tables: dict[str, Any]) -> Source:
