@@ -297,6 +297,10 @@ def test_of_a_table_that_tag_wrote_the_rows_are_learnt_that_a_person_changed(
     assert refused(cli("check", bank, table), "is as `fewtag tag` wrote it, no truth")
     assert cli("check", bank, table, "--all-rows").code == 0
     _mend(table)
+    checked = cli("check", bank, table, "--json")
+    assert (checked.code, json.loads(checked.out)["pictures"]) == (0, 1), "its own guesses are no truth"
+    assert checked.err.startswith("fewtag: left out 5 rows as `fewtag tag` wrote them; --all-rows")
+    assert json.loads(cli("check", bank, table, "--all-rows", "--json").out)["pictures"] == 6
     said = cli("learn", bank, table)
     assert said.out == f"{bank}: 1 picture learnt; 4 labels, 1 of them new\n"
     assert said.err.startswith("fewtag: left out 5 rows as `fewtag tag` wrote them; --all-rows")

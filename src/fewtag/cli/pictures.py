@@ -216,7 +216,7 @@ def check(
     ],
     root: Root = None,
     all_rows: Annotated[
-        bool, typer.Option("--all-rows", help="A table that `tag` wrote is right, though nobody changed it.")
+        bool, typer.Option("--all-rows", help="Of a table that `tag` wrote, rows that nobody changed are right, too.")
     ] = False,
     prior: Annotated[
         str | None,
@@ -247,7 +247,7 @@ def check(
     """
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.check import check_bank, shares_of
-    from fewtag.tagging.examples import missing, read_examples
+    from fewtag.tagging.examples import missing, read_examples, without_guesses
     from fewtag.tagging.run import Options
 
     setting = set_thresholds or set_priors
@@ -257,8 +257,12 @@ def check(
     shown = read_examples([truth], root=root, complete=True)
     if not skip_bad and (error := missing(shown)):
         raise InputError(f"{error} (--skip-bad leaves out what cannot be read)")
-    if all(each.guessed for each in shown) and not all_rows:
+    own, guesses = without_guesses(shown)
+    if not own and not all_rows:
         raise InputError(f"{truth} is as `fewtag tag` wrote it, no truth; mend it, or give --all-rows if it is right")
+    if guesses and not all_rows:
+        shown = own
+        print(f"fewtag: left out {guesses}; --all-rows counts these too, if they are right", file=sys.stderr)
     tagger = Tagger.load(bank)
     with Bars() as bars:
         shares = shares_of(shown, tagger, Options(prior=asked, cache=kept), bars.begin)

@@ -45,9 +45,11 @@ def is_image_name(name: str) -> bool:
 
 def own_entries(folder: Path) -> list[Path]:
     """What lies in a folder, by name, but for hidden files and for what devices and archives put there."""
-    return sorted(
-        each for each in folder.iterdir() if not each.name.startswith(".") and each.name.lower() not in OTHERS_FOLDERS
-    )
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise InputError(f"cannot read the folder {folder}: {error.strerror}; check its permissions") from error
+    return [each for each in entries if not each.name.startswith(".") and each.name.lower() not in OTHERS_FOLDERS]
 
 
 def why_unreadable(name: str) -> str | None:

@@ -70,6 +70,14 @@ def read_examples(
     return shown
 
 
+def without_guesses(shown: Sequence[Shown]) -> tuple[list[Shown], str]:
+    """The rows that a person wrote or changed, and in words how many others there are; nothing where there are none."""
+    own = [each for each in shown if not each.guessed]
+    left_out = len(shown) - len(own)
+    told = f"{plural(left_out, 'row')} as `fewtag tag` wrote {'it' if left_out == 1 else 'them'}"
+    return own, told if left_out else ""
+
+
 def missing(shown: Sequence[Shown]) -> InputError | None:
     """Says which pictures are not there, before work is spent on those that are."""
     gone = [each.picture.path for each in shown if not os.path.lexists(each.picture.path)]
