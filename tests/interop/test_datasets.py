@@ -229,7 +229,7 @@ DETECTIONS = {
             "file": "two.png",
             "detections": [
                 {"category": "1", "conf": 0.9, "bbox": [0.0, 0.0, 0.5, 1.0]},
-                {"category": "1", "conf": 0.8, "bbox": [0.5, 0.0, 0.5, 1.0]},
+                {"category": "1", "conf": "0.8", "bbox": [0.5, 0.0, 0.5, 1.0]},
                 {"category": "1", "conf": 0.1, "bbox": [0.2, 0.2, 0.1, 0.1]},
             ],
         },

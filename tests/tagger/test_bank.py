@@ -454,6 +454,19 @@ def test_what_a_person_defined_moves_along(model: Model, other_file: Path, own_w
         Tagger.load(tmp_path / "bank", model=str(other_file), words=str(own_words), upgrade=True)
 
 
+def test_what_a_label_is_like_is_looked_up_again_by_an_upgrade(model: Model, other_file: Path, tmp_path: Path) -> None:
+    """A table of words of the same name may have other vectors by now."""
+    tagger = Tagger(model).define("thing", like="lens, eye").define("Y", vector=np.ones(len(model.word_map.mean)))
+    tagger.define("of one that is gone", like="Y").forget("Y")
+    older = dict(tagger.bank_.definitions)
+    older["thing"] = replace(older["thing"], vector=np.ones_like(older["thing"].vector))
+    Tagger(model, bank=Bank(older)).save(tmp_path / "bank")
+    moved = Tagger.load(tmp_path / "bank", model=str(other_file), upgrade=True).bank_.definitions
+    fresh = Tagger(str(other_file)).define("thing", like="lens, eye").bank_.definitions
+    np.testing.assert_array_equal(moved["thing"].vector, fresh["thing"].vector)
+    np.testing.assert_array_equal(moved["of one that is gone"].vector, older["of one that is gone"].vector)
+
+
 def test_a_bank_without_copies_cannot_move(model: Model, other_file: Path, draw: Draw, tmp_path: Path) -> None:
     Tagger(model, keep_pictures=False).fit([draw(1, "dog")], ["dog"]).save(tmp_path / "bank")
     with pytest.raises(InputError, match="keeps no copies of 1 of its 1 examples, so it cannot move"):

@@ -280,7 +280,7 @@ class Bank:
         """Which of these a person means by a file's name, or by the number of one that shows the label, from 1 on."""
         keys, every = self.members[label], self.speaking_of(label)
         names = [self.examples[key].name for key in every]
-        if not isinstance(example, str) or (example.isdigit() and example not in names):
+        if not isinstance(example, str) or (example.isdecimal() and example not in names):
             if not 1 <= int(example) <= len(keys):
                 raise InputError(f"label {label!r} has examples 1 to {len(keys)}, there is no number {example}")
             return [keys[int(example) - 1]]

@@ -18,10 +18,10 @@ from fewtag.core.calibration import estimate_shares, log_odds, match_shares, sig
 from fewtag.core.posterior import Classifiers, Places, unit
 from fewtag.errors import InputError, plural, warn
 from fewtag.files import digest
-from fewtag.pictures.decode import Decoded, Square, decode, pixel_digest, squash, squash_bytes, thumbnail
+from fewtag.pictures.decode import DECODING, Decoded, Square, decode, pixel_digest, squash, squash_bytes, thumbnail
 from fewtag.pictures.files import as_text, encoded_bytes, file_name, open_image, several
 from fewtag.pictures.prefetch import batches, prefetch
-from fewtag.tagger.bank import Bank, Definition, Example, Told, by_names_or_none, check_told, define, is_share
+from fewtag.tagger.bank import Bank, Definition, Example, Told, by_names_or_none, check_told, define, is_share, words_of
 from fewtag.tagger.model import Model
 
 BATCH = 32
@@ -135,9 +135,18 @@ def cached_places(model: Model, folder: str | os.PathLike[str] | None) -> Iterat
         return
     network = model.header["network"]
     what = f"model {model.name}: {network.get('name', 'network')}, {model.size} × {model.size} pixels"
-    key = digest(model.space_key, model.network.likely_device, pillow_version)
+    key = digest(model.space_key, model.network.likely_device, pillow_version, _heif_version(), str(DECODING))
     with Cache(Path(folder)) as cache:
         yield cache.space("places", what, key, (model.places, *model.space.basis.shape[1:]), "float16")
+
+
+def _heif_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # not above: a look at the labels does without
+
+    try:
+        return version("pi-heif")
+    except PackageNotFoundError:
+        return "none"
 
 
 class Read(NamedTuple):
@@ -383,20 +392,21 @@ def warn_of_contradictions(known: Mapping[str, Example], learnt: Mapping[str, Ex
         )
 
 
-def moved(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.PathLike[str]) -> Bank:
-    """A bank of another model, which these are the facts of, learnt again from the small copies that it keeps."""
+def migrated(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.PathLike[str]) -> Bank:
+    """Migrates a bank to another model by encoding its thumbnails again; `facts` are those of its own model."""
     if lacking := sum(not example.picture for example in bank.examples.values()):
         raise InputError(
             f"bank {path} keeps no copies of {lacking} of its {len(bank.examples)} examples, so it cannot move "
             "to another model; learn those pictures again into a new bank"
         )
     same_words = not model.facts["own_words"] and not facts["own_words"] and facts["words"] == model.words_name
-    definitions = {}
-    for label, each in bank.definitions.items():
-        if same_words and each.kind != "name" and each.vector is not None:
+    definitions: dict[str, Definition] = {}
+    # those that are like others last: what they are like has its new meaning then
+    for label, each in sorted(bank.definitions.items(), key=lambda item: item[1].kind == "like"):
+        if each.kind == "like" and not (same_words and _forgotten(each.words, model, definitions)):
+            meaning = define(label, model, definitions, like=each.words, vector=None, words=True)
+        elif same_words and each.kind != "name" and each.vector is not None:
             meaning = replace(each, guide=model.word_prototypes(each.vector[None])[0])
-        elif each.kind == "like":
-            meaning = define(label, model, {}, like=each.words, vector=None, words=True)
         else:
             if each.kind == "vector":
                 warn(
@@ -411,6 +421,11 @@ def moved(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.Pat
         for (key, old), places in zip(group, model.encode(pixels), strict=True):
             examples[key] = Example.of(old.said, places, old.name, old.picture)
     return Bank().learn(definitions, examples, afresh=False)
+
+
+def _forgotten(words: Iterable[str], model: Model, definitions: Mapping[str, Definition]) -> bool:
+    """Whether one of them was a label, which is none any more, and means nothing else."""
+    return any(word not in definitions and words_of(word, model)[-1] not in model.words for word in words)
 
 
 def same_length(images: int, labels: int) -> None:

@@ -402,7 +402,7 @@ class Tagger:
                     f"bank {path} was made with another model {facts['name']!r} (words {facts['words']!r}, fewtag "
                     f"{header['fewtag']}); move it to this one with `upgrade`, or load it with that one"
                 )
-            bank = stream.moved(bank, model, facts, path)
+            bank = stream.migrated(bank, model, facts, path)
         # one without copies was meant so, whoever teaches it further
         keep = not bank.examples or any(each.picture for each in bank.examples.values())
         tagger = cls(model, bank=bank, keep_pictures=keep)

@@ -140,7 +140,7 @@ def check_address(address: str) -> None:
             "auto, or send it there with: ray job submit -- fewtag tag ..."
         )
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal():
         raise InputError(f"--address {address} is none; give HOST:PORT such as 10.0.0.1:6379, or auto")
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWERS_WITHIN).close()

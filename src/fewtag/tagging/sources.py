@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
+import numpy as np
 from PIL import Image
 
 from fewtag.errors import InputError
@@ -26,6 +27,8 @@ _STAMPS = ("size", "mtime", "LastModified", "last_modified", "ETag", "etag", "md
 _ENDINGS = ", ".join(sorted(IMAGE_ENDINGS))
 _TABLES_AT_ONCE = 16
 _TRIES = 3
+_STRETCHES = 8
+"""Of tables, that a sample is made of: each costs a row group to read."""
 SURE = 0.2
 """Confidence from which a detection is looked at: what MegaDetector itself calls the typical threshold."""
 
@@ -124,6 +127,16 @@ class Source:
             for number, (table, first, rows) in enumerate(pieces, len(shards))
         ]
 
+    def sample(self, count: int, batch: int) -> list[Item]:
+        """So many of the pictures, drawn by chance, but the same each time; of tables rows that lie together."""
+        random = np.random.default_rng(0)
+        if self.entries:
+            chosen = random.choice(len(self.entries), min(len(self.entries), count), replace=False)
+            return [self.entries[number].item() for number in sorted(chosen)]
+        shards = self.shards(count // _STRETCHES)
+        chosen = random.choice(len(shards), min(len(shards), _STRETCHES), replace=False)
+        return [item for number in sorted(chosen) for item in shards[number].items(batch)]
+
 
 def _cuts(groups: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
     """First row and number of rows; whole row groups together where they fit, so that none is read twice."""
@@ -182,13 +195,13 @@ def _open(source: str, prefix: str) -> Source:
         case ".csv" | ".tsv" | ".jsonl":
             raise InputError(f"{source} is a table, no picture; give a folder, or a .txt list with a path a line")
         case _:
-            name = PurePosixPath(path).as_posix() if prefix else path.name
+            name = path.as_posix() if prefix else path.name
             return Source([Entry(name, str(path.absolute()), stamp(path))])
 
 
 def _folder(folder: Path, prefix: str) -> Source:
     """Its pictures; where there are none, its tar archives or its Parquet tables."""
-    above = f"{PurePosixPath(folder).as_posix().rstrip('/')}/" if prefix else ""
+    above = f"{folder.as_posix().rstrip('/')}/" if prefix else ""
     entries = [
         Entry(f"{above}{found.name}", str(found.path.absolute()), stamp(found.path), problem=found.problem)
         for found in walk(folder)
@@ -240,14 +253,14 @@ def _detections(path: Path) -> Iterator[Entry]:
     for image in read_detections(path)["images"]:
         place = path.parent / image["file"]
         for number, detection in enumerate(image.get("detections") or (), 1):
-            if detection["conf"] >= SURE:
+            if float(detection["conf"]) >= SURE:
                 location, box = str(place.absolute()), tuple(map(float, detection["bbox"]))
                 yield Entry(f"{image['file']}#{number}", location, (stamp(place), box), box=box)
 
 
 def _archive(path: Path, prefix: str) -> Iterator[Entry]:
     """The pictures of a tar archive."""
-    above = f"{PurePosixPath(path).as_posix()}:" if prefix else ""
+    above = f"{path.as_posix()}:" if prefix else ""
     changed, location = stamp(path), str(path.absolute())
     for name, offset, size in archived(path):
         if (problem := _why_unreadable(name)) is not None:
