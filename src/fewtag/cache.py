@@ -136,11 +136,11 @@ class Cache:
         while idle:
             idle.pop()[1].close()
 
-    def space(self, kind: str, what: str, key: str, shape: Sequence[int], dtype: str) -> "Space":
+    def space(self, kind: str, what: str, key: str, shape: Sequence[int], dtype: str) -> "ArrayRows":
         """Rows that are arrays of this shape and type."""
         import numpy as np
 
-        return Space(self, kind, what, key, tuple(shape), np.dtype(dtype))
+        return ArrayRows(self, kind, what, key, tuple(shape), np.dtype(dtype))
 
     def attempt(self, work: Work[Result], *, write: bool = False, tell: bool = True) -> Result | None:
         """The result of `work`; None where there is no file, or none that can be used, which is told of once.
@@ -411,7 +411,7 @@ class Blobs:
 
 
 @dataclass(frozen=True, eq=False)
-class Space(Blobs):
+class ArrayRows(Blobs):
     """Rows that are arrays of one shape and type."""
 
     shape: tuple[int, ...]

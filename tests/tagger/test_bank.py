@@ -21,7 +21,7 @@ import fewtag
 from fewtag import InputError, Tagger
 from fewtag.core.posterior import Fitted
 from fewtag.files import read_arrays, write_arrays
-from fewtag.tagger.bank import Bank, Definition, Example, Known, Quantised, Told
+from fewtag.tagger.bank import Bank, CachedFit, Definition, Example, Quantised, Told
 from fewtag.tagger.bank_file import FORMAT, KIND, read_bank, read_header, write_bank
 from fewtag.tagger.model import Model, load_model
 
@@ -227,7 +227,7 @@ def test_a_label_is_calibrated_by_how_coherent_its_pictures_are(model: Model, dr
     tagger.save(tmp_path / "shared", examples=False)
     _, shared = read_bank(tmp_path / "shared")
     assert shared.classifier(usual, "dog").coherence == pytest.approx(expected)
-    assert replace(shared, known={}).classifier(usual, "dog").coherence == pytest.approx(0.5)
+    assert replace(shared, fits={}).classifier(usual, "dog").coherence == pytest.approx(0.5)
 
 
 def test_a_bank_that_knows_nothing_of_coherence_loads(taught: Tagger, saved: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_bank_that_knows_nothing_of_coherence_loads(taught: Tagger, saved: Pat
     rewrite(saved, lambda _header: None, bias=arrays["bias"][:, :3])
     loaded = Tagger.load(saved)
     assert same_classifiers(loaded, taught)
-    assert {each.classifier.coherence for each in loaded.bank_.known.values()} == {0.0}
+    assert {each.classifier.coherence for each in loaded.bank_.fits.values()} == {0.0}
 
 
 def to_format_2(path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_bank_of_format_2_loads_and_is_fitted_anew(model: Model, draw: Draw, t
     now.save(tmp_path / "pets")
     to_format_2(tmp_path / "pets")
     loaded = Tagger.load(tmp_path / "pets")
-    assert not loaded.bank_.known
+    assert not loaded.bank_.fits
     assert same(loaded, now)
     assert loaded.absent_counts_ == {"cat": 0, "dog": 0, "zebra": 0}
     loaded.partial_fit([draw(9)], [[]], absent=[["dog"]]).save(tmp_path / "pets")
@@ -492,7 +492,7 @@ def make_bank(labels: int, examples: int) -> Bank:
     codes, scales = np.ones((49, 512), np.int8), np.ones(49, np.float32)
     shown = {f"{number:064x}": names[number % labels] for number in range(labels * examples)}
     words, guide = np.ones(256, np.float32), np.ones(512, np.float32)
-    fitted = Known(Fitted(guide, guide, guide, 0.0))
+    fitted = CachedFit(Fitted(guide, guide, guide, 0.0))
     return Bank(
         {name: Definition("name", (name,), words, guide) for name in names},
         {key: Example(Told(frozenset({name})), Quantised(codes, scales)) for key, name in shown.items()},

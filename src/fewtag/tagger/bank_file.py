@@ -18,7 +18,7 @@ import fewtag
 from fewtag import files
 from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError, plural
-from fewtag.tagger.bank import Bank, Definition, Example, Kind, Known, Quantised, Told
+from fewtag.tagger.bank import Bank, CachedFit, Definition, Example, Kind, Quantised, Told
 
 if TYPE_CHECKING:
     from fewtag.tagger.model import Model
@@ -112,12 +112,12 @@ def prototypes(bank: Bank, model: "Model") -> Bank:
             stand_in = Example.of(Told(frozenset([label])), np.tile(mean, (model.places, 1)))
             for number in range(len(keys)):
                 examples[_stand_in(number, label)] = stand_in
-    known = {label: Known(bank.classifier(model, label)) for label in bank.classes}
+    fits = {label: CachedFit(bank.classifier(model, label)) for label in bank.classes}
     # what is known by nothing but a no would go with it
     kept = {
         label: each if bank.members[label] else replace(each, explicit=True) for label, each in bank.definitions.items()
     }
-    return Bank(kept, dict(sorted(examples.items())), known)
+    return Bank(kept, dict(sorted(examples.items())), fits)
 
 
 def _arrays(bank: Bank, model: "Model") -> dict[str, NDArray[Any]]:
@@ -234,7 +234,7 @@ def _bank(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Bank:
         if counted != (label["examples"], label.get("absent", 0)):
             raise ValueError("labels count other examples than there are")
     if fitted is not None:
-        bank.known.update({label: Known(each) for label, each in zip(bank.classes, fitted, strict=True)})
+        bank.fits.update({label: CachedFit(each) for label, each in zip(bank.classes, fitted, strict=True)})
     if any(example.features.codes.shape != (places, space) for example in bank.examples.values()) or (
         len(guides) and guides.shape[1] != space
     ):

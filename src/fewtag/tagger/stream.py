@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import __version__ as pillow_version
 
-from fewtag.cache import Cache, Space, content_digest
+from fewtag.cache import ArrayRows, Cache, content_digest
 from fewtag.core.calibration import estimate_shares, log_odds, match_shares, sigmoid
 from fewtag.core.posterior import Classifiers, Places, unit
 from fewtag.errors import InputError, plural, warn
@@ -125,7 +125,7 @@ class Scorer:
 
 
 @contextmanager
-def cached_places(model: Model, folder: str | os.PathLike[str] | None) -> Iterator[Space | None]:
+def cached_places(model: Model, folder: str | os.PathLike[str] | None) -> Iterator[ArrayRows | None]:
     """The rows of this model in a folder's cache, or nothing without a folder.
 
     Places depend on no label, so that a bank may learn and pictures stay known.
@@ -166,7 +166,7 @@ def tag_stream(
     *,
     batch: int = BATCH,
     scores: bool = True,
-    space: Space | None = None,
+    space: ArrayRows | None = None,
     loaders: int | None = None,
 ) -> Iterator[list[Tagged]]:
     """Rows in the order of the items, a batch at a time; the next ones are read while the network works on this one.
@@ -183,7 +183,7 @@ def tag_stream(
 
 
 def tag_reads(
-    model: Model, scorer: Scorer, reads: Sequence[Read], space: Space | None, *, scores: bool = True
+    model: Model, scorer: Scorer, reads: Sequence[Read], space: ArrayRows | None, *, scores: bool = True
 ) -> list[Tagged]:
     """A batch's rows."""
     good = [read for read in reads if not read.failure]
@@ -200,7 +200,7 @@ def tag_reads(
 
 
 def encode_stream(
-    model: Model, items: Iterable[Item], *, batch: int = BATCH, space: Space | None = None, skip_bad: bool = False
+    model: Model, items: Iterable[Item], *, batch: int = BATCH, space: ArrayRows | None = None, skip_bad: bool = False
 ) -> Iterator[Places]:
     """The pictures' places, a batch at a time; a picture that cannot be read is refused, or skipped."""
     for reads in read_ahead(model, items, batch, space):
@@ -230,7 +230,7 @@ def estimate_priors(
 
 
 def read_ahead(
-    model: Model, items: Iterable[Item], batch: int, space: Space | None = None, loaders: int | None = None
+    model: Model, items: Iterable[Item], batch: int, space: ArrayRows | None = None, loaders: int | None = None
 ) -> Iterator[Sequence[Read]]:
     """Batches of what reading threads made of the pictures; encoded ones are looked up in the cache first."""
     group = min(GROUP, batch)
@@ -256,7 +256,7 @@ def _load(item: Item) -> Item:
         return Item(name, error)
 
 
-def _read(some: Iterable[Item], size: int, space: Space | None) -> list[Read]:
+def _read(some: Iterable[Item], size: int, space: ArrayRows | None) -> list[Read]:
     """A group of pictures, looked up in the cache at once: it answers several questions in the time of one."""
     loaded = deque(some)
     keys = [content_digest(image) if space is not None and isinstance(image, bytes) else None for _, image in loaded]
@@ -285,7 +285,7 @@ def _pixels(image: object, name: str, size: int) -> Square:
     return squash(open_image(image, name), size)
 
 
-def places_of(model: Model, reads: Sequence[Read], space: Space | None) -> Places:
+def places_of(model: Model, reads: Sequence[Read], space: ArrayRows | None) -> Places:
     """Pictures' places, from the cache or through the network and into the cache; the same numbers either way."""
     fresh = [read for read in reads if read.pixels is not None]
     if not fresh:

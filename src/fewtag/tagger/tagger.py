@@ -436,12 +436,12 @@ class Tagger:
         pictures, told = several(images), told_of(*said, one=is_one(images))
         names = sorted(frozenset().union(*(each.labels for each in told)))
         known = self._bank.examples
-        refused = self._bank.absent(told, names, afresh)
+        refused = self._bank.definitions_of_absent(told, names, afresh)
         learnt = stream.encode_examples(self.model, pictures, told, known, self.keep_pictures, on_error, progress)
         if not afresh:
             stream.warn_of_contradictions(known, learnt)
         with self._lock:
-            kept = self._bank.kept(afresh)
+            kept = self._bank.definitions_to_keep(afresh)
             # known ones too: another process may have forgotten them when this is saved
             new = by_names_or_none([name for name in names if name not in kept], self.model)
             definitions = {name: kept.get(name) or new[name] for name in names}

@@ -129,7 +129,7 @@ def check_bank(
     progress: Callable[[int], None] = lambda _count: None,
 ) -> Check:
     """Every label of the bank against every picture; `shares` are for labels without a prior, and made by `prior`."""
-    scorer = _Watchful(tagger.bank_, tagger.model, shares=shares)
+    scorer = _LeakCountingScorer(tagger.bank_, tagger.model, shares=shares)
     labels = scorer.labels
     unknown = sorted({name for each in shown for name in each.labels} - set(labels))
     if unknown and not set(labels) & {name for each in shown for name in each.labels}:
@@ -155,7 +155,7 @@ def check_bank(
     return replace(found, unknown=unknown, prior=whence, shares=taken, taught=sum(scorer.taught))
 
 
-class _Watchful(Scorer):
+class _LeakCountingScorer(Scorer):
     """Notices pictures that it was taught with: what it says of them tells nothing of others."""
 
     def __init__(self, bank: Bank, model: Model, shares: Mapping[str, float] | None) -> None:

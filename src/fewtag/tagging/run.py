@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from fewtag import __version__
-from fewtag.cache import Space as CacheSpace
+from fewtag.cache import ArrayRows
 from fewtag.core.posterior import Places
 from fewtag.errors import InputError
 from fewtag.pictures.prefetch import Advance, Begin, unwatched
@@ -248,7 +248,7 @@ def finish_shards(
     scorer: Scorer,
     shards: Sequence[Shard],
     work: Work,
-    space: CacheSpace | None,
+    space: ArrayRows | None,
     advance: Advance = lambda _: None,
 ) -> dict[int, Counts]:
     """Each shard's rows into a part; the network does not wait between one shard and the next."""
