@@ -135,7 +135,8 @@ def cached_places(model: Model, folder: str | os.PathLike[str] | None) -> Iterat
         return
     network = model.header["network"]
     what = f"model {model.name}: {network.get('name', 'network')}, {model.size} × {model.size} pixels"
-    key = digest(model.space_key, model.network.likely_device, pillow_version, _heif_version(), str(DECODING))
+    decoders = pillow_version, _heif_version(), str(DECODING)
+    key = digest(model.space_key, model.network.likely_device, *decoders)
     with Cache(Path(folder)) as cache:
         yield cache.space("places", what, key, (model.places, *model.space.basis.shape[1:]), "float16")
 
