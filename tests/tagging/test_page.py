@@ -55,7 +55,7 @@ def test_a_name_that_is_no_text_ends_no_page(cli: Cli, bank: Path, tmp_path: Pat
     except OSError:
         pytest.skip("no file can be called so here")
     draw(1, "dog").save(tmp_path / "in" / "dog.png")
-    assert cli("tag", bank, "in", "--out", "tags.csv", "--page", "page.html").code == 1
+    assert cli("tag", bank, "in", "--page", "page.html").code == 1
     assert [each["h2"] for each in Page("page.html").articles] == [[r"caf\udce9.png"], ["dog.png"]]
 
 
