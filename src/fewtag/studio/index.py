@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.cache import Cache, content_digest
-from fewtag.cache import Space as CacheSpace
+from fewtag.cache import ArrayRows, Cache, content_digest
 from fewtag.core.posterior import unit
 from fewtag.errors import InputError
 from fewtag.pictures.decode import DRAFT, Square, decode, read_header, squash, squash_bytes, thumbnail
@@ -82,7 +81,7 @@ class Indexer:
         self.thumbnails = {size: thumbnails(self.private, size) for size in SIZES}
         space = self._opened.enter_context(cached_places(model, cache))
         assert space is not None
-        self.places: CacheSpace = space
+        self.places: ArrayRows = space
         self.wholes = space.cache.space("wholes", space.what, space.key, (model.space.size,), "float32")
         self._thread = threading.Thread(target=self._run, name="fewtag-indexer", daemon=True)
 

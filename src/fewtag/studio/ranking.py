@@ -20,7 +20,7 @@ from fewtag.studio.index import Indexer
 from fewtag.studio.library import Library, Rows
 from fewtag.studio.log import Fold, Label
 from fewtag.studio.values import AUDIT, CellTag
-from fewtag.tagger.bank import Bank, Definition, Known
+from fewtag.tagger.bank import Bank, CachedFit, Definition
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import DIGITS, SAME, Scorer, Tagged
 
@@ -184,7 +184,7 @@ class Ranking:
         self.project, self.library, self.model = indexer.project, indexer.library, indexer.model
         self.scores, self._word_scores = (Scores(self.library, self.model) for _ in range(2))
         self._words: OrderedDict[str, Definition] = OrderedDict()
-        self._word_fits: dict[str, Known] = {}
+        self._word_fits: dict[str, CachedFit] = {}
         self._lock = threading.RLock()
 
     @property
