@@ -107,10 +107,10 @@ class Pages:
             found, product = found[order], product[order]
         members, sizes = len(found), np.ones(len(found), np.int64)
         if stacked and members:
-            _, first, sizes = np.unique(self._library.stacks()[found], return_index=True, return_counts=True)
-            order = np.argsort(first)
-            sizes, found = sizes[order], found[first[order]]
-            product = None if product is None else product[first[order]]
+            stacks = self._library.stacks()
+            first = np.sort(np.unique(stacks[found], return_index=True)[1])
+            found, product = found[first], None if product is None else product[first]
+            sizes = np.bincount(stacks)[stacks[found]]
         shown = slice(offset, offset + limit)
         chances = [None] * len(found[shown]) if product is None else product[shown].tolist()
         cells = self._cells(found[shown], chances, sizes[shown].tolist())
@@ -291,7 +291,7 @@ class Pages:
         self._scores.sharpen(known.name, rows)
         ground = self._ranking.ground(known)
         chances = ground.chances[rows].tolist()
-        sizes = np.bincount(stacks, minlength=len(stacks))[stacks[rows]].tolist()
+        sizes = np.bincount(stacks)[stacks[rows]].tolist()
         # what is tagged is marked so; of the others the likelier answer
         least = scored.threshold if chosen in ("sure", AUDIT) else 0.5
         cells = self._cells(rows, chances, sizes, [chance >= least for chance in chances])

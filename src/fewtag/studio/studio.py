@@ -293,7 +293,7 @@ class Studio:
         if not answers or len(answers) > MOST_AT_ONCE:
             raise InputError(f"{len(answers)} answers were given at once; give 1 to {MOST_AT_ONCE}")
         with self._one_change:
-            log, fresh, seen = self.project.log, list[Said](), dict[str, Said]()
+            log, fresh, seen, held = self.project.log, list[Said](), dict[str, Said](), set[str]()
             for each in answers:
                 name = _uuid(each.id)
                 if each.answer not in VERDICTS:
@@ -305,6 +305,7 @@ class Studio:
                 if (before := seen.get(name)) is not None:
                     if before._replace(label=log.fold.resolve(before.label), source=said.source) != said:
                         raise InputError(f"answer {name} was given before, about something else; give each its own id")
+                    held |= {each.picture, *self._spoken_for(name, self._stack(each.picture))}
                     continue
                 # a page sends what is left over as soon as the studio is back, before all pictures are in memory
                 if each.picture not in self.library.row_of and not self.project.knows(each.picture):
@@ -318,19 +319,31 @@ class Studio:
                     spoken |= {other.picture for other in fresh if other.label == label.id}
                     fresh += self._mates(said, spoken)
             undo = self._change("answers", {}, fresh).op if fresh else None
-            return values.Acknowledged(tuple(_uuid(each.id) for each in answers), undo)
+            held |= {said.picture for said in fresh}
+            return values.Acknowledged(tuple(_uuid(each.id) for each in answers), undo, len(held))
 
     def _mates(self, said: Said, spoken: Set[str]) -> list[Said]:
-        """The same verdict on the other pictures of its stack, but for those that a person spoke of themselves."""
-        if said.picture not in self.library.row_of:
-            return []
-        mates = [self.library.digests[each] for each in self.library.stack_of(self.library.row_of[said.picture])]
-        known = self._fold.about(said.label)
+        """The same verdict on the other pictures of its stack, but for those that a person spoke of alone."""
+        mates, known = self._stack(said.picture), self._fold.about(said.label)
+
+        def alone(mate: str) -> bool:
+            before = known.get(mate)
+            return before is not None and before.source != STACK and not self._spoken_for(before.id, mates)
+
         return [
-            said._replace(id=str(uuid.uuid5(uuid.UUID(said.id), mate)), picture=mate, source=STACK)
+            said._replace(id=_id_of_mate(said.id, mate), picture=mate, source=STACK)
             for mate in mates
-            if mate not in spoken and (mate not in known or known[mate].source == STACK)
+            if mate not in spoken and not alone(mate)
         ]
+
+    def _stack(self, picture: str) -> list[str]:
+        """The pictures of its stack, itself among them; none as long as it is not in memory."""
+        row = self.library.row_of.get(picture)
+        return [] if row is None else [self.library.digests[each] for each in self.library.stack_of(row)]
+
+    def _spoken_for(self, answer: str, mates: Sequence[str]) -> list[str]:
+        """Which of these pictures have, or had, their answer from the one of this id, which spoke for its stack."""
+        return [mate for mate in mates if _id_of_mate(answer, mate) in self.project.log.number_of]
 
     def undo(self, id: str | None = None) -> values.Undone:  # noqa: A002
         """Takes back the last group, or that of this id, or the one that holds the answer of this id."""
@@ -465,6 +478,11 @@ class Studio:
         answers = sum(len(fold.latest[label]) for label in fold.labels)
         pictures = {file.digest for file in self.project.files() if file.digest}  # who only checks does not index
         return values.Checked(answers, len(fold.labels), len(pictures), tuple(problems))
+
+
+def _id_of_mate(answer: str, mate: str) -> str:
+    """The id of the answer that a picture has from another one of its stack: the same whenever that is sent again."""
+    return str(uuid.uuid5(uuid.UUID(answer), mate))
 
 
 def _uuid(text: object) -> str:

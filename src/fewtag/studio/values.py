@@ -39,7 +39,8 @@ class Answer:
     stack: bool = False
     """Whether it holds for all pictures of the stack, but for those that were answered one by one."""
     marked: bool = False
-    """Whether it is the page's own mark, untouched: it does not overrule what was answered since the page was drawn."""
+    """Whether it is the page's own mark, untouched: it does not overrule what was answered since the page was drawn.
+    (`Cell.marked` is what that mark says.)"""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Acknowledged:
     acknowledged: tuple[str, ...]
     undo: str | None = None
     """The group's UUID, where it can be undone and not every answer was known already."""
+    pictures: int = 0
+    """How many pictures the answers hold for, those of stacks included; of marks that overruled nothing, none."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +142,10 @@ class Cell:
     """The query's score, where it asks for one."""
     tags: tuple[CellTag, ...]
     stack: int
-    """How many pictures it stands for, itself included."""
+    """How many pictures its stack has, itself and those that the query hides included: an answer holds for all of them.
+    1 where stacks are not asked for."""
     marked: bool | None = None
-    """In a review: whether the page's answer to it would be yes."""
+    """In a review: whether the page's answer to it would be yes. (`Answer.marked` is whether a person left it so.)"""
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,7 @@ class Page:
     total: int
     """Cells: a stack is one."""
     members: int
-    """Pictures, those of stacks included."""
+    """Pictures that the query finds, those of stacks included."""
     offset: int
     query_means: tuple[Meaning, ...]
     pictures: tuple[Cell, ...]
