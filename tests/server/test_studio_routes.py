@@ -240,3 +240,15 @@ def test_a_link_that_leads_out_of_the_folders_is_not_followed(tiny_model: Path, 
             with pytest.raises(ApiError) as refused:
                 running.client.get(f"/v1/pictures/{private}{what}")
             assert refused.value.status == 404
+
+
+def test_a_project_that_cannot_be_written_is_no_mistake_of_who_asks(studio: Running) -> None:
+    found = digests(studio)
+    studio.client.teach_known("hound", [found["00.png"]])
+    writer = studio.served.studio.project._writer
+    writer.execute("PRAGMA query_only = ON")  # what a closed folder is to SQLite
+    with pytest.raises(ApiError, match="may only be read; make it writable") as refused:
+        studio.client.answer(found["01.png"], "hound", "no")
+    assert refused.value.status == 503, "so that an answer is kept, and sent again later"
+    writer.execute("PRAGMA query_only = OFF")
+    assert studio.client.answer(found["01.png"], "hound", "no")
