@@ -173,6 +173,15 @@ def test_a_studio_with_labels_to_work_out_keeps_nothing_new(place: Path, monkeyp
     assert read(place) == {}
 
 
+def test_of_an_undone_threshold_nothing_is_kept(place: Path) -> None:
+    with reopened(place) as studio:
+        before = studio.labels()
+        studio.set_threshold("dog", 0.0)
+        studio.undo()
+    (label,) = json.loads(read(place)["/v1/labels"])["labels"]
+    assert (label["threshold"], label["tags"]) == (before[0].threshold, before[0].tags)
+
+
 def test_a_thumbnail_that_the_cache_has_lost_is_left_to_the_application(place: Path) -> None:
     with sqlite3.connect(place / "cache" / PRIVATE_FILE) as connection:
         connection.execute("DELETE FROM rows WHERE id = 1")

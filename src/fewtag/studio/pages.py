@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.posterior import Pictures, prior
+from fewtag.core.posterior import Fitted, Pictures, prior
 from fewtag.errors import InputError
 from fewtag.studio import review as reviewing
 from fewtag.studio import values
@@ -32,14 +32,17 @@ _REASONS, _REASONED = 3, 8
 
 
 class Pages:
-    """What people see, as values. `influences` has those of a label's examples, as far as they are worked out."""
+    """What people see, as values. `influences` has those of a label's examples, once they are worked out."""
 
-    def __init__(self, ranking: Ranking, heat: Heat, influences: Callable[[str], Mapping[str, float]]) -> None:
+    def __init__(
+        self, ranking: Ranking, heat: Heat, influences: Callable[[str, Fitted], Mapping[str, float] | None]
+    ) -> None:
         self._ranking, self._heat, self._influences = ranking, heat, influences
         self._library, self._model, self._scores = ranking.library, ranking.model, ranking.scores
 
     def labels(self) -> list[values.LabelRow]:
         """Sorted by name; in a large library the numbers of labels that others' answers touch follow a second later."""
+        self._ranking.catch_up()
         bank = self._ranking.bank()
         lacking = [name for name in bank.classes if name not in self._scores.kept]
         stale = [name for name in bank.classes if not self._scores.is_fresh(bank, name)]
@@ -207,12 +210,15 @@ class Pages:
         places = self._library.features.places(row)
         picture_of = self._ranking.deriver.picture_of(self._ranking.fold)
         told = []
-        for name in bank.classes:
-            label, scored = self._ranking.fold.find(name), self._scores.kept[name]
-            self._scores.sharpen(name, np.array([row]))
-            said = self._ranking.fold.about(label.id).get(digest)
+        fold = self._ranking.fold
+        for label in fold.labels.values():
+            scored = self._scores.kept.get(label.name)
+            if scored is None or label.name not in bank.classes:  # not to be scored yet, or just renamed
+                continue
+            self._scores.sharpen(scored, np.array([row]))
+            said = fold.about(label.id).get(digest)
             verdict = None if said is None else said.answer
-            told.append((name, float(scored.chances[row]), scored, verdict))
+            told.append((label.name, float(scored.chances[row]), scored, verdict))
         told.sort(key=lambda each: (-each[1], each[0]))
         labels = tuple(
             values.PictureLabel(
@@ -272,7 +278,7 @@ class Pages:
             raise InputError(f"size {size} and offset {offset} are no page; give 1 to {MOST_AT_ONCE}, and 0 or more")
         version = self._ranking.project.log.version
         known, scored = self._ranking.fold.find(label), self._ranking.scored(label, np.empty(0, np.int64))
-        ground = self._ranking.ground(known)
+        ground = self._ranking.ground(known, scored)
         chosen = reviewing.choose_order(order, ground)
         seed = f"{self._ranking.project.folder.name} {known.id}"
         whole = self._library.features.whole[: len(ground.verdicts)]
@@ -288,14 +294,15 @@ class Pages:
                 rows = reviewing.spread(rows, whole, size)
         left = min(left, len(rows))
         rows = rows[offset : offset + size]
-        self._scores.sharpen(known.name, rows)
-        ground = self._ranking.ground(known)
+        self._scores.sharpen(scored, rows)
+        ground = self._ranking.ground(known, scored)
         chances = ground.chances[rows].tolist()
         sizes = np.bincount(stacks)[stacks[rows]].tolist()
         # what is tagged is marked so; of the others the likelier answer
         least = scored.threshold if chosen in ("sure", AUDIT) else 0.5
         cells = self._cells(rows, chances, sizes, [chance >= least for chance in chances])
         word = word_of(known.name)
+        worked_out = self._influences(known.name, scored.fitted)
         return values.ReviewPage(
             known.name,
             version,
@@ -309,13 +316,13 @@ class Pages:
             reviewing.histogram(ground),
             reviewing.audit(ground),
             reviewing.enough(ground, word),
-            self._examples_of(known),
+            self._examples_of(known, worked_out or {}),
             self._mistaken_for(known),
+            worked_out is not None,
         )
 
-    def _examples_of(self, label: Label) -> tuple[values.Influence, ...]:
-        """Yes examples, the latest first, each with its influence where that was worked out for the label as it is."""
-        worked_out = self._influences(label.name)
+    def _examples_of(self, label: Label, worked_out: Mapping[str, float]) -> tuple[values.Influence, ...]:
+        """Yes examples, the latest first, each with its influence as far as that was worked out."""
         said = self._ranking.fold.about(label.id)
         shown = [picture for picture, each in said.items() if each.answer == "yes" and each.source not in UNTAUGHT]
         return tuple(values.Influence(each, worked_out.get(each)) for each in reversed(shown[-48:]))

@@ -438,7 +438,7 @@ class Studio:
     @property
     def names_ever(self) -> set[str]:
         """All names that labels ever had: tags that were delivered under these may go."""
-        every = [change.facts for change in self.project.log.changes.values()]
+        every = [change.facts for change in list(self.project.log.changes.values())]
         names = (name for facts in every for name in (facts.get("name"), *facts.get("under", {}).values()))
         return {str(name) for name in names if name is not None}
 

@@ -261,7 +261,8 @@ class Answered:
 
 @dataclass(frozen=True)
 class Influence:
-    """An example, and how much the expected precision falls without it; none where that was not worked out."""
+    """An example, and how much the expected precision falls without it; none where that is not worked out, or never is:
+    of an example without any other answer, and of all but the first two dozen."""
 
     digest: str
     influence: float | None
@@ -295,6 +296,8 @@ class ReviewPage:
     enough: str
     examples: tuple[Influence, ...]
     mistaken_for: tuple[MistakenFor, ...]
+    settled: bool = False
+    """Whether the examples' influences are worked out, of all that will have one; else they are soon."""
 
 
 @dataclass(frozen=True)
