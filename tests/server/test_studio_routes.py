@@ -3,9 +3,11 @@
 import http.client
 import io
 import json
+import socket
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -252,3 +254,39 @@ def test_a_project_that_cannot_be_written_is_no_mistake_of_who_asks(studio: Runn
     assert refused.value.status == 503, "so that an answer is kept, and sent again later"
     writer.execute("PRAGMA query_only = OFF")
     assert studio.client.answer(found["01.png"], "hound", "no")
+
+
+def test_a_map_whose_page_went_on_holds_up_nobody(studio: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, left, last = list(digests(studio).values())[:3]
+    studio.client.define("dog")
+    indexer, go, begun, waited = studio.served.studio.indexer, threading.Event(), list[str](), threading.Event()
+    square = indexer.square
+
+    def held(digest: str) -> np.ndarray:
+        begun.append(digest)
+        assert go.wait(60)
+        return square(digest)
+
+    monkeypatch.setattr(indexer, "square", held)
+    heat = studio.served.studio._heat
+
+    def get(digest: str) -> bytes:
+        return ask(studio.settings.port, path=f"/v1/pictures/{digest}/heat?label=dog", headers=BEARER).body
+
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(get, first)
+        while not begun:
+            waited.wait(0.01)
+        with socket.create_connection(("127.0.0.1", studio.settings.port)) as connection:
+            head = f"GET /v1/pictures/{left}/heat?label=dog HTTP/1.1\r\nHost: 127.0.0.1:{studio.settings.port}\r\n"
+            connection.sendall(f"{head}Authorization: Bearer {TOKEN}\r\n\r\n".encode())
+            while not heat._waiting[left]:
+                waited.wait(0.01)
+        while heat._waiting[left]:  # until the server has seen that nobody reads it
+            waited.wait(0.01)
+        after = threads.submit(get, last)
+        while not heat._waiting[last]:
+            waited.wait(0.01)
+        go.set()
+        assert running.result(60)[8:12] == after.result(60)[8:12] == b"WEBP"
+    assert begun == [first, last]

@@ -4,9 +4,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Response
+from anyio import from_thread
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from starlette.requests import ClientDisconnect
 
 from fewtag.errors import InputError
 from fewtag.server import bodies
@@ -66,10 +68,15 @@ def thumbnail(digest: bodies.Digest, server: Server, size: Literal["256", "1024"
 
 
 @router.get("/pictures/{digest}/heat", response_class=Response, responses=_WEBP)
-def heat(digest: bodies.Digest, label: LabelName, server: Server, at_once: bool = False) -> Response:
+def heat(digest: bodies.Digest, label: LabelName, server: Server, request: Request, at_once: bool = False) -> Response:
     """Where the label is seen, to be laid over the picture; `at_once` a first glance while that is worked out."""
+
+    def check() -> None:
+        if from_thread.run(request.is_disconnected):
+            raise ClientDisconnect
+
     headers = {"Content-Disposition": "inline"}
-    return Response(server.studio.heat(digest, label, at_once=at_once), 200, headers, "image/webp")
+    return Response(server.studio.heat(digest, label, at_once=at_once, check=check), 200, headers, "image/webp")
 
 
 @router.get("/review", response_model=values.ReviewPage)
