@@ -3,6 +3,7 @@
 import http.client
 import io
 import json
+import shutil
 import socket
 import threading
 import uuid
@@ -23,6 +24,7 @@ from fewtag import Tagger
 from fewtag.cache import content_digest
 from fewtag.client import ApiError
 from fewtag.studio.studio import Studio
+from fewtag.studio.values import MOST_AT_ONCE
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
@@ -82,6 +84,34 @@ def test_pictures_are_searched_looked_at_and_shown(studio: Running) -> None:
     explained = studio.client.post("/v1/explain", {"picture": found["00.png"], "label": "hound"})
     assert 0 <= explained["probability"] <= 1
     assert explained["heat"]
+
+
+def test_the_digests_of_a_whole_search_are_one_request(unchanged: Running) -> None:
+    page = unchanged.client.search()
+    only = unchanged.client.search(only="digests", limit=1)
+    assert only["digests"] == [cell["digest"] for cell in page["pictures"]]
+    assert (only["pictures"], only["total"]) == ([], 12)
+
+
+def test_a_page_has_as_many_cells_as_the_schema_says(unchanged: Running) -> None:
+    for ask_for in (
+        lambda limit: unchanged.client.search(limit=limit),
+        lambda limit: unchanged.client.get("/v1/pictures", limit=limit),
+    ):
+        assert len(ask_for(MOST_AT_ONCE)["pictures"]) == 12
+        with pytest.raises(ApiError, match=f"less than or equal to {MOST_AT_ONCE}"):
+            ask_for(MOST_AT_ONCE + 1)
+
+
+def test_folders_are_looked_through_again_when_somebody_asks(album: Path, tiny_model: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(album, tmp_path / "album"))
+    with serving_project(tmp_path, own, tiny_model) as studio:
+        draw(40, "dog").save(own / "40.png")
+        draw(41, "dog").save(own / "broken.jpg")
+        assert studio.client.post("/v1/rescan", {})["indexing"]
+        assert studio.served.studio.wait(300.0)
+        assert len(digests(studio)) == 14
+        assert studio.client.get("/v1/failures")["failures"] == []
 
 
 def test_a_thumbnail_is_an_image_made_anew_that_a_browser_keeps_and_never_runs(studio: Running, album: Path) -> None:

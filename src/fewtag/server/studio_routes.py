@@ -37,6 +37,13 @@ def failures(server: Server) -> Response:
     return JSONResponse({"failures": as_json(server.studio.failures())})
 
 
+@router.post("/rescan", response_model=values.Overview)
+def rescan(server: Server) -> Response:
+    """Looks through the folders again, soon, instead of within a minute or so; also for what could not be read."""
+    server.studio.rescan()
+    return JSONResponse(as_json(server.studio.overview()))
+
+
 @router.post("/search", response_model=values.Page)
 def search(asked: bodies.Search, server: Server) -> Response:
     """Pictures by labels, words, states, folders and dates; or like a picture, or like a part of it."""
@@ -48,7 +55,7 @@ def pictures(
     server: Server,
     query: Annotated[str, Query(max_length=1000)] = "",
     offset: Offset = 0,
-    limit: Annotated[int, Query(ge=1, le=2000)] = 200,
+    limit: Annotated[int, Query(ge=1, le=values.MOST_AT_ONCE)] = 200,
     stacked: bool = True,
 ) -> Response:
     """The same by a link."""

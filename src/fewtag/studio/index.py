@@ -98,7 +98,7 @@ class Indexer:
         self._opened.close()
 
     def rescan(self) -> None:
-        """Walks the folders again, soon."""
+        """Walks the folders again, soon, and reads again what could not be read."""
         self._try_again()
         self.done.clear()
         self._wake.set()
@@ -158,7 +158,8 @@ class Indexer:
                 except Exception:
                     _log.exception("indexing failed")
                     self.notice = "indexing failed; the log says why, start the studio again"
-                self.done.set()
+                if not self._wake.is_set():  # else they are to be walked again
+                    self.done.set()
                 self._tell()
                 self._wake.wait(max(AGAIN_SECONDS, 20 * (time.monotonic() - since)))
         finally:

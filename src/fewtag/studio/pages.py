@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from pathlib import PurePosixPath
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +19,12 @@ from fewtag.studio.library import Rows, box_guide
 from fewtag.studio.log import Label
 from fewtag.studio.ranking import Ranking, Scored
 from fewtag.studio.search import Part, parse
-from fewtag.studio.values import AUDIT, UNTAUGHT
+from fewtag.studio.values import AUDIT, MOST_AT_ONCE, UNTAUGHT
 from fewtag.tagger.bank import Bank
 from fewtag.tagger.stream import DIGITS
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom, from 0 to 1."""
-MOST_AT_ONCE = 1000
-"""Answers of one group, cells of one page."""
 _AT_ONCE = 20_000
 """Pictures times labels that are scored while somebody waits for the list of labels."""
 _REASONS, _REASONED = 3, 8
@@ -87,8 +86,12 @@ class Pages:
         like: str | None = None,
         box: Box | None = None,
         stacked: bool = True,
+        only: Literal["digests"] | None = None,
     ) -> values.Page:
-        """The pictures that a query finds, likeliest first, or by name where it asks for no likeness."""
+        """The pictures that a query finds, likeliest first, or by name where it asks for no likeness.
+
+        With `only` no page of them, but the digests of all.
+        """
         if offset < 0 or not 0 < limit <= MOST_AT_ONCE:
             raise InputError(f"offset {offset} and limit {limit} are no page; give 0 or more, and 1 to {MOST_AT_ONCE}")
         parts = parse(query, [label.name for label in self._ranking.fold.labels.values()])
@@ -114,6 +117,9 @@ class Pages:
             first = np.sort(np.unique(stacks[found], return_index=True)[1])
             found, product = found[first], None if product is None else product[first]
             sizes = np.bincount(stacks)[stacks[found]]
+        if only == "digests":
+            every = tuple(self._library.digests[row] for row in found.tolist())
+            return values.Page(len(found), members, offset, tuple(means), (), every)
         shown = slice(offset, offset + limit)
         chances = [None] * len(found[shown]) if product is None else product[shown].tolist()
         cells = self._cells(found[shown], chances, sizes[shown].tolist())

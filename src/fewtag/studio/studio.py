@@ -22,10 +22,10 @@ from fewtag.studio.heat import Heat
 from fewtag.studio.index import Indexer
 from fewtag.studio.library import RESIDENT, Features, Library
 from fewtag.studio.log import VERDICTS, Change, Fold, Said, Verdict, told
-from fewtag.studio.pages import MOST_AT_ONCE, Pages
+from fewtag.studio.pages import Pages
 from fewtag.studio.project import FileRow, Project, picture_folders
 from fewtag.studio.ranking import Ranking
-from fewtag.studio.values import AUDIT, STACK, Progress
+from fewtag.studio.values import AUDIT, MOST_AT_ONCE, STACK, Progress
 from fewtag.tagger.bank import define, path_name, renamed
 from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import Tagged

@@ -13,6 +13,8 @@ from fewtag.tagger.stream import DIGITS
 
 Order = Literal["sure", "unsure", "missed", "audit"]
 ORDERS: tuple[Order, ...] = ("sure", "unsure", "missed", "audit")
+MOST_AT_ONCE = 1000
+"""Answers of one group, cells of one page, pictures of one request."""
 PAGE = "page"
 """The source of answers to what Review chose,"""
 AUDIT = "audit"
@@ -168,6 +170,8 @@ class Page:
     offset: int
     query_means: tuple[Meaning, ...]
     pictures: tuple[Cell, ...]
+    digests: tuple[str, ...] | None = None
+    """Where these alone are asked for: of all cells, not only of a page, in their order."""
 
 
 @dataclass(frozen=True)
