@@ -19,7 +19,7 @@ from tiny import draw
 from fewtag.errors import InputError
 from fewtag.server import front, security
 from fewtag.server.security import Settings
-from fewtag.studio import first
+from fewtag.studio import first_page
 from fewtag.studio.project import Project
 from fewtag.studio.studio import Studio
 
@@ -46,7 +46,7 @@ def kept(known: Path) -> Callable[[], dict[str, bytes]]:
 
     def read() -> dict[str, bytes]:
         with closing(Project(known / "project")) as project:
-            return first.read(project, known / "cache")
+            return first_page.read(project, known / "cache")
 
     return read
 
@@ -187,6 +187,6 @@ def test_replies_are_sent_at_once() -> None:
 
 
 def test_the_page_waits_for_no_heavy_import() -> None:
-    program = "import sys, fewtag.server.front, fewtag.studio.first; print(*sys.modules)"
+    program = "import sys, fewtag.server.front, fewtag.studio.first_page; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not {"fastapi", "pydantic", "numpy", "PIL", "onnxruntime", "prometheus_client"} & set(done.stdout.split())

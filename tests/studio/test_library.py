@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 
 import numpy as np
 import pytest
@@ -24,8 +24,8 @@ from fewtag.cache import PRIVATE_FILE, Cache, content_digest
 from fewtag.core.posterior import Classifiers, Strengths, prior, unit
 from fewtag.errors import InputError, MissingError
 from fewtag.studio import library as module
-from fewtag.studio.first import thumbnails
-from fewtag.studio.library import Features, box_guide, stack
+from fewtag.studio.first_page import thumbnails
+from fewtag.studio.library import Features, box_guide, folder_prefixes, stack
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Answer
 
@@ -312,6 +312,25 @@ def test_of_old_thumbnails_no_more_go_than_new_ones_need(tmp_path: Path) -> None
     after = keep(range(400, 430))
     assert {*range(400, 430)} <= after
     assert len(before) - len(after) < 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "folders", "shown"),
+    [
+        (PurePosixPath, ["/home/me/A"], [""]),
+        (PurePosixPath, ["/home/me/A", "/home/me/B"], ["A/", "B/"]),
+        (PurePosixPath, ["/home/me/A", "/mnt/A"], ["home/me/A/", "mnt/A/"]),
+        (PurePosixPath, ["/home/me/A", "/"], ["A/", "/"]),
+        (PurePosixPath, ["/home/me/a\\b", "/home/me/c"], ["a\\b/", "c/"]),
+        (PureWindowsPath, ["C:\\Users\\me\\A", "D:\\B"], ["A/", "B/"]),
+        (PureWindowsPath, ["C:\\Users\\me\\A", "D:\\A"], ["C:/Users/me/A/", "D:/A/"]),
+        (PureWindowsPath, ["C:\\Users\\me\\A", "D:\\"], ["A/", "D:/"]),
+    ],
+)
+def test_of_several_folders_a_picture_is_shown_with_its_folders_name(
+    kind: type[PurePath], folders: list[str], shown: list[str]
+) -> None:
+    assert [folder_prefixes(folders, kind)[folder] for folder in folders] == shown
 
 
 def test_bursts_and_near_duplicates_are_one_cell(open_studio: Open, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fewtag.errors import InputError
 from fewtag.server import bodies
 from fewtag.server.front import thumbnail_reply
 from fewtag.server.jobs import Job
-from fewtag.server.routes import CHANGES, Server, event_stream
+from fewtag.server.routes import NEEDS_WRITE, Server, event_stream
 from fewtag.server.security import authorised
 from fewtag.studio import values
 from fewtag.studio.values import as_json
@@ -98,13 +98,13 @@ def review(
     return JSONResponse(as_json(server.studio.review(label, order, size, offset)))
 
 
-@router.post("/undo", response_model=values.Undone, dependencies=CHANGES)
+@router.post("/undo", response_model=values.Undone, dependencies=NEEDS_WRITE)
 def undo(asked: bodies.Undo, server: Server) -> Response:
     """Takes back the last group of answers or the last change of a label; or the one of this id."""
     return JSONResponse(as_json(server.studio.undo(str(asked.id) if asked.id else None)))
 
 
-@router.post("/redo", response_model=values.Undone, dependencies=CHANGES)
+@router.post("/redo", response_model=values.Undone, dependencies=NEEDS_WRITE)
 def redo(asked: bodies.Undo, server: Server) -> Response:
     """Takes back the last undo."""
     return JSONResponse(as_json(server.studio.redo(str(asked.id) if asked.id else None)))
@@ -114,14 +114,14 @@ def redo(asked: bodies.Undo, server: Server) -> Response:
     "/deliver",
     response_model=values.Delivery,
     responses={202: {"model": Job, "description": "Not a dry run: a job whose result names the file."}},
-    dependencies=CHANGES,
+    dependencies=NEEDS_WRITE,
 )
 def deliver(asked: bodies.Deliver, server: Server) -> Response:
     """Writes all tags into the project's folder `deliveries`, or as sidecars; `dry_run` only tells."""
     if asked.take_back and asked.format != "xmp":
         raise InputError(f"a delivery as {asked.format} is a file of its own and needs no taking back; delete the file")
     write = partial(server.studio.deliver, asked.format, confirmed_only=asked.confirmed_only, scores=asked.scores)
-    act = server.studio.take_back if asked.take_back else write
+    act = server.studio.take_back_sidecars if asked.take_back else write
     if asked.dry_run:
         return JSONResponse(as_json(act(dry_run=True)))
     return JSONResponse(asdict(server.jobs.start("deliver", lambda progress: as_json(act(progress=progress)))), 202)

@@ -19,7 +19,7 @@ from fewtag.errors import InputError
 from fewtag.pictures.decode import DRAFT, Square, decode, read_header, squash, squash_bytes, thumbnail
 from fewtag.pictures.files import Picture, as_text, stamp, walk
 from fewtag.pictures.prefetch import batches, prefetch, usable_cores
-from fewtag.studio.first import thumbnails
+from fewtag.studio.first_page import thumbnails
 from fewtag.studio.library import Library
 from fewtag.studio.project import DELIVERIES, FileRow, PictureRow, Project
 from fewtag.tagger.model import Model

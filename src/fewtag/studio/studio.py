@@ -15,7 +15,7 @@ from fewtag.errors import InputError, MissingError, UnknownWordError
 from fewtag.files import user_cache_folder
 from fewtag.pictures.decode import decode, pixel_digest
 from fewtag.pictures.prefetch import batches
-from fewtag.studio import first, values
+from fewtag.studio import first_page, values
 from fewtag.studio.background import Background
 from fewtag.studio.derive import Deriver, by_word, told_in
 from fewtag.studio.heat import Heat
@@ -113,7 +113,7 @@ class Studio:
         """Stops the threads, writes the bank, lets go of the project."""
         self.indexer.close()
         self.background.close()
-        first.write(self)
+        first_page.write(self)
         self._heat.close()
         self.library.features.close()
         self.project.close()
@@ -231,10 +231,12 @@ class Studio:
         says = by_word(name, self.model) is not None
         self._change("define", {"name": name, "like": None, "words": says}, answers)
 
-    def teach(self, name: str, pictures: Sequence[str], *, stacks: bool = False) -> values.LabelRow:
+    def teach(
+        self, name: str, pictures: Sequence[str], *, stacks: bool = False, source: str = "teach"
+    ) -> values.LabelRow:
         """A new or known label from pictures by digest: yes answers in one group with its definition.
 
-        With `stacks` each picture speaks for its stack.
+        With `stacks` each picture speaks for its stack. `source` is who says so.
         """
         wanted = path_name(name)
         if not pictures:
@@ -245,7 +247,7 @@ class Studio:
                 self.library.row(picture)
             known = self._fold.get(wanted)
             number = known.id if known else 0
-            answers = [Said(str(uuid.uuid4()), picture, number, "yes", "teach") for picture in rows]
+            answers = [Said(str(uuid.uuid4()), picture, number, "yes", source) for picture in rows]
             if stacks:
                 answers += [mate for each in answers for mate in self._mates(each, {*rows})]
             if known:
@@ -347,13 +349,13 @@ class Studio:
 
     def undo(self, id: str | None = None) -> values.Undone:  # noqa: A002
         """Takes back the last group, or that of this id, or the one that holds the answer of this id."""
-        return self._take_back(id, "done", "there is nothing to undo; every change was taken back")
+        return self._undo_or_redo(id, "done", "there is nothing to undo; every change was taken back")
 
     def redo(self, id: str | None = None) -> values.Undone:  # noqa: A002
         """Takes back the last undo, as long as nothing new was done since, or the undo of this id."""
-        return self._take_back(id, "undone", "there is nothing to redo; nothing was undone since the last change")
+        return self._undo_or_redo(id, "undone", "there is nothing to redo; nothing was undone since the last change")
 
-    def _take_back(self, id: str | None, side: Literal["done", "undone"], nothing: str) -> values.Undone:  # noqa: A002
+    def _undo_or_redo(self, id: str | None, side: Literal["done", "undone"], nothing: str) -> values.Undone:  # noqa: A002
         with self._one_change:
             log = self.project.log
             pile: list[int] = getattr(log, side)
@@ -428,7 +430,9 @@ class Studio:
             progress=progress,
         )
 
-    def take_back(self, *, dry_run: bool = False, progress: Progress = lambda _done, _total: None) -> values.Delivery:
+    def take_back_sidecars(
+        self, *, dry_run: bool = False, progress: Progress = lambda _done, _total: None
+    ) -> values.Delivery:
         """Takes back what was delivered as XMP: sidecars are what they were before, to the byte."""
         from fewtag.studio import deliver as delivering
 
