@@ -131,6 +131,26 @@ def test_a_page_begins_before_its_project_is_open_with_what_that_will_say(known:
     assert not ended
 
 
+def test_probes_are_answered_while_the_project_is_being_opened(known: Path) -> None:
+    gate, ended = threading.Event(), list[BaseException]()
+
+    def open_late(_decoders: object) -> Studio:
+        assert gate.wait(120)
+        return Studio.open(known / "project", cache=known / "cache", index=False)
+
+    with starting(open_late, ended) as port:
+        health, ready = (ask(port, path=path) for path in ("/health", "/ready"))
+        assert (health.status, json.loads(health.body)) == (200, {"status": "ok"})
+        assert (ready.status, json.loads(ready.body)["ready"]) == (503, False)
+        assert ask(port, "HEAD", "/health").status == 200
+        assert ask(port, path="/health", headers={"Host": "evil.example"}).status == 400
+        gate.set()
+        assert ask(port, path="/v1/project", headers=BEARER).status == 200
+        health = ask(port, path="/health")
+        assert (health.status, json.loads(health.body)) == (200, {"status": "ok"})
+    assert not ended
+
+
 def test_the_kept_replies_are_those_of_the_application(known: Path) -> None:
     ended: list[BaseException] = []
     found = kept(known)()

@@ -129,6 +129,29 @@ def test_labels_are_renamed_merged_and_forgotten_and_all_comes_back(studio: Stud
     assert [(row.name, row.examples) for row in studio.labels()] == [("dog", 3), ("hound", 3)]
 
 
+def test_an_answer_finds_a_label_that_was_renamed_or_merged_since(studio: Studio) -> None:
+    """A page that was away sends answers by the names that it knew."""
+    pictures = list(digests(studio).values())
+    for name in ("birds/dog", "cat", "sofa"):
+        studio.define(name)
+    studio.rename("birds", "animals")
+    studio.rename("cat", "kitten")
+    studio.rename("kitten", "sofa", merge=True)
+    for number, former in enumerate(("birds/dog", "cat", "kitten")):
+        studio.answer([say(pictures[number], former, "yes")])
+    assert {label.name: label.examples for label in studio.labels()} == {"animals/dog": 1, "sofa": 2}
+    studio.define("cat")
+    studio.answer([say(pictures[5], "cat", "yes")])
+    assert studio.label("cat").examples == 1, "a name that another label has by now is that one's"
+    studio.forget("cat")
+    with pytest.raises(MissingError, match="no label 'cat'"):
+        studio.answer([say(pictures[6], "cat", "yes")])
+    studio.rename("animals/dog", "hound")
+    studio.undo()
+    studio.answer([say(pictures[7], "hound", "yes")])
+    assert studio.label("animals/dog").examples == 2, "and a name that was taken back is of the one that had it"
+
+
 def test_what_lies_under_a_name_moves_with_it_and_comes_back(studio: Studio) -> None:
     for name in ("animals", "animals/cat", "water/boat", "water/sea/boat", "pets/dog"):
         studio.define(name, words=False)

@@ -300,7 +300,7 @@ class Studio:
                 name = _uuid(each.id)
                 if each.answer not in VERDICTS:
                     raise InputError(f"the answer {each.answer!r} is none; say yes, no or unknown")
-                label = self._fold.find(each.label)
+                label = log.find(each.label)
                 said = Said(name, each.picture, label.id, each.answer, each.source)
                 if (n := log.number_of.get(name)) is not None:
                     seen |= {known.id: known for known in log.changes[n].answers}
