@@ -327,6 +327,9 @@ def _run(
                 # one that is kept would stay in a log
                 shown = "" if bound.keeps_token else f"/#token={bound.token}"
                 typer.echo(f"{what} {bound.url}{shown}")
+                if bound.keeps_token:
+                    how = "send it with every request" if page is None else "the page asks for it"
+                    typer.echo(f"its token is the one that you keep (--token-file, FEWTAG_TOKEN); {how}")
                 typer.echo("end it with Ctrl-C")
             if browser:
                 import threading

@@ -138,6 +138,7 @@ class _Impatient(H11Protocol):
     """A timeout for idle connections: uvicorn waits for the head of a request for ever."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.app_state = {**self.app_state, "connection": {}}  # what is known of this one, for the guard
         super().connection_made(transport)
         self._expect_after(self.cycle)
 
