@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fewtag.cache import FILE, PRIVATE_FILE, Cache, content_digest
-from fewtag.studio.first import thumbnails
+from fewtag.studio.first_page import thumbnails
 
 Cli = Callable[..., Any]
 FOLDER = Path("cache/fewtag")

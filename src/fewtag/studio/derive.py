@@ -101,7 +101,7 @@ class Deriver:
             chosen.setdefault(key, picture)
         plain = {key: self._plain[chosen[key]] for key in sorted(said)}
         examples = {key: Example(said[key], each.features, each.name) for key, each in plain.items()}
-        known = {label: each for label, each in self._last.fits.items() if label in definitions}
+        known = {label: each for label, each in list(self._last.fits.items()) if label in definitions}
         asked = {
             label.name: frozenset(
                 keys[picture]
