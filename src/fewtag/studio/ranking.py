@@ -33,7 +33,7 @@ SMALLEST_SAMPLE, SAMPLE = 100, 1000
 
 @dataclass(eq=False)
 class Scored:
-    """A label's scores over the library, a number for each row."""
+    """A label's scores for the library, one number per row."""
 
     fitted: Fitted
     logits: NDArray[np.float32]
