@@ -78,7 +78,7 @@ def main() -> None:
     pictures failed."""
     warnings.showwarning = _show_warning
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # else what a name has and cp1252, say, has not would end the command
+        if isinstance(stream, io.TextIOWrapper):  # names may have characters that, say, cp1252 lacks
             stream.reconfigure(errors="backslashreplace")
     named = {command.__name__ for commands in COMMANDS.values() for command in commands} & set(sys.argv[1:2])
     try:

@@ -32,7 +32,7 @@ def prefetch(
 ) -> Iterator[Result]:
     """Results in order; threads, one per core, work on the next `most` items while the caller is busy with this one.
 
-    They have a lower priority than the network's threads, unless `give_way` is off.
+    They have a lower priority than the network's threads, unless `give_way` is off, as for work that those wait for.
     """
     waiting: deque[Future[Result]] = deque()
     pool = ThreadPoolExecutor(threads or usable_cores(), initializer=lower_priority if give_way else None)

@@ -82,7 +82,7 @@ def documentation(request: Request) -> Response:
 
 @open_routes.get("/", include_in_schema=False)
 def start_page(request: Request) -> Response:
-    """Of a bank; a project's is the studio's."""
+    """The start page of a bank; a project's is the studio."""
     return documentation(request)
 
 

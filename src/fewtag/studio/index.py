@@ -280,7 +280,7 @@ class Indexer:
             return _Looked(file, (row, read), None if has_thumbnail else thumbnail(image, SIZES[0], quick=True))
         except InputError as error:
             return _Looked(file._replace(digest=None, failure=str(error)))
-        except Exception as error:  # a bug of ours, but the other pictures shall not wait for its fix
+        except Exception as error:  # a bug of ours, which should not stop the other pictures
             _log.exception("picture %s cannot be indexed", found.name)
             return _Looked(file._replace(digest=None, failure=f"image {found.name} cannot be indexed ({error!r})"))
 

@@ -366,8 +366,9 @@ class Tagger:
 
         If another process has since changed the bank file that this tagger was loaded from or saved to, what was taught
         here is added to that, and nothing is lost. Any other file is replaced. Without `examples` it is a copy to
-        share: it contains no picture and nothing derived from a single one, and gives the same probabilities, except
-        for pictures that someone said 'no' to. Such a copy never replaces a bank that has examples.
+        share: it contains no pictures or file names, and of their features only the mean for each label, and gives the
+        same probabilities, except for pictures that someone said 'no' to. Such a copy never replaces a bank that has
+        examples.
         """
         target = Path(path)
         refuse_derived(target)
