@@ -37,8 +37,7 @@ TOUCH_SECONDS = 5.0
 BUSY_SECONDS = 10.0
 """How long to wait for another process's transaction, which takes milliseconds unless that process hangs."""
 PAGE_BYTES, PRIVATE_PAGE_BYTES = 16_384, 4_096
-"""Features of 50 KB are read faster with pages of 16 KB than with SQLite's default of 4 KB, and waste less than with
-larger ones."""
+"""Features of 50 KB are read faster with 16 KB pages than with SQLite's 4 KB, and waste less than with larger ones."""
 
 _SETTINGS = (
     "PRAGMA synchronous = NORMAL",  # a power cut may cost the last rows, never the file
@@ -456,8 +455,7 @@ class ArrayRows(Blobs):
 
 
 def _prepare(connection: sqlite3.Connection, page_bytes: int) -> None:
-    """Creates the tables of a new file. It retries, since SQLite does not wait when several connections change the
-    journal mode."""
+    """Creates the tables of a new file. It retries, since SQLite does not wait when several change the journal mode."""
     for setting in (f"PRAGMA page_size = {page_bytes}", *_SETTINGS):
         connection.execute(setting)
     deadline = time.monotonic() + BUSY_SECONDS
@@ -535,6 +533,5 @@ def is_sound(facts: Facts, digest: object, checksum: object, content: object, si
 
 
 def _code(error: Exception) -> int:
-    """SQLite's primary error code; errors that Python itself raised about the content have none, and count as
-    damage."""
+    """SQLite's primary error code; errors that Python itself found in the content have none, and count as damage."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF

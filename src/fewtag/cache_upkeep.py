@@ -23,8 +23,7 @@ class Contents(NamedTuple):
 
 
 class CacheUpkeep(Cache):
-    """A folder's cache and its private one, for maintenance: what cannot be done raises InputError instead of a
-    warning."""
+    """A folder's cache and its private one, for maintenance: failures raise InputError instead of a warning."""
 
     def __init__(self, folder: Path, limit: int | None = None) -> None:
         self._thumbnails = Cache(folder, private=True)

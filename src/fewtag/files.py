@@ -194,8 +194,7 @@ def write_arrays(path: Path, kind: str, header: Mapping[str, Any], arrays: Mappi
 
 
 def read_arrays(path: Path, kind: str, *, header_alone: bool = False) -> tuple[dict[str, Any], dict[str, "np.ndarray"]]:
-    """Header and arrays of a file that `write_arrays` wrote, or only its header; refuses a file that is damaged in any
-    bit."""
+    """Header and arrays of a file that `write_arrays` wrote, or only its header; refuses a damaged file."""
     from safetensors import SafetensorError, safe_open
 
     name = kind.removeprefix("fewtag-")

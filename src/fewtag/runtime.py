@@ -57,8 +57,7 @@ class Network:
         self._lock = threading.Lock()
 
     def __call__(self, pixels: Pixels | Sequence[Square], space: Space) -> Places:
-        """The places of these pictures: images × places × space, rounded to half precision, as the cache stores
-        them."""
+        """The pictures' places: images × places × space, rounded to half precision, as the cache stores them."""
         if self.device == "cuda" or len(pixels) <= 1:
             return self._run(pixels, space)
         size = max(1, min(AT_ONCE, -(-len(pixels) // self.threads)))

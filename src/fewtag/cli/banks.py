@@ -228,8 +228,7 @@ def from_carried(
     *,
     skip_bad: bool,
 ) -> "tuple[list[Shown], dict[str, dict[str, Any]]]":
-    """The examples to learn from the tags that pictures carry, and a table for the person of what was found and
-    chosen."""
+    """The examples to learn from the tags that pictures carry, and a table of what was found and chosen."""
     from fewtag.interop.from_tags import at_most, only, read_carried
 
     def skip(failures: Sequence[InputError]) -> None:
@@ -466,8 +465,7 @@ def tell_meanings(bank: Path, tagger: "Tagger", names: Sequence[str]) -> None:
 
 
 def warn_of_commas(names: set[str]) -> None:
-    """Warns of names with commas: several labels in one, or a name such as "tench, Tinca tinca"; only the person
-    knows."""
+    """Warns of names with commas: several labels in one, or one such as "tench, Tinca tinca"; the person knows."""
     if found := sorted(name for name in names if ", " in name):
         others = f" ({plural(len(found), 'name')} with a comma)" if len(found) > 1 else ""
         print(

@@ -74,8 +74,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *_where: obje
 
 
 def main() -> None:
-    """Runs the command line: bad input is one sentence and exit code 2, never a traceback; `tag` exits with 1 if some
-    pictures failed."""
+    """Runs the command line: bad input is one sentence and exit code 2; `tag` exits with 1 if some pictures failed."""
     warnings.showwarning = _show_warning
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names may have characters that, say, cp1252 lacks

@@ -184,8 +184,7 @@ def _to_table(
 def _to_terminal(
     bank: Path, sources: list[str], options: "Options", cards: "list[Card] | None", *, as_json: bool
 ) -> int:
-    """Prints a line for each picture as soon as it is known, a single picture by its path as given; or JSON lines in
-    ASCII."""
+    """Prints a line for each picture as soon as it is known, a single one by its path as given; or JSON in ASCII."""
     from fewtag.pictures.files import is_image_name
     from fewtag.tagging.page import MOST, tagged_card
     from fewtag.tagging.run import tag_rows

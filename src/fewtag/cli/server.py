@@ -205,8 +205,7 @@ def mcp(
 def _opening(
     folder: Path, pictures: Sequence[Path], model: str | None, words: str | None, device: str, cache: Path | None
 ) -> "tuple[Callable[[Decoders], Studio], First]":
-    """A function that opens the studio, and one that reads its first page; the project itself is opened now, or
-    refused."""
+    """Functions that open the studio and read its first page; the project itself is opened now, or refused."""
     from fewtag.studio import first_page
     from fewtag.studio.project import Project, picture_folders
 

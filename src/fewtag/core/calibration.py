@@ -16,8 +16,7 @@ Shares = NDArray[np.float32]
 
 
 SLACK = 0.01
-"""F1 that a model's thresholds give up for precision: the curve is flat at its maximum, and wrong tags cost people
-time."""
+"""F1 that a model's thresholds give up for precision: its maximum is flat, and wrong tags cost people time."""
 
 RARE, COMMON = 0.02, 0.06
 """Shares between which the fit to common labels is blended into the corrections for rare ones."""
@@ -111,8 +110,7 @@ def _at(examples: Sequence[int], values: Sequence[float], counts: Counts) -> NDA
 
 
 def _by_share(shares: NDArray[np.floating], rare: NDArray[np.float32] | float, common: float) -> NDArray[np.float32]:
-    """Linear interpolation, over the log-odds of the shares, between a value for rare labels and one for common
-    labels."""
+    """Linear interpolation, over the log-odds of the shares, between values for rare and for common labels."""
     least, most = log_odds(np.array([RARE, COMMON]))
     part = np.clip((log_odds(shares) - least) / (most - least), 0, 1)
     return (rare + part * (common - rare)).astype(np.float32)

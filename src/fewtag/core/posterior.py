@@ -1,5 +1,4 @@
-"""Word-guided prototypes in closed form, and each label's classifier: a logistic regression with its prototype as
-prior.
+"""Word-guided prototypes in closed form, and labels' classifiers: logistic regressions with a prototype as prior.
 
 The base pictures span a whitened space; ridge regression from the base labels' word vectors to their prototypes in it
 gives a prototype for any word. An example is pooled with attention to the places that look like its label's word, and
@@ -24,8 +23,7 @@ from numpy.typing import NDArray
 
 Floats = TypeVar("Floats", bound=np.floating)
 Places = NDArray[np.float32]
-"""images × places × space: feature vectors at the places (spatial positions) of a feature map, in the whitened
-space."""
+"""images × places × space: whitened feature vectors at the places (spatial positions) of a feature map."""
 Vectors = NDArray[np.float32]
 """labels × space (prototypes) or labels × dimensions (words)."""
 Scores = NDArray[np.float32]
@@ -36,8 +34,7 @@ Features = NDArray[np.float32]
 LABELS_AT_ONCE = 1000
 """With more, the intermediate arrays leave the processor's cache, and a label takes twice as long."""
 COMPARED = 0.75
-"""Share of the variance within a label that remains when pictures are compared with others (chosen on validation
-labels)."""
+"""Share of the variance within a label that remains in a comparison with others (chosen on validation labels)."""
 NEWTON_STEPS = 50
 TOLERANCE = 1e-8
 """Newton's method stops when no dual weight changes by more than this."""
@@ -109,8 +106,7 @@ def unit(vectors: NDArray[Floats]) -> NDArray[Floats]:
 
 
 def fit_space(features: Features, size: int, shrinkage: float) -> Space:
-    """Whitens by the strongest principal directions, each divided by its standard deviation, shrunk for the weak
-    ones."""
+    """Whitens by the strongest principal directions, divided by their standard deviations, the weak ones less so."""
     doubles = features.astype(np.float64)
     centred = doubles - doubles.mean(axis=0)
     variances, directions = np.linalg.eigh(centred.T @ centred / len(centred))
@@ -145,8 +141,7 @@ def fit_words(words: Vectors, prototypes: Vectors, ridge: float, weights: NDArra
 
 
 def class_prototypes(projected: Features, chances: NDArray[np.float32]) -> Vectors:
-    """Prototypes of a classifier's classes: means of base pictures weighted by their class probabilities (soft
-    labels)."""
+    """Prototypes of a classifier's classes: base pictures weighted by their class probabilities (soft labels)."""
     return unit(chances.T.astype(np.float64) @ projected).astype(np.float32)
 
 
@@ -278,8 +273,7 @@ class NameEvidence:
     """Prior probability that a name is right: private names ("Rex") are as common as words."""
 
     def trust(self, scores: NDArray[np.float32], others: NDArray[np.float32], weights: NDArray[np.float32]) -> float:
-        """The probability that a name is right, given the scores of the label's pictures and the weighted scores of
-        others."""
+        """The probability that a name is right, by the scores of the label's pictures and weighted ones of others."""
         usual = (float(weights @ others) + self.wrong) / (float(weights.sum()) + 1)  # plus one pseudo-observation
         variance = self.between**2 + COMPARED * self.within**2 / len(scores)
         gap = self.right - self.wrong
@@ -299,8 +293,7 @@ def fit_label(
     *,
     leave_out: bool = False,
 ) -> Fitted:
-    """Fits one label's classifier to weighted pictures that show it or do not, and to the prototype that its name
-    suggests.
+    """Fits one label's classifier to weighted pictures that show it or do not, and to its name's prototype.
 
     The name is judged by how much better it matches the pictures that show the label than those that are `compared`, by
     default all others.
@@ -344,8 +337,7 @@ def prior(guide: NDArray[np.float32], strengths: Strengths) -> Fitted:
 def prototype(
     examples: Pictures, word: NDArray[np.float32] | None, trust: float, strengths: Strengths
 ) -> NDArray[np.float32]:
-    """Attention-pooled examples with the word mixed in: less, the more examples there are and the less it is
-    trusted."""
+    """Attention-pooled examples plus the word, which counts less with more examples and with less trust."""
     count = len(examples.places)
     if word is None:
         # without a guide all places count alike

@@ -37,8 +37,7 @@ class Embedded(NamedTuple):
 
 
 def read_embedded(path: Path) -> Embedded:
-    """A picture's XMP packet and IPTC keywords, without decoding the pixels of JPEG and PNG. Refuses what is no
-    picture."""
+    """A picture's XMP packet and IPTC keywords, without decoding JPEG and PNG pixels. Refuses what is no picture."""
     try:
         with path.open("rb") as file:
             if file.read(8) == _PNG:
@@ -122,8 +121,7 @@ class Folders:
         return self._listed[folder]
 
     def sidecars(self, picture: Path) -> tuple[list[Path], list[Path]]:
-        """The picture's own sidecars, and those that it may share with another one of the same name: photo.cr2 beside
-        photo.jpg."""
+        """A picture's own sidecars, and those that it may share with one of the same name: photo.cr2, photo.jpg."""
         names, stem = self.names(picture.parent), picture.stem.casefold()
         own = names.get(f"{picture.name}{ENDING}".casefold(), [])
         shared = names.get(f"{stem}{ENDING}", [])
@@ -143,8 +141,7 @@ class Folders:
         return [picture.parent / name for some in found for name in some]
 
     def pictures(self, sidecar: Path) -> list[Path]:
-        """The pictures that a sidecar may belong to: photo.jpg for photo.jpg.xmp, photo.jpg and photo.png for
-        photo.xmp."""
+        """The pictures that a sidecar may belong to: photo.jpg for photo.jpg.xmp, also photo.png for photo.xmp."""
         names, stem = self.names(sidecar.parent), sidecar.stem.casefold()
         found = names.get(stem, []) if Path(stem).suffix in IMAGE_ENDINGS else []
         found = found or [name for ending in sorted(IMAGE_ENDINGS) for name in names.get(f"{stem}{ending}", ())]

@@ -1,5 +1,4 @@
-"""Data sets of other programs: exports to Hugging Face, FiftyOne, Label Studio, COCO and MegaDetector; reads COCO,
-FiftyOne and Label Studio."""
+"""Data sets of other programs: Hugging Face, FiftyOne, Label Studio, COCO and MegaDetector; some are read, too."""
 
 import filecmp
 import json
@@ -98,8 +97,7 @@ def _sums_for(folder: Path, texts: Mapping[str, bytes], *, force: bool) -> dict[
 
 
 def _imagefolder(given: Set) -> dict[str, Any]:
-    """For `load_dataset("imagefolder", data_dir=…)`: a line per picture, beside the pictures, which are copied if need
-    be."""
+    """For `load_dataset("imagefolder", data_dir=…)`: a line per picture, beside the pictures, copied if need be."""
     lines = []
     for row in given.rows:
         facts: dict[str, Any] = {"file_name": _below(given.root, row.image), "labels": list(row.tags)}

@@ -21,8 +21,7 @@ from fewtag.tagger.stream import BATCH, Item, places_of, read_ahead
 from fewtag.tagging.examples import Shown, clean_label
 
 OUTLIERS = 0.1
-"""The share of a label's pictures, those least like the others, that are not chosen for variety: they are often
-mistakes."""
+"""The share of a label's pictures, the most unusual, that are not chosen for variety: they are often mistakes."""
 
 
 class Carried(NamedTuple):
@@ -107,8 +106,7 @@ def only(shown: Sequence[Shown], names: Sequence[str]) -> list[Shown]:
 def at_most(
     shown: Sequence[Shown], most: int, model: Model, progress: Callable[[int], None] = lambda _: None
 ) -> tuple[list[Shown], list[InputError]]:
-    """Selects about `most` pictures of each label, half of them the most typical, half the most varied; also returns
-    failures.
+    """Selects about `most` pictures of each label, half the most typical, half the most varied; also failures.
 
     A picture is selected with all its labels, so that a label may get a few more.
     """
@@ -124,8 +122,7 @@ def at_most(
 
 
 def _some(rows: Sequence[int], whole: dict[int, NDArray[np.float32]], chosen: set[int], most: int) -> list[int]:
-    """The rows nearest to the mean, then a farthest-first traversal: each time the row least like all that were
-    taken."""
+    """The rows nearest to the mean, then farthest-first: each time the row least like all that were taken."""
     taken = [row for row in rows if row in chosen]
     points = np.stack([whole[row] for row in rows])
     order = np.argsort(-(points @ unit(points.mean(axis=0))), kind="stable")

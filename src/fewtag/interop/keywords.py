@@ -68,8 +68,7 @@ class Tags(NamedTuple):
         return (*self.paths, *((name,) for name in self.names))
 
     def has(self, path: Path) -> bool:
-        """Whether a person gave this tag: as this path, as its last name alone, or, if it is a single name, at the end
-        of any path."""
+        """Whether a person gave this tag: this path, its last name alone, or, for a single name, any path's end."""
         wanted, given = fold(path), {fold(each) for each in self.every}
         under = len(wanted) == 1 and wanted[0] in {each[-1] for each in given}
         return under or wanted in given or wanted[-1:] in given

@@ -93,8 +93,7 @@ def _named(told: str) -> tuple[Name, str]:
 
 
 def parse(data: bytes) -> tuple[Element, str]:
-    """The root element and the encoding; error messages begin with a verb, so that the caller can prepend the file's
-    name."""
+    """The root element and the encoding; error messages begin with a verb, for the caller to prepend a name."""
     parser = _Parser(data)
     try:
         # a packet taken from a picture may end in null bytes

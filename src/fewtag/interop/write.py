@@ -1,5 +1,4 @@
-"""Writing tags to XMP sidecars or, by exiftool, into pictures: planned, shown, written atomically, and undone to the
-byte."""
+"""Writing tags to XMP sidecars or, by exiftool, into pictures: planned, shown, atomic, and undone to the byte."""
 
 import difflib
 import os
@@ -90,8 +89,7 @@ class Options:
 def write_tags(
     root: Path, rows: Iterable[tuple[str, Path, Wanted | InputError]], total: int, options: Options
 ) -> Report:
-    """Writes tags: `rows` are names, pictures and the tags wanted for each, or why these are unknown; `root` is their
-    folder.
+    """Writes tags: `rows` are names, pictures and their wanted tags, or why these are unknown; `root` is the folder.
 
     Tags that fewtag wrote before and that are no longer wanted are removed; anyone else's tags never are.
     """

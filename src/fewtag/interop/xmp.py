@@ -1,5 +1,4 @@
-"""XMP packets: keywords are read by expat, and added and removed by splicing bytes, so that the rest of a file is
-unchanged.
+"""XMP packets: keywords are read by expat, and added and removed by splicing bytes: the rest of a file is unchanged.
 
 Three fields hold keywords: `dc:subject` (names), `lr:hierarchicalSubject` ("birds|heron") and `digiKam:TagsList`
 ("birds/heron"). A fourth property, fewtag's own, is the ledger: it lists what was added, in the same file, so that file
@@ -53,13 +52,11 @@ class Ledger:
     added: Pairs = ()
     """Items that were added for the labels."""
     seeded: Pairs = ()
-    """A person's own tags, copied into a field that fewtag created, since programs read one field instead of
-    another."""
+    """A person's tags, copied into a field that fewtag created, since programs read one field instead of another."""
     refused: tuple[str, ...] = ()
     """Labels that were written once and that a person removed: they are not written again."""
     was: Pairs = ()
-    """The original text of fields without items; ("file", "") if there was no packet, ("start", "") if it had only its
-    first line."""
+    """The original text of fields without items; ("file", "") if there was no packet, ("start", "") if a bare start."""
 
 
 class Packet:
@@ -192,8 +189,7 @@ class Packet:
     def with_labels(
         self, labels: Mapping[Path, int], known: Tags, refused: Sequence[str] = (), *, new: bool = False
     ) -> bytes:
-        """The packet with these labels added, given that it has none of ours; `known` are a person's own tags, from any
-        source.
+        """The packet with these labels added, given that it has none of ours; `known` are a person's own tags.
 
         A field that has to be created lists those as well. For each path, `labels` has the number of its first names
         that are no keywords.
@@ -282,8 +278,7 @@ def _of(name: str, pairs: Pairs) -> list[str]:
 
 
 def _forms(path: Path, skip: int = 0) -> Iterator[tuple[str, str]]:
-    """A tag's form in each field; its names, after the first `skip`, are also keywords by themselves, so that a search
-    finds them."""
+    """A tag's form in each field; its names, after the first `skip`, are keywords too, so that a search finds them."""
     yield from ((SUBJECT, part.replace(SLASH, "/")) for part in path[skip:])
     yield HIERARCHY, "|".join(part.replace(SLASH, "/") for part in path)
     yield TAGS_LIST, "/".join(part.replace("/", SLASH) for part in path)
@@ -310,16 +305,14 @@ class Wanted(NamedTuple):
     def among(
         cls, labels: Iterable[str], former: Iterable[str] = (), prefix: str = ""
     ) -> Callable[[Iterable[str]], "Wanted"]:
-        """A function that makes the `Wanted` of a picture from some of these labels; `former` are earlier names of the
-        labels."""
+        """A function that makes a picture's `Wanted` from some of these labels; `former` are their earlier names."""
         paths, branch = {label: check_label(label) for label in labels}, check_label(prefix) if prefix else ()
         vocabulary = frozenset(fold(path_of(name)) for name in (*paths, *former))
         return lambda given: cls(tuple(paths[label] for label in given), vocabulary, branch)
 
 
 def rewrite(data: bytes | None, name: str, wanted: Wanted, elsewhere: Tags, *, empty: bytes = EMPTY) -> bytes | None:
-    """The packet with the wanted labels, or None if there should be none; `elsewhere` are a person's tags outside of
-    it.
+    """The packet with the wanted labels, None if there should be none; `elsewhere` are a person's tags outside of it.
 
     What fewtag wrote before is removed first. The result can be undone to the byte, or is refused.
     """

@@ -1,5 +1,4 @@
-"""Decoding: from encoded bytes to an upright RGB picture, or one clear error; and squares, digests and thumbnails of
-it."""
+"""Decoding: encoded bytes to an upright RGB picture, or one clear error; squares, digests and thumbnails of it."""
 
 import functools
 import hashlib
@@ -22,8 +21,7 @@ MOST_PIXELS = 100_000_000
 LARGE_PIXELS = 24_000_000
 """Larger pictures are decoded one at a time, so that memory does not grow with the number of threads."""
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
-"""The only formats that Pillow may try: its other plugins never see a file, since that of EPS, for one, starts another
-program."""
+"""The only formats that Pillow may try: of its other plugins that of EPS, for one, starts another program."""
 DRAFT = 4
 """A JPEG may be decoded at a fraction of its size, but at no less than so many times the square: finer detail is
 averaged away when it is resized. At two or three times, tags near their threshold begin to change
@@ -149,8 +147,7 @@ def squash_bytes(data: bytes, name: str, size: int) -> Square:
 
 
 def squash(image: Image.Image, size: int) -> Square:
-    """An RGB picture resized to a square regardless of its aspect ratio: a centre crop could remove a labelled
-    object."""
+    """An RGB picture resized to a square, whatever its aspect ratio: a centre crop could remove a labelled object."""
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
     return np.array(image).transpose(2, 0, 1)
@@ -245,8 +242,7 @@ def open_encoded(data: bytes | BinaryIO, name: str) -> Image.Image:
 
 @functools.cache
 def _load_plugins() -> None:
-    """Imports the plugins of our formats with the first picture; Pillow would import all of them if one were
-    missing."""
+    """Imports our formats' plugins with the first picture; Pillow would import all if one were missing."""
     for name in ("Avif", "Bmp", "Gif", "Jpeg", "Png", "Tiff", "WebP"):
         importlib.import_module(f"PIL.{name}ImagePlugin")
 

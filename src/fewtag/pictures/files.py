@@ -1,5 +1,4 @@
-"""Pictures in any accepted form: files, parts of an archive, bytes, PIL images or arrays; and how folders are
-walked."""
+"""Pictures in any accepted form: files, parts of an archive, bytes, PIL images or arrays; and walking of folders."""
 
 import io
 import os
@@ -28,8 +27,7 @@ RAW_ENDINGS = frozenset(
 UNREADABLE_ENDINGS = RAW_ENDINGS | {".jp2", ".j2k", ".jpx", ".jxl", ".psd", ".xcf", ".eps"}
 """Picture formats that are not read: they are listed as failures, never silently left out."""
 OTHERS_FOLDERS = frozenset({"@eadir", "#recycle", "$recycle.bin", "__macosx"})
-"""Folders of thumbnails and deleted files that storage devices and archives create beside a person's pictures; in lower
-case."""
+"""Folders of thumbnails and deleted files that devices and archives create beside a person's own; in lower case."""
 MOST_BYTES = 1_000_000_000
 """The most bytes of one encoded picture; 100 uncompressed megapixels of 16 bits are fewer."""
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\x00", b"MM\x00*")
@@ -77,8 +75,7 @@ class Picture:
         return self.name or str(self.path)
 
     def read(self, *, follow: bool = True) -> bytes:
-        """The encoded bytes; the file is opened only for this call, so threads need no lock. Links are refused unless
-        `follow`."""
+        """The encoded bytes; the file is opened only for this call, so threads need no lock. `follow` allows links."""
         if self.problem:
             raise InputError(self.problem)
         names = ("O_BINARY",) if follow else ("O_BINARY", "O_NOFOLLOW", "O_NONBLOCK")  # not on every system

@@ -56,8 +56,7 @@ def usable_cores() -> int:
 
 
 def lower_priority() -> None:
-    """Lowers this thread's priority below the network's threads: they wait for one another, so delaying one delays
-    all."""
+    """Lowers this thread's priority below the network's threads, which wait for one another: one delay delays all."""
     if sys.platform == "linux" and hasattr(os, "setpriority"):  # where priorities are per thread
         thread = threading.get_native_id()
         # relative to the present one: only root may raise a priority that was lowered before, as that of Ray's workers

@@ -93,8 +93,7 @@ def split_labels(path: Path, line: int, cell: str | list[str]) -> list[str]:
 
 
 def decode_text(data: bytes) -> str:
-    """Decodes UTF-8, with Excel's byte-order mark or without, or UTF-16 with its mark, as Excel and PowerShell write
-    it."""
+    """Decodes UTF-8, with or without a byte-order mark, or UTF-16 with one, as Excel and PowerShell write it."""
     return data.decode("utf-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig")
 
 
@@ -141,8 +140,7 @@ def _name_columns(path: Path, names: list[str]) -> int | None:
 
 
 def _marked(path: Path, rows: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
-    """The rows of a table with a column for each label; labels that no picture shows are dropped, since nothing is
-    known about them."""
+    """The rows of a table with a column for each label; labels that no picture shows are dropped as unknown."""
     told = []
     for line, cells in rows:
         said: dict[bool, list[str]] = {True: [], False: []}

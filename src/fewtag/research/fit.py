@@ -105,8 +105,7 @@ class Held:
         return right, [found[shown, len(self.guides) :] for shown in self.targets.T]
 
     def pairs(self, evidence: NameEvidence) -> Iterator[Pairs]:
-        """Logits from banks with a name alone up to twenty examples, with few and many other pictures, named in part or
-        completely."""
+        """Logits from banks with a name to twenty examples, and few or many others, named partly or completely."""
         random = np.random.default_rng(0)
         everything = np.arange(len(self.targets))
         for _, (label, shown), number in product(range(REPEATS), enumerate(self.targets.T), EXAMPLES):

@@ -34,8 +34,7 @@ SERVICES: dict[str, tuple[APIRouter, ...]] = {
 
 
 class _App(FastAPI):
-    """FastAPI, with a schema that says how the token is sent and that errors are problems, for which it has no
-    setting."""
+    """FastAPI with a schema that says how the token is sent and that errors are problems: it has no such setting."""
 
     def openapi(self) -> dict[str, Any]:
         schema = super().openapi()
@@ -84,8 +83,7 @@ _STATUS = {MissingError: 404, TakenError: 409, UnavailableError: 503}
 
 
 def _reply(request: Request, error: Exception) -> Response:
-    """The reply to any error: one sentence, with the extra fields that other programs expect of their service's
-    errors."""
+    """The reply to any error: one sentence, with the extra fields that a service's own programs expect."""
     headers: Mapping[str, str] | None = None
     match error:
         case ClientDisconnect():  # nobody will read it

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from fewtag.studio.studio import Studio
 
 PATIENT_SECONDS = 1.0
-"""How long loading waits, so that what can be answered at once is answered first; a request that needs it ends the
-wait."""
+"""How long loading waits, so that quick answers come first; a request that needs the application ends the wait."""
 SILENT_SECONDS = 30
 """How long a connection may be silent between two requests, or before its first."""
 _TYPES = {

@@ -155,8 +155,7 @@ class Stream:
         self._queue.put_nowait(event)
 
     async def lines(self, first: Event, job: str | None = None) -> AsyncIterator[str]:
-        """The present state, then later events; for a `job` only its own, until it has ended. Comments keep proxies
-        awake."""
+        """The present state, then later events; for a `job` its own, until it ends. Comments keep proxies awake."""
         heard: Event | None = first
         while heard is not None:
             event, value = heard

@@ -280,8 +280,7 @@ def _define(server: Served, tags: Sequence[Control]) -> dict[str, str]:
 
 
 def _folded(name: str) -> str:
-    """A name in a canonical spelling, to compare choices and labels: without case, and without blanks around
-    slashes."""
+    """A name in canonical spelling, to compare choices and labels: without case or blanks around slashes."""
     return re.sub(r"\s*/\s*", "/", name).casefold()
 
 
@@ -328,8 +327,7 @@ def _sureness(tag: Control, row: Tagged, known: Mapping[str, str]) -> float:
 
 
 class OneHost:
-    """Fetches from one address of Label Studio and no other, without redirects: protects from server-side request
-    forgery.
+    """Fetches from Label Studio's address only, without redirects: protects from server-side request forgery.
 
     Its name is resolved once, at the start.
     """
@@ -377,8 +375,7 @@ class OneHost:
         return content
 
     def _headers(self) -> dict[str, str]:
-        """The authorisation: a legacy token is sent as it is; a personal access token is exchanged for a short-lived
-        one."""
+        """The authorisation: a legacy token as it is; a personal access token is exchanged for a short-lived one."""
         if not self._key:
             return {}
         if not _REFRESH_TOKEN.fullmatch(self._key):

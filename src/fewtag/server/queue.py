@@ -1,5 +1,4 @@
-"""The queue before the network: pictures of several requests share batches. It is bounded, and refuses what does not
-fit."""
+"""The queue before the network: several requests' pictures share batches. Bounded: what does not fit is refused."""
 
 import queue
 import threading
@@ -49,8 +48,7 @@ Waiting = tuple[Future[Tagged], Read]
 
 
 class TagQueue:
-    """Turns uploads into rows: looked up in the cache, decoded by workers, encoded in batches, scored with the current
-    labels."""
+    """Turns uploads into rows: looked up in the cache, decoded by workers, encoded in batches, and scored."""
 
     def __init__(
         self,

@@ -190,8 +190,7 @@ def session_reply(settings: Settings, headers: Headers) -> Response:
 
 
 async def authorised(request: Request) -> None:
-    """The dependency of each route that needs a token; async like all of them, since FastAPI runs plain functions in a
-    thread."""
+    """The dependency of routes that need a token; async, since FastAPI would run a plain function in a thread."""
     if request.scope.get("fewtag") is None:
         raise HTTPException(401, TOKEN_NEEDED, BEARER)
 
@@ -249,8 +248,7 @@ class Guard:
         return None
 
     def _judge(self, scope: Scope) -> int:
-        """The number of body bytes to accept; refuses what is not allowed, and records the client's identity in the
-        scope."""
+        """The number of body bytes to accept; refuses what is not allowed, and notes the client's identity."""
         headers, safe = Headers(scope=scope), scope["method"] == "GET"
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or hosts[0].lower() not in self.settings.hosts:
@@ -291,8 +289,7 @@ class Guard:
         return "cookie"
 
     def _refuse_token(self, scope: Scope) -> None:
-        """Refuses a wrong token; only wrong ones have to wait, so that guessing cannot lock out a client with the right
-        one."""
+        """Refuses a wrong token; only wrong ones have to wait, so that guessing cannot lock out the right one."""
         address, now = (scope.get("client") or ("",))[0], time.monotonic()
         times = [each for each in self._failures.pop(address, []) if now - each < FAILURE_SECONDS]
         self._failures[address] = [*times[-FAILURES:], now]
@@ -332,8 +329,7 @@ class Guard:
 
 
 def _is_ours(scope: Scope) -> bool:
-    """Whether the client is a program of this user, or of root, as far as the system tells; determined once per
-    connection."""
+    """Whether the client is a program of this user, or root's, as far as is known; determined once per connection."""
     connection = scope.get("state", {}).get("connection", {})
     if "ours" not in connection:
         user = peer_user(scope.get("client"), scope.get("server"))

@@ -220,8 +220,7 @@ def file_state(path: Path) -> tuple[int, ...]:
 
 
 class Metrics:
-    """Prometheus metrics: requests, pictures, batches, the queue; in their own registry, so that servers are kept
-    apart."""
+    """Prometheus metrics: requests, pictures, batches, the queue; each server has a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -62,8 +62,7 @@ class Background:
         return lambda: self._listeners.pop(key, None)
 
     def influences(self, label: str, fitted: Fitted) -> Mapping[str, float] | None:
-        """The influences (leave-one-out) of a label's examples on this fit of it; None until they are computed,
-        soon."""
+        """Leave-one-out influences of a label's examples on this fit of it; None until they are computed, soon."""
         self._looked_at = label
         self._wake.set()
         of, found = self._influences.get(label, (None, {}))

@@ -103,8 +103,7 @@ def write_sidecars(
     dry_run: bool,
     progress: Progress,
 ) -> Delivery:
-    """Writes sidecars beside the pictures of each folder; tags that fewtag wrote before and that no longer apply are
-    removed."""
+    """Writes sidecars beside each folder's pictures; tags of fewtag's that no longer apply are removed."""
     wanted = Wanted.among(labels, names_ever)
 
     def write(root: Path, options: Options) -> Report:

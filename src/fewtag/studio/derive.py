@@ -48,8 +48,7 @@ class AnswersBank(Bank):
     """
 
     asked: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """For each label, the examples that Review asked about: they were chosen by the studio, by score, and not by a
-    person."""
+    """For each label, the examples that Review asked about: the studio chose them, by score, not a person."""
     leave_out: ClassVar[bool] = True
 
     def fit_set(self, label: str) -> FitSet:
@@ -81,8 +80,7 @@ class Deriver:
         self._plain[row.picture] = Example(Told(), Quantised(codes, np.frombuffer(row.scales, np.float32)), row.name)
 
     def bank(self, fold: Fold) -> Bank:
-        """The bank with every label, and every picture with a yes or a no that is learnt from; derived once per
-        fold."""
+        """The bank with every label, and each picture with a yes or no that is learnt from; derived once per fold."""
         with self._lock:
             if self._last_of is not fold:
                 self._last, self._last_of = self._derived(fold), fold

@@ -39,8 +39,7 @@ class Heat:
             self._hidden(digest)
 
     def heat(self, digest: str, label: str, *, at_once: bool = False, check: Check = lambda: None) -> bytes:
-        """A WebP overlay with alpha, at most 512 pixels; with `at_once` a quick estimate if the map is not ready
-        yet."""
+        """A WebP overlay with alpha, at most 512 pixels; with `at_once` a quick estimate until the map is ready."""
         row = self._library.row(digest)
         facts = self._library.pictures[row]
         scale = min(1.0, 512 / max(facts.width, facts.height))

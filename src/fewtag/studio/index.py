@@ -73,8 +73,7 @@ class Indexer:
         self._tell, self._edited = tell, edited
         self._stop, self._wake = threading.Event(), threading.Event()
         self.done, self.hurry = threading.Event(), threading.Event()
-        """`done` is set once the folders were walked; `hurry` once somebody waits for that, so that no page is served
-        first."""
+        """`done` is set once the folders were walked; `hurry` if somebody waits for that, and no page goes first."""
         self.found, self.notice = 0, ""
         self._unread: set[str] = set()
         self._opened = ExitStack()
@@ -241,8 +240,7 @@ class Indexer:
         return f"{own.relative_to(root).as_posix()}/" if own.is_relative_to(root) else ""
 
     def _try_again(self) -> None:
-        """Lets the next scan retry files that could not be read: permissions or the targets of links may have
-        changed."""
+        """Lets the next scan retry unreadable files: permissions or the targets of links may have changed."""
         self._unread = {path for path, file in list(self.library.files.items()) if file.failure}
 
     def _is_new(self, found: Picture) -> bool:

@@ -338,8 +338,7 @@ class Library:
 
 
 def stack(whole: NDArray[np.float32], order: NDArray[np.int64], times: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Stacks near-duplicates and bursts: each picture joins the previous one's stack, by name, if it is like the first
-    of it.
+    """Stacks near-duplicates and bursts: a picture joins the previous one's stack, by name, if it is like its first.
 
     It is compared with the first and not with the last, so that a slow walk does not become one stack.
     """

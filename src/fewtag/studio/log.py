@@ -187,8 +187,7 @@ class Log:
         self.version = len(self.changes)
 
     def _sort_out(self) -> None:
-        """Rebuilds the stacks of undo and redo, the next one last: changes that stand, and undos since the last new
-        change."""
+        """Rebuilds the undo and redo stacks, the next last: changes that stand, and undos since the last new change."""
         self.done, self.undone = list[int](), list[int]()
         for n, change in self.changes.items():
             if change.kind == "carry":

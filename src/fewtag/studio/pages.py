@@ -40,8 +40,7 @@ class Pages:
         self._library, self._model, self._scores = ranking.library, ranking.model, ranking.scores
 
     def labels(self) -> list[values.LabelRow]:
-        """All labels by name; in a large library, numbers that change through answers about others follow a second
-        later."""
+        """All labels by name; in a large library, numbers that other labels' answers change follow a second later."""
         self._ranking.catch_up()
         bank = self._ranking.bank()
         lacking = [name for name in bank.classes if name not in self._scores.kept]

@@ -73,8 +73,7 @@ class Scores:
         )
 
     def refresh(self, bank: Bank, labels: Sequence[str], stop: Callable[[], bool] = lambda: False) -> None:
-        """Updates the scores of these labels where they changed, and caches them; `stop` tells whether the bank is
-        outdated."""
+        """Updates and caches the scores of these labels that changed; `stop` tells whether the bank is outdated."""
         for label, scored in self.scored(bank, labels, self.kept, stop):
             with self._lock:
                 before = self.kept.get(label)
@@ -85,8 +84,7 @@ class Scores:
     def scored(
         self, bank: Bank, labels: Sequence[str], kept: Mapping[str, Scored], stop: Callable[[], bool] = lambda: False
     ) -> Iterator[tuple[str, Scored]]:
-        """These labels' scores, reusing cached ones; all are computed together, since most of the work is per
-        picture."""
+        """These labels' scores, reusing cached ones; computed together, since most of the work is per picture."""
         count, resident = self.library.features.count, self.library.features.resident
         groups: dict[int, list[tuple[str, Fitted, Scored | None]]] = {}
         for label in labels:
@@ -135,8 +133,7 @@ class Scores:
         scored.by = _finished_by(bank, label)
 
     def _share(self, bank: Bank, label: str, scored: Scored) -> float:
-        """The share of the library that shows a label, by a sample and by answers; the model's default if neither
-        tells.
+        """The share of the library that shows a label, by a sample and by answers; else the model's default.
 
         The default is also used with a threshold set by a person, which keeps the probabilities that it was chosen by.
         """

@@ -28,8 +28,7 @@ BY_CHANCE = 0.001
 _POINTS, _BINS = 50, 20
 _LOOKED_AT = 60
 _WIDER, _FIRST = 3, 8
-"""A page is chosen from the first 3 pages' worth of candidates, but at most an eighth of all: small albums have few
-unsure ones."""
+"""A page is chosen from the first 3 pages' worth, at most an eighth of all candidates: small albums have few unsure."""
 SINGLY = 8
 """Up to this many answered pictures, including examples, unsure ones are asked about one at a time."""
 YES, NO, UNKNOWN = 1, 2, 3
@@ -87,8 +86,7 @@ class Ground:
 
 
 def choose_order(order: str, ground: Ground) -> Order:
-    """The order that was asked for, or for "auto" the most helpful one now: unsure as long as there are unsure
-    pictures.
+    """The order that was asked for, or for "auto" the most helpful now: unsure as long as there are such pictures.
 
     Those teach most, at the beginning and later on; then pages of sure ones are confirmed, and then missed ones are
     looked for.
@@ -161,8 +159,7 @@ def _in_turn(one: Rows, other: Rows) -> Rows:
 
 
 def _stratified(rows: Rows, chances: NDArray[np.float32], seed: str, digests: Sequence[str]) -> Rows:
-    """A stratified random order, one from each quarter of the probabilities in turn, so that every prefix is a fair
-    sample.
+    """A stratified random order, from each quarter of the probabilities in turn: every prefix is a fair sample.
 
     The order is drawn from the pictures' digests, so that the sample is the same however often it is asked for.
     """

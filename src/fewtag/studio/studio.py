@@ -200,8 +200,7 @@ class Studio:
                 self._change("carry", {"from": old}, answers)
 
     def define(self, name: str, *, like: Sequence[str] | None = None, words: bool = True) -> values.LabelRow:
-        """Defines a label by its name (the last part of its path), as like other words, or by pictures alone; a known
-        label is redefined."""
+        """Defines or redefines a label by its name (the last part of its path), as like other words, or by pictures."""
         wanted = path_name(name)
         with self._one_change:
             alike = None if like is None else [each for word in like if (each := word.strip())]
@@ -219,8 +218,7 @@ class Studio:
         return self.label(wanted)
 
     def define_all(self, names: Sequence[str]) -> None:
-        """Defines labels by their names or, if those are no known words, by pictures to come; known labels are not
-        changed.
+        """Defines labels by their names or, if those are no known words, by pictures to come; known ones are kept.
 
         They are scored later.
         """
@@ -259,8 +257,7 @@ class Studio:
         return self.label(wanted)
 
     def rename(self, old: str, new: str, *, merge: bool = False) -> values.LabelRow:
-        """Renames a label and those below it (`old` need not be a label itself); refuses a taken name, unless `merge`
-        is set."""
+        """Renames a label and those below it (`old` need not be a label); refuses a taken name, unless `merge`."""
         wanted, former = path_name(new), path_name(old)
         with self._one_change:
             known = {label.name: label.id for label in self._fold.labels.values()}
@@ -351,8 +348,7 @@ class Studio:
         return [mate for mate in mates if _id_of_mate(answer, mate) in self.project.log.number_of]
 
     def undo(self, id: str | None = None) -> values.Undone:  # noqa: A002
-        """Reverts the last group of changes, or the one with this id, or the one that contains the answer with this
-        id."""
+        """Reverts the last group of changes, or the one with this id or with the answer of this id."""
         return self._undo_or_redo(id, "done", "there is nothing to undo; every change was taken back")
 
     def redo(self, id: str | None = None) -> values.Undone:  # noqa: A002
@@ -408,8 +404,7 @@ class Studio:
         dry_run: bool = False,
         progress: Progress = lambda _done, _total: None,
     ) -> values.Delivery:
-        """Writes all pictures' tags as a table or a data set, or with "onnx" the bank as a graph, to
-        PROJECT/deliveries/.
+        """Writes all tags as a table or a data set, or with "onnx" the bank as a graph, to PROJECT/deliveries/.
 
         "xmp" writes sidecars beside the pictures. No path is accepted, and a dry run writes nothing.
         """
@@ -476,8 +471,7 @@ class Studio:
         return delivering.find(self.project, file)
 
     def check(self) -> values.Checked:
-        """Checks the project: SQLite's own check, a new fold, and the bank on disk against the one that the answers
-        make."""
+        """Checks the project: SQLite's own check, a new fold, and the bank on disk against the derived one."""
         problems = self.project.check()
         fold = self._fold
         bank = self.deriver.bank(fold)

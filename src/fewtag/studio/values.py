@@ -53,8 +53,7 @@ class Acknowledged:
     undo: str | None = None
     """The UUID of the group, to undo it; None if it cannot be undone, or all answers were already known."""
     pictures: int = 0
-    """The number of pictures that the answers hold for, including those of stacks; marks that overruled nothing do not
-    count."""
+    """How many pictures the answers hold for, including those of stacks, without marks that overruled nothing."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +147,7 @@ class Cell:
     """The number of pictures in its stack, including itself and those that the query hides: an answer holds for all of
     them. 1 if stacks are not asked for."""
     marked: bool | None = None
-    """In a review: whether the page's answer to it would be yes. (`Answer.marked` tells whether a person left it
-    so.)"""
+    """In a review: whether the page would answer yes. (`Answer.marked` tells whether a person left it so.)"""
 
 
 @dataclass(frozen=True)
@@ -322,8 +320,7 @@ class Delivery:
     dry_run: bool
     rows: int
     changes: int
-    """The number of rows that differ from the last delivery of this format, all of them the first time; or of sidecars
-    that change."""
+    """Rows that differ from the last delivery of this format, all of them the first time; or sidecars that change."""
     sample: tuple[Mapping[str, Any], ...]
     file: str | None = None
     """Its name in the project's folder `deliveries`: a file for a table, else a folder."""

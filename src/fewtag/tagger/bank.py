@@ -22,20 +22,17 @@ Kind = Literal["name", "like", "vector", "none"]
 Like = Sequence[str] | str | None
 """Names of similar things, as a sequence or as one comma-separated string."""
 ANSWERS = 400
-"""The most positive, and the most negative, examples that a label is fitted to: a fit takes milliseconds, and more
-examples barely change it."""
+"""The most examples of each kind, yes and no, that a label is fitted to, in milliseconds: more barely change it."""
 THING, OTHER = 0.93, 0.05
 """Prior probabilities that a name means what its pictures show: for a word that names a thing, and for any other."""
 FOREIGN = 0.5
 """Factor on that prior for a word of another language, since it may be a pet's name as well ("Luna")."""
 COMPLETE, UNNAMED = 256, 64
-"""The most other pictures that a label is fitted to: complete ones that do not name it, and the rest, which count as
-weak negatives."""
+"""The most other pictures in a fit: complete ones that do not name the label, and the rest, as weak negatives."""
 COMPARED = 64
 """How many of those pictures a name is judged against: more barely change the result."""
 USUAL = 2
-"""Pseudo-count of pictures with the model's mean coherence, added to a label's own for its calibration (chosen on
-validation labels)."""
+"""Pseudo-count, for calibration, of pictures with the model's mean coherence (chosen on validation labels)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +45,7 @@ class Definition:
     vector: NDArray[np.float32] | None = None
     """The label's word vector; None if it is learnt from pictures alone."""
     guide: NDArray[np.float32] | None = None
-    """The prototype that the word vector maps to; stored, so that examples can change without loading the word
-    table."""
+    """The prototype that the vector maps to; stored, so that examples can change without loading the word table."""
     explicit: bool = False
     """Whether a person defined the label: it then outlives its examples."""
     threshold: float | None = None
@@ -288,8 +284,7 @@ class Bank:
         return tuple(dict.fromkeys((*self.members[label], *self.refused[label], *silent)))
 
     def called(self, label: str, example: str | int) -> list[str]:
-        """The examples of a label with this file name, or the one with this number among those that show it, from 1
-        on."""
+        """A label's examples with this file name, or the one with this number among those that show it, from 1 on."""
         keys, every = self.members[label], self.speaking_of(label)
         names = [self.examples[key].name for key in every]
         if not isinstance(example, str) or (example.isdecimal() and example not in names):
@@ -322,8 +317,7 @@ class Bank:
         return {label: known[label] for label in wanted}
 
     def learn(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example], afresh: bool) -> "Bank":
-        """The bank with these examples added; what is said about a known picture is merged. `afresh` drops all
-        others."""
+        """The bank with these examples added; statements about known pictures are merged. `afresh` drops all others."""
         known: dict[str, Example] = {} if afresh else dict(self.examples)
         known |= {key: known[key].told(each.said) if key in known else each for key, each in examples.items()}
         return self._change({**definitions, **self.definitions_to_keep(afresh)}, known)
@@ -488,8 +482,7 @@ def _own_vector(name: str, vector: object, model: "Model") -> NDArray[np.float32
 
 
 def told_of(labels: object, absent: object | None, complete: bool, *, one: bool = False) -> list[Told]:
-    """What is said about each picture; a bare string is one name. For `one` picture the names need not be nested in a
-    list."""
+    """What is said about each picture; a bare string is one name. For `one` picture names need not be nested."""
     shown = _name_sets(labels, "labels", one)
     missing = [frozenset[str]()] * len(shown) if absent is None else _name_sets(absent, "absent labels", one)
     if len(missing) != len(shown):

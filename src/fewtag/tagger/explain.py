@@ -44,8 +44,7 @@ def hide_parts(square: Square) -> list[Square]:
 
 
 def heat_map(logits: NDArray[np.floating], chance: float, size: tuple[int, int]) -> Heat:
-    """A heat-map of how much the label's log-odds drop where a part is hidden by `hide_parts`, resized to (width,
-    height).
+    """A map of how much the label's log-odds drop where `hide_parts` hides a part, resized to (width, height).
 
     The part that matters most is as hot as the label is likely: a label that is not there stays dark.
     """
@@ -98,8 +97,7 @@ def layer(heat: Heat) -> Image.Image:
 def save_heat(
     out: Path, picture: Image.Image, heats: Mapping[str, Heat], chances: Mapping[str, float] | None = None
 ) -> None:
-    """Saves the picture beside each label's heat-map, captioned with its probability; the file ending sets the
-    format."""
+    """Saves the picture beside each label's heat-map, captioned with its probability, in the file ending's format."""
     content, sheet = io.BytesIO(), grid(picture, heats, chances or {})
     format_, widest = _FORMATS.get(out.suffix.lower(), _FORMATS[".jpg"])
     if sheet.width > widest:

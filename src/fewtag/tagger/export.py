@@ -1,5 +1,4 @@
-"""ONNX export: a bank as one graph from pixels to probabilities for other runtimes, with the labels as data beside
-it."""
+"""ONNX export: a bank for other runtimes, as one graph from pixels to probabilities, with labels as data beside it."""
 
 import io
 import json
@@ -162,8 +161,7 @@ def _write(
 
 
 def label_table(tagger: Tagger) -> Table:
-    """All that a runtime needs to know about the labels, as arrays by name; `graph` tells which graph they belong
-    to."""
+    """All that a runtime needs to know about the labels, as arrays by name; `graph` identifies their graph."""
     model, scorer = tagger.model, tagger.scorer()
     classifiers = scorer.classifiers
     return {

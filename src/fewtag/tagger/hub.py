@@ -83,8 +83,7 @@ def from_pretrained(
     local_files_only: bool = False,
     device: str = "auto",
 ) -> "Tagger":
-    """Load a bank from a repository on the hub, by its name, from a folder that `save_pretrained` wrote, or from a
-    file."""
+    """Load a bank by its repository's name on the hub, from a folder that `save_pretrained` wrote, or from a file."""
     if (here := Path(source)).exists():
         return cls.load(here / BANK if here.is_dir() else here, device=device)
     download, options = _hub().hf_hub_download, {"revision": revision, "token": token}

@@ -26,15 +26,13 @@ from fewtag.tagger.model import Model
 
 BATCH = 32
 GROUP = 8
-"""Pictures that a reading thread takes at once: that shares its overhead, and their encoded bytes need little
-memory."""
+"""Pictures that a reading thread takes at once: they share its overhead, and their encoded bytes are small."""
 DIGITS = 6
 """Decimals of a probability in a row."""
 _SINGLE = np.array(0x8FFFE000, np.uint32).view(np.int32)
 """The bits of a half-precision number within a shifted 32-bit one, without the copies of the sign from the shift."""
 SAME = 0.995
-"""Cosine of two pictures' means from which they count as the same picture: decoded or scaled differently, but no other
-shot."""
+"""Cosine of two pictures' means from which they are the same: decoded or scaled differently, but no other shot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +50,7 @@ class Tagged:
 
 
 class Item(NamedTuple):
-    """A picture to tag: its name in the row, and the picture in any accepted form, or the error that kept it from being
-    read."""
+    """A picture to tag: its name in the row, and the picture in any accepted form, or why it could not be read."""
 
     name: str
     image: object
@@ -290,8 +287,7 @@ def _pixels(image: object, name: str, size: int) -> Square:
 
 
 def places_of(model: Model, reads: Sequence[Read], space: ArrayRows | None) -> Places:
-    """The places of pictures, from the cache, or by the network and then stored there; the numbers are the same either
-    way."""
+    """The pictures' places, from the cache, or by the network and then stored; the numbers are the same either way."""
     fresh = [read for read in reads if read.pixels is not None]
     if not fresh:
         return widen(np.stack([read.places for read in reads if read.places is not None]))
@@ -304,8 +300,7 @@ def places_of(model: Model, reads: Sequence[Read], space: ArrayRows | None) -> P
 
 
 def widen(halves: NDArray[np.float16]) -> Places:
-    """Converts finite half-precision numbers to single precision, four times as fast as numpy's cast on most
-    processors.
+    """Converts finite halves to single precision, four times as fast as numpy's cast on most processors.
 
     Sign, exponent and fraction are shifted into place; the multiplication corrects the exponent's bias.
     """

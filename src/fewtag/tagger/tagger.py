@@ -279,8 +279,7 @@ class Tagger:
         return np.concatenate([empty, *(scorer.probabilities(batch) for batch in places)])
 
     def predict(self, images: Images, threshold: float | None = None) -> list[tuple[str, ...]]:
-        """The labels over their threshold, likeliest first, of one picture or many; `threshold` replaces each label's
-        own.
+        """The labels over their threshold, likeliest first, of one picture or many; `threshold` replaces each one's.
 
         >>> from PIL import Image
         >>> tagger = Tagger().fit([Image.new("RGB", (64, 64), "red")], [["strawberry"]])
@@ -423,8 +422,7 @@ class Tagger:
         device: str = "auto",
         keep_pictures: bool = True,
     ) -> Self:
-        """Open the bank at this path, or a new one for it; `save` adds to what another process may write there
-        meanwhile."""
+        """Open the bank at this path, or a new one for it; `save` adds to what other processes may write meanwhile."""
         target = Path(path)
         if target.exists():
             tagger = cls.load(target, model=model, words=words, device=device)

@@ -45,8 +45,7 @@ class LabelCheck:
 
 @dataclass(frozen=True)
 class Bin:
-    """A bin of the reliability diagram: the mean probability of its pairs of picture and label, how many of them are
-    true, and their number."""
+    """A bin of the reliability diagram: mean probability, share of true picture-label pairs, and their number."""
 
     said: float
     true: float

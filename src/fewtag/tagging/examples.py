@@ -72,8 +72,7 @@ def read_examples(
 
 
 def without_guesses(shown: Sequence[Shown]) -> tuple[list[Shown], str]:
-    """The rows that a person wrote or changed, and how many others there are, in words; an empty string if there are
-    none."""
+    """The rows that a person wrote or changed, and how many others there are, in words; empty if none."""
     own = [each for each in shown if not each.guessed]
     left_out = len(shown) - len(own)
     told = f"{plural(left_out, 'row')} as `fewtag tag` wrote {'it' if left_out == 1 else 'them'}"
@@ -214,8 +213,7 @@ def _said(path: Path, row: "Row", written: Collection[str]) -> tuple[frozenset[s
 
 
 def _read_guesses(table: Path) -> dict[str, frozenset[str]]:
-    """The tags that `tag` wrote into this table, by `picture_mark`; they are known whatever program has saved it
-    since."""
+    """The tags that `tag` wrote into this table, by `picture_mark`, whatever program has saved it since."""
     record = read_record(table)
     try:
         labels, rows = list(map(str, record["labels"])), str(record["rows"]).split()
@@ -226,8 +224,7 @@ def _read_guesses(table: Path) -> dict[str, frozenset[str]]:
 
 
 def tagged_folder(table: Path) -> Path | None:
-    """The folder that the picture names in a table of `tag` are relative to; None if it is gone, or `tag` did not write
-    it."""
+    """The folder that names in a table of `tag` are relative to; None if it is gone, or it is no such table."""
     record = read_record(table)
     try:
         sources = record["source"]
@@ -258,8 +255,7 @@ class Row(NamedTuple):
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a table in any format, one per picture; lines about the same picture, such as one per label, are
-    merged."""
+    """The rows of a table in any format, one per picture; lines about the same one, as one per label, are merged."""
     rows: dict[str, Row] = {}
     for row in _read_cells(path) if path.name.lower().endswith(CELLS) else _read_facts(path):
         if not row.image:

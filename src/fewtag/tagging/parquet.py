@@ -61,8 +61,7 @@ def _sizes(file: "ParquetFile") -> tuple[int, ...]:
 
 
 def _columns(url: str, schema: Any) -> list[str]:
-    """The columns to read: bytes, with a name if there is one, or a path, or a struct of both as Hugging Face writes
-    it."""
+    """The columns to read: bytes, with a name if there is one, or a path, or Hugging Face's struct of both."""
     names = [name for name in _PATHS if name in schema.names]
     if "image" in names and str(schema.field("image").type).startswith("struct<bytes: binary"):
         return ["image"]
@@ -129,8 +128,7 @@ def read_records(url: str) -> list[dict[str, Any]]:
 def write_records(
     target: Path | BinaryIO, records: Iterator[dict[str, Any]], labels: Labels, note: Mapping[str, Any] | None = None
 ) -> None:
-    """Writes the columns image, tags (a list) and, with labels, scores (a struct with a number for each); `note` goes
-    into the metadata."""
+    """Writes the columns image, tags (a list) and, with labels, scores (a struct); `note` goes into the metadata."""
     import pyarrow.parquet
 
     columns = {"image": pyarrow.string(), "tags": pyarrow.list_(pyarrow.string())}

@@ -73,8 +73,7 @@ def share_out(nodes: Sequence[Mapping[str, float]], workers: int | None) -> Shar
 
 @contextmanager
 def open_cluster(address: str | None) -> Iterator[list[Mapping[str, float]]]:
-    """Yields the CPUs and GPUs of each machine; a cluster started here listens on the loopback and ends with the
-    run."""
+    """Yields the CPUs and GPUs of each machine; a cluster started here is on the loopback, and ends with the run."""
     if address is not None:
         check_address(address)
     ray = _import_ray(loopback=address is None)
@@ -108,8 +107,7 @@ def _connect(ray: ModuleType, address: str | None) -> None:
 
 
 def _import_ray(*, loopback: bool) -> ModuleType:
-    """Imports Ray quietly, and confined to the loopback for a cluster of our own, provided that it was not imported
-    before."""
+    """Imports Ray, quiet and, for our own cluster, confined to the loopback, unless it was imported before."""
     for name, value in (_QUIET | (_LOOPBACK if loopback else {})).items():
         os.environ.setdefault(name, value)
     try:
@@ -154,8 +152,7 @@ def check_address(address: str) -> None:
 
 
 class Worker:
-    """A Ray actor: opened once, then given one shard after another. Errors are returned, so that the actor stays
-    alive."""
+    """A Ray actor: opened once, then given shard after shard. Errors are returned, so that it stays alive."""
 
     _tagger: Tagger
     _scorer: Scorer
@@ -187,8 +184,7 @@ class Worker:
 def finish_on_ray(
     shards: Sequence[Shard], work: Work, share: Share, advance: Advance
 ) -> tuple[float, dict[int, Counts]]:
-    """When the first worker was ready, and the counts of each shard; raises InputError if some could not be
-    finished."""
+    """When the first worker was ready, and the counts of each shard; raises InputError if some failed."""
     ready, finished, refusals = math.inf, dict[int, Counts](), dict[int, str]()
     for shard, answer in _answers(shards, work, share):
         if shard is None:
@@ -208,8 +204,7 @@ def finish_on_ray(
 
 
 def _answers(shards: Sequence[Shard], work: Work, share: Share) -> Iterator[tuple[Shard | None, Counts | str]]:
-    """The actor pool: yields each shard with its worker's answer as it is done, and None instead of a shard when a
-    worker is ready.
+    """The actor pool: yields shards with their worker's answer as they are done, and None when a worker is ready.
 
     A worker gets a shard only once it has started, so that one for which the cluster has no room holds none up. For the
     same reason dead workers are replaced here rather than restarted by Ray: their shard goes to any worker that is

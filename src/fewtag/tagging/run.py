@@ -67,8 +67,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The Ray cluster to use, and the number of workers; None stands for a cluster of our own, and for one worker per
-    GPU or core."""
+    """The Ray cluster to use, by default one of our own, and its workers, by default one per GPU or core."""
 
     address: str | None = None
     workers: int | None = None

@@ -139,8 +139,7 @@ class Source:
 
 
 def _cuts(groups: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
-    """First row and number of rows of each shard; row groups are kept whole where they fit, so that none is read
-    twice."""
+    """First row and number of rows of each shard; row groups stay whole where they fit, so none is read twice."""
     first = rows = 0
     for group in groups:
         if rows and rows + group > size:

@@ -48,8 +48,7 @@ class Counts:
 
 
 class Parts:
-    """A folder of parts, one per shard: JSON lines, to be joined into a table, or Parquet, where the folder is the
-    table."""
+    """A folder of parts, one per shard: JSON lines, to be joined into a table, or Parquet, which is the table."""
 
     def __init__(self, folder: str, ending: Ending) -> None:
         self.folder, self.ending = folder.rstrip("/") or folder, ending
@@ -134,8 +133,7 @@ class Parts:
                 yield Tagged(row["image"], tags, scores, row.get("failure", ""))
 
     def failures(self, numbers: Sequence[int]) -> Iterator[Tagged]:
-        """The failures in these parts; for Parquet they are in the metadata, so that no page, perhaps damaged, is
-        read."""
+        """The failures in these parts; Parquet has them in its metadata, so that no page, perhaps damaged, is read."""
         for number in numbers:
             if self.ending == "jsonl":
                 yield from (row for row in self.rows([number]) if row.failure)
@@ -144,8 +142,7 @@ class Parts:
                 yield from (Tagged(image, failure=why) for _, image, why in note["failures"])
 
     def remove(self) -> None:
-        """Removes parts and manifest, and the folder if it is then empty; the manifest last, since it marks the folder
-        as ours."""
+        """Removes parts and manifest, the latter last, since it marks the folder as ours; and the folder if empty."""
         for name in (*sorted(filter(_OURS.fullmatch, names_in(self.folder))), MANIFEST):
             remove_file(f"{self.folder}/{name}")
         if (path := local_path(self.folder)) is not None:  # object stores have no empty folders
@@ -213,8 +210,7 @@ class Output:
             yield from zip(shard.items(_AT_ONCE), self.parts.rows([shard.number]), strict=True)
 
     def finish(self, labels: Labels) -> None:
-        """Writes the list of failures, then the table with a record that identifies it as ours; then removes the
-        parts."""
+        """Writes the list of failures, then the table with a record that marks it as ours; then removes the parts."""
         numbers = sorted(self.done)
         failing = [number for number in numbers if self.done[number].failed]
         failed, where = list(self.parts.failures(failing)), failures_of(self._out)
@@ -252,8 +248,7 @@ class Output:
 def open_output(
     out: str, labels: Sequence[str], about: dict[str, Any], *, scores: bool, shard: int | None, force: bool
 ) -> Iterator[Output]:
-    """Opens the output, after checking it before hours of work, refusing somebody else's file, and locking out other
-    runs."""
+    """Opens the output: checked before hours of work, locked against other runs, and not somebody else's file."""
     here = local_path(out)
     table = here if here is not None and here.suffix.lower() in _TABLES else None
     if table is not None:

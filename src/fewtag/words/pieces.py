@@ -1,5 +1,4 @@
-"""The shipped word table: vectors for phrases and words, for unknown words by WordPiece, for other languages by their
-English meaning."""
+"""The shipped word table: vectors for phrases and words, by WordPiece for others, by English for other languages."""
 
 import gzip
 import json
@@ -161,8 +160,7 @@ class PieceVectors:
         return min(pairs, key=max, default=[])  # the split whose rarer half is the most frequent
 
     def _is_compound(self, first: str, last: str) -> bool:
-        """Whether both halves are words; short ones must be common (`tv`), since the table contains all kinds of
-        fragments."""
+        """Whether both halves are words; short ones must be common (`tv`), since the table contains many fragments."""
         known = first in self._places and last in self._places
         return known and len(last) > 2 and all(len(half) > 3 or self._places[half] < FREQUENT for half in (first, last))
 
@@ -304,6 +302,5 @@ def _meaning(word: str) -> str | None:
 
 @cache
 def _table() -> bytes:
-    """The translations, a line per meaning, searched as bytes: reading them into a dictionary takes ten times as
-    long."""
+    """The translations, a line per meaning, searched as bytes: a dictionary of them takes ten times as long."""
     return gzip.decompress(files("fewtag").joinpath("models", "translations.txt.gz").read_bytes())

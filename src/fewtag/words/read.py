@@ -1,5 +1,4 @@
-"""Readers of word vectors: GloVe, fastText and word2vec files, text or binary, and .npz; streamed, as some have
-gigabytes.
+"""Streaming readers of word vectors: GloVe, fastText and word2vec, text or binary, and .npz; some have gigabytes.
 
 A bank from a stranger may name any file of this machine as its words. So no error message quotes a file's content, and
 no file, however large or damaged, needs more memory than the largest one that is published.

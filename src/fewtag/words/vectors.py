@@ -40,8 +40,7 @@ FREQUENT_TWO_LETTERS = 2_000
 
 
 class WordVectors:
-    """Whole words and their vectors; a name of several words has their mean, and each must be known in some
-    spelling."""
+    """Whole words and their vectors; a name of several has their mean, and each must be known in some spelling."""
 
     def __init__(self, name: str, words: Sequence[str], vectors: NDArray[np.floating]) -> None:
         if vectors.ndim != 2 or len(words) != len(vectors) or not vectors.size:
@@ -138,8 +137,7 @@ def parse_source(source: str, names: Collection[str] = (SHIPPED,)) -> tuple[str 
 
 
 def load_words(source: str = SHIPPED) -> WordTable:
-    """The shipped table, or one's own file (GloVe, fastText, word2vec, `FILE.npz#ARRAY`, or made by
-    `make_words.py`)."""
+    """The shipped table, or one's own file: GloVe, fastText, word2vec, `FILE.npz#ARRAY`, or by `make_words.py`."""
     _, path, key = parse_source(source)
     if path is None:
         return shipped_pieces()
@@ -153,8 +151,7 @@ SYNONYMS = 3
 
 
 def class_vectors(table: WordTable, classes: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Vectors of a classifier's classes ("tench, Tinca tinca"), the mean of the known ones among the first synonyms;
-    and which classes have any."""
+    """Mean vectors of the known ones of a class's first synonyms ("tench, Tinca tinca"), and which classes have any."""
     known = [[each for each in name.split(", ")[:SYNONYMS] if each in table] for name in classes]
     every = iter(table.vectors([each for synonyms in known for each in synonyms]))
     means = [np.mean([next(every) for _ in synonyms], axis=0) for synonyms in known if synonyms]

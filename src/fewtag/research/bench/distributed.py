@@ -139,8 +139,7 @@ def collective_refusal() -> Iterator[None]:
 
 
 def on_rank_zero(fabric: Fabric, work: Callable[[], Item]) -> Item:
-    """The result of `work` on rank zero, broadcast to all: only rank zero reads and writes the folders of runs and
-    results."""
+    """The result of `work` on rank zero, broadcast: only it reads and writes the folders of runs and results."""
     made: list[Item] = []
     with collective_refusal():
         if fabric.is_global_zero:

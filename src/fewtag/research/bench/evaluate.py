@@ -62,8 +62,7 @@ MOST_ENCODED = 2**29
 """The most bytes of encoded pictures that are kept for later episodes."""
 ENCODED_AT_ONCE = 64
 EPISODES_AT_ONCE = 8
-"""Episodes that are stacked, if a method supports it: fewer calls, and their pictures still fit the processor's
-cache."""
+"""Episodes stacked at once, if a method can: fewer calls, and their pictures still fit the processor's cache."""
 
 
 def encode_once(

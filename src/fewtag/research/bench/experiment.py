@@ -96,8 +96,7 @@ class Experiment:
         return classifier
 
     def class_words(self) -> tuple[Words, list[int]]:
-        """The word vectors of the classes that have one, without those that a clean list leaves out, and their
-        numbers."""
+        """The word vectors of classes that have one, without those that a clean list leaves out; and their numbers."""
         settings = self.recipe.names
         assert settings is not None
         vectors, known = class_vectors(self.vectors, class_names(settings.classes))
@@ -138,8 +137,7 @@ class Experiment:
 
     @cached_property
     def training_digest(self) -> str:
-        """A digest of what is trained, including pictures and labels; experiments that differ only in evaluation share
-        it."""
+        """A digest of what is trained, pictures and labels included; experiments that differ in evaluation share it."""
         training = self.recipe.training
         assert training is not None
         phases = ("train", "val") if training.patience else ("train",)
@@ -240,8 +238,7 @@ class Experiment:
         return self._read[number]
 
     def _locate(self, source: str) -> str:
-        """A source such as `keras:weights.safetensors` or `vectors.npz#key`, with the file's full path if there is such
-        a file."""
+        """A source such as `keras:weights.safetensors` or `vectors.npz#key`, with the file's full path if it exists."""
         if "+" in source:
             return "+".join(self._locate(part.strip()) for part in source.split("+"))
         kind, colon, rest = source.rpartition(":")

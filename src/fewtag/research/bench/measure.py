@@ -40,8 +40,7 @@ from fewtag.research.methods import METHODS, Base, ClassNames, EndToEnd, Method
 from fewtag.research.types import pool
 
 _base_features: dict[tuple[tuple[str, ...], str, str], Tensor] = {}
-"""Global features of the last pictures and network: runs of a recipe mostly share them, and reading takes longer than
-solving."""
+"""Global features of the last pictures and network, which runs mostly share: reading takes longer than solving."""
 
 
 def measure(
@@ -202,8 +201,7 @@ def _results_folder(fabric: Fabric, folder: Path) -> Iterator[None]:
 
 
 def measured_rows(kind: type[Row], files: Mapping[str, Path], experiment: Experiment) -> dict[str, list[Row]]:
-    """The rows of phases already measured; rows of another recipe or of other pictures are refused, so as not to lose
-    them."""
+    """The rows of phases already measured; those of another recipe or of other pictures are refused, not replaced."""
     found = {phase: rows for phase, path in files.items() if path.exists() and (rows := read_rows_of(kind, path))}
     for phase, rows in found.items():
         same_recipe = rows[0].recipe_digest == experiment.recipe.digest

@@ -42,8 +42,7 @@ class Source(Settings):
     keep_difficult: bool = False
     """voc: whether objects marked difficult count."""
     most_a_label: int | None = Field(default=None, gt=0)
-    """Leaves out a picture if each of its labels is already shown by so many earlier ones; by default none is left
-    out."""
+    """Leaves out a picture if each of its labels is shown by so many earlier ones; by default none is left out."""
     phases: list[str] | None = None
     """The phases that this source serves; all by default."""
     role: Literal["support", "query"] | None = None
@@ -143,8 +142,7 @@ class MethodSettings(BaseModel):
 
 
 class Training(Settings):
-    """Training on episodes of base labels, with early stopping on the validation labels. The defaults are the
-    paper's."""
+    """Training on episodes of base labels, stopped early by the validation labels. Defaults are the paper's."""
 
     episodes: int = Field(default=80_000, gt=0)
     shots: int = Field(default=1, gt=0)
@@ -157,11 +155,9 @@ class Training(Settings):
     validate_every: int = Field(default=50, gt=0)
     validation_episodes: int = Field(default=100, gt=0)
     patience: int = Field(default=10, ge=0)
-    """Validations without improvement before training stops; 0: there are none, and training runs for all
-    `episodes`."""
+    """Validations without improvement before training stops; 0: there are none, and all `episodes` are trained."""
     keep: Literal["best", "last"] = "best"
-    """With "last" training never stops early, and the weights after all `episodes` are kept; validations only make the
-    curve."""
+    """With "last" training never stops early, and the final weights are kept; validations only make the curve."""
     cycle: int = Field(default=0, ge=0)
     """Steps in which the rate falls linearly to a thousandth, repeatedly (cyclic rate); the mean of the weights at the
     cycles' ends is validated and kept (stochastic weight averaging). 0: neither."""
@@ -185,8 +181,7 @@ class Evaluation(Settings):
     supports: Literal["complete", "single"] = "complete"
     """Whether a support picture names all that it shows, or only the label that it was drawn for."""
     draws: dict[str, str] = {}
-    """Saved draws by phase, relative to the recipe; if there is none, or the name is empty, episodes are drawn, the
-    same for all seeds."""
+    """Saved draws by phase, relative to the recipe; without a name episodes are drawn, the same for all seeds."""
 
 
 class SessionSettings(Settings):

@@ -78,8 +78,7 @@ def _runs(path: Path, over: dict[str, Any]) -> list[tuple[dict[str, Any], frozen
 
 
 def _expand(run: dict[str, Any], path: Path) -> Iterator[tuple[dict[str, Any], frozenset[str]]]:
-    """The run, or the cartesian product of its grid: a run for each combination of values, the last key varying
-    fastest."""
+    """The run, or the cartesian product of its grid: a run for each combination, the last key varying fastest."""
     axes = dict(_leaves(run.pop("grid", {})))
     for key, values in axes.items():
         if not key or not isinstance(values, list) or not values:

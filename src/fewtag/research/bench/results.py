@@ -75,8 +75,7 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def means_by_label(values: Mapping[tuple[int, str], float]) -> Iterator[float]:
-    """Each label's mean over the sessions' seeds, which only split the same pictures differently and so are no new
-    labels.
+    """Each label's mean over the sessions' seeds, which only split the same pictures anew: they are no new labels.
 
     >>> list(means_by_label({(0, "dog"): 1.0, (1, "dog"): 3.0, (0, "cat"): 5.0}))
     [2.0, 5.0]
@@ -132,8 +131,8 @@ class ResultRow(MeasuredRow):
     training: Json[dict[str, Any]] | None = None
     """All training settings, given and stored as JSON."""
     trained_episodes: int | None = None
-    """The episode of the kept weights, the best on the validation labels if there were any; 0 if they are untrained;
-    None without training."""
+    """The episode of the kept weights, the best on validation labels if there are any; 0: untrained; None: never
+    trained."""
     planned_episodes: int | None = None
     episodes_a_step: int | None = None
     validation_macro_ap: float | None = None
@@ -218,8 +217,7 @@ def result_rows(
     device: str,
     facts: Mapping[str, Any] | None = None,
 ) -> list[ResultRow]:
-    """A row for each episode's metrics; `facts` (about training, say) are columns that the recipe does not
-    determine."""
+    """A row for each episode's metrics; `facts` (about training, say) are columns that the recipe does not set."""
     evaluation, training = recipe.evaluation, recipe.training
     shared = {
         **run_columns(recipe, phase, command=command, device=device),
@@ -236,8 +234,7 @@ def result_rows(
 def write_rows(
     path: Path, rows: Sequence[MeasuredRow], kind: type[MeasuredRow] = ResultRow, *, recipe: Recipe | None = None
 ) -> None:
-    """Writes all rows or nothing; the whole recipe, with every default written out, goes into the file's metadata as
-    `recipe`."""
+    """Writes all rows or nothing; the recipe, with every default, goes into the file's metadata as `recipe`."""
     table = pa.Table.from_pylist([row.model_dump(round_trip=True) for row in rows], schema=schema(kind))
     content = BytesIO()
     # statistics and a second schema would take half of a file with a few hundred rows

@@ -54,8 +54,7 @@ class Checkpoint(NamedTuple):
 
 
 class RunFolder:
-    """A folder with `recipe.json`, `best.safetensors`, `log.jsonl`; `last.pt` during training, `summary.json` once
-    done."""
+    """Files `recipe.json`, `best.safetensors`, `log.jsonl`; `last.pt` during training, `summary.json` once done."""
 
     def __init__(self, folder: Path, recipe: Recipe) -> None:
         self.folder, self.recipe = folder, recipe

@@ -112,8 +112,7 @@ def run_sessions(
     most: int,
     measured: Measured = held_precision,
 ) -> Iterator[NDArray[np.float64]]:
-    """The measure (by default average precision) of each problem before any answer, after the first, and so on to the
-    last."""
+    """The measure (by default average precision) of each problem before any answer, after the first, and so on."""
     asked = [list(problem.first) for problem in started]
     askable = np.stack([problem.askable for problem in started])
     for answer in range(most + 1):

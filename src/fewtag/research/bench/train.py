@@ -279,8 +279,7 @@ def tune_stage(backbone: AnyBackbone, stage: str) -> None:
 
 
 MOST_IN_MEMORY = 2**31
-"""The most bytes of rows that a process which trains on a CPU keeps in memory: reading them takes as long as learning
-from them."""
+"""The most bytes of rows that training on a CPU keeps in memory: reading them takes as long as learning from them."""
 
 
 def on_device(rows: Rows, device: torch.device) -> Rows:

@@ -72,8 +72,7 @@ class LabelledImages:
         )
 
     def thin(self, most: int) -> "LabelledImages":
-        """A subset in which every label is shown by `most` images, or by all that show it; earlier images are
-        preferred.
+        """A subset in which `most` images, or all there are, show each label; earlier images are preferred.
 
         A label may be shown more often, in images of rarer ones.
         """

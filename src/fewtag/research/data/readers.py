@@ -60,8 +60,7 @@ def index_images(folder_or_tar: Path) -> ImageIndex:
 def read_table(
     path: Path, images: Path | None = None, where: Mapping[str, Sequence[str]] | None = None
 ) -> LabelledImages:
-    """Reads images and labels from a table (.csv, .tsv, also .gz); `where` keeps the rows whose columns hold these
-    values.
+    """Reads images and labels from a table (.csv, .tsv, also .gz); `where` selects rows by the values of columns.
 
     An image is a path relative to `images` (or else to the table's folder), or a bare id, which is looked up there
     among the files and the *.tar archives. A path that does not exist is refused by `check()` or when read, so that
@@ -85,8 +84,7 @@ def read_table(
 
 
 def _labels(path: Path, rows: Sequence[tuple[int, dict[str, str]]]) -> dict[str, tuple[int, set[str]]]:
-    """The first line and the labels of each image; lines about one image are merged, and must not contradict each
-    other."""
+    """The first line and the labels of each image; its lines are merged, and must not contradict each other."""
     said: dict[str, dict[str, int]] = {}
     for line, row in rows:
         if not row["image"].strip():
@@ -218,8 +216,7 @@ def _find(file_name: str, indices: Sequence[ImageIndex]) -> Picture:
 def read_voc(
     devkits: Sequence[Path], sets: Sequence[str] = ("trainval",), keep_difficult: bool = False
 ) -> LabelledImages:
-    """Reads image-level labels of one or several years; ids are the images' names, prefixed by their year if two share
-    one.
+    """Reads image-level labels of some years; ids are the images' names, prefixed by their year if two share one.
 
     A year without one of the sets (2012 has no public test) skips it. Objects marked difficult do not count unless
     kept; an image without another object is left out. An image whose file is missing is refused by `check()` or when

@@ -249,8 +249,7 @@ def halve(
 
 
 def assign(targets: Bool[np.ndarray, "images labels"], wanted: int) -> Int[np.ndarray, "images"]:
-    """Maximum flow: assigns each image to one label that it shows, or to none (-1), so that labels get up to `wanted`
-    images."""
+    """Maximum flow: assigns each image to a label that it shows, or to none (-1); labels get up to `wanted` images."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
 

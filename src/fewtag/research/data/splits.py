@@ -21,8 +21,7 @@ Names = Annotated[list[Name], Field(min_length=1)]
 
 
 class Phase(BaseModel):
-    """A phase's labels, and those that its images must or must not show: groups in the file, labels once it is
-    loaded."""
+    """A phase's labels, and those that its images must or must not show: groups in the file, labels once loaded."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -171,8 +170,7 @@ def class_names(classes: str) -> list[str]:
 
 
 def overlapping_classes(classes: str, split: str) -> set[int]:
-    """Numbers of the classes that a clean list leaves out: those that are, contain, are a kind of or are named by a
-    split's new label.
+    """Numbers of classes that a clean list omits: those that are, contain, are a kind of or are named by a new label.
 
     The splits that have such a list come with the package.
     """

@@ -1,5 +1,4 @@
-"""Backbones: any timm network, or several joined, from pixels to local feature maps, with its weights'
-preprocessing."""
+"""Backbones: any timm network, or several joined, from pixels to feature maps, with its weights' preprocessing."""
 
 import copy
 import hashlib
@@ -222,8 +221,7 @@ def size_error(name: str, size: int, error: Exception) -> InputError:
 
 
 def fuse_batch_norms(backbone: Backbone) -> Backbone:
-    """Batch-norm fusion: the same maps in less time, but not for training; returns the backbone itself if no layer can
-    be fused.
+    """Batch-norm fusion: the same maps in less time, not for training; the backbone itself if nothing can be fused.
 
     A layer that follows a convolution in a module need not follow it in the network, so the results are compared.
     """

@@ -34,8 +34,7 @@ SIDE = 8
 
 
 class PlacesGraph(nn.Module):
-    """Maps pixels to the places of their map in a space, pooled and fine; `positions` and `pool` are each for one
-    size."""
+    """Pixels to the places of their map in a space, pooled and fine; `positions` and `pool` are each for one size."""
 
     scale: Tensor
     shift: Tensor
@@ -85,8 +84,7 @@ def takes_positions(network: Any) -> bool:
 
 
 def write_graph(backbone: Backbone, path: Path, bits: Literal[8, 16] = 16) -> tuple[dict[str, Any], Constants]:
-    """Writes the graph and checks it against torch; returns the facts for a model's header, and the constants of this
-    size."""
+    """Writes the graph and checks it against torch; returns facts for a model's header, and this size's constants."""
     import onnx
 
     network = with_static_padding(copy.deepcopy(fuse_batch_norms(backbone).network).float().cpu())
@@ -121,8 +119,7 @@ def write_graph(backbone: Backbone, path: Path, bits: Literal[8, 16] = 16) -> tu
 
 
 def _write(graph: Any, path: Path, name: str, size: int, channels: int, constants: Constants) -> dict[str, Any]:
-    """Writes a valid graph without torch's metadata, which names folders of the machine that it was made on; returns
-    its facts."""
+    """Writes a valid graph, without torch's metadata, which names folders of this machine; returns its facts."""
     import onnx
 
     for noted in (graph.graph, *graph.graph.node, *graph.graph.input, *graph.graph.output, *graph.graph.value_info):
@@ -184,8 +181,7 @@ def wrap_graph(source: Path, path: Path, size: int) -> tuple[dict[str, Any], Con
 
 
 def _to_places(shape: Sequence[int], source: Path) -> tuple[list[int], bool]:
-    """A shape for a network's output: images × places × channels, or images × channels × places and True, to be
-    transposed."""
+    """An output's shape as images × places × channels, or as images × channels × places, to be transposed."""
     if len(shape) == 4 and shape[2] == shape[3]:  # images × channels × rows × columns
         return [0, shape[1], shape[2] * shape[3]], True
     if len(shape) == 4 and shape[1] == shape[2]:
@@ -198,8 +194,7 @@ def _to_places(shape: Sequence[int], source: Path) -> tuple[list[int], bool]:
 
 @torch.inference_mode()
 def size_constants(backbone: Backbone) -> Constants:
-    """The inputs of a graph that depend on the size of the pictures: the pooling of places, and a transformer's
-    positions."""
+    """Inputs of a graph that depend on the pictures' size: the pooling of places, a transformer's positions."""
     pixels = torch.zeros(1, 3, backbone.size, backbone.size, dtype=torch.uint8)
     side = int(backbone.eval().cpu()(pixels).shape[-1])
     constants = {"pool": pooling(side, min(side, SIDE))}

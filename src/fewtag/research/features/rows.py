@@ -100,8 +100,7 @@ class Extractor(NamedTuple):
 
 
 class CachedRows:
-    """Rows in the cache. A row that is missing, or was evicted or damaged since, is made from its picture when
-    taken."""
+    """Rows in the cache. A row that is missing, evicted or damaged is made from its picture when taken."""
 
     def __init__(self, pictures: Sequence[Picture], digests: Sequence[bytes], extractor: Extractor) -> None:
         self.pictures, self.digests, self.extractor = pictures, digests, extractor
@@ -297,8 +296,7 @@ def start(backbone: Backbone, pixels: Pixels) -> Callable[[], HalfMaps]:
 
 @functools.cache
 def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """One CUDA stream for uploads and one for downloads: on the network's own, copies and layers would wait for each
-    other."""
+    """CUDA streams for uploads and downloads: on the network's own, copies and layers would wait for each other."""
     coming, going = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
     return coming, going
 

@@ -24,8 +24,7 @@ from fewtag.research.types import Encoded, Logits, Maps, Words, places, pool
 Vector = NDArray[np.float32]
 """space"""
 ENOUGH = 8
-"""Number of rejected pictures at which a prototype has moved as far as it ever will; with fewer, proportionally
-less."""
+"""Rejected pictures after which a prototype has moved as far as it ever will; with fewer, in proportion."""
 
 
 @options
@@ -87,8 +86,7 @@ class WordMapped(Method):
 
 @options
 class WordOnly(WordMapped):
-    """Words only: cosine with the prototype that ridge regression on the base labels predicts for a word; support
-    images are ignored.
+    """Words only: cosine with the prototype that ridge regression predicts for a word; support images are ignored.
 
     It measures how much of a result comes from the words: any method that learns from pictures should beat it.
     """
@@ -104,8 +102,7 @@ class WordOnly(WordMapped):
 
 @options
 class ClosedForm(WordMapped, Precoded):
-    """The closed form: `prepare` solves, `adapt` builds prototypes. The strengths default to those chosen on the
-    validation labels.
+    """The closed form: `prepare` solves, `adapt` builds prototypes. Strengths default to the validation's choice.
 
     `parts` are the numbers of channels of the networks, if several are joined.
     """
@@ -130,8 +127,7 @@ class ClosedForm(WordMapped, Precoded):
         self.strengths = core.Strengths(**chosen)
 
     def base_prototypes(self, projected: core.Features, targets: NDArray[np.bool_]) -> Vectors:
-        """The base labels' prototypes by least squares rather than by means, which separates labels that occur
-        together."""
+        """Prototypes by least squares rather than by means, which separates labels that occur together."""
         return core.base_prototypes(projected, targets, self.strengths.separation)
 
     def local(self, maps: Maps) -> Places:

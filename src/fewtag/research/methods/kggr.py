@@ -34,8 +34,7 @@ AT_ONCE_ON_CPU = 2**20
 
 @options
 class KGGR(Method):
-    """The base stage trains the network and base classifiers; at test only the classifiers, unless `tune_network` is
-    set."""
+    """The base stage trains network and base classifiers; at test only the classifiers, unless `tune_network`."""
 
     base_stage = "labels"
 
@@ -184,8 +183,7 @@ class GatedGraph(nn.Module):
 
 
 class Propagation(nn.Module):
-    """KGTN: labels' classifiers are nodes, with the similarity of their words as edges; what propagates is added to
-    them.
+    """KGTN: labels' classifiers are nodes, the similarity of their words edges; what propagates is added to them.
 
     The output layer starts at zero, so that untrained propagation changes nothing.
     """

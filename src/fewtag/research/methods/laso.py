@@ -95,8 +95,7 @@ class LaSO(Method):
             self.head.bias.copy_(base.targets.float().mean(dim=0).clamp(1e-4, 1 - 1e-4).logit())
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
-        """Pairs each image of the episode with another: losses of real and synthesised features against their
-        labels."""
+        """Losses of real and synthesised features against their labels, with each image paired with another."""
         maps, targets = episode.batch
         features = self._features(maps)
         images, device = len(features), features.device

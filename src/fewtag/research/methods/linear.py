@@ -32,8 +32,7 @@ Features = Float[Tensor, "images size"]
 
 
 def fit_head(features: Features, targets: Targets, *, epochs: int, learning_rate: float, weight_decay: float) -> Head:
-    """A head trained by AdamW on all images at once, from zero, so that the order of images and labels does not
-    matter."""
+    """A head trained by AdamW on all images at once, from zero: the order of images and labels does not matter."""
     features, labels = features.detach().float(), targets.shape[1]
     weight = torch.zeros(labels, features.shape[1], device=features.device, requires_grad=True)
     bias = torch.zeros(labels, device=features.device, requires_grad=True)

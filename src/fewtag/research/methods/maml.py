@@ -22,8 +22,7 @@ Features = Float[Tensor, "images channels"]
 
 
 class FastWeights(NamedTuple):
-    """The weights that the inner loop changes: a hidden layer shared by all labels, and a linear score for each
-    label."""
+    """Weights that the inner loop changes: a hidden layer shared by all labels, and a linear score for each label."""
 
     hidden_weight: Float[Tensor, "hidden channels"]
     hidden_bias: Float[Tensor, "hidden"]

@@ -263,8 +263,7 @@ class Decoder(nn.Module):
 
 
 def sort_by_length(targets: Targets, most: int) -> tuple[Int[Tensor, "images"], list[int]]:
-    """Images by descending number of labels, and how many have a token to emit at each step: their labels, then the
-    stop.
+    """Images by descending number of labels, and how many have a token to emit at each step: labels, then the stop.
 
     A later step has no target and teaches nothing, so it is skipped.
     """

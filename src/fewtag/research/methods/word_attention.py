@@ -197,8 +197,7 @@ class ReferenceWordAttention(WordAttention):
 
 
 class ResidualBlock(nn.Module):
-    """The authors' block from the concatenated heads to a prototype: a projection o, o + MLP(LayerNorm(o)), a layer
-    norm."""
+    """The authors' block, from joined heads to a prototype: a projection o, o + MLP(LayerNorm(o)), a layer norm."""
 
     def __init__(self, inner: int, joint: int, dropout: float) -> None:
         super().__init__()

@@ -124,8 +124,7 @@ Differences = dict[Pair, Difference]
 
 
 def compare(pairs: Iterable[Pair]) -> Differences:
-    """The differences of macro-AP, with p-values corrected for their number; pairs on different episodes are left
-    out."""
+    """Differences of macro-AP, with p-values corrected for their number; pairs on different episodes are left out."""
     found: Differences = {}
     for pair in pairs:
         if pair.phase in pair.run.phases and pair.phase in pair.baseline.phases:

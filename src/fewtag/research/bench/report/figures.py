@@ -167,8 +167,7 @@ def draw_curves(
     *,
     logarithmic: bool = False,
 ) -> Path:
-    """Draws a curve for each name, labelled at its end, and dotted once the colours are used up; the paper's is dashed
-    and hollow."""
+    """Draws a curve per name, labelled at its end, dotted once colours run out; the paper's is dashed and hollow."""
     with _axes(path, title, height=max(3.6, 0.3 * len(curves))) as axes:
         ends: list[tuple[float, str, str]] = []
         for number, (name, points) in enumerate(curves.items()):

@@ -58,8 +58,7 @@ def difference_cell(difference: Difference | None) -> str:
 
 
 def spread_cell(run: MeasuredRun) -> str:
-    """`5 seeds ± 0.61; labels ± 9.80`: intervals of macro-AP on test over seeds and labels, which episodes do not
-    vary."""
+    """`5 seeds ± 0.61; labels ± 9.80`: intervals of macro-AP on test over what the episodes do not vary."""
     if "test" not in run.phases:
         return NONE
     seeds, labels = run.seed_means("test"), list(run.label_aps("test").values())
@@ -98,8 +97,7 @@ def overview_table(systems: Systems) -> Iterator[str]:
 
 
 def comparison_section(comparison: SystemComparison) -> Iterator[str]:
-    """How many differences are significant, a table of the systems that are not distinguishable, and one of all
-    comparisons."""
+    """The number of significant differences, a table of systems not told apart, and one of all comparisons."""
     differences = comparison.differences
     if not differences:
         return
@@ -241,8 +239,7 @@ def _seconds(run: MeasuredRun) -> str:
 
 
 def _not_told_apart(differences: Differences) -> Iterator[str]:
-    """A line for each baseline and the phases on which the same systems are not distinguishable from it; each system
-    named once."""
+    """A line for each baseline and the phases on which the same systems are not told from it; each named once."""
     phases: dict[tuple[MeasuredRun, MeasuredRun], list[str]] = {}
     for (run, baseline, phase), difference in differences.items():
         if not difference.real:

@@ -72,8 +72,7 @@ class PublishedTable(Settings):
         return next((row for row in self.rows if run.reference in row.runs), None)
 
     def baseline(self, run: "MeasuredRun") -> str:
-        """The run that a variant is compared with: the full model, after the same number of episodes if its name has
-        one."""
+        """The run that a variant is compared with: the full model, after as many episodes as its name says."""
         after = re.search(r"-after-\d+$", run.reference)
         return f"{self.equal}{after[0]}" if self.equal and after else self.against
 
@@ -297,8 +296,7 @@ class Systems(NamedTuple):
 
 
 def systems(results: Results, paper: Published) -> list[Systems]:
-    """Groups the runs measured as the paper compares systems; on other data, those with the fewest examples that
-    several runs have.
+    """Runs measured as the paper compares systems; on other data, those with the fewest examples that several have.
 
     Variants of the paper's model have their own tables.
     """
@@ -358,8 +356,7 @@ Curves = dict[str, dict[int, MeasuredRun]]
 
 
 def shot_curves(runs: Iterable[MeasuredRun], *, fewest: int = 2) -> dict[DataSet, Curves]:
-    """Runs that differ only in their number of shots: `name-5-shots` and `name`, with the same method, backbone and
-    base.
+    """Runs that differ only in shots: `name-5-shots` and `name`, with the same method, backbone and base.
 
     A curve has at least `fewest` points; if two have the same name, their backbones are added.
     """
