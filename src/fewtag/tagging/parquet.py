@@ -74,7 +74,7 @@ def _columns(url: str, schema: Any) -> list[str]:
 
 
 def _rows(url: str, columns: dict[str, Sequence[Any]], first: int) -> list[Item]:
-    """Items for rows of a table; with bytes, `image` is the picture's name, else `path` or `image` is its path."""
+    """Items for rows of a table: `image` or `path` is the picture's name if there are bytes, else its path."""
     folder, _, table = (url if is_url(url) else PurePath(url).as_posix()).rpartition("/")
     nameless = [f"{table}#{first + number}" for number in range(len(next(iter(columns.values()))))]
     given: Sequence[Any] = next((columns[name] for name in _PATHS if name in columns), nameless)
