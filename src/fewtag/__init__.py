@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# onnxruntime reports to its maker from its import on, unless it is told; the processes that we start inherit this
+# onnxruntime reports to its maker from its import on unless told not to; child processes inherit this
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = ["InputError", "Tagged", "Tagger", "__version__"]
@@ -25,7 +25,7 @@ _WHERE = {"Tagger": "fewtag.tagger.tagger", "Tagged": "fewtag.tagger.stream"}
 
 
 def __getattr__(name: str) -> object:
-    # not before it is asked for: `fewtag --help` shall wait neither for numpy nor for the package's metadata
+    # imported lazily, so that `fewtag --help` waits neither for numpy nor for the package's metadata
     if name == "__version__":
         return import_module("importlib.metadata").version("fewtag")
     if name in _WHERE:
@@ -34,4 +34,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return __all__  # for those who complete names, too
+    return __all__  # so that completion finds the lazy names too

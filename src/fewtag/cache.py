@@ -1,8 +1,8 @@
 """The cache: content-addressed, checksummed rows in a SQLite file, with least-recently-used eviction.
 
-Features are in one file, which people may share; thumbnails, which tell what is on pictures, are in a private one.
-Threads and processes share it. Whatever is wrong with it (damage, a full disk, a folder that may only be read) costs a
-warning and the work of making rows again: never a wrong number, never the run.
+Features are in one file, which may be shared between people; thumbnails, which show the pictures, are in a private one.
+Threads and processes can share the cache. Whatever is wrong with it (damage, a full disk, a read-only folder) costs a
+warning and recomputed rows: never a wrong number, never the run.
 """
 
 import errno
@@ -25,23 +25,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fewtag.files import cache_limit
 
-if TYPE_CHECKING:  # the studio's first page waits for no arrays
+if TYPE_CHECKING:  # the studio's first page does not wait for the import of numpy
     import numpy as np
 
 FILE, PRIVATE_FILE = "features.sqlite", "private.sqlite"
 PRIVATE_LIMIT = 2 * 10**9
 PROTECTED_SECONDS = 86_400.0
-"""New rows evict none that was used since the cache was opened; in a session that lasts, none used so recently."""
+"""New rows evict no row that was used since the cache was opened or, in a longer session, within so many seconds."""
 TOUCH_SECONDS = 5.0
-"""Times of use are written for many rows at once, so many seconds apart."""
+"""Times of use are written for many rows at once, at intervals of so many seconds."""
 BUSY_SECONDS = 10.0
 """How long to wait for another process's transaction, which takes milliseconds unless that process hangs."""
 PAGE_BYTES, PRIVATE_PAGE_BYTES = 16_384, 4_096
-"""Features of 50 KB are read faster than in SQLite's own pages of 4 KB, and take less than in larger ones."""
+"""Features of 50 KB are read faster with 16 KB pages than with SQLite's 4 KB, and waste less than with larger ones."""
 
 _SETTINGS = (
     "PRAGMA synchronous = NORMAL",  # a power cut may cost the last rows, never the file
-    "PRAGMA secure_delete = OFF",  # some builds overwrite with zeros what is deleted
+    "PRAGMA secure_delete = OFF",  # some builds overwrite deleted rows with zeros
     "PRAGMA journal_size_limit = 67108864",
 )
 _APPLICATION, _VERSION = 0x66777467, 1
@@ -51,7 +51,7 @@ _SCHEMA = (
     "CREATE TABLE rows (id INTEGER PRIMARY KEY, space INTEGER, digest BLOB, used REAL, checksum INTEGER,"
     " UNIQUE (space, digest))",
     "CREATE INDEX rows_by_use ON rows (used)",
-    # apart from the times of use, since SQLite writes a whole record anew when one of its columns changes
+    # apart from the times of use, since SQLite rewrites a whole record when one of its columns changes
     "CREATE TABLE contents (id INTEGER PRIMARY KEY, content BLOB)",
     f"PRAGMA application_id = {_APPLICATION}",
     f"PRAGMA user_version = {_VERSION}",
@@ -61,26 +61,26 @@ _CIRCUMSTANCES = {
     *(sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN),
     *(sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_AUTH),
 }
-"""SQLite's error codes that say nothing against the file; after any other one it counts as damaged."""
+"""SQLite's error codes that do not indicate a damaged file; after any other one the file counts as damaged."""
 LENGTH = "(SELECT length(content) FROM contents WHERE contents.id = rows.id)"
-"""Of a row whose space does not say it."""
+"""SQL for the length of a row's content, for spaces whose rows have no fixed length."""
 _WHERE_SPACE = " WHERE kind = ? AND key = ? AND shape = ? AND dtype = ?"
 _ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""The second where the message would cite a damaged name."""
+"""Errors of a database; UnicodeDecodeError occurs if SQLite's message quotes a damaged name."""
 _ROW_OVERHEAD = 100
 _AT_ONCE = 256
-"""As many digests as one query names."""
+"""The most digests in one query."""
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Result]
 Facts = tuple[str, str, str, str]
-"""What tells one space from another: kind, key, shape and type."""
+"""What identifies a space: kind, key, shape and type."""
 Identity = tuple[int, int]
-"""What tells a file from another one that has come into its place: device and inode."""
+"""What distinguishes a file from one that has replaced it: device and inode."""
 
 
 def sqlite_address(path: PurePath) -> str:
-    r"""A file as SQLite takes it: with the server of a share as a part of the path, since it knows no other machines.
+    r"""A file's URI as SQLite expects it: the server of a network share becomes part of the path.
 
     >>> from pathlib import PureWindowsPath
     >>> sqlite_address(PureWindowsPath(r"\\nas\photos\x.sqlite")), sqlite_address(PureWindowsPath(r"C:\x.sqlite"))
@@ -91,28 +91,28 @@ def sqlite_address(path: PurePath) -> str:
 
 
 def content_digest(data: bytes) -> bytes:
-    """What a picture is known by: 16 bytes of the SHA-256 of its encoded bytes."""
+    """The key of a picture: the first 16 bytes of the SHA-256 of its encoded bytes."""
     return hashlib.sha256(data).digest()[:16]
 
 
 class UnusableError(Exception):
-    """Why the file can be neither used nor begun anew, in a few words."""
+    """Why the file can neither be used nor recreated, in a few words."""
 
 
 class Cache:
-    """The cache of a folder, or its private one, which nobody else may read; opening it reads and writes nothing.
+    """The cache of a folder, or its private one, which nobody else may read; opening it neither reads nor writes.
 
-    The limit is on the database file: pages of evicted rows are used again, and go back to the disk where the file is
-    over its limit. Of more rows than fit, those are kept that came first: whoever goes over them in turn would
-    otherwise lose each one just before asking for it again. The write-ahead log, some 16 MB, comes on top.
+    The limit applies to the database file: pages of evicted rows are reused, and returned to the disk if the file is
+    over its limit. If more rows are put in one session than fit, the first ones are kept: a repeated pass over them all
+    would otherwise evict each row just before it is needed again. The write-ahead log, some 16 MB, comes on top.
 
-    The file is known as ours by its application id. A damaged one is begun anew, a foreign one is never touched. A
-    connection serves one thread at a time, and only the process that opened it.
+    The file is recognised by its application id. A damaged file is recreated; another program's file is never touched.
+    A connection is used by one thread at a time, and only in the process that opened it.
     """
 
     def __init__(self, folder: Path, limit: int | None = None, *, private: bool = False) -> None:
         self._stale: set[int] = set()
-        self._idle: dict[int, list[tuple[Identity, sqlite3.Connection]]] = {}  # by process: a fork opens its own
+        self._idle: dict[int, list[tuple[Identity, sqlite3.Connection]]] = {}  # by process, since a fork needs its own
         self.path, self._private = folder / (PRIVATE_FILE if private else FILE), private
         self.limit = limit if limit is not None else PRIVATE_LIMIT if private else cache_limit()
         self._removing = threading.Lock()
@@ -129,7 +129,7 @@ class Cache:
         self.close()
 
     def close(self) -> None:
-        """Writes down which rows were used and closes the idle connections; the next use opens others."""
+        """Writes the times of use and closes the idle connections; the next use opens new ones."""
         if self._stale:
             self.attempt(self._touch, write=True, tell=False)
         idle = self._idle.get(os.getpid(), [])
@@ -143,9 +143,9 @@ class Cache:
         return ArrayRows(self, kind, what, key, tuple(shape), np.dtype(dtype))
 
     def attempt(self, work: Work[Result], *, write: bool = False, tell: bool = True) -> Result | None:
-        """The result of `work`; None where there is no file, or none that can be used, which is told of once.
+        """The result of `work`; None if there is no file, or it cannot be used, which is logged once.
 
-        Writing is a transaction of its own. After a failure that was told of, nothing more is written.
+        Writing is one transaction. After a failure that was logged, nothing more is written.
         """
         action = "written" if write else "read"
         if action not in self._possible:
@@ -160,19 +160,19 @@ class Cache:
             return None
 
     def use(self, rows: Sequence[int]) -> None:
-        """Remembers that these rows were used, and writes it down for many at once."""
+        """Records that these rows were used; the times of use are written for many rows at once."""
         self._stale.update(rows)
         if self._stale and time.monotonic() - self._touched > TOUCH_SECONDS:
             self._touched = time.monotonic()
             self.attempt(self._touch, write=True, tell=False)
 
     def drop(self, rows: Sequence[int]) -> None:
-        """Deletes damaged rows, which is told of once."""
+        """Deletes damaged rows, which is logged once."""
         self._tell("damage", f"the cache {self.path} has damaged rows, which are dropped and made again")
         self.attempt(lambda connection: delete(connection, rows), write=True, tell=False)
 
     def room(self, connection: sqlite3.Connection, sizes: Sequence[int]) -> int:
-        """How many of the rows of these sizes fit, the first ones first, once old ones are evicted."""
+        """How many of the rows of these sizes fit, from the first on, after evicting old ones."""
         self._touch(connection)
         taken, since = [*accumulate(size + _ROW_OVERHEAD for size in sizes)], time.time() - PROTECTED_SECONDS
         evict(connection, self.limit, keep_free=max(taken, default=0), unused_since=max(self.opened, since))
@@ -189,7 +189,7 @@ class Cache:
             _log.warning("%s", sentence)
 
     def run(self, work: Work[Result], *, write: bool = False) -> Result | None:
-        """The result of `work`, None without a file; writing makes one, and is a transaction."""
+        """The result of `work`, or None without a file; writing creates the file, and is one transaction."""
         for again in (True, False):
             identity = None
             try:
@@ -211,17 +211,17 @@ class Cache:
 
     @contextmanager
     def _connection(self, identity: Identity | None, *, create: bool) -> Iterator[sqlite3.Connection | None]:
-        """An idle connection to this very file, or a new one; None where there is no file and none is wanted."""
+        """An idle connection to this very file, or a new one; None if there is no file and `create` is not set."""
         idle = self._idle.setdefault(os.getpid(), [])
         connection = None
         while connection is None:
             try:
                 known, candidate = idle.pop()
-            except IndexError:  # none, or another thread was quicker
+            except IndexError:  # there is none, or another thread took it
                 break
             if known == identity:
                 connection = candidate
-            else:  # another process began anew
+            else:  # another process recreated the file
                 candidate.close()
         connection = connection or self._connect(identity, create=create)
         try:
@@ -257,7 +257,7 @@ class Cache:
             read_only = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR)
             if create or not isinstance(error, sqlite3.OperationalError) or _code(error) not in read_only:
                 raise
-            # a folder that may only be read has no place for what readers and writers share: nobody writes there
+            # a read-only folder has no place for the files that readers and writers share, and nobody writes there
             connection = self._open("ro&immutable=1")
         return connection
 
@@ -266,12 +266,14 @@ class Cache:
         return sqlite3.connect(uri, BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
 
     def _header(self) -> tuple[int, int]:
-        """Whose file it is and of which version, without a lock, a journal's recovery or any other trace.
+        """Application id and version of the file, read without a lock, recovery of a journal or any other trace.
 
-        Through SQLite, since to open and close the file by hand would drop the locks that this process holds on it.
+        It goes through SQLite, since opening and closing the file directly would drop the locks that this process holds
+        on it.
         """
         with closing(self._open("ro&immutable=1")) as connection:
-            # while the log is copied into the file, or was when a process died, it may tell of pages that are not there
+            # if the log is being copied into the file, or was when a process died, the schema may refer to missing
+            # pages
             connection.execute("PRAGMA writable_schema = ON")
             return number(connection, "PRAGMA application_id"), number(connection, "PRAGMA user_version")
 
@@ -283,7 +285,7 @@ class Cache:
         return stat.st_dev, stat.st_ino
 
     def _begin_anew(self, identity: Identity | None, error: Exception) -> None:
-        """Removes the damaged file, unless another thread or process has; sets it aside if it may not be ours."""
+        """Removes the damaged file, unless another thread or process already has; renames it if it may not be ours."""
         with self._removing:
             try:
                 if identity is None or self._identity() != identity:
@@ -299,22 +301,22 @@ class Cache:
         _log.warning("the cache %s was damaged (%s) and is begun anew", self.path, error)
 
     def remove(self) -> None:
-        """Deletes the file, whatever is in it, and what SQLite keeps beside it."""
+        """Deletes the file, whatever it contains, and SQLite's files beside it."""
         self._stale.clear()
         self.close()
         for path in self.files():
             path.unlink(missing_ok=True)
 
     def files(self) -> list[Path]:
-        """The file and what SQLite keeps beside it."""
+        """The file and SQLite's files beside it."""
         return [self.path.with_name(self.path.name + ending) for ending in ("", "-wal", "-shm", "-journal")]
 
 
 @dataclass(frozen=True, eq=False)
 class Blobs:
-    """Rows of bytes of one kind, by the digests of the pictures that they were made of.
+    """Rows of bytes of one kind, by the digests of the pictures that they were made from.
 
-    `key` stands for all that decides their content, `what` says it to people.
+    `key` identifies everything that determines their content, `what` describes it to people.
     """
 
     cache: Cache
@@ -326,15 +328,15 @@ class Blobs:
         return sum(count for (count,) in self._select("count(*)"))
 
     def __contains__(self, digest: bytes) -> bool:
-        """Whether there is such a row; that it is sound is known once it is read."""
+        """Whether there is such a row; damage is detected only when it is read."""
         return bool(self._select("1", [digest]))
 
     def present(self, digests: Sequence[bytes]) -> set[bytes]:
-        """Those of the digests that there are rows of; that these are sound is known once they are read."""
+        """The digests that have rows; damage is detected only when these are read."""
         return {digest for (digest,) in self._select("digest", digests)}
 
     def get_bytes(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Sound rows by their digests, of those that are asked for."""
+        """The undamaged rows for these digests, by digest."""
         found: dict[bytes, bytes] = {}
         used, damaged = [], []
         recently = max(self.cache.opened, time.time() - PROTECTED_SECONDS / 24)
@@ -352,7 +354,7 @@ class Blobs:
         return found
 
     def put_bytes(self, contents: Mapping[bytes, bytes | memoryview]) -> None:
-        """Keeps, by their digests, the rows that are not there yet, as many as fit, in one transaction."""
+        """Stores the rows, by digest, that are not there yet, as many as fit, in one transaction."""
         if not contents:
             return
         checksums = {digest: _checksum(self._facts, digest, content) for digest, content in contents.items()}
@@ -369,7 +371,7 @@ class Blobs:
                     "INSERT INTO rows (digest, checksum, used, space) SELECT ?, ?, ?, id FROM spaces" + _WHERE_SPACE,
                     (digest, checksums[digest], time.time(), *self._facts),
                 )
-                # in place of what a damaged index may have left behind
+                # replaces what a damaged index may have left behind
                 connection.execute("INSERT OR REPLACE INTO contents VALUES (?, ?)", (added.lastrowid, contents[digest]))
 
         self.cache.attempt(insert, write=True)
@@ -385,7 +387,7 @@ class Blobs:
 
     @property
     def row_bytes(self) -> int | None:
-        """Bytes of each row; None where each has a length of its own."""
+        """Bytes of each row; None if rows differ in length."""
         return None
 
     def _select(self, columns: str, digests: Sequence[bytes] | None = None) -> list[tuple[Any, ...]]:
@@ -394,8 +396,8 @@ class Blobs:
     def _query(
         self, connection: sqlite3.Connection, columns: str, digests: Sequence[bytes] | None
     ) -> list[tuple[Any, ...]]:
-        """These columns of the rows of these digests, or of all."""
-        # with the content's table on the left too: a row whose content is missing is a damaged one
+        """These columns of the rows with these digests, or of all rows."""
+        # a left join, so that a row whose content is missing is found, as a damaged one
         query = (
             f"SELECT {columns} FROM rows LEFT JOIN contents USING (id)"
             f" WHERE space = (SELECT id FROM spaces{_WHERE_SPACE})"
@@ -426,7 +428,7 @@ class ArrayRows(Blobs):
         return self.kind, self.key, json.dumps(self.shape), self.dtype.str
 
     def get_many(self, digests: Sequence[bytes]) -> "list[np.ndarray | None]":
-        """The rows in this order, read-only arrays; None for one that is not there or was damaged."""
+        """The rows in the order of the digests, as read-only arrays; None for a row that is missing or damaged."""
         import numpy as np
 
         found = self.get_bytes(digests)
@@ -434,7 +436,7 @@ class ArrayRows(Blobs):
         return [arrays.get(digest) for digest in digests]
 
     def get_stacked(self, digests: Sequence[bytes]) -> "tuple[list[int], np.ndarray]":
-        """Which of these digests there are sound rows of, by their places, and all those rows in one array."""
+        """The indices of the digests that have undamaged rows, and those rows in one array."""
         import numpy as np
 
         found = self.get_bytes(digests)
@@ -443,7 +445,7 @@ class ArrayRows(Blobs):
         return there, np.frombuffer(whole, self.dtype).reshape(len(there), *self.shape)
 
     def put_many(self, digests: Sequence[bytes], rows: "np.ndarray") -> None:
-        """Keeps the rows that are not there yet, as many as fit, in one transaction."""
+        """Stores the rows that are not there yet, as many as fit, in one transaction."""
         import numpy as np
 
         assert rows.shape == (len(digests), *self.shape), "a row of this space for each digest"
@@ -453,16 +455,17 @@ class ArrayRows(Blobs):
 
 
 def _prepare(connection: sqlite3.Connection, page_bytes: int) -> None:
-    """Makes the tables of a new file. SQLite does not wait by itself where several change the journal's mode."""
+    """Creates the tables of a new file. It retries, since SQLite does not wait when several change the journal mode."""
     for setting in (f"PRAGMA page_size = {page_bytes}", *_SETTINGS):
         connection.execute(setting)
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
             if number(connection, "PRAGMA user_version") == 0:
-                # in one transaction with the application id: no process ever sees a file of ours without it
+                # in one transaction with the application id, so that no process ever sees a file of ours without it
                 connection.execute("BEGIN")
-                # writes, and so waits for whoever is faster; cannot be set any more once BEGIN IMMEDIATE has written
+                # it writes, and so waits for faster processes; after BEGIN IMMEDIATE has written it could no longer be
+                # set
                 connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 for statement in _SCHEMA if number(connection, "PRAGMA user_version") == 0 else ():
                     connection.execute(statement)
@@ -478,9 +481,9 @@ def _prepare(connection: sqlite3.Connection, page_bytes: int) -> None:
 
 
 def evict(connection: sqlite3.Connection, limit: int, *, unused_since: float, keep_free: int = 0) -> None:
-    """Deletes the least recently used rows until the others fit, or all that are left were used since.
+    """Deletes the least recently used rows until the rest fits, or was all used since `unused_since`.
 
-    Pages that they took are left in the file for other rows, unless the file is over the limit.
+    Their pages stay in the file for other rows, unless the file is over the limit.
     """
     query = (
         f"SELECT rows.id, coalesce(row_bytes, {LENGTH}, 0) FROM rows LEFT JOIN spaces ON spaces.id = space"
@@ -499,7 +502,7 @@ def evict(connection: sqlite3.Connection, limit: int, *, unused_since: float, ke
         delete(connection, gone)
     surplus = number(connection, "PRAGMA page_count") - limit // number(connection, "PRAGMA page_size")
     for _ in range(min(surplus, number(connection, "PRAGMA freelist_count"))):
-        connection.execute("PRAGMA incremental_vacuum(1)")  # of more pages, Python's sqlite3 would free the first
+        connection.execute("PRAGMA incremental_vacuum(1)")  # sqlite3 would free only the first of several
 
 
 def delete(connection: sqlite3.Connection, rows: Sequence[int]) -> None:
@@ -508,7 +511,7 @@ def delete(connection: sqlite3.Connection, rows: Sequence[int]) -> None:
 
 
 def _in_use(connection: sqlite3.Connection) -> int:
-    """Bytes of the file that hold something."""
+    """Bytes of the file's pages that are not free."""
     pages, free, size = (number(connection, f"PRAGMA {each}") for each in ("page_count", "freelist_count", "page_size"))
     return (pages - free) * size
 
@@ -518,17 +521,17 @@ def number(connection: sqlite3.Connection, query: str) -> int:
 
 
 def _checksum(facts: Facts, digest: bytes, content: bytes | memoryview) -> int:
-    """CRC-32 of a row and of whose it is, so that a damaged index hands out no other picture's row."""
+    """CRC-32 of a row's content and identity, so that a damaged index cannot return another picture's row."""
     return zlib.crc32(content, zlib.crc32(digest, zlib.crc32("\0".join(facts).encode())))
 
 
 def is_sound(facts: Facts, digest: object, checksum: object, content: object, size: object) -> bool:
-    """Whether a row is as it was put; damage may have changed its values' types as well."""
+    """Whether a row is as it was stored; damage may have changed the types of its values as well."""
     if not isinstance(digest, bytes) or not isinstance(content, bytes) or size not in (None, len(content)):
         return False
     return _checksum(facts, digest, content) == checksum
 
 
 def _code(error: Exception) -> int:
-    """SQLite's primary error code; errors that Python itself found in the file's content have none."""
+    """SQLite's primary error code; errors that Python itself found in the content have none, and count as damage."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF

@@ -1,4 +1,4 @@
-"""Upkeep of the caches, of features and of thumbnails: what they hold, how large they are; prune, check, clear."""
+"""Maintenance of the caches of features and of thumbnails: list, prune, check and clear them."""
 
 import math
 import sqlite3
@@ -13,7 +13,7 @@ from fewtag.errors import InputError
 
 
 class Contents(NamedTuple):
-    """What a space holds; `used` is when one of its rows was used last, in seconds since 1970."""
+    """What a space contains; `used` is the last time that one of its rows was used, in seconds since 1970."""
 
     kind: str
     what: str
@@ -23,7 +23,7 @@ class Contents(NamedTuple):
 
 
 class CacheUpkeep(Cache):
-    """A folder's cache and its private one for whoever looks after them: what cannot be done is refused."""
+    """A folder's cache and its private one, for maintenance: failures raise InputError instead of a warning."""
 
     def __init__(self, folder: Path, limit: int | None = None) -> None:
         self._thumbnails = Cache(folder, private=True)
@@ -43,7 +43,7 @@ class CacheUpkeep(Cache):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Bytes of features and of thumbnails on the disk, the write-ahead logs included."""
+        """Bytes of features and of thumbnails on disk, including the write-ahead logs."""
         return _size(self), _size(self._thumbnails)
 
     @property
@@ -51,7 +51,7 @@ class CacheUpkeep(Cache):
         return sum(self.sizes)
 
     def contents(self) -> list[Contents]:
-        """What each space holds, if it holds any row."""
+        """What each space that has rows contains."""
         query = (
             f"SELECT kind, what, count(*), coalesce(count(*) * row_bytes, sum({LENGTH})), max(used)"
             " FROM rows JOIN spaces ON spaces.id = space GROUP BY space ORDER BY kind, what"
@@ -60,9 +60,9 @@ class CacheUpkeep(Cache):
         return [Contents(*row) for rows in found for row in rows]
 
     def prune(self, limit: int) -> int:
-        """Evicts the least recently used features until these fit, then thumbnails until both do.
+        """Evicts the least recently used features until they fit the limit, then thumbnails until both do.
 
-        The bytes that went back to the disk.
+        Returns the number of bytes freed on disk.
         """
         before, left = self.size, limit
         for each in self._both:
@@ -71,10 +71,10 @@ class CacheUpkeep(Cache):
         return max(0, before - self.size)
 
     def clear(self) -> int:
-        """Removes the databases, or empties one that another process has open; the bytes that went."""
+        """Removes the databases, or empties one that another process has open; returns the number of bytes freed."""
 
         def is_alone(connection: sqlite3.Connection) -> bool:
-            try:  # only a lone connection may leave write-ahead logging
+            try:  # only a sole connection can leave write-ahead logging
                 return connection.execute("PRAGMA journal_mode = DELETE").fetchone()[0] == "delete"
             except sqlite3.OperationalError:
                 return False
@@ -91,7 +91,7 @@ class CacheUpkeep(Cache):
         return max(0, before - self.size)
 
     def check(self, advance: Callable[[int], None] = lambda _: None) -> int:
-        """Reads every row and drops the damaged ones; how many they were. A broken database is begun anew."""
+        """Reads every row and deletes the damaged ones; returns their number. A broken database is recreated."""
         before = len(self)
         query = (
             "SELECT rows.id, kind, key, shape, dtype, digest, checksum, content, row_bytes FROM rows"
@@ -119,7 +119,7 @@ class CacheUpkeep(Cache):
 
 @contextmanager
 def _refusing(cache: Cache) -> Iterator[None]:
-    """What cannot be done is said."""
+    """Turns the failure of an operation into an InputError."""
     try:
         yield
     except (UnusableError, OSError) as error:
@@ -136,7 +136,7 @@ def _run(cache: Cache, work: Work[Result], *, write: bool = False) -> Result | N
 def _shrink(cache: Cache, limit: int) -> None:
     if cache.path.exists():
         _run(cache, lambda connection: evict(connection, limit, unused_since=math.inf), write=True)
-        # out of the write-ahead log, so that the file has its new size
+        # applies the write-ahead log, so that the file has its new size
         _run(cache, lambda connection: connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
 
 

@@ -1,4 +1,4 @@
-"""A client of fewtag's HTTP API, of the standard library alone: the file may be copied into a project as it is."""
+"""A client of fewtag's HTTP API with only the standard library: the file can be copied into any project."""
 
 import http.client
 import json
@@ -16,16 +16,16 @@ from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 Picture = str | Path | bytes | tuple[str, bytes]
-"""A file, or its bytes, or its bytes under a name."""
+"""A file, its bytes, or its bytes with a name."""
 Pictures = str | Path | bytes | Iterable[Picture]
-"""One or many."""
+"""One picture or many."""
 _AT_ONCE, _BYTES_AT_ONCE = 64, 45_000_000
-_ENDED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)  # the second is what Windows says
+_ENDED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)  # the second is raised by Windows
 _LOST = (*_ENDED, http.client.IncompleteRead, http.client.CannotSendRequest)
 
 
 class ApiError(Exception):
-    """What the server refused; the message is its one sentence."""
+    """An error reply of the server; the message is its one sentence."""
 
     def __init__(self, status: int, detail: str) -> None:
         self.status, self.detail = status, detail
@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Label:
-    """What a label means and from how many pictures; the last three in a project alone."""
+    """What a label means and its number of examples; the last three fields only in a project."""
 
     name: str
     means: str
@@ -61,7 +61,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Job:
-    """Work under way on the server, or how it ended."""
+    """Work in progress on the server, or how it ended."""
 
     id: str
     kind: str
@@ -73,9 +73,10 @@ class Job:
 
 
 class Client:
-    """Asks one server. Threads may share it: each has a connection of its own, until `close` or the end of a `with`.
+    """A client of one server. Threads may share it: each has its own connection, until `close` or the end of a `with`.
 
-    `patience` is for how many seconds a busy server (503 with `Retry-After`) is asked again, as often as it says.
+    `patience` is for how many seconds requests to a busy server (503 with `Retry-After`) are repeated, at the intervals
+    that it asks for.
     """
 
     def __init__(self, url: str, token: str = "", *, timeout: float = 120.0, patience: float = 60.0) -> None:
@@ -83,7 +84,7 @@ class Client:
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError(f"{url!r} is no address of a server; give one such as http://127.0.0.1:8766")
         self.url, self._token, self._parts = url.rstrip("/"), token, parts
-        self._prefix = parts.path.rstrip("/")  # of a server behind another
+        self._prefix = parts.path.rstrip("/")  # for a server behind a reverse proxy
         self._timeout, self._patience = timeout, patience
         self._local, self._connections = threading.local(), weakref.WeakSet[http.client.HTTPConnection]()
 
@@ -94,7 +95,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connections of all threads; a later request opens another."""
+        """Closes the connections of all threads; a later request opens a new one."""
         for connection in list(self._connections):
             connection.close()
 
@@ -103,13 +104,13 @@ class Client:
         return self._says("/health", "status")
 
     def ready(self) -> bool:
-        """Whether it can tag yet."""
+        """Whether the server can tag yet."""
         return self._says("/ready", "ready")
 
     def tag(self, pictures: Pictures) -> list[Row]:
         """A row for each picture, in order; many are read and sent in several requests.
 
-        One that cannot be read or is too large is a row with its `failure`, as in `Tagger.tag`.
+        A picture that cannot be read or is too large gets a row with its `failure`, as in `Tagger.tag`.
         """
         rows: list[Row] = []
         for some in _portions(pictures):
@@ -126,34 +127,34 @@ class Client:
         return rows
 
     def tag_known(self, digests: Sequence[str]) -> list[Row]:
-        """Of pictures that the server knows."""
+        """Rows for pictures that the server knows, by digest."""
         return [_known(Row, row) for row in self._ask("POST", "/v1/tag", {"pictures": list(digests)})["rows"]]
 
     def labels(self) -> list[Label]:
         return [_known(Label, label) for label in self._ask("GET", "/v1/labels")["labels"]]
 
     def define(self, name: str, *, like: Sequence[str] | None = None, words: bool = True) -> Label:
-        """A label by its name, like other words, or without words."""
+        """Define a label by its name, as like other words, or without words."""
         asked = {"name": name, "words": words} | ({} if like is None else {"like": list(like)})
         return _known(Label, self._ask("POST", "/v1/labels", asked))
 
     def teach(self, name: str, pictures: Pictures) -> Label:
-        """Pictures that show a label, known or new; of a bank."""
+        """Teach a known or new label of a bank with pictures that show it."""
         found = [self._send_files(f"{_label_path(name)}/examples", some) for some in _portions(pictures)]
         if not found:
             raise ValueError("there is no picture to learn from; give at least one")
         return _known(Label, found[-1])
 
     def teach_known(self, name: str, digests: Sequence[str]) -> Label:
-        """The same by pictures that the server knows."""
+        """Teach a label with pictures that the server knows, by digest."""
         return _known(Label, self._ask("POST", f"{_label_path(name)}/examples", {"pictures": list(digests)}))
 
     def rename(self, name: str, new: str, *, merge: bool = False) -> Label:
-        """With `merge` it may become one with a label that is there."""
+        """Rename a label; with `merge` the new name may be that of an existing label, into which it is merged."""
         return _known(Label, self._ask("PATCH", _label_path(name), {"name": new, "merge": merge}))
 
     def set_threshold(self, name: str, threshold: float | None) -> Label:
-        """None goes back to the model's own."""
+        """Set the probability from which a label is given; None restores the model's own threshold."""
         return _known(Label, self._ask("PATCH", _label_path(name), {"threshold": threshold}))
 
     def forget(self, name: str) -> None:
@@ -167,25 +168,25 @@ class Client:
         *,
         id: str | None = None,  # noqa: A002
     ) -> str:
-        """Says of a picture, by its digest, whether it shows the label; gives the answer's id."""
+        """Say whether a picture, by its digest, shows the label; returns the answer's id."""
         number = id or str(uuid.uuid4())
         asked = {"id": number, "picture": picture, "label": label, "answer": answer}
         return str(self._ask("POST", "/v1/answers", asked)["acknowledged"][0])
 
     def explain(self, picture: Picture, label: str) -> tuple[float, list[list[float]]]:
-        """The label's probability, and how much each part of the picture speaks for it."""
+        """The label's probability, and how much each part of the picture supports it."""
         found = self._send_files("/v1/explain", [_named(picture, 1)], label=label)
         return found["probability"], found["heat"]
 
     def search(self, query: str = "", **options: Any) -> dict[str, Any]:
-        """Pictures of a project, as the API has them; `options` are like, box, offset, limit and stacked."""
+        """Search a project's pictures; returns the API's reply. `options` are like, box, offset, limit and stacked."""
         return self._ask("POST", "/v1/search", {"query": query, **options})
 
     def job(self, number: str) -> Job:
         return _known(Job, self._ask("GET", f"/v1/jobs/{quote(number, safe='')}"))
 
     def follow(self, number: str) -> Iterator[Job]:
-        """A job at each of its steps, until it has ended."""
+        """The job at each of its steps, until it has ended."""
         path = f"{self._prefix}/v1/jobs/{quote(number, safe='')}/events"
         with closing(self._connect()) as connection:
             connection.request("GET", path, headers=self._headers())
@@ -197,15 +198,15 @@ class Client:
                     yield _known(Job, json.loads(line[6:]))
 
     def get(self, path: str, **query: Any) -> Any:
-        """Any other address of the API: JSON, or bytes."""
+        """Request any other address of the API; returns JSON, or bytes."""
         return self._ask("GET", f"{path}?{urlencode(query)}" if query else path)
 
     def post(self, path: str, asked: dict[str, Any]) -> Any:
-        """Any other request of the API."""
+        """Send any other request of the API."""
         return self._ask("POST", path, asked)
 
     def _says(self, path: str, what: str) -> bool:
-        """Whether a server is there that says so."""
+        """Whether a server is there and the field in its reply is true."""
         try:
             return bool(self._ask("GET", path, patience=0.0)[what])
         except (ApiError, OSError, http.client.HTTPException):
@@ -221,7 +222,7 @@ class Client:
             if isinstance(data, str):
                 raise ValueError(data)
             kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-            # as browsers do; rows have the name itself
+            # as browsers do; the rows get the name itself
             called = quote(Path(name).name, safe=" ()+,;=@[]{}~!#$&'^`|", errors="surrogateescape")
             head = f'--{boundary}\r\nContent-Disposition: form-data; name="files"; filename="{called}"\r\n'
             parts += [head.encode(), f"Content-Type: {kind}\r\n\r\n".encode(), data, b"\r\n"]
@@ -237,7 +238,7 @@ class Client:
         *,
         patience: float | None = None,
     ) -> Any:
-        """One request; a change carries a key, so that one whose reply was lost is not done twice."""
+        """One request; a change carries an idempotency key, so that it is not done twice if its reply was lost."""
         content = json.dumps(body).encode() if isinstance(body, dict) else body
         headers = self._headers() | ({} if content is None else {"Content-Type": kind})
         if method != "GET":
@@ -245,7 +246,7 @@ class Client:
         until = time.monotonic() + (self._patience if patience is None else patience)
         while True:
             status, reply, wait = self._request(method, path, content, headers)
-            # without saying for how long, it is not busy: something is wrong that lasts
+            # a 503 without `Retry-After` is not a busy server, but a lasting problem
             if status != 503 or wait is None or time.monotonic() + wait > until:
                 break
             time.sleep(wait)
@@ -258,9 +259,9 @@ class Client:
     def _request(
         self, method: str, path: str, content: bytes | None, headers: dict[str, str]
     ) -> tuple[int, bytes, float | None]:
-        """Status, body, and for how long to wait; where the connection ends before the reply, it is asked again, once.
+        """Status, body, and how long to wait; if the connection ends before the reply, the request is repeated once.
 
-        A connection that was kept does not count: the server may have closed it long ago.
+        A reused connection does not count: the server may have closed it long ago.
         """
         repeated = False
         while True:
@@ -268,7 +269,7 @@ class Client:
             self._local.connection = connection
             fresh = connection.sock is None
             try:
-                with suppress(*(_ENDED if fresh else ())):  # refused before all of it was sent: the reply says why
+                with suppress(*(_ENDED if fresh else ())):  # refused before all of it was sent: the reply tells why
                     connection.request(method, self._prefix + path, content, headers)
                 response = connection.getresponse()
                 reply = response.read()
@@ -302,7 +303,7 @@ def _refused(status: int, reply: bytes) -> ApiError:
 
 
 def _named(picture: Picture, number: int) -> tuple[str, bytes | str]:
-    """A picture's name with its bytes, or with why it cannot be read."""
+    """A picture's name with its bytes, or with the reason why it cannot be read."""
     if isinstance(picture, bytes):
         return f"number {number}", picture
     if isinstance(picture, tuple):
@@ -315,7 +316,7 @@ def _named(picture: Picture, number: int) -> tuple[str, bytes | str]:
 
 
 def _portions(pictures: Pictures) -> Iterator[list[tuple[str, bytes | str]]]:
-    """As many as one request may hold, read when it is their turn."""
+    """Portions of pictures that fit one request, read when it is their turn."""
     some: list[tuple[str, bytes | str]] = []
     for number, picture in enumerate([pictures] if isinstance(pictures, str | Path | bytes) else pictures, 1):
         each = _named(picture, number)
@@ -331,7 +332,7 @@ Reply = TypeVar("Reply", Row, Label, Job)
 
 
 def _known(kind: type[Reply], facts: dict[str, Any]) -> Reply:
-    """Without what a newer server says beside it."""
+    """A reply as a dataclass, without fields that only a newer server has."""
     known = {each.name: facts[each.name] for each in fields(kind) if each.name in facts}
     return kind(**known | ({"tags": tuple(known["tags"])} if isinstance(known.get("tags"), list) else {}))
 

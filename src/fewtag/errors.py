@@ -1,4 +1,4 @@
-"""The one kind of error that is the user's to mend, words for its sentence, and warnings that name the user's line."""
+"""InputError, for mistakes that the user can correct, with helpers for its message; and warnings at the user's line."""
 
 import difflib
 import sys
@@ -7,23 +7,23 @@ from collections.abc import Iterable, Sequence
 
 
 class InputError(ValueError):
-    """Bad input, in one sentence: what was wrong, what was found, what to do. The command line exits with 2."""
+    """Bad input, in one sentence: what was wrong, what was found, what to do. The command line exits with code 2."""
 
 
 class MissingError(InputError):
-    """What was asked for by name or digest is not there. HTTP says 404."""
+    """Something asked for by name or digest does not exist. HTTP answers 404."""
 
 
 class TakenError(InputError):
-    """A name that something else has. HTTP says 409."""
+    """A name is already taken. HTTP answers 409."""
 
 
 class UnavailableError(InputError):
-    """What is served cannot be read or written at the moment, whoever asks. HTTP says 503."""
+    """What is served cannot be read or written at the moment, whoever asks. HTTP answers 503."""
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3) -> str:
-    """The known names closest to a misspelt one, ready to end a sentence with.
+    """The known names closest to a misspelt one, as the end of a sentence.
 
     >>> nearest("protonett", ["protonet", "laso"])
     "did you mean 'protonet'?"
@@ -50,7 +50,7 @@ def plural(count: int, noun: str) -> str:
 
 
 class UnknownWordError(InputError):
-    """A name without a vector. The sentence fits Python and the command line alike, which adds its flags."""
+    """A name has no word vector. The message suits both Python and the command line, which adds its own flags."""
 
     def __init__(self, label: str, unknown: str, table: str, nearest: Sequence[str]) -> None:
         self.label, self.unknown, self.table, self.nearest = label, unknown, table, tuple(nearest)
@@ -65,12 +65,12 @@ class UnknownWordError(InputError):
 
 
 def first_line(error: Exception) -> str:
-    """An error of a library in a few words."""
+    """The first line of a library's error."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
 
 
 def warn(message: str) -> None:
-    """A warning at the line that called this package, however deep inside it comes from."""
+    """Issues a warning that points to the line that called this package, however deep inside it is raised."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "fewtag":
         frame, level = frame.f_back, level + 1

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, locks, digests, sizes, the user's caches, and arrays under a checked header."""
+"""File utilities: atomic writes, locks, digests, sizes, the user's cache folder, and checksummed files of arrays."""
 
 import hashlib
 import json
@@ -27,11 +27,11 @@ _SUM = "sha256"
 
 @contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
-    """Atomic replacement: a path to write to, which takes the place of `path` once all of it is on disk.
+    """Atomic replacement: yields a path to write to, which replaces `path` once all of it is on disk.
 
-    File and folder are synced, so that neither a kill nor a power cut leaves less than the old file or the new one;
-    without `sync` a power cut may, which is for files whose damage would be noticed and cost little. A link stays one,
-    and what it points to is replaced; permissions stay those of the old file.
+    File and folder are synced, so that after a kill or a power cut there is either the old file or the new one; without
+    `sync` a power cut may damage it, which suits files whose damage would be noticed and cost little. A symbolic link
+    is kept, and its target replaced; the permissions stay those of the old file.
     """
     target = _behind(path)
     make_folder(target.parent)
@@ -39,7 +39,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
     try:
         part.touch()
         mode = (target if target.is_file() else part).stat().st_mode
-        part.chmod(mode | stat.S_IWUSR)  # before there is anything in it to be read by others
+        part.chmod(mode | stat.S_IWUSR)  # before it has any content that others could read
         yield part
         if sync:
             sync_to_disk(part)
@@ -55,12 +55,12 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
 
 
 def _behind(path: Path) -> Path:
-    """Resolves a symbolic link, be its target there or not; any other path stays as it is."""
+    """The target of a symbolic link, whether it exists or not; any other path unchanged."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def sync_to_disk(path: Path) -> None:
-    """Waits for the disk; a folder can be synced where it can be opened, which Windows refuses."""
+    """Syncs a file or folder to disk; folders are skipped where they cannot be opened, as on Windows."""
     try:
         descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
     except OSError:
@@ -70,7 +70,7 @@ def sync_to_disk(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError:
-        if not path.is_dir():  # some network file systems sync files alone
+        if not path.is_dir():  # some network file systems can sync only files
             raise
     finally:
         os.close(descriptor)
@@ -82,11 +82,11 @@ def write_atomically(path: Path, content: bytes, *, sync: bool = True) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it; refuses a place where none can be."""
+    """Makes a folder and its parents; raises InputError where that is impossible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        # a service may have no home
+        # a service may have no home folder
         homeless = folder.is_relative_to(user_cache_folder())
         way_out = "let HOME or XDG_CACHE_HOME be a folder of yours" if homeless else "name another"
         raise InputError(f"cannot make the folder {folder}: {error.strerror}; {way_out}") from error
@@ -94,16 +94,16 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path, seconds: float = LOCK_SECONDS, what: Path | None = None) -> Iterator[None]:
-    """A lock between processes on what is about to be written to `path`; others wait for it. `what` a person calls it.
+    """A lock between processes on the file `path`, for which other processes wait. `what` is its name in messages.
 
-    SQLite holds it, in a hidden file beside, which stays: it locks files on every system, and who dies lets go. Who
-    comes by a link waits for who comes by the file itself.
+    The lock is held by SQLite, in a hidden file beside `path` that is left in place: SQLite can lock files on every
+    system, and a process that dies releases its lock. A symbolic link and its target share one lock.
     """
     target = _behind(path)
     make_folder(target.parent)
     hidden = target.with_name(f".{target.name}.lock")
     try:
-        # whoever lets go of it may be another thread than who took it
+        # the lock may be released by another thread than the one that took it
         with closing(sqlite3.connect(hidden, seconds, isolation_level=None, check_same_thread=False)) as connection:
             connection.execute("BEGIN EXCLUSIVE")
             yield
@@ -115,7 +115,7 @@ def locked(path: Path, seconds: float = LOCK_SECONDS, what: Path | None = None) 
 
 
 def digest(*parts: bytes | str) -> str:
-    """SHA-256 of these parts, each with its length, so that no two lists of parts are alike."""
+    """SHA-256 of these parts, each with its length, so that different lists of parts never have the same content."""
     total = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
@@ -125,10 +125,10 @@ def digest(*parts: bytes | str) -> str:
 
 
 def user_cache_folder() -> Path:
-    """Where the platform keeps a user's caches, and fewtag's in it."""
+    """fewtag's folder within the platform's folder for a user's caches."""
     try:
         home = Path.home()
-    except RuntimeError:  # a user without a home: a folder that cannot be made, of which the cache will warn
+    except RuntimeError:  # a user without a home gets a folder that cannot be made, about which the cache warns
         home = Path(os.devnull)
     if sys.platform == "win32":
         folder = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
@@ -140,7 +140,7 @@ def user_cache_folder() -> Path:
 
 
 def cache_limit() -> int:
-    """The most bytes that a cache may take."""
+    """The maximum size of a cache in bytes."""
     return parse_size(os.environ.get(LIMIT_VARIABLE) or LIMIT, LIMIT_VARIABLE)
 
 
@@ -167,7 +167,7 @@ def format_size(size: int) -> str:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """A JSON file's content; `what` names it in the refusal of one that is absent or none."""
+    """The content of a JSON file; `what` names the file in the error if it is missing or no JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -179,14 +179,14 @@ def read_json(path: Path, what: str) -> Any:
 
 
 def write_arrays(path: Path, kind: str, header: Mapping[str, Any], arrays: Mapping[str, "np.ndarray"]) -> None:
-    """A safetensors file of this kind: arrays under a JSON header, with sums by which damage to either is found."""
+    """Writes a safetensors file of this kind: arrays and a JSON header, with checksums that reveal damage to either."""
     import numpy as np
     from safetensors.numpy import save
 
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     text = json.dumps({**header, "arrays": _sum_of(contiguous)}, ensure_ascii=True)
     content = save(contiguous, metadata={kind: text, _SUM: digest(text)})
-    # with its own header sorted: safetensors writes the same facts in another order each time
+    # with safetensors' own header sorted: it writes the same facts in another order each time
     size = int.from_bytes(content[:8], "little")
     facts = json.dumps(json.loads(content[8 : 8 + size]), sort_keys=True).encode()
     facts += b" " * (-len(facts) % 8)
@@ -194,7 +194,7 @@ def write_arrays(path: Path, kind: str, header: Mapping[str, Any], arrays: Mappi
 
 
 def read_arrays(path: Path, kind: str, *, header_alone: bool = False) -> tuple[dict[str, Any], dict[str, "np.ndarray"]]:
-    """Header and arrays of a file that `write_arrays` wrote, or its header alone; refuses one with a bit changed."""
+    """Header and arrays of a file that `write_arrays` wrote, or only its header; refuses a damaged file."""
     from safetensors import SafetensorError, safe_open
 
     name = kind.removeprefix("fewtag-")
@@ -213,7 +213,7 @@ def read_arrays(path: Path, kind: str, *, header_alone: bool = False) -> tuple[d
             header = json.loads(text)
             if not isinstance(header, dict):
                 raise damaged(path, kind)
-            # files of before there were sums have neither of the two
+            # files from before there were checksums have neither of the two
             if ("arrays" in header or _SUM in metadata) and metadata.get(_SUM) != digest(text):
                 raise damaged(path, kind)
             keys = () if header_alone else file.keys()

@@ -1,4 +1,4 @@
-"""Quantised ONNX graphs: weights stored as integers, and products in int8 arithmetic."""
+"""Quantisation of ONNX graphs: weights stored as integers, and matrix products in int8 arithmetic."""
 
 import logging
 import tempfile
@@ -11,19 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 SMALLEST = 1024
-"""Weights of fewer numbers stay as they are."""
+"""Weight tensors with fewer numbers are left as they are."""
 
 
 def to_int8(graph: bytes) -> bytes:
     """Dynamic quantisation: matrix products in int8 arithmetic, faster at little cost (docs/export.md).
 
-    Convolutions in int8 arithmetic are slow in onnxruntime, and suffer most; so theirs are bytes in the file alone.
+    Convolutions in int8 arithmetic are slow in onnxruntime, and lose most accuracy; so only their stored weights are
+    bytes.
     """
     return pack_weights(quantise_products(unpack_weights(graph)))
 
 
 def quantise_products(graph: bytes) -> bytes:
-    """Matrix products in int8 arithmetic, activations too, with a scale that is found anew for each batch."""
+    """Matrix products in int8 arithmetic, of activations too, whose scale is computed anew for each batch."""
     import onnx
     from onnxruntime.quantization import quantize_dynamic
 
@@ -34,7 +35,7 @@ def quantise_products(graph: bytes) -> bytes:
 
 
 def pack_weights(graph: bytes, bits: Literal[8, 16] = 8) -> bytes:
-    """Weights of convolutions and products as integers of so many bits, with a scale for each output channel."""
+    """Weights of convolutions and matrix products as integers of so many bits, with a scale for each output channel."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -66,7 +67,7 @@ def pack_weights(graph: bytes, bits: Literal[8, 16] = 8) -> bytes:
 
 
 def unpack_weights(graph: bytes) -> bytes:
-    """The inverse of `pack_weights`: float weights again, for another packing to begin with."""
+    """The inverse of `pack_weights`: weights as floats again, to be packed in another way."""
     import onnx
     from onnx import numpy_helper
 
@@ -89,7 +90,7 @@ def unpack_weights(graph: bytes) -> bytes:
 
 
 def quantise(values: NDArray[np.float32], axis: int, bits: int) -> tuple[NDArray[Any], NDArray[np.float32]]:
-    """Integer codes, symmetric about zero, and what each output channel, on this axis, is to be multiplied with."""
+    """Integer codes, symmetric about zero, and the scale of each output channel, which is on this axis."""
     most = 2 ** (bits - 1) - 1
     others = tuple(number for number in range(values.ndim) if number != axis)
     greatest = np.abs(values).max(axis=others, keepdims=True)
@@ -99,7 +100,7 @@ def quantise(values: NDArray[np.float32], axis: int, bits: int) -> tuple[NDArray
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Without onnxruntime's advice to prepare a graph that torch has prepared already."""
+    """Silences onnxruntime's advice to preprocess the graph, which torch has already done."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

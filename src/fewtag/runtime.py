@@ -1,4 +1,4 @@
-"""Inference by ONNX Runtime: pixels to places in a model's space."""
+"""Inference by ONNX Runtime: from pixels to places in a model's space."""
 
 import ctypes
 import hashlib
@@ -24,21 +24,22 @@ if TYPE_CHECKING:
 
 DEVICES = ("auto", "cpu", "cuda")
 AT_ONCE = 4
-"""Pictures that a core works on: so few that what a layer makes of them stays in its cache."""
+"""Pictures that a core processes at once: so few that a layer's activations stay in its cache."""
 INPUTS = ("pixels", "mean", "basis")
-"""Of a model's graph: uint8 pixels of any number of squares, and the space that its features are projected to.
+"""Inputs of a model's graph: uint8 pixels of any number of squares, and the space that features are projected to.
 
-Some have constants for the size of the squares, too: how places are pooled, a transformer's positions.
+Some graphs have constants that depend on the size of the squares, too: the pooling of places, a transformer's
+positions.
 """
 OUTPUTS = ("places", "fine")
-"""Places of the map, at most 8 × 8; and those that they were pooled from, if the graph says them."""
+"""The places of the map, at most 8 × 8; and those that they were pooled from, if the graph returns them."""
 
 
 class Network:
     """A model's graph, loaded at its first use; any number of threads may call it.
 
-    On a CPU each core has a few pictures for itself: cores that share a layer wait for the slowest one at each of
-    them, which costs most where other programs are busy.
+    On a CPU each core processes a few pictures by itself: cores that shared a layer would wait for the slowest one at
+    every layer, which costs most when other programs are busy.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Network:
         self._lock = threading.Lock()
 
     def __call__(self, pixels: Pixels | Sequence[Square], space: Space) -> Places:
-        """One pass; images × places × space, rounded to half precision, as a cache keeps them."""
+        """The pictures' places: images × places × space, rounded to half precision, as the cache stores them."""
         if self.device == "cuda" or len(pixels) <= 1:
             return self._run(pixels, space)
         size = max(1, min(AT_ONCE, -(-len(pixels) // self.threads)))
@@ -66,12 +67,12 @@ class Network:
 
     @cached_property
     def threads(self) -> int:
-        """As many as there are cores to use, unless a limit was set."""
+        """The number of threads: as many as there are usable cores, unless a limit was set."""
         return self.limit or usable_cores()
 
     @property
     def likely_device(self) -> str:
-        """Where it will work, as far as that is known without loading it: by what is installed."""
+        """The device that will probably be used, judged by what is installed, without loading the network."""
         if self.wanted != "auto":
             return self.wanted
         spec = find_spec("onnxruntime")
@@ -80,7 +81,7 @@ class Network:
 
     @property
     def device(self) -> str:
-        """Where it works: cpu or cuda."""
+        """The device that is used: cpu or cuda."""
         return "cuda" if self._session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
 
     def _run(self, pixels: Pixels | Sequence[Square], space: Space) -> Places:
@@ -92,7 +93,7 @@ class Network:
             places: NDArray[np.float32] = self._session.run(OUTPUTS[:1], inputs)[0]
         except InputError:
             raise
-        except Exception as error:  # onnxruntime has many kinds, without a base of their own
+        except Exception as error:  # onnxruntime raises many types without a common base
             raise UnavailableError(
                 f"the network {self.graph.name} failed on {self.device} ({first_line(error)}); "
                 "take fewer pictures at once, or another device"
@@ -112,7 +113,7 @@ class Network:
     def _opened(self) -> "InferenceSession":
         import onnxruntime
 
-        onnxruntime.disable_telemetry_events()  # if it was imported before us
+        onnxruntime.disable_telemetry_events()  # in case it was imported before us
         gpu, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
         has_gpu = gpu in onnxruntime.get_available_providers()
         if self.wanted == "cuda" and not has_gpu:
@@ -122,12 +123,12 @@ class Network:
         providers = [gpu, cpu] if has_gpu and self.wanted != "cpu" else [cpu]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 4  # fatal: what matters is said in one sentence
+        options.log_severity_level = 4  # fatal: what matters is reported in one sentence
         try:
             content = self.graph.read_bytes()
             if self.sha256 and hashlib.sha256(content).hexdigest() != self.sha256:
                 raise ValueError("it is not the one that the model was fitted with, or damaged")
-            try:  # without its own way back to the CPU, which is printed among our output, or not told at all
+            try:  # without onnxruntime's own fallback to the CPU, which prints among our output, or is silent
                 session = onnxruntime.InferenceSession(content, options, providers=providers, enable_fallback=0)
             except Exception as error:
                 if len(providers) == 1:
@@ -137,7 +138,7 @@ class Network:
                 session = onnxruntime.InferenceSession(content, options, providers=[cpu], enable_fallback=0)
             if self.wanted == "cuda" and session.get_providers()[0] != gpu:
                 raise _no_gpu("it finds no GPU, or not the CUDA and cuDNN libraries of its version")
-            with suppress(OSError, TypeError, AttributeError):  # glibc alone keeps what loading took and let go: 130 MB
+            with suppress(OSError, TypeError, AttributeError):  # glibc keeps 130 MB that loading has freed
                 ctypes.CDLL(None).malloc_trim(0)
             return session
         except InputError:

@@ -1,4 +1,4 @@
-"""Commands that teach a bank, and tell what it knows."""
+"""Commands that teach a bank, and list what it knows."""
 
 import os
 import shlex
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 
 DOUBTFUL = 0.2
-"""The probability of a name being right below which a person is told."""
+"""The probability that a name is right, below which a person is warned."""
 MOST_TOLD = 5
-"""Labels that a person is told of one by one."""
+"""The most labels that are listed one by one in a message."""
 
 
 def learn(
@@ -129,7 +129,7 @@ def learn(
         raise InputError(f"{error} ({moved}--skip-bad leaves out what cannot be read)") from error
 
     shown = []
-    if not from_tags:  # before the model is loaded: a slip in a table is told at once
+    if not from_tags:  # before the model is loaded, so that a mistake in a table is reported at once
         shown = read_shown(examples, label or (), absent or (), root, complete=complete, all_rows=all_rows)
         if not skip_bad and (error := missing(shown)):
             refuse(error)
@@ -169,8 +169,8 @@ def read_shown(
 ) -> "list[Shown]":
     """Examples from tables, label folders, pictures or data sets.
 
-    Rows that are as `tag` wrote them say what the tagger thinks, not what a person saw, and its mistakes would stay:
-    they are left out unless a person looked at `all_rows`.
+    Rows that are unchanged since `tag` wrote them say what the tagger thinks, not what a person saw, and would
+    perpetuate its mistakes: they are left out, unless `all_rows` says that a person looked at them.
     """
     from fewtag.tagging.examples import read_examples, without_guesses
 
@@ -199,7 +199,7 @@ def teach(
     no_words: bool,
     on_error: Callable[[InputError], None],
 ) -> None:
-    """What pictures show, and what they do not: tags that a person took out are a 'no' to labels that are known."""
+    """Teaches what pictures show and do not show: tags that a person took out are a 'no' to labels that are known."""
     names, known = {name for each in shown for name in each.labels}, set(tagger.definitions_)
     refused = [each.absent | (each.taken_out & (names | known)) for each in shown]
     if taken_out := sum(len(mine - each.absent) for mine, each in zip(refused, shown, strict=True)):
@@ -228,7 +228,7 @@ def from_carried(
     *,
     skip_bad: bool,
 ) -> "tuple[list[Shown], dict[str, dict[str, Any]]]":
-    """What is to be learnt of what the pictures carry, and a table of both for the person."""
+    """The examples to learn from the tags that pictures carry, and a table of what was found and chosen."""
     from fewtag.interop.from_tags import at_most, only, read_carried
 
     def skip(failures: Sequence[InputError]) -> None:
@@ -256,7 +256,7 @@ def from_carried(
 
 
 def agreed(*, yes: bool) -> bool:
-    """Only who sits at a terminal is asked."""
+    """Whether to go on: asks only a person at a terminal."""
     return yes or not (sys.stdin.isatty() and sys.stdout.isatty()) or typer.confirm("learn these?")
 
 
@@ -360,7 +360,7 @@ def labels(bank: Bank, as_json: AsJson = False) -> None:
             # a label without word or picture cannot be given yet
             "threshold": None if label["threshold"] is None else round(label["threshold"], 6),
             "word": str(Definition(label["kind"], tuple(label["words"]))),
-            # what the name counts for; banks of before do not say it
+            # how far the name is trusted; older banks do not record it
             "trust": None if label.get("trust") is None else round(label["trust"], 2),
         }
         for label in read_header(bank)["labels"]
@@ -431,7 +431,7 @@ def upgrade(
 
 
 def check_writable(bank: Path) -> None:
-    """Finds out before the work, rather than after it, that a bank cannot be saved; leaves nothing behind."""
+    """Refuses a bank that cannot be saved before the work rather than after it; leaves nothing behind."""
     from fewtag.tagger.bank_file import refuse_derived
 
     refuse_derived(bank)
@@ -444,7 +444,7 @@ def check_writable(bank: Path) -> None:
 
 
 def warn_of_case(names: set[str]) -> None:
-    """Two labels that differ in nothing but their case are most likely meant as one."""
+    """Warns of labels that differ only in case, which are most likely meant as one."""
     by_case: dict[str, str] = {}
     for name in sorted(names):
         other = by_case.setdefault(name.casefold(), name)
@@ -453,7 +453,7 @@ def warn_of_case(names: set[str]) -> None:
 
 
 def tell_meanings(bank: Path, tagger: "Tagger", names: Sequence[str]) -> None:
-    """Says what names of other languages are taken for."""
+    """Prints the English meanings that names of other languages are read as."""
     meant = {name: each.words for name in names if (each := tagger.definitions_[name]).kind == "name"}
     if foreign := [f"{name} = {words[1]}" for name, words in meant.items() if len(words) > 1]:
         others = f" and {plural(len(foreign) - MOST_TOLD, 'other')}" if len(foreign) > MOST_TOLD else ""
@@ -465,7 +465,7 @@ def tell_meanings(bank: Path, tagger: "Tagger", names: Sequence[str]) -> None:
 
 
 def warn_of_commas(names: set[str]) -> None:
-    """Several labels in one, or a name such as "tench, Tinca tinca": the person knows."""
+    """Warns of names with commas: several labels in one, or one such as "tench, Tinca tinca"; the person knows."""
     if found := sorted(name for name in names if ", " in name):
         others = f" ({plural(len(found), 'name')} with a comma)" if len(found) > 1 else ""
         print(
@@ -474,7 +474,7 @@ def warn_of_commas(names: set[str]) -> None:
 
 
 def warn_of_names(bank: Path, tagger: "Tagger", names: set[str]) -> None:
-    """Says which labels' pictures do not look like what their name suggests."""
+    """Warns of labels whose pictures do not look like what their name suggests."""
     doubtful = {name: trust for name, trust in tagger.trusts_.items() if name in names and trust < DOUBTFUL}
     for name, trust in list(doubtful.items())[:MOST_TOLD]:
         print(
@@ -492,7 +492,7 @@ def warn_of_names(bank: Path, tagger: "Tagger", names: set[str]) -> None:
 
 
 def read_vector(path: Path) -> "np.ndarray":
-    """A label's vector: .npy, or text of numbers between blanks or commas."""
+    """Reads a label's vector: .npy, or text of numbers separated by blanks or commas."""
     import numpy as np
 
     try:

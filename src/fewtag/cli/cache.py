@@ -1,4 +1,4 @@
-"""The command that looks after the caches, of features and of thumbnails."""
+"""The command that maintains the caches of features and of thumbnails."""
 
 import json
 from contextlib import closing

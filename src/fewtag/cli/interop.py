@@ -1,4 +1,4 @@
-"""Commands for other programs' sake: tags into XMP, where digiKam, Lightroom, darktable and Immich look for them."""
+"""The command that writes tags as XMP, where digiKam, Lightroom, darktable and Immich look for them."""
 
 import json
 import os
@@ -103,7 +103,7 @@ def _print_diff(change: "Change") -> None:
 def _rows(
     source: Path, photos: Path, threshold: float | None, prefix: str, device: str, *, confirmed: bool
 ) -> "tuple[Iterator[tuple[str, Path, Wanted | InputError]], int]":
-    """What is to be written of each picture, and of how many."""
+    """The tags wanted for each picture, and the number of pictures."""
     from fewtag.interop.xmp import Wanted
     from fewtag.tagging.examples import TABLES
 
@@ -124,7 +124,7 @@ def _rows(
 
 
 Rows = tuple[Sequence[str], Iterable[tuple[str, Path, "Sequence[str] | InputError"]], int]
-"""All labels spoken of; names, pictures and their labels, or why there are none; how many pictures."""
+"""All labels under consideration; names, pictures and their labels, or why there are none; the number of pictures."""
 
 
 def _of_table(source: Path, photos: Path, threshold: float | None) -> Rows:
@@ -134,10 +134,10 @@ def _of_table(source: Path, photos: Path, threshold: float | None) -> Rows:
     labels = sorted({label for row in table for label in (*row.tags, *row.scores)})
     alone = not photos.is_dir()
     folder = Path(os.path.normpath((photos.parent if alone else photos).absolute()))
-    tags: dict[Path, tuple[str, dict[str, None]]] = {}  # by path, which a table may spell in several ways
+    tags: dict[Path, tuple[str, dict[str, None]]] = {}  # by path, since a table may spell one in several ways
     for row in table:
         name = name_in(folder, row.image)
-        boxed = re.fullmatch(r"(.+)#[0-9]+", name)  # a detector's box: its tags are the picture's
+        boxed = re.fullmatch(r"(.+)#[0-9]+", name)  # a detector's box: its tags are given to the whole picture
         name = boxed[1] if boxed and not (folder / name).exists() else name
         path = Path(os.path.normpath(folder / name))
         if not alone or path == folder / photos.name:
@@ -155,9 +155,9 @@ def _of_table(source: Path, photos: Path, threshold: float | None) -> Rows:
 def _of_project(
     source: Path, photos: Path, threshold: float | None, device: str, *, confirmed: bool
 ) -> tuple[Rows, set[str]]:
-    """A studio's answers, and unless confirmed ones alone are wanted what its bank says; of pictures under PHOTOS.
+    """A studio's answers and, unless only `confirmed` ones are wanted, its bank's tags, for pictures below PHOTOS.
 
-    And all names that its labels ever had.
+    Also returns all names that its labels ever had.
     """
     from fewtag.studio.project import FILE
     from fewtag.studio.studio import Studio
@@ -198,14 +198,14 @@ def _of_bank(source: Path, photos: Path, threshold: float | None, device: str) -
         for item, row in tag_rows(source, pictures, options):
             if not row.failure:
                 yield row.image, folder / item.name, row.tags
-            elif Path(item.name) not in paired:  # else the tags are beside what was made of the RAW file
+            elif Path(item.name) not in paired:  # else the tags go beside the picture that was made from the RAW file
                 yield row.image, folder / item.name, InputError(row.failure)
 
     return labels, rows(), len(pictures) - len(paired)
 
 
 def _of_examples(source: Path, photos: Path) -> Rows:
-    """Of the pictures that the bank was taught with, what a person said."""
+    """What a person said about the pictures that the bank was taught with."""
     from fewtag.pictures.decode import pixel_digest
     from fewtag.pictures.files import Picture, walk
     from fewtag.tagger.bank_file import read_bank

@@ -1,4 +1,4 @@
-"""The command line. Heavy imports wait inside the commands, so that `fewtag --help` answers at once."""
+"""The command line. Commands import heavy packages themselves, so that `fewtag --help` answers at once."""
 
 import errno
 import inspect
@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
-# before numpy is loaded: on a busy machine the threads of small products wait for one another longer than they work
+# set before numpy is loaded: on a busy machine the threads of small products wait for one another longer than they work
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import typer
@@ -30,13 +30,13 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
 }
 INTERRUPTED = 130
 _RESEARCH = {"torch", "timm", "lightning_fabric", "jaxtyping", "pydantic", "scipy", "pyarrow", "matplotlib"}
-"""What the research extra brings; a command of the product that needs one of them says so itself."""
+"""Packages of the research extra; commands of the product that need one of them report it themselves."""
 _TEACH = {command.__name__ for command in COMMANDS["Teach"]}
-"""They save a bank at their very end, whole or not at all."""
+"""Commands that save a bank atomically at their very end."""
 
 
 def make_app(only: str | None = None) -> typer.Typer:
-    """The commands, or one alone: for typer to make them all takes longer than some of them."""
+    """The app with all commands, or with only one: building all of them takes typer longer than some commands run."""
     app = typer.Typer(
         help="Teach an image tagger new labels from one example each, without training.",
         no_args_is_help=True,
@@ -48,7 +48,7 @@ def make_app(only: str | None = None) -> typer.Typer:
     for panel, commands in COMMANDS.items():
         for command in commands:
             if only in (None, command.__name__):
-                # a paragraph is a line, which is broken where the terminal ends
+                # each paragraph becomes one line, which the terminal wraps
                 text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(command.__doc__ or ""))
                 app.command(rich_help_panel=panel, help=text)(command)
     return app
@@ -68,23 +68,23 @@ def _common(version: Version = False) -> None: ...
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_where: object, **_also: object) -> None:
-    """Our own warnings as a sentence; those of libraries are not a person's matter."""
+    """Prints our own warnings as a sentence; those of libraries are not shown."""
     if category is UserWarning:
         print(f"fewtag: {printable(str(message))}", file=sys.stderr)
 
 
 def main() -> None:
-    """Bad input is one sentence and exit code 2, never a traceback; `tag` exits with 1 if some pictures failed."""
+    """Runs the command line: bad input is one sentence and exit code 2; `tag` exits with 1 if some pictures failed."""
     warnings.showwarning = _show_warning
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # else what a name has and cp1252, say, has not would end the command
+        if isinstance(stream, io.TextIOWrapper):  # names may have characters that, say, cp1252 lacks
             stream.reconfigure(errors="backslashreplace")
     named = {command.__name__ for commands in COMMANDS.values() for command in commands} & set(sys.argv[1:2])
     try:
         try:
             make_app(*named)()
         finally:
-            print(end="", flush=True)  # not when Python ends, which would say more than a sentence
+            print(end="", flush=True)  # here, since an error at exit would print a traceback
     except InputError as error:
         _say(f"fewtag: {printable(str(error))}")
         raise SystemExit(2) from None
@@ -99,19 +99,19 @@ def main() -> None:
             raise SystemExit(2) from None
         if error.errno not in {errno.ENOSPC, errno.EIO, errno.EPIPE}:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what waits to be written goes nowhere
-        if error.errno != errno.EPIPE:  # else nobody reads on, which is nobody's mistake
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards what is still buffered
+        if error.errno != errno.EPIPE:  # a reader that stopped reading is no error
             _say(f"fewtag: the output cannot be written: {error.strerror}; free some room")
         raise SystemExit(1 if error.errno == errno.EPIPE else 2) from None
     except SystemExit as ended:
-        if ended.code == INTERRUPTED:  # by typer, which takes Ctrl-C for itself
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends it at once, rather than with a traceback
+        if ended.code == INTERRUPTED:  # typer handles Ctrl-C itself
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends it at once, without a traceback
             _say(f"fewtag: stopped{_what_now(sys.argv[1:])}")
         raise
 
 
 def _what_now(arguments: Sequence[str]) -> str:
-    """What becomes of the work of a command that Ctrl-C stopped; of those that serve or write files nothing is said.
+    """The end of the message after Ctrl-C: what becomes of a command's work; empty for those that serve or write files.
 
     >>> _what_now(["learn", "pets.fewtag", "rex.jpg"]), _what_now(["serve", "pets.fewtag"])
     ('; nothing was changed', '')
@@ -123,7 +123,7 @@ def _what_now(arguments: Sequence[str]) -> str:
 
 
 def _say(sentence: str) -> None:
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # one of several processes that torchrun started
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # this is one of several processes that torchrun started
         from fewtag.research.bench.distributed import print_once
 
         print_once(sentence)

@@ -127,7 +127,7 @@ def tag(
 
 
 def cache_folder(cache: Path | None, no_cache: bool = False) -> Path | None:
-    """What --cache and --no-cache say."""
+    """The cache folder that --cache and --no-cache ask for; None for no cache."""
     from fewtag.files import user_cache_folder
 
     if cache is not None and no_cache:
@@ -136,7 +136,7 @@ def cache_folder(cache: Path | None, no_cache: bool = False) -> Path | None:
 
 
 def read_prior(text: str) -> "float | Literal['estimate', 'bank']":
-    """What --prior says."""
+    """The prior that --prior asks for."""
     if text in {"estimate", "bank"}:
         return cast("Literal['estimate', 'bank']", text)
     try:
@@ -184,7 +184,7 @@ def _to_table(
 def _to_terminal(
     bank: Path, sources: list[str], options: "Options", cards: "list[Card] | None", *, as_json: bool
 ) -> int:
-    """A line for each picture as soon as it is known, one that is alone by its path as given; JSON, too, in ASCII."""
+    """Prints a line for each picture as soon as it is known, a single one by its path as given; or JSON in ASCII."""
     from fewtag.pictures.files import is_image_name
     from fewtag.tagging.page import MOST, tagged_card
     from fewtag.tagging.run import tag_rows
@@ -270,7 +270,7 @@ def check(
         found = measure(prior=asked, shares=shares, progress=bars.begin("checking", len(shown)))
         if set_priors:
             tagger.set_priors(found.priors)
-        if set_priors and set_thresholds:  # thresholds are for the probabilities that the new priors make
+        if set_priors and set_thresholds:  # thresholds must fit the probabilities under the new priors
             found = measure(progress=bars.begin("checking again with these priors", len(shown)))
     if set_thresholds:
         tagger.set_thresholds(found.best_thresholds)

@@ -1,4 +1,4 @@
-"""The researcher's commands: train, measure, draw protocols, report."""
+"""Commands for research: fit a model, train, measure, draw protocols, report."""
 
 import shlex
 import sys
@@ -223,7 +223,7 @@ def draws(
 
 
 def _draws_files(recipes: "list[tuple[Path, Recipe]]", out: Path) -> "dict[Path, tuple[Path, Recipe, str]]":
-    """The files to write, each with a run and a phase to draw it for; runs that ask for the same draws share one."""
+    """The files to write, each with a run and a phase to draw it for; runs that need the same draws share a file."""
     files: dict[Path, tuple[Path, Recipe, str]] = {}
     for file, settings in recipes:
         for phase in settings.evaluation.phases:
@@ -239,7 +239,7 @@ def _draws_files(recipes: "list[tuple[Path, Recipe]]", out: Path) -> "dict[Path,
 
 
 def _asked(settings: "Recipe") -> tuple[object, ...]:
-    """What draws depend on."""
+    """The settings that draws depend on."""
     evaluation = settings.evaluation
     return settings.data, evaluation.sampling, evaluation.episodes, evaluation.queries
 
@@ -272,13 +272,13 @@ def _recipes(
 
 
 def _title(file: Path, settings: "Recipe", recipes: "list[tuple[Path, Recipe]]") -> str:
-    """The run's name, after its file's where there are several files, which may have runs of one name."""
+    """The run's name, preceded by its file's if there are several files, since these may have runs of the same name."""
     return settings.name if len({each for each, _ in recipes}) == 1 else f"{file.stem}/{settings.name}"
 
 
 @contextmanager
 def _naming(run: str, recipes: "list[tuple[Path, Recipe]]") -> Iterator[None]:
-    """Says of which run a refusal is, where there are several."""
+    """Adds the run's name to an error, if there are several runs."""
     try:
         yield
     except InputError as error:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     First = Callable[[], Mapping[str, bytes]]
 
 PORT = 8766
-"""The same each time: what a browser keeps for a page, it keeps by the page's port."""
+"""Fixed, since a browser stores a page's data by its port."""
 NEEDED = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
 
 ProjectFolder = Annotated[Path, typer.Argument(metavar="PROJECT", help="The project's folder, new or known.")]
@@ -51,7 +51,7 @@ TokenFile = Annotated[
 
 
 class Service(StrEnum):
-    """Other programs' protocols."""
+    """Protocols of other programs."""
 
     LABEL_STUDIO = "label-studio"
     PHOTOPRISM = "photoprism"
@@ -205,7 +205,7 @@ def mcp(
 def _opening(
     folder: Path, pictures: Sequence[Path], model: str | None, words: str | None, device: str, cache: Path | None
 ) -> "tuple[Callable[[Decoders], Studio], First]":
-    """How the studio is opened, and what its page shows before; the project is at once, and refused if it cannot be."""
+    """Functions that open the studio and read its first page; the project itself is opened now, or refused."""
     from fewtag.studio import first_page
     from fewtag.studio.project import Project, picture_folders
 
@@ -233,7 +233,7 @@ def _check_project(folder: Path) -> None:
 
 
 def _check_new(folder: Path, pictures: list[Path] | None) -> None:
-    """A folder of pictures is not to become a project by a slip."""
+    """Refuses to turn a folder of pictures into a project by mistake."""
     if not folder.is_dir() or _is_project(folder):
         return
     from fewtag.pictures.files import is_image_name
@@ -278,7 +278,7 @@ def _settings(
     *,
     read_only: bool = False,
 ) -> "Settings":
-    """Who may reach the server: what the command line says, and nothing else can."""
+    """Who may reach the server, as given on the command line and nowhere else."""
     from fewtag.server.security import Settings, is_loopback, read_token
 
     if not is_loopback(host) and not allow_network:
@@ -312,19 +312,19 @@ def _run(
     as_json: bool,
     browser: bool = False,
 ) -> None:
-    """Until it is interrupted. `opening` refuses what it can at once, and returns how the rest is opened behind and
-    what the page of a project shows before."""
+    """Serves until it is interrupted. `opening` refuses what it can at once, and returns how the rest is opened in the
+    background and what a project's page shows until then."""
     from fewtag.server.front import Server, listen, run
 
     with listen(settings.host, settings.port) as socket:
         bound = replace(settings, port=socket.getsockname()[1])
 
         def started(guard: "Guard") -> None:
-            """The first line is printed when the server answers."""
+            """Prints the first line, once the server answers."""
             if as_json:
                 print(json.dumps({"url": bound.url, "token": bound.token}), flush=True)
             else:
-                # one that is kept would stay in a log
+                # a token that is kept must not end up in a log
                 shown = "" if bound.keeps_token else f"/#token={bound.token}"
                 typer.echo(f"{what} {bound.url}{shown}")
                 if bound.keeps_token:
@@ -336,7 +336,7 @@ def _run(
                 import webbrowser
 
                 address = f"{bound.url}/#token={guard.one_time_token()}"
-                # one in the terminal would not give the server its turn
+                # in a thread, since a browser in the terminal would block the server
                 threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
         open_service, page = opening()

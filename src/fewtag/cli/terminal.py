@@ -1,4 +1,4 @@
-"""What commands share: options, words, progress bars and tables; rich is imported where a command shows some."""
+"""Options, messages, progress bars and tables that commands share; rich is imported only where it is used."""
 
 import json
 import math
@@ -36,13 +36,13 @@ Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto: a GPU
 
 
 def refuse_given(options: Mapping[str, object], why: str) -> None:
-    """Refuses the first of these options that was given; `why` says what it is for."""
+    """Refuses the first of these options that was given; `why` completes the sentence."""
     if given := [name for name, value in options.items() if value]:
         raise InputError(f"{given[0]} {why}")
 
 
 def printable(text: str) -> str:
-    """Without what would steer the terminal.
+    """Text without control characters, which could steer the terminal.
 
     >>> printable("red \\x1b[31mdog")
     'red �[31mdog'
@@ -51,7 +51,7 @@ def printable(text: str) -> str:
 
 
 def check_page(page: Path, out: str | None = None) -> None:
-    """Refuses a --page that would take the place of what is no page: a picture, a bank, the table itself."""
+    """Refuses a --page that would replace something other than a page: a picture, a bank, the table itself."""
     if page.suffix.lower() not in {".html", ".htm"}:
         raise InputError(f"--page {page} ends in neither .html nor .htm; name it page.html, for example")
     if out is not None and Path(out).absolute() == page.absolute():
@@ -65,14 +65,14 @@ Cache = Annotated[
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")]
 
 LOG_EVERY = 60.0
-"""Seconds between the lines of a log file, in which no bar can be drawn over."""
+"""Seconds between progress lines in a log file, where a bar cannot be redrawn."""
 HEADLINES = ("macro_ap", "micro_ap", "macro_f1", "micro_f1")
 
 
 class Bars:
-    """A bar for each piece of work, on standard error; shows the rate, the loss and the validation score.
+    """A progress bar for each task, on standard error, with the rate, the loss and the validation score.
 
-    Where that is no terminal but a log file, a line a minute says how far the work has come.
+    If standard error is no terminal but a log file, a line per minute says how far the work has come.
     """
 
     def __init__(self, *, shown: bool = True) -> None:
@@ -89,14 +89,14 @@ class Bars:
         from rich.text import Text
 
         class Rate(ProgressColumn):
-            """How many episodes or pictures a second."""
+            """Episodes or pictures per second."""
 
             def render(self, task: "Task") -> Text:
                 speed = task.finished_speed or task.speed
                 return Text(f"{speed:.1f}/s" if speed else "", style="progress.data.speed")
 
         self._progress = Progress(
-            # in a narrow window the bar and the description give way, never the numbers
+            # in a narrow window the bar and the description shrink, never the numbers
             TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
             BarColumn(bar_width=12),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
@@ -113,11 +113,11 @@ class Bars:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self._progress.tasks:  # else rich would print an empty line
+        if self._progress.tasks:  # without a task rich would print an empty line
             self._progress.stop()
 
     def begin(self, task: str, total: int) -> Callable[..., None]:
-        """A bar for this work; what it answers is to be told of each step."""
+        """Adds a bar for a task; returns the function to call with the progress of each step."""
         self._progress.start()
         bar, told = self._progress.add_task(task, total=total, facts=""), dict[str, float]()
 
@@ -144,11 +144,11 @@ def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None
     from rich.text import Text
 
     console = Console()
-    console.print(Text(printable(title)))  # not the table's own: that is wrapped to the table's width
+    console.print(Text(printable(title)))  # not as the table's own title, which is wrapped to the table's width
     if not found:
         return
     columns = list(next(iter(found.values())))
-    if "checkpoint" in columns:  # of training: few rows, long paths
+    if "checkpoint" in columns:  # from training: few rows with long paths
         for name, row in found.items():
             facts = ", ".join(f"{key.replace('_', ' ')} {_cell(value)}" for key, value in row.items())
             console.print(Text(f"{name}: {facts}"), soft_wrap=True)
@@ -162,21 +162,21 @@ def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None
         heading = column.replace("_", "-").replace("ap", "AP").replace("f1", "F1")
         table.add_column(heading, overflow="fold", no_wrap=not words)
     for name, row in found.items():
-        # as text: a label may contain what rich takes for markup
+        # as Text, since a label may contain what rich takes for markup
         table.add_row(*(Text(printable(cell)) for cell in (name, *(_cell(row[column]) for column in columns))))
-    # whatever the window's width nothing is cut; who reads a pipe has a line a row
+    # nothing is cut off, however narrow the window; in a pipe each row is one line
     least, whole = console.measure(table, options=console.options.update(width=sys.maxsize))
     console.width = max(console.width, least) if console.is_terminal else whole
     console.print(table)
 
 
 def tell(bank: Path, sentence: str, facts: dict[str, Any], *, as_json: bool) -> None:
-    """What was done to a bank: a line for a person, or an object for a machine."""
+    """Reports what was done to a bank: a line for a person, or an object for a machine."""
     typer.echo(json.dumps({"bank": str(bank), **facts}) if as_json else f"{bank}: {sentence}")
 
 
 def _without_nan(value: Any) -> Any:
-    """The interval over a single episode is not a number, and JSON has no word for that but null."""
+    """Replaces numbers that are not finite by None, since JSON has no NaN, such as the interval of a single episode."""
     if isinstance(value, dict):
         return {key: _without_nan(inner) for key, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

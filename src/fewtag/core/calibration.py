@@ -1,4 +1,4 @@
-"""Calibration: logistic curves from score to probability, for labels never seen in fitting, from one example upward."""
+"""Calibration: logistic curves from scores to probabilities, which hold for new labels with any number of examples."""
 
 import math
 from collections.abc import Sequence
@@ -10,53 +10,52 @@ from numpy.typing import NDArray
 
 Floats = TypeVar("Floats", bound=np.floating)
 Counts = NDArray[np.int64]
-"""labels: examples that each was learnt from."""
+"""labels: the number of examples that each was learnt from."""
 Shares = NDArray[np.float32]
-"""labels: which part of the pictures shows each."""
+"""labels: the share of pictures that show each."""
 
 
 SLACK = 0.01
-"""Of F1, given away by a model's thresholds for precision: the curve is flat there, and a wrong tag costs a person."""
+"""F1 that a model's thresholds give up for precision: its maximum is flat, and wrong tags cost people time."""
 
 RARE, COMMON = 0.02, 0.06
-"""Shares between which what is fitted for common labels gives way to what rare ones need."""
+"""Shares between which the fit to common labels is blended into the corrections for rare ones."""
 EASE = 0.8
-"""The part of a model's threshold that is asked for where labels are common.
+"""Factor on a model's threshold for common labels.
 
-Probabilities of new labels are spread less than those of the labels that thresholds were fitted on, so that the slack
-costs more there; of rare labels the precision is worth it. Chosen on the validation labels."""
+Probabilities of new labels are less spread than those of the labels that thresholds were fitted on, so that the slack
+costs more there; for rare labels the precision is worth it. Chosen on the validation labels."""
 STEEPER = (1, 5), (1.2, 1.0)
-"""Examples, and how much steeper than the model's the curve of a rare label is that has so many."""
+"""Numbers of examples, and the factors by which a rare label's curve is steeper than the model's with so many."""
 PLAIN = 6.0
-"""How much steeper, as a logarithm, that is for pictures more coherent by one. Chosen on the validation labels."""
+"""Change of the logarithm of that factor per unit of coherence above the model's. Chosen on the validation labels."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Logistic curves, one for each of some numbers of examples, and thresholds, interpolated between.
+    """Logistic curves and thresholds for several numbers of examples, interpolated in between.
 
-    The curves hold where a label is on `share` of the pictures. Elsewhere the log-odds move by the difference of the
-    shares' own (prior shift), and the thresholds follow.
+    The curves hold for a label that `share` of the pictures show. For other shares the log-odds shift by the difference
+    of the shares' log-odds (prior shift), and the thresholds follow.
     """
 
     examples: tuple[int, ...] = (0,)
-    """Numbers of examples a label had when each curve was fitted, rising."""
+    """Numbers of examples that labels had when each curve was fitted, ascending."""
     slopes: tuple[float, ...] = (1.0,)
     offsets: tuple[float, ...] = (0.0,)
     share: float = 0.5
-    """Of the pictures that showed a label when the curves were fitted; also what is taken where nothing is known."""
+    """Share of pictures that showed a label when the curves were fitted; also the default where no share is known."""
     shares: tuple[float, ...] = (0.5,)
-    """For which thresholds are known, rising."""
+    """Shares for which thresholds are known, ascending."""
     thresholds: tuple[tuple[float, ...], ...] = ((0.5,),)
-    """The probability from which a label is given, for the best F1 but for some slack: a row for each number of
-    examples."""
+    """Probabilities from which a label is given, for the best F1 less some slack: a row for each number of examples."""
     noes: float = 0.0
-    """By how much the log-odds rise for log(1 + weight of the 'no's): these push the fit's intercept down, as if 'no'
-    were the rule among pictures as it is among examples;"""
+    """Increase of the log-odds per log(1 + weight of the 'no's). It corrects the fit's intercept, which 'no's push down
+    as if they were as common among pictures as among examples."""
     noes_slope: float = 0.0
-    """and by how much the slope does."""
+    """Increase of the slope per log(1 + weight of the 'no's)."""
     coherence: float = 0.0
-    """Mean of the pictures that labels were learnt from when the curves were fitted; 0 where that is not known."""
+    """Mean coherence of the pictures that labels were learnt from when the curves were fitted; 0 if unknown."""
 
     def curves(
         self,
@@ -65,9 +64,9 @@ class Calibration:
         shares: Shares,
         coherence: NDArray[np.float32] | float = 0.0,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Slope and offset of each label's curve: of so many examples, 'no's of such a weight, such a share.
+        """Slope and offset of each label's curve, given its number of examples, the weight of its 'no's and its share.
 
-        `coherence` is that of the pictures it was learnt from.
+        `coherence` is that of the pictures that it was learnt from.
         """
         seen, steeper = np.log1p(noes), steepness(self.steeper(counts, coherence), shares)
         offsets = _at(self.examples, self.offsets, counts) + seen * np.float32(self.noes)
@@ -82,17 +81,17 @@ class Calibration:
         noes: NDArray[np.float32],
         coherence: NDArray[np.float32] | float,
     ) -> NDArray[np.float32]:
-        """Log-likelihood ratios: calibrated log-odds without the share that they hold for."""
+        """Log-likelihood ratios: calibrated log-odds less the log-odds of the share that they hold for."""
         usual = np.full(len(counts), self.share, np.float32)
         slopes, offsets = self.curves(counts, noes, usual, coherence)
         return (slopes * logits + offsets - log_odds(usual)).astype(np.float32)
 
     def steeper(self, counts: Counts, coherence: NDArray[np.float32] | float = 0.0) -> NDArray[np.float32]:
-        """How much steeper the curve of a rare label is than the model's, which is fitted where labels are common.
+        """The factor by which a rare label's curve is steeper than the model's, which was fitted to common labels.
 
-        That one is flattened by how much labels differ, most of all with one example; among rare ones it is seen. In
-        crowded pictures a rare label is told from others less surely, and those it was learnt from tell of those to
-        come.
+        The model's curve is flattened by the differences between labels, most of all with one example, which matters
+        for rare labels. In crowded pictures a rare label is harder to tell from others, and the pictures that it was
+        learnt from indicate how crowded later ones will be.
         """
         known = np.greater(coherence, 0) & (self.coherence > 0)
         plain = np.exp(PLAIN * np.where(known, coherence - self.coherence, 0))
@@ -111,19 +110,19 @@ def _at(examples: Sequence[int], values: Sequence[float], counts: Counts) -> NDA
 
 
 def _by_share(shares: NDArray[np.floating], rare: NDArray[np.float32] | float, common: float) -> NDArray[np.float32]:
-    """Linear interpolation, over the log-odds of the shares, between what holds for rare labels and for common ones."""
+    """Linear interpolation, over the log-odds of the shares, between values for rare and for common labels."""
     least, most = log_odds(np.array([RARE, COMMON]))
     part = np.clip((log_odds(shares) - least) / (most - least), 0, 1)
     return (rare + part * (common - rare)).astype(np.float32)
 
 
 def steepness(steeper: NDArray[np.float32], shares: NDArray[np.floating]) -> NDArray[np.float32]:
-    """How much steeper curves are at these shares; `steeper` says how much where labels are rare."""
+    """The factors by which curves are steeper at these shares; `steeper` are the factors for rare labels."""
     return _by_share(shares, steeper, 1.0)
 
 
 def log_odds(shares: NDArray[np.floating]) -> NDArray[np.float32]:
-    """The logit: the logarithm of how much likelier something is than not."""
+    """The logit of shares: log(share / (1 - share))."""
     return np.asarray(np.log(shares / (1 - shares)), np.float32)
 
 
@@ -132,8 +131,9 @@ def estimate_shares(
 ) -> Shares:
     """The share of pictures that show each label, from a sample's log-likelihood ratios, by expectation maximisation.
 
-    `evidence` is images × labels: calibrated log-odds without the share that they held for. A sample in which nothing
-    is found says little of what is rare, so a guess counts as so many pictures more (a Beta prior).
+    `evidence` is images × labels: calibrated log-odds less those of the share that they held for. A sample in which
+    nothing is found says little about rare labels, so `guess` is added with the weight of `weight` pictures (a Beta
+    prior).
     """
     found = start.astype(np.float64)
     against = np.exp(-np.clip(evidence.astype(np.float64), -300, 300))
@@ -147,7 +147,7 @@ def estimate_shares(
 
 
 OFFSET_SPREAD = 1.0
-"""Standard deviation, between labels, of what a curve's offset is off by; chosen by log-loss on validation labels."""
+"""Standard deviation between labels of the error of a curve's offset; chosen by log-loss on validation labels."""
 
 
 def match_shares(
@@ -158,18 +158,17 @@ def match_shares(
     shown: float | None = None,
     steps: int = 50,
 ) -> Shares:
-    """Shares by which a sample's probabilities agree with the part of the pictures that is said to show each label.
+    """Priors under which a sample's probabilities agree with the stated share of pictures that show each label.
 
-    One curve cannot know how hard a label is, nor how crowded an archive. Where the share is known, the sum of the
-    probabilities tells: each label's log-odds are moved by the likeliest offset, given that sum and a normal prior.
-    What comes back is a share, since an offset and a prior shift are one. `evidence` is that of `estimate_shares`,
-    `steeper` that of a `Calibration`.
-    `shown` is how many of the sample show the label, where a person has looked: its pictures may then be chosen by
-    their scores, which says nothing of what each shows beyond its score.
+    One curve cannot know how hard a label is, nor how crowded an archive. If the share is known, the sum of the
+    probabilities tells: each label's log-odds are shifted by the most probable offset, given that sum and a normal
+    prior. The result is a share, since an offset is equivalent to a prior shift. `evidence` is as in `estimate_shares`,
+    `steeper` as in `Calibration`. `shown` is how many pictures of the sample show the label, if a person has looked:
+    the sample may then be selected by score, which says nothing about what each picture shows beyond its score.
     """
     usual, wanted = log_odds(said).astype(np.float64), len(evidence) * said if shown is None else shown
     low, high = usual - 10, usual + 10
-    for _ in range(steps):  # the gradient rises with the log-odds but for the steepness, so halving finds a zero of it
+    for _ in range(steps):  # bisection: apart from the steepness, the gradient rises with the log-odds
         middle = (low + high) / 2
         steep = steepness(steeper, sigmoid(middle))
         over = sigmoid(steep * evidence + middle).sum(axis=0) - wanted
@@ -184,19 +183,19 @@ def sigmoid(logits: NDArray[Floats]) -> NDArray[Floats]:
 
 
 class Pairs(NamedTuple):
-    """A label's logits for pictures it was not learnt from, and which of these show it."""
+    """A label's logits for pictures that it was not learnt from, and which of these show it."""
 
     examples: int
     noes: float
-    """Weight of the 'no's that it was learnt from."""
+    """Total weight of the 'no's that the label was learnt from."""
     logits: NDArray[np.float32]
     shown: NDArray[np.bool_]
 
 
 def calibrate(pairs: Sequence[Pairs], share: float, shares: Sequence[float]) -> Calibration:
-    """The likeliest curves, and the thresholds of the best F1, over labels never seen in fitting.
+    """Curves of maximum likelihood, and thresholds of the best F1, over labels never seen in fitting.
 
-    Every label counts alike, and as if a part `share` of its pictures showed it.
+    Every label has the same weight, distributed as if `share` of its pictures showed it.
     """
     numbers = sorted({each.examples for each in pairs})
     rows = []
@@ -207,7 +206,7 @@ def calibrate(pairs: Sequence[Pairs], share: float, shares: Sequence[float]) -> 
         rows.append(inputs)
     shown = np.concatenate([each.shown for each in pairs])
     weights = np.concatenate([_weights(each.shown, share) for each in pairs])
-    # the curves are those of the share by their weights: no number for it is needed
+    # the weights already make the curves those of `share`, so no prior shift is needed
     found = fit_logistic(np.concatenate(rows), shown, weights)
     slopes, offsets = (tuple(round(float(value), 4) for value in found[side:-2:2]) for side in (0, 1))
     noes, noes_slope = (round(float(value), 4) for value in found[-2:])
@@ -220,12 +219,12 @@ def calibrate(pairs: Sequence[Pairs], share: float, shares: Sequence[float]) -> 
 
 
 def _weights(shown: NDArray[np.bool_], share: float) -> NDArray[np.float64]:
-    """Of a label's pictures, one in all, so that a part `share` of the weight shows it."""
+    """Weights of a label's pictures that sum to one, `share` of it on those that show the label."""
     return np.where(shown, share / max(shown.sum(), 1), (1 - share) / max((~shown).sum(), 1))
 
 
 def _threshold(pairs: Sequence[Pairs], curves: Calibration, share: float) -> float:
-    """The best threshold of labels with one number of examples, where a part `share` of the pictures shows each."""
+    """The best threshold for labels with the same number of examples, each shown by `share` of the pictures."""
     shares = np.array([share], np.float32)
     said = []
     for each in pairs:
@@ -240,7 +239,7 @@ def _threshold(pairs: Sequence[Pairs], curves: Calibration, share: float) -> flo
 def fit_logistic(
     inputs: NDArray[np.float64], shown: NDArray[np.bool_], weights: NDArray[np.float64], steps: int = 100
 ) -> NDArray[np.float64]:
-    """Weighted logistic regression without a penalty to speak of, by damped Newton steps."""
+    """Weighted logistic regression with a negligible penalty, by damped Newton steps."""
     found = np.zeros(inputs.shape[1])
     ridge = 1e-9 * np.eye(inputs.shape[1]) * weights.sum()
     for _ in range(steps):
@@ -248,7 +247,7 @@ def fit_logistic(
         gradient = inputs.T @ (weights * (chances - shown))
         curvature = weights * np.maximum(chances * (1 - chances), 1e-9)
         step = np.linalg.solve((inputs * curvature[:, None]).T @ inputs + ridge, gradient)
-        found = found - step / max(1.0, float(np.abs(step).max()) / 2)  # no leaps from a flat start
+        found = found - step / max(1.0, float(np.abs(step).max()) / 2)  # damped: no leaps from a flat start
         if np.abs(step).max() < 1e-9:
             break
     return found
@@ -261,9 +260,9 @@ def best_threshold(
     *,
     slack: float = 0.0,
 ) -> float:
-    """The highest threshold whose F1 over all pairs of image and label is the best, but for some slack.
+    """The highest threshold whose F1 over all pairs of image and label is within `slack` of the best.
 
-    Halfway between two neighbours: what is equally likely is given together or not at all.
+    It lies halfway between two neighbouring probabilities: equal ones are given together or not at all.
     """
     order = np.argsort(-probabilities, kind="stable")
     each = np.ones(len(order)) if weights is None else weights[order]
@@ -276,7 +275,7 @@ def best_threshold(
 
 
 def calibration_error(probabilities: NDArray[np.float32], shown: NDArray[np.bool_], bins: int = 15) -> float:
-    """Expected calibration error: how far, on average, what is said is from what is, in bins of equal width."""
+    """Expected calibration error: the mean gap between probability and frequency, in bins of equal width."""
     bin_of = np.clip((probabilities.astype(np.float64) * bins).astype(np.int64), 0, bins - 1)
     error = 0.0
     for number in range(bins):

@@ -1,15 +1,16 @@
-"""Word-guided prototypes in closed form, and the posterior: logistic regressions with the prototypes as their prior.
+"""Word-guided prototypes in closed form, and labels' classifiers: logistic regressions with a prototype as prior.
 
-The base pictures span a whitened space; the base labels' prototypes in it give, by ridge regression on their word
-vectors, a prototype for any word. An example is pooled with attention to the places that look like its label's word,
-and the word itself is mixed in, the less the more examples there are: words as a prior on the prototype p. A picture is
-seen as a whole and pooled with attention to the places that look like the prototype:
+The base pictures span a whitened space; ridge regression from the base labels' word vectors to their prototypes in it
+gives a prototype for any word. An example is pooled with attention to the places that look like its label's word, and
+the word itself is mixed in, with less weight the more examples there are: words are a prior on the prototype p. A
+picture is represented by its mean ("whole") and by attention pooling to the places that look like the prototype
+("focused"):
 
     logit(x) = kappa (score(x, p) - offset) + w · [whole(x), focused(x)] + b,    w, b ~ Normal(0, 1 / penalty)
 
-With no example it is the prototype's own score; every yes and no moves it from there, and the prior gives way by
+Without examples it is the prototype's own score; every yes and no moves it from there, and the prior loses influence by
 itself. The fit is convex and solved in the span of the examples (kernel logistic regression with a linear kernel), so
-that it takes milliseconds; what it finds is two vectors and a number for each label.
+that it takes milliseconds; its result is two vectors and a number for each label.
 """
 
 import math
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 Floats = TypeVar("Floats", bound=np.floating)
 Places = NDArray[np.float32]
-"""images × places × space: the places of a feature map, in the whitened space."""
+"""images × places × space: whitened feature vectors at the places (spatial positions) of a feature map."""
 Vectors = NDArray[np.float32]
 """labels × space (prototypes) or labels × dimensions (words)."""
 Scores = NDArray[np.float32]
@@ -31,38 +32,38 @@ Features = NDArray[np.float32]
 """images × channels: global features."""
 
 LABELS_AT_ONCE = 1000
-"""With more, what lies between places and scores leaves the processor's cache, and a label takes twice as long."""
+"""With more, the intermediate arrays leave the processor's cache, and a label takes twice as long."""
 COMPARED = 0.75
-"""Part of the variance within a label that is left when pictures are compared with others (by validation labels)."""
+"""Share of the variance within a label that remains in a comparison with others (chosen on validation labels)."""
 NEWTON_STEPS = 50
 TOLERANCE = 1e-8
-"""Of the dual weights, in a Newton step: where it stops."""
+"""Newton's method stops when no dual weight changes by more than this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strengths:
-    """Hyper-parameters that the validation labels chose; they travel with a model."""
+    """Hyper-parameters chosen on the validation labels; they are stored with a model."""
 
     shrinkage: float = 5.0
     separation: float = 200.0
     ridge: float = 3.0
     class_weight: float = 0.3
-    """Of a class's name beside a base label's, in the word map."""
+    """Weight of a classifier's class name relative to a base label's, in the word map."""
     word_weight: float = 1.0
     word_decay: float = 0.75
     support_focus: float = 8.0
     query_focus: float = 48.0
     query_local: float = 0.6
     kappa: float = 6.0
-    """The posterior's: how steep the prior's logit is in the prototype's score,"""
+    """Slope of the prior's logit in the prototype's score."""
     offset: float = 0.3
-    """the score at which it is even,"""
+    """The prototype's score at which the prior's probability is one half."""
     penalty: float = 0.2
-    """how firmly examples are held to the prior,"""
+    """Strength of the prior: how firmly examples are held to it."""
     bias: float = 0.3
-    """the prior's variance of the intercept, as part of the kernel,"""
+    """Prior variance of the intercept, as part of the kernel."""
     unnamed: float = 0.25
-    """and how much a picture counts as a 'no' to a label that it does not name."""
+    """Weight of a picture as a 'no' to a label that it does not name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +80,7 @@ class Space:
         return int(self.basis.shape[1])
 
     def project(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Features, channels last, in the whitened space."""
+        """Features, channels last, projected to the whitened space."""
         centred: NDArray[np.float32] = features - self.mean
         return centred @ self.basis
 
@@ -89,12 +90,12 @@ class WordMap:
     """Ridge regression from word vectors to prototypes."""
 
     mean: NDArray[np.float32]
-    """dimensions: of the base labels' words"""
+    """dimensions: mean of the base labels' word vectors"""
     matrix: NDArray[np.float32]
     """dimensions × space"""
 
     def prototypes(self, words: Vectors) -> Vectors:
-        """What the words alone suggest; unit vectors."""
+        """The prototypes that the words alone suggest; unit vectors."""
         centred: Vectors = words - self.mean
         return unit(unit(centred) @ self.matrix)
 
@@ -105,7 +106,7 @@ def unit(vectors: NDArray[Floats]) -> NDArray[Floats]:
 
 
 def fit_space(features: Features, size: int, shrinkage: float) -> Space:
-    """Whitens by the strongest principal directions, each divided by its spread, the weak ones less so."""
+    """Whitens by the strongest principal directions, divided by their standard deviations, the weak ones less so."""
     doubles = features.astype(np.float64)
     centred = doubles - doubles.mean(axis=0)
     variances, directions = np.linalg.eigh(centred.T @ centred / len(centred))
@@ -115,16 +116,16 @@ def fit_space(features: Features, size: int, shrinkage: float) -> Space:
 
 
 def base_prototypes(projected: Features, targets: NDArray[np.bool_], separation: float) -> Vectors:
-    """The base labels' prototypes by least squares, not by means: labels that occur together are told apart."""
+    """The base labels' prototypes by least squares rather than by means, which separates labels that occur together."""
     shown = targets.astype(np.float64)
     together = shown.T @ shown + separation * np.eye(shown.shape[1])
     return unit(np.linalg.solve(together, shown.T @ projected.astype(np.float64))).astype(np.float32)
 
 
 def fit_words(words: Vectors, prototypes: Vectors, ridge: float, weights: NDArray[np.float32] | None = None) -> WordMap:
-    """Ridge regression from names' words to their prototypes; `weights` are those of names that are no base labels.
+    """Ridge regression from names' word vectors to their prototypes; `weights` are for names that are no base labels.
 
-    Words are centred at the base labels' mean and of unit length. The names with weights come last.
+    Word vectors are centred at the base labels' mean and scaled to unit length. The names with weights come last.
     """
     extra = np.zeros(0) if weights is None else weights
     labels = len(words) - len(extra)
@@ -132,7 +133,7 @@ def fit_words(words: Vectors, prototypes: Vectors, ridge: float, weights: NDArra
     root = np.sqrt(np.concatenate([np.ones(labels), extra]))[:, None]
     inputs = root * unit(words - mean).astype(np.float64)
     outputs = root * prototypes.astype(np.float64)
-    if len(inputs) <= inputs.shape[1]:  # the smaller of the two systems, with one solution
+    if len(inputs) <= inputs.shape[1]:  # primal or dual, whichever system is smaller: the solution is the same
         matrix = inputs.T @ np.linalg.solve(inputs @ inputs.T + ridge * np.eye(len(inputs)), outputs)
     else:
         matrix = np.linalg.solve(inputs.T @ inputs + ridge * np.eye(inputs.shape[1]), inputs.T @ outputs)
@@ -140,14 +141,14 @@ def fit_words(words: Vectors, prototypes: Vectors, ridge: float, weights: NDArra
 
 
 def class_prototypes(projected: Features, chances: NDArray[np.float32]) -> Vectors:
-    """Prototypes of a classifier's classes: base pictures weighted by how much it takes them for each (soft labels)."""
+    """Prototypes of a classifier's classes: base pictures weighted by their class probabilities (soft labels)."""
     return unit(chances.T.astype(np.float64) @ projected).astype(np.float32)
 
 
 def pooled_length(places: Places, attention: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Length of each attention pooling, images × labels.
+    """Lengths of the attention-pooled vectors, images × labels.
 
-    For many labels it follows from the places' inner products, and the pooled vectors are never made.
+    For many labels they are computed from the places' inner products, without the pooled vectors.
     """
     turned = attention.transpose(0, 2, 1)
     if attention.shape[2] <= places.shape[1]:
@@ -165,7 +166,7 @@ def softmax(values: NDArray[np.floating], axis: int) -> NDArray[np.float32]:
 
 
 class Pictures(NamedTuple):
-    """Examples ready to be attended to: their places, the places' lengths, and each one as a whole."""
+    """Examples prepared for attention: their places, the places' lengths, and each picture's normalised mean."""
 
     places: Places
     """images × places × space"""
@@ -182,44 +183,44 @@ class Pictures(NamedTuple):
         return Pictures(*(part[rows] for part in self))
 
     def coherence(self) -> NDArray[np.float32]:
-        """How much alike the places of each picture are, from 0 to 1: those of crowded pictures are less so."""
+        """How similar the places of each picture are, from 0 to 1: lower for crowded pictures."""
         lengths = np.maximum(self.lengths.mean(axis=1), 1e-12)
         return np.asarray(np.linalg.norm(self.places.mean(axis=1), axis=-1) / lengths, np.float32)
 
     def attend(self, guide: NDArray[np.float32], focus: float) -> NDArray[np.float32]:
-        """Attention pooling of each picture to the places that look like the guide: images × space, unit vectors."""
+        """Attention pooling of each picture's places that look like the guide: images × space, unit vectors."""
         attention = softmax((self.places @ guide) / np.maximum(self.lengths, 1e-12) * focus, axis=1)
         return unit(np.matmul(attention[:, None], self.places)[:, 0])
 
     def scores(self, word: NDArray[np.float32], strengths: Strengths) -> NDArray[np.float32]:
-        """How alike each picture is to what a word suggests, as a prototype's score."""
+        """Each picture's score with the prototype that a word suggests."""
         local = np.float32(strengths.query_local)
         return (1 - local) * (self.whole @ word) + local * (self.attend(word, strengths.query_focus) @ word)
 
 
 class Fitted(NamedTuple):
-    """One label's classifier, and how far its pictures bear its name out."""
+    """One label's classifier, and how far its pictures support its name."""
 
     guide: NDArray[np.float32]
-    """The prototype: where attention looks, and the prior's mean."""
+    """The prototype: the query of the attention, and the prior's mean."""
     whole: NDArray[np.float32]
-    """Weights of the picture as a whole."""
+    """Weights of the picture's normalised mean."""
     focused: NDArray[np.float32]
-    """Weights of what attention found."""
+    """Weights of the attention-pooled vector."""
     bias: float
     trust: float = 1.0
-    """The probability that the name means what the examples show; one without examples."""
+    """The probability that the name means what the examples show; 1 without examples."""
     noes: float = 0.0
-    """Weight of the pictures that do not show it."""
+    """Total weight of the pictures that do not show the label."""
     coherence: float = 0.0
-    """Of the pictures that it was fitted to (`Pictures.coherence`), on average; 0 where that is not known."""
+    """Mean coherence of the pictures that it was fitted to (`Pictures.coherence`); 0 if unknown."""
     left_out: NDArray[np.float64] | None = None
-    """Each picture's logit by the others, where that was asked for."""
+    """Leave-one-out logit of each picture, if asked for."""
 
 
 @dataclass(frozen=True, eq=False)
 class Classifiers:
-    """Several labels' classifiers, a row each."""
+    """Several labels' classifiers, one row each."""
 
     guides: Vectors
     whole: Vectors
@@ -239,7 +240,7 @@ class Classifiers:
         for first in range(0, len(self.guides), LABELS_AT_ONCE):
             some = slice(first, first + LABELS_AT_ONCE)
             alike = (places @ self.guides[some].T) / lengths
-            # a softmax but for its sum, by which both what is pooled and its length would be divided
+            # an unnormalised softmax: its sum would cancel between the pooled vector and its length
             attention = np.exp(strengths.query_focus * (alike - alike.max(axis=1, keepdims=True)))
             along = (attention * (places @ self.focused[some].T)).sum(axis=1)
             found.append(along / pooled_length(places, attention) + whole @ self.whole[some].T + self.bias[some])
@@ -247,38 +248,38 @@ class Classifiers:
 
 
 def place_lengths(places: Places) -> NDArray[np.float32]:
-    """L2 norms, images × places; quicker than numpy's, which takes the absolute values first."""
+    """L2 norms, images × places; faster than numpy's, which takes absolute values first."""
     return np.sqrt(np.einsum("ips,ips->ip", places, places))
 
 
 @dataclass(frozen=True)
 class NameEvidence:
-    """How alike pictures are to their label's name when it means what they show, and when it means something else.
+    """A test of whether a label's name means what its pictures show, by their scores with the name.
 
-    What counts is by how much a label's pictures score higher with its name than pictures that do not show it (score
-    normalisation by impostors): a wrong name suits all of them alike. The difference is taken for normal, so that the
-    probability that a name is right is a logistic curve.
+    What counts is by how much the label's pictures score higher with its name than pictures that do not show it (score
+    normalisation by impostors): a wrong name scores alike with all of them. The difference is modelled as normal, so
+    that the probability that a name is right is a logistic curve.
     """
 
     right: float = 0.24
-    """Mean score of a picture with its label's name,"""
+    """Mean score of a picture with its label's name."""
     wrong: float = 0.05
-    """and with another name."""
+    """Mean score of a picture with another name."""
     between: float = 0.07
     """Standard deviation between labels."""
     within: float = 0.07
     """Standard deviation between pictures of one label."""
     prior: float = 0.5
-    """The share of names that are right, before any picture: private ones ("Rex") are as common as words."""
+    """Prior probability that a name is right: private names ("Rex") are as common as words."""
 
     def trust(self, scores: NDArray[np.float32], others: NDArray[np.float32], weights: NDArray[np.float32]) -> float:
-        """The probability that a name is right with which a label's pictures and others, of such weights, score so."""
-        usual = (float(weights @ others) + self.wrong) / (float(weights.sum()) + 1)  # with one more, of a wrong name
+        """The probability that a name is right, by the scores of the label's pictures and weighted ones of others."""
+        usual = (float(weights @ others) + self.wrong) / (float(weights.sum()) + 1)  # plus one pseudo-observation
         variance = self.between**2 + COMPARED * self.within**2 / len(scores)
         gap = self.right - self.wrong
         evidence = gap * (float(scores.mean()) - usual - gap / 2) / variance
         odds = evidence + math.log(self.prior / (1 - self.prior))
-        return float(np.float32(0.5 + 0.5 * math.tanh(odds / 2)))  # as a bank keeps it
+        return float(np.float32(0.5 + 0.5 * math.tanh(odds / 2)))  # in the precision of a bank file
 
 
 def fit_label(
@@ -292,12 +293,12 @@ def fit_label(
     *,
     leave_out: bool = False,
 ) -> Fitted:
-    """One label's classifier from pictures that show it or do not, each with its weight, and what its name suggests.
+    """Fits one label's classifier to weighted pictures that show it or do not, and to its name's prototype.
 
-    The name is judged by how much better it suits the pictures that show the label than those that are `compared`: all
-    others, where nothing is said.
+    The name is judged by how much better it matches the pictures that show the label than those that are `compared`, by
+    default all others.
     """
-    first = slice(int(shown.sum()))  # where those that show it come first, nothing need be copied
+    first = slice(int(shown.sum()))  # if the pictures that show it come first, nothing is copied
     yes = pictures.take(first if shown[first].all() else shown)
     trust = 1.0
     if word is not None and len(yes.places):
@@ -327,7 +328,7 @@ def fit_label(
 
 
 def prior(guide: NDArray[np.float32], strengths: Strengths) -> Fitted:
-    """The classifier of a prototype alone."""
+    """The classifier given by a prototype alone."""
     scaled = np.float32(strengths.kappa) * guide
     local = np.float32(strengths.query_local)
     return Fitted(guide, (1 - local) * scaled, local * scaled, -strengths.kappa * strengths.offset)
@@ -336,10 +337,10 @@ def prior(guide: NDArray[np.float32], strengths: Strengths) -> Fitted:
 def prototype(
     examples: Pictures, word: NDArray[np.float32] | None, trust: float, strengths: Strengths
 ) -> NDArray[np.float32]:
-    """Attended examples with the word mixed in, the less the more there are and the less it is trusted."""
+    """Attention-pooled examples plus the word, which counts less with more examples and with less trust."""
     count = len(examples.places)
     if word is None:
-        # guided by nothing, all places count alike
+        # without a guide all places count alike
         return unit(examples.whole.sum(axis=0))
     if not count:
         return word
@@ -354,10 +355,10 @@ def map_logistic(
     shown: NDArray[np.bool_],
     weights: NDArray[np.floating],
 ) -> NDArray[np.float64]:
-    """Dual weights of the likeliest logistic regression with a Gaussian prior, by damped Newton steps.
+    """Dual weights of the MAP logistic regression under a Gaussian prior, by damped Newton steps.
 
-    `gram` holds the prior's covariances of the logits, `before` their means. A logit is then its mean before plus its
-    row of the covariances times these weights.
+    `gram` holds the prior's covariances of the logits, `before` their means. The fitted logits are the means plus the
+    covariances times these weights.
     """
     covariances, before = gram.astype(np.float64), before.astype(np.float64)
     weights, targets = weights.astype(np.float64), shown.astype(np.float64)
@@ -379,7 +380,7 @@ def map_logistic(
         step = wanted - root * np.linalg.solve(inner, root * (covariances @ wanted)) - dual
         shift = covariances @ step
         length = 1.0
-        # convex: a step that is short enough gains, up to rounding
+        # the loss is convex: a step that is short enough lowers it, up to rounding
         while (after := loss(dual + length * step, moved + length * shift)) > now + 1e-9 * abs(now) and length > 1e-4:
             length /= 2
         dual, moved, now = dual + length * step, moved + length * shift, after
@@ -394,9 +395,9 @@ def leave_one_out(
     shown: NDArray[np.bool_],
     weights: NDArray[np.floating],
 ) -> NDArray[np.float64]:
-    """Each logit of a fit by `map_logistic` as it were without that picture: a Newton step from the fit to all of them.
+    """Approximate leave-one-out logits of a fit by `map_logistic`: one Newton step from the fit to all pictures.
 
-    The prior's means stay, though a prototype would be another without one of its examples.
+    The prior's means are kept, though a prototype would differ without one of its examples.
     """
     chances = 0.5 + 0.5 * np.tanh(logits.astype(np.float64) / 2)
     curvature = np.maximum(weights * chances * (1 - chances), 1e-9)

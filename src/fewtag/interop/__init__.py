@@ -1,1 +1,1 @@
-"""What other programs read and write: tags in XMP sidecars and pictures, data sets, hubs."""
+"""Exchange with other programs: tags in XMP sidecars and in pictures, and data sets in their formats."""

@@ -1,4 +1,4 @@
-"""Keywords that pictures carry: XMP packets and IPTC's keywords inside, read from the bytes, and sidecars beside."""
+"""Reading the keywords of pictures: embedded XMP packets and IPTC keywords, and sidecars."""
 
 import os
 import zlib
@@ -16,19 +16,19 @@ from fewtag.pictures.files import IMAGE_ENDINGS, RAW_ENDINGS, UNREADABLE_ENDINGS
 ENDING = ".xmp"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MOST = 16_000_000
-"""Bytes of one chunk that may be metadata."""
+"""The most bytes of a chunk that may be metadata."""
 _UTF8 = b"\x1b%G"
 
 
 class Embedded(NamedTuple):
-    """What a picture's file holds beside its pixels."""
+    """The metadata in a picture's file that may contain keywords."""
 
     packet: bytes | None = None
     keywords: tuple[str, ...] = ()
-    """IPTC's."""
+    """IPTC keywords."""
 
     def tags(self, name: str) -> Tags:
-        """A person's own tags; a packet that cannot be read is no reason to lose the keywords beside it."""
+        """A person's own tags; an XMP packet that cannot be read is skipped, and the IPTC keywords still count."""
         found = NO_TAGS
         if self.packet is not None:
             with suppress(InputError):
@@ -37,14 +37,14 @@ class Embedded(NamedTuple):
 
 
 def read_embedded(path: Path) -> Embedded:
-    """A picture's XMP packet and IPTC keywords; no pixels of JPEG and PNG are read. Refuses what is no picture."""
+    """A picture's XMP packet and IPTC keywords, without decoding JPEG and PNG pixels. Refuses what is no picture."""
     try:
         with path.open("rb") as file:
             if file.read(8) == _PNG:
                 return _png(file)
             image = open_encoded(file, str(path))
             packet = image.info.get("xmp")
-            # IPTC's tag in a TIFF as it lies there, as Pillow's own reader takes it: some call its bytes numbers
+            # the raw bytes of a TIFF's IPTC tag, as in Pillow's own reader: some programs declare them as numbers
             in_tiff = getattr(getattr(image, "tag_v2", None), "_tagdata", {}).get(33723, b"")
             iptc = image.info.get("photoshop", {}).get(0x0404, in_tiff)
             return Embedded(packet if isinstance(packet, bytes) and packet else None, keywords(iptc))
@@ -54,7 +54,7 @@ def read_embedded(path: Path) -> Embedded:
 
 
 def _png(file: BinaryIO) -> Embedded:
-    """The XMP chunk of a PNG: it may come after the pixels, where Pillow looks only once it has decoded them."""
+    """The XMP chunk of a PNG: it may come after the pixels, where Pillow finds it only after decoding them."""
     file.seek(8)
     while len(head := file.read(8)) == 8:
         size, kind = int.from_bytes(head[:4], "big"), head[4:]
@@ -75,13 +75,13 @@ def _png(file: BinaryIO) -> Embedded:
 
 
 def keywords(records: bytes) -> tuple[str, ...]:
-    """IPTC's keywords: data set 25 of record 2, in UTF-8 if that is said or fits, else in Latin 1."""
+    """IPTC keywords: data set 25 of record 2, in UTF-8 if so declared or valid, else in Latin 1."""
     found, utf8, place = [], False, 0
     while place + 5 <= len(records) and records[place] == 0x1C:
         record, dataset = records[place + 1], records[place + 2]
         size = int.from_bytes(records[place + 3 : place + 5], "big")
         value = records[place + 5 : place + 5 + size]
-        if size & 0x8000:  # as long as no keyword is
+        if size & 0x8000:  # an extended data set, which no keyword needs
             break
         utf8 |= (record, dataset) == (1, 90) and value == _UTF8
         if (record, dataset) == (2, 25):
@@ -97,14 +97,14 @@ def keywords(records: bytes) -> tuple[str, ...]:
 
 
 def paired_raws(paths: Sequence[Path]) -> frozenset[Path]:
-    """RAW files whose picture is among these as well, and is read in their place: photo.cr2 beside photo.jpg."""
+    """RAW files whose converted picture is among these too, and is read instead: photo.cr2 beside photo.jpg."""
     read = {(path.parent, path.stem.casefold()) for path in paths if path.suffix.lower() in IMAGE_ENDINGS}
     raws = (path for path in paths if path.suffix.lower() in RAW_ENDINGS)
     return frozenset(path for path in raws if (path.parent, path.stem.casefold()) in read)
 
 
 class Folders:
-    """Listings of folders, each read once: which names are there, by their case-folded spelling."""
+    """Listings of folders, each read once: the names in them by their case-folded spelling."""
 
     def __init__(self) -> None:
         self._listed: dict[Path, dict[str, list[str]]] = {}
@@ -121,7 +121,7 @@ class Folders:
         return self._listed[folder]
 
     def sidecars(self, picture: Path) -> tuple[list[Path], list[Path]]:
-        """Those of the picture, and those that another one of the same name may own: photo.cr2 beside photo.jpg."""
+        """A picture's own sidecars, and those that it may share with one of the same name: photo.cr2, photo.jpg."""
         names, stem = self.names(picture.parent), picture.stem.casefold()
         own = names.get(f"{picture.name}{ENDING}".casefold(), [])
         shared = names.get(f"{stem}{ENDING}", [])
@@ -129,19 +129,19 @@ class Folders:
         return [picture.parent / name for name in apart[0]], [picture.parent / name for name in apart[1]]
 
     def has_twin(self, picture: Path) -> bool:
-        """Whether another picture beside it has the same name but for its ending, and so a claim to photo.xmp."""
+        """Whether another picture beside it differs only in its ending, and so could also own photo.xmp."""
         names, stem = self.names(picture.parent), picture.stem.casefold()
         endings = (IMAGE_ENDINGS | UNREADABLE_ENDINGS) - {picture.suffix.lower()}
         return any(f"{stem}{ending}" in names for ending in endings)
 
     def raws(self, picture: Path) -> list[Path]:
-        """Sidecars of a RAW file of the same picture: photo.cr2.xmp of photo.jpg."""
+        """Sidecars of RAW files of the same picture: photo.cr2.xmp for photo.jpg."""
         names, stem = self.names(picture.parent), picture.stem.casefold()
         found = (names.get(f"{stem}{ending}{ENDING}", ()) for ending in sorted(RAW_ENDINGS))
         return [picture.parent / name for some in found for name in some]
 
     def pictures(self, sidecar: Path) -> list[Path]:
-        """Whose sidecar it may be: photo.jpg of photo.jpg.xmp, photo.jpg and photo.png of photo.xmp."""
+        """The pictures that a sidecar may belong to: photo.jpg for photo.jpg.xmp, also photo.png for photo.xmp."""
         names, stem = self.names(sidecar.parent), sidecar.stem.casefold()
         found = names.get(stem, []) if Path(stem).suffix in IMAGE_ENDINGS else []
         found = found or [name for ending in sorted(IMAGE_ENDINGS) for name in names.get(f"{stem}{ending}", ())]

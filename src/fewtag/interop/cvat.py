@@ -1,8 +1,8 @@
-"""CVAT auto-annotation: a bank's tags for the pictures of a task, as a function that cvat-cli calls.
+"""CVAT auto-annotation: a bank's tags for the pictures of a task, as a function for cvat-cli.
 
     cvat-cli task auto-annotate 12 --function-module fewtag.interop.cvat -p bank=str:pets.fewtag
 
-The task needs labels of the same names, of type "tag" or "any"; --allow-unmatched-labels leaves others out.
+The task needs labels of the same names, of type "tag" or "any"; with --allow-unmatched-labels others are left out.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from fewtag.tagger.tagger import Tagger
 
 
 class Function:
-    """What CVAT asks for: `spec`, the labels, and `detect`, the tags of one picture."""
+    """CVAT's interface: `spec` lists the labels, and `detect` returns the tags of one picture."""
 
     def __init__(self, bank: str, threshold: float | None = None) -> None:
         try:
@@ -28,11 +28,11 @@ class Function:
         )
 
     def detect(self, context: Any, image: Image.Image) -> list[Any]:
-        """Over each label's threshold, or over the one that CVAT or a person gives."""
+        """The tags over each label's threshold, or over the one that CVAT or a person gives."""
         threshold = context.conf_threshold if context.conf_threshold is not None else self._threshold
         (tags,) = self._tagger.predict(image, threshold=threshold)
         return [self._cvat.tag(self._numbers[tag]) for tag in tags]
 
 
 create = Function
-"""Called by cvat-cli with what -p says."""
+"""Called by cvat-cli with the parameters of -p."""

@@ -1,4 +1,4 @@
-"""Data sets in other programs' formats: Hugging Face, FiftyOne, Label Studio, COCO and MegaDetector, out and in."""
+"""Data sets of other programs: Hugging Face, FiftyOne, Label Studio, COCO and MegaDetector; some are read, too."""
 
 import filecmp
 import json
@@ -23,21 +23,21 @@ from fewtag.tagging.sources import read_detections
 from fewtag.tagging.tables import read_record
 
 LOCAL_FILES = "/data/local-files/?d="
-"""Label Studio's address of a file under its LOCAL_FILES_DOCUMENT_ROOT."""
+"""Label Studio's address of a file below its LOCAL_FILES_DOCUMENT_ROOT."""
 RECORD = ".fewtag-export.json"
-"""Digests of the files that were exported to a folder: what a person changed since then is not replaced."""
+"""Digests of the files that were exported to a folder, so that a file that a person changed since is not replaced."""
 
 
 @dataclass(frozen=True)
 class Set:
-    """Rows of tags, and where their pictures are."""
+    """Rows of tags, and the locations of their pictures."""
 
     rows: Sequence[Tagged]
     root: Path
     boxes: bool = False
-    """COCO: a box around the whole picture, for programs that cannot do without one."""
+    """For COCO: whether to add a box around the whole picture, for programs that need one."""
     paths: Mapping[str, Path] = field(default_factory=dict)
-    """Of pictures that lie elsewhere, by their names in the rows."""
+    """Paths of pictures that lie elsewhere, by their names in the rows."""
 
     @property
     def labels(self) -> list[str]:
@@ -50,7 +50,7 @@ class Set:
 def export_set(
     table: Path, folder: Path, form: str, root: Path | None = None, *, boxes: bool = False, force: bool = False
 ) -> list[Path]:
-    """A table that `tag` wrote, in another program's format, into a folder; answers with the files."""
+    """Exports a table that `tag` wrote to another program's format in a folder; returns the files."""
     place = root or tagged_folder(table) or table.parent
     rows = [replace(row, image=name_in(place, row.image)) for row in read_tagged(table)]
     given = Set(rows, place, boxes)
@@ -59,9 +59,9 @@ def export_set(
 
 
 def write_set(given: Set, folder: Path, form: str | Mapping[str, Any], *, force: bool = False) -> list[Path]:
-    """Files of a format, or with these contents, into a folder; answers with their paths.
+    """Writes the files of a format, or with these contents, to a folder; returns their paths.
 
-    Refuses to replace what was not exported to it, or was changed since, unless by `force`.
+    Refuses to replace a file that was not exported to it, or was changed since, unless `force` is set.
     """
     contents = FORMS[form](given) if isinstance(form, str) else form
     texts = {
@@ -80,7 +80,7 @@ def write_set(given: Set, folder: Path, form: str | Mapping[str, Any], *, force:
 
 
 def _sums_for(folder: Path, texts: Mapping[str, bytes], *, force: bool) -> dict[str, list[str]]:
-    """What the folder's record is to say, before these take their places; refuses to replace somebody else's files."""
+    """The folder's new record, made before the files are written; refuses to replace somebody else's files."""
     record, noted = folder / RECORD, dict[str, list[str]]()
     with suppress(OSError, ValueError, RecursionError, AttributeError):
         noted = {str(name): list(sums) for name, sums in json.loads(record.read_bytes()).items() if sums}
@@ -92,12 +92,12 @@ def _sums_for(folder: Path, texts: Mapping[str, bytes], *, force: bool) -> dict[
             raise InputError(
                 f"{path} exists and is not what fewtag wrote there; name another folder, or replace it by --force"
             )
-        noted[name] = list(dict.fromkeys([new, there] if ours else [new]))  # after a kill in between, either is ours
+        noted[name] = list(dict.fromkeys([new, there] if ours else [new]))  # after a kill either may be there
     return noted
 
 
 def _imagefolder(given: Set) -> dict[str, Any]:
-    """`load_dataset("imagefolder", data_dir=…)`: a line a picture, beside the pictures, which are copied if need be."""
+    """For `load_dataset("imagefolder", data_dir=…)`: a line per picture, beside the pictures, copied if need be."""
     lines = []
     for row in given.rows:
         facts: dict[str, Any] = {"file_name": _below(given.root, row.image), "labels": list(row.tags)}
@@ -106,7 +106,7 @@ def _imagefolder(given: Set) -> dict[str, Any]:
 
 
 def _below(root: Path, name: str) -> str:
-    """A picture's path in the folder of all; refuses what lies elsewhere."""
+    """A picture's path relative to the common folder; refuses one outside of it."""
     whole = os.path.normpath(root.absolute() / name)
     try:
         return Path(whole).relative_to(os.path.normpath(root.absolute())).as_posix()
@@ -115,7 +115,7 @@ def _below(root: Path, name: str) -> str:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Unless it is there; refuses to replace another file."""
+    """Copies a file unless it is already there; refuses to replace a different one."""
     make_folder(target.parent)
     try:
         if not target.exists():
@@ -127,7 +127,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _fiftyone(given: Set) -> dict[str, Any]:
-    """`fo.Dataset.from_dir(…, fo.types.FiftyOneImageClassificationDataset)`: pictures stay where they are."""
+    """For `fo.Dataset.from_dir(…, fo.types.FiftyOneImageClassificationDataset)`: pictures stay where they are."""
     labels = {
         str(given.path(row)): [
             {"label": tag} | ({"confidence": row.scores[tag]} if tag in row.scores else {}) for tag in row.tags
@@ -138,13 +138,13 @@ def _fiftyone(given: Set) -> dict[str, Any]:
 
 
 def _label_studio(given: Set) -> dict[str, Any]:
-    """Tasks to import, each with its tags as a prediction, and the labelling interface that they are for."""
+    """Tasks to import, each with its tags as a prediction, and the labelling interface for them."""
     version = f"fewtag {__version__}"
     tasks = []
     for row in given.rows:
         result = {"from_name": "choice", "to_name": "image", "type": "choices", "value": {"choices": list(row.tags)}}
         prediction: dict[str, Any] = {"model_version": version, "result": [result] if row.tags else []}
-        if row.scores:  # the data manager sorts by it: the least sure first
+        if row.scores:  # the data manager can sort by it: the least certain first
             prediction["score"] = round(min(abs(2 * score - 1) for score in row.scores.values()), 6)
         tasks.append({"data": {"image": LOCAL_FILES + quote(row.image)}, "predictions": [prediction]})
     choices = "".join(f"\n    <Choice value={quoteattr(label)}/>" for label in given.labels)
@@ -156,7 +156,7 @@ def _label_studio(given: Set) -> dict[str, Any]:
 
 
 def _coco(given: Set) -> dict[str, Any]:
-    """Labels of whole pictures: annotations without a box, unless one is asked for."""
+    """Annotations of whole pictures, without a box unless `boxes` is set."""
     numbers = {label: number for number, label in enumerate(given.labels, 1)}
     images, annotations = [], list[dict[str, Any]]()
     for number, row in enumerate(given.rows, 1):
@@ -175,7 +175,7 @@ def _coco(given: Set) -> dict[str, Any]:
 
 
 def _megadetector(given: Set, table: Path) -> dict[str, Any]:
-    """The detections that were tagged, each with its classifications: for Timelapse and AddaxAI."""
+    """The detections that were tagged, each with its classifications, for Timelapse and AddaxAI."""
     sources = read_record(table).get("source")
     if not isinstance(sources, list) or len(sources) != 1 or not str(sources[0]).endswith(".json"):
         raise InputError(
@@ -206,9 +206,10 @@ EVERY_FORM = (*FORMS, "megadetector")
 
 
 def read_set(path: Path, root: Path | None = None, *, complete: bool = False) -> list[Shown]:
-    """Examples from what COCO, FiftyOne and Label Studio call theirs in JSON.
+    """Reads examples from a JSON file of COCO, FiftyOne or Label Studio.
 
-    Pictures without any label are left out, unless what is said is `complete`; those that nobody annotated always.
+    Pictures without any label are left out, unless the data set is `complete`; in Label Studio, those that nobody
+    annotated always are.
     """
     place, content = root or path.parent, read_json(path, "data set")
     found: Mapping[str, Iterable[str]]
@@ -238,7 +239,7 @@ def read_set(path: Path, root: Path | None = None, *, complete: bool = False) ->
 
 
 def _of_coco(content: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Categories by picture; a picture shows what is in any of its boxes."""
+    """Categories by picture: those of all its annotations."""
     names = {each["id"]: str(each["name"]) for each in content["categories"]}
     files = {each["id"]: str(each["file_name"]) for each in content["images"]}
     found: dict[str, set[str]] = {file: set() for file in files.values()}
@@ -248,7 +249,7 @@ def _of_coco(content: Mapping[str, Any]) -> dict[str, set[str]]:
 
 
 def _of_tasks(tasks: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """What people chose in Label Studio; predictions are nobody's word."""
+    """The choices that people made in Label Studio, by picture; predictions are ignored."""
     found: dict[str, set[str]] = {}
     for task in tasks:
         texts = [value for value in task["data"].values() if isinstance(value, str)]
@@ -259,13 +260,13 @@ def _of_tasks(tasks: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
                 for result in annotation["result"]:
                     if result["type"] == "choices":
                         choices = result["value"]["choices"]
-                        # a nested choice comes as the path to it
+                        # a nested choice is given as its path
                         chosen.update(str(each[-1] if isinstance(each, list) else each) for each in choices)
     return found
 
 
 def _local(address: str) -> str:
-    """A file's path from its address: of local storage in full; of an upload its name, which has a mark before it."""
+    """A file's path from its address: for local storage its full path; for an upload its name, without the prefix."""
     parts = urlsplit(address)
     if "d" in (query := parse_qs(parts.query)):
         return query["d"][0]
@@ -274,7 +275,7 @@ def _local(address: str) -> str:
 
 
 def _of_fiftyone(content: Mapping[str, Any], root: Path) -> dict[str, list[str]]:
-    """One label or several of each picture, by name or by its number; pictures in data/ are called without ending."""
+    """The labels of each picture, one or several, by name or by index; pictures in data/ are named without ending."""
     files = [path.relative_to(root) for path in (root / "data").rglob("*") if is_image_name(path.name)]
     found = {file.relative_to("data").with_suffix("").as_posix(): file.as_posix() for file in files}
     classes = content.get("classes") or []

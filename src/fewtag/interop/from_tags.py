@@ -1,4 +1,4 @@
-"""Examples from keywords: pictures that carry tags, embedded or in a sidecar, as what a bank is taught with."""
+"""Examples from keywords: pictures with tags, embedded or in a sidecar, to teach a bank with."""
 
 import math
 from collections import Counter
@@ -21,19 +21,19 @@ from fewtag.tagger.stream import BATCH, Item, places_of, read_ahead
 from fewtag.tagging.examples import Shown, clean_label
 
 OUTLIERS = 0.1
-"""The share of a label's pictures, those least like the others, that variety is not sought among: slips of the pen."""
+"""The share of a label's pictures, the most unusual, that are not chosen for variety: they are often mistakes."""
 
 
 class Carried(NamedTuple):
-    """What a folder's pictures carry."""
+    """The tags in the pictures of folders."""
 
     shown: list[Shown]
     pictures: int
-    """All that were looked at, without tags too."""
+    """The number of pictures examined, with tags or without."""
     unusable: dict[str, str]
     """Tags that cannot be labels, and why."""
     failures: list[InputError]
-    """Pictures of a kind that is not read, and damaged files."""
+    """Errors for pictures in formats that are not read, and for damaged files."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -41,7 +41,7 @@ class Carried(NamedTuple):
 
 
 def read_carried(sources: Sequence[Path]) -> Carried:
-    """A person's own tags of all pictures of these folders; what fewtag wrote is none of them."""
+    """Reads a person's own tags of all pictures in these folders; tags that fewtag wrote are ignored."""
     found, folders = list[Picture](), Folders()
     for source in sources:
         if not source.exists():
@@ -52,7 +52,7 @@ def read_carried(sources: Sequence[Path]) -> Carried:
     shown, unusable, failures = list[Shown](), dict[str, str](), list[InputError]()
 
     def read(each: Picture) -> Tags | InputError:
-        """In the picture and beside it; a RAW file's are those of the picture that was made of it."""
+        """The tags in the picture and beside it; those of a RAW file count for the picture that was made from it."""
         if each.problem:
             return InputError(each.problem)
         try:
@@ -79,7 +79,7 @@ def _labels(tags: Tags, unusable: dict[str, str]) -> Iterator[str]:
 
 
 def _one_spelling(shown: Sequence[Shown]) -> list[Shown]:
-    """Tags that differ in case alone are one, in the spelling that most pictures have."""
+    """Merges tags that differ only in case, in the spelling that most pictures have."""
     counts = Counter(label for each in shown for label in each.labels)
     spelling: dict[tuple[str, ...], str] = {}
     for label in sorted(counts, key=lambda label: (-counts[label], label)):
@@ -88,7 +88,7 @@ def _one_spelling(shown: Sequence[Shown]) -> list[Shown]:
 
 
 def only(shown: Sequence[Shown], names: Sequence[str]) -> list[Shown]:
-    """Filters pictures by these labels and what hangs under them; refuses a label that no picture carries."""
+    """Keeps these labels and those below them; refuses a label that no picture carries."""
     known = {label: fold(path_of(label)) for each in shown for label in each.labels}
     wanted: set[str] = set()
     for name in names:
@@ -106,9 +106,9 @@ def only(shown: Sequence[Shown], names: Sequence[str]) -> list[Shown]:
 def at_most(
     shown: Sequence[Shown], most: int, model: Model, progress: Callable[[int], None] = lambda _: None
 ) -> tuple[list[Shown], list[InputError]]:
-    """About so many pictures of each label: half of them the most typical ones, half the most varied; and failures.
+    """Selects about `most` pictures of each label, half the most typical, half the most varied; also failures.
 
-    A picture is taken with all its labels, so that a label of many such pictures may have a few more.
+    A picture is selected with all its labels, so that a label may get a few more.
     """
     counts = Counter(label for each in shown for label in each.labels)
     asked = {row for row, each in enumerate(shown) if any(counts[label] > most for label in each.labels)}
@@ -122,7 +122,7 @@ def at_most(
 
 
 def _some(rows: Sequence[int], whole: dict[int, NDArray[np.float32]], chosen: set[int], most: int) -> list[int]:
-    """Rows nearest to the mean, then farthest-first traversal: each time the one least like all that are taken."""
+    """The rows nearest to the mean, then farthest-first: each time the row least like all that were taken."""
     taken = [row for row in rows if row in chosen]
     points = np.stack([whole[row] for row in rows])
     order = np.argsort(-(points @ unit(points.mean(axis=0))), kind="stable")
@@ -138,7 +138,7 @@ def _some(rows: Sequence[int], whole: dict[int, NDArray[np.float32]], chosen: se
 def _vectors(
     pictures: Mapping[int, Picture], model: Model, progress: Callable[[int], None]
 ) -> tuple[dict[int, NDArray[np.float32]], list[InputError]]:
-    """Each picture as a whole, a unit vector."""
+    """Each picture's normalised mean vector, and failures."""
     found, failed = dict[int, NDArray[np.float32]](), list[InputError]()
     items, rows = (Item(str(picture), picture) for picture in pictures.values()), iter(pictures)
     for reads in read_ahead(model, items, BATCH):

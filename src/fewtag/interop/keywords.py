@@ -1,4 +1,4 @@
-"""Keywords: tags as paths of names, how their spellings compare, and what a person's own ones say of a picture."""
+"""Keywords: tags as paths of names, the comparison of their spellings, and a person's own tags of a picture."""
 
 import re
 import unicodedata
@@ -8,15 +8,15 @@ from typing import NamedTuple
 from fewtag.errors import InputError
 
 SLASH = "∕"
-"""Stands for a slash within a name: "/" itself parts the names of a path."""
+"""Stands for a slash within a name, since "/" separates the names of a path."""
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 Path = tuple[str, ...]
-"""A tag by the names above it and its own: ("birds", "heron")."""
+"""A tag with the names above it: ("birds", "heron")."""
 
 
 def path_of(label: str) -> Path:
-    """A label's path; its names are parted by "/".
+    """A label's path, whose names are separated by "/".
 
     >>> path_of("birds/heron"), path_of("dog")
     (('birds', 'heron'), ('dog',))
@@ -25,12 +25,12 @@ def path_of(label: str) -> Path:
 
 
 def label_of(path: Path) -> str:
-    """The label that a path is learnt as."""
+    """The label for a path."""
     return "/".join(part.replace("/", SLASH) for part in path)
 
 
 def check_label(label: str) -> Path:
-    """A label's path; refuses one that XML cannot hold."""
+    """A label's path; refuses one that XML cannot contain."""
     if found := _NO_XML.search(label):
         raise InputError(f"label {label!r} holds the character {found[0]!r}, which XMP cannot; rename it")
     path = path_of(label)
@@ -40,12 +40,12 @@ def check_label(label: str) -> Path:
 
 
 def fold(path: Path) -> Path:
-    """Case folding and Unicode normalisation, by which two spellings of a path are the same."""
+    """A path in a canonical spelling, by case folding and Unicode normalisation, for comparison."""
     return tuple(unicodedata.normalize("NFC", part).casefold() for part in path)
 
 
 def unlike(items: Iterable[str], but: Iterable[str] = ()) -> list[str]:
-    """De-duplicates items whatever their case, and leaves out those that are among the others (`but`)."""
+    """Removes duplicates regardless of case, and items that are among `but`."""
     first: dict[Path, str] = {}
     for item in items:
         first.setdefault(fold((item.strip(),)), item)
@@ -54,7 +54,7 @@ def unlike(items: Iterable[str], but: Iterable[str] = ()) -> list[str]:
 
 
 class Tags(NamedTuple):
-    """What a person's own keywords say of a picture: paths, and names that are in none of these."""
+    """A person's own keywords of a picture: paths, and names that are part of no path."""
 
     paths: tuple[Path, ...] = ()
     names: tuple[str, ...] = ()
@@ -64,11 +64,11 @@ class Tags(NamedTuple):
 
     @property
     def every(self) -> tuple[Path, ...]:
-        """All tags as paths; a name is one of length one."""
+        """All tags as paths; a name is a path of length one."""
         return (*self.paths, *((name,) for name in self.names))
 
     def has(self, path: Path) -> bool:
-        """Whether a person gave this tag, as a path, as a mere name, or, of a mere name, under any path."""
+        """Whether a person gave this tag: this path, its last name alone, or, for a single name, any path's end."""
         wanted, given = fold(path), {fold(each) for each in self.every}
         under = len(wanted) == 1 and wanted[0] in {each[-1] for each in given}
         return under or wanted in given or wanted[-1:] in given
@@ -78,7 +78,7 @@ NO_TAGS = Tags()
 
 
 def join_tags(paths: Iterable[Path], names: Iterable[str]) -> Tags:
-    """Merges tags: each once, in its first spelling; a name that is part of a path says nothing more."""
+    """Merges tags: each once, in its first spelling; names that are part of a path are dropped."""
     hierarchy: dict[Path, Path] = {}
     for path in paths:
         if path:

@@ -1,4 +1,4 @@
-"""RDF in XML, parsed by expat with the byte position of each element, so that it can be changed by splicing bytes."""
+"""RDF/XML, parsed by expat with the byte position of each element, so that it can be edited by splicing bytes."""
 
 import re
 from dataclasses import dataclass, field
@@ -9,27 +9,27 @@ from fewtag.errors import InputError
 RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 _LISTS = frozenset({(RDF, "Bag"), (RDF, "Seq"), (RDF, "Alt")})
 _BETWEEN = "\x01"
-"""Parts a name's namespace, itself and its prefix as expat tells them: no XML can hold it."""
+"""Separates namespace, local name and prefix in expat's names: no XML can contain this character."""
 _START_TAG = re.compile(rb"""<(?:[^>"']|"[^"]*"|'[^']*')*>""")
 
 Name = tuple[str, str]
-"""A namespace and what is called so in it."""
+"""A namespace and a local name."""
 Changes = list[tuple[int, int, bytes]]
-"""Where stretches of bytes begin and end, and what takes their place."""
+"""Start and end of byte ranges, and their replacements."""
 
 
 @dataclass(slots=True, eq=False)
 class Element:
-    """An element, and where its bytes are."""
+    """An element and the positions of its bytes."""
 
     name: Name
     prefix: str
     attributes: dict[Name, str]
     start: int
     head: int
-    """Where the start tag ends."""
+    """The end of the start tag."""
     tail: int = 0
-    """Where the end tag begins."""
+    """The start of the end tag."""
     end: int = 0
     children: list["Element"] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Element:
 
     @property
     def array(self) -> "Element | None":
-        """The list that a property holds."""
+        """The list (Bag, Seq or Alt) in a property; None if there is none."""
         return next((each for each in self.children if each.name in _LISTS), None)
 
     @property
@@ -71,7 +71,7 @@ class _Parser:
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         start = self.expat.CurrentByteIndex
-        found = _START_TAG.match(self.data, start)  # none in UTF-16, which is read but not written
+        found = _START_TAG.match(self.data, start)  # no match in UTF-16, which is read but not written
         named = {_named(name)[0]: value for name, value in attributes.items()}
         element = Element(*_named(tag), named, start, start if found is None else found.end())
         self.open[-1].children.append(element)
@@ -87,13 +87,13 @@ class _Parser:
 
 
 def _named(told: str) -> tuple[Name, str]:
-    """A name as expat tells it, and its prefix: either of namespace and prefix may be missing."""
+    """Splits a name from expat into name and prefix; the namespace and the prefix may be missing."""
     space, local, prefix = ["", *told.split(_BETWEEN), ""][_BETWEEN in told :][:3]
     return (space, local), prefix
 
 
 def parse(data: bytes) -> tuple[Element, str]:
-    """The outermost element, and the encoding; a refusal begins with a verb, for whoever knows the file's name."""
+    """The root element and the encoding; error messages begin with a verb, for the caller to prepend a name."""
     parser = _Parser(data)
     try:
         # a packet taken from a picture may end in null bytes
@@ -108,12 +108,12 @@ def parse(data: bytes) -> tuple[Element, str]:
 
 
 def before(data: bytes, place: int) -> int:
-    """Where the white space before a place begins."""
+    """The position where the white space before a place begins."""
     return len(data[:place].rstrip(b" \t\r\n"))
 
 
 def spliced(data: bytes, changes: Changes) -> bytes:
-    """The bytes with these stretches replaced, which do not overlap."""
+    """The bytes with these ranges, which do not overlap, replaced."""
     pieces, place = list[bytes](), 0
     for start, end, content in sorted(changes):
         pieces += [data[place:start], content]

@@ -1,4 +1,4 @@
-"""Tags into XMP sidecars, or by exiftool into pictures: planned, shown, written whole, and taken back to the byte."""
+"""Writing tags to XMP sidecars or, by exiftool, into pictures: planned, shown, atomic, and undone to the byte."""
 
 import difflib
 import os
@@ -24,14 +24,14 @@ from fewtag.pictures.files import Picture, as_text, walk, walk_files
 from fewtag.pictures.prefetch import Begin, batches, unwatched
 
 PART = ".fewtag-part"
-"""In the names of files that are being written, before they take the place of others."""
+"""Part of the names of temporary files, before they replace others."""
 _THREADS = 8
 _AT_ONCE = 50
 
 
 @dataclass(frozen=True)
 class Change:
-    """A planned change of one picture's tags: the file, and its packet before and afterwards."""
+    """A planned change of one picture's tags: the file, and its packet before and after."""
 
     image: str
     path: Path
@@ -45,7 +45,7 @@ class Change:
         return not self.failure and self.before != self.after
 
     def diff(self) -> str:
-        """For people: a unified diff of the packet."""
+        """A unified diff of the packet, for people."""
         old, new = ((content or b"").decode(errors="replace").splitlines() for content in (self.before, self.after))
         was, becomes = (str(self.path) if content is not None else os.devnull for content in (self.before, self.after))
         return "\n".join([*difflib.unified_diff(old, new, was, becomes, lineterm="", n=2), ""])
@@ -53,13 +53,13 @@ class Change:
 
 @dataclass
 class Report:
-    """Counts of what was done."""
+    """Counts of what was done, and failures."""
 
     pictures: int = 0
     written: int = 0
-    """Files that were made or changed."""
+    """Files that were created or changed."""
     removed: int = 0
-    """Sidecars that fewtag had made, and that nothing is left of."""
+    """Sidecars that fewtag had created and that are now empty, and hence deleted."""
     unchanged: int = 0
     failures: dict[str, str] = field(default_factory=dict)
     dry_run: bool = False
@@ -80,7 +80,7 @@ class Report:
 class Options:
     embed: bool = False
     adobe_names: bool = False
-    """New sidecars are called photo.xmp, not photo.jpg.xmp."""
+    """Whether new sidecars are called photo.xmp instead of photo.jpg.xmp."""
     dry_run: bool = False
     tell: Callable[[Change], None] = lambda _: None
     begin: Begin = unwatched
@@ -89,9 +89,9 @@ class Options:
 def write_tags(
     root: Path, rows: Iterable[tuple[str, Path, Wanted | InputError]], total: int, options: Options
 ) -> Report:
-    """Writes tags: `rows` are names, pictures and what is wanted of each, or why that is unknown; `root` their folder.
+    """Writes tags: `rows` are names, pictures and their wanted tags, or why these are unknown; `root` is the folder.
 
-    What fewtag wrote before and is not wanted any more goes; nobody else's tag ever does.
+    Tags that fewtag wrote before and that are no longer wanted are removed; anyone else's tags never are.
     """
     folders = Folders()
 
@@ -109,7 +109,7 @@ def write_tags(
 
 
 def undo(root: Path, options: Options) -> Report:
-    """Takes back all that fewtag wrote into the sidecars of a folder or picture, or with `embed` into the pictures."""
+    """Removes all that fewtag wrote to the sidecars of a folder or picture, or with `embed` into the pictures."""
     folders = Folders()
     if options.embed:
         found = walk(root) if root.is_dir() else [Picture(root, name=root.name)]
@@ -132,11 +132,11 @@ def _carry_out(
             "(apt install libimage-exiftool-perl, brew install exiftool), or write sidecars without --embed"
         )
     report, advance = Report(dry_run=options.dry_run), options.begin(task, total)
-    # one process at a time writes under a folder; the lock lies in the user's cache, not among the pictures
+    # one process at a time writes below a folder; the lock file is in the user's cache, not among the pictures
     lock = user_cache_folder() / "writing" / digest(str(root.resolve()))[:16]
     with locked(lock, seconds=0.5, what=root), ThreadPoolExecutor(_THREADS) as pool:
         for path in _files(root) if not options.dry_run else ():
-            if path.name.startswith(".") and PART in path.name:  # what a kill left half-written
+            if path.name.startswith(".") and PART in path.name:  # left half-written by a kill
                 with suppress(OSError):
                     path.unlink()
 
@@ -154,7 +154,7 @@ def _carry_out(
                     changed.add(change.path.parent)
             advance(len(group))
         if not options.dry_run:
-            for changed_folder in changed:  # the files themselves are on disk: now so are their names
+            for changed_folder in changed:  # the files' content is on disk already; this syncs their names
                 sync_to_disk(changed_folder)
     return report
 
@@ -168,7 +168,7 @@ def _planned(plan: tuple[str, Plan]) -> Change:
 
 
 def _is_first(change: Change, seen: set[str]) -> bool:
-    """Whether no change of the same file came before it: by a link to a folder a picture has several names."""
+    """Whether this is the first change of its file: a link to a folder gives a picture several names."""
     if change.failure:
         return True
     known = len(seen)
@@ -206,7 +206,7 @@ def _plan_undo(folders: Folders, path: Path) -> Change:
     if packet.ledger is not None and packet.ledger.seeded:
         for picture in folders.pictures(path):
             others = [each for each in chain(*folders.sidecars(picture)) if each != path]
-            with suppress(InputError):  # then nothing is known to be elsewhere, and copies of tags stay
+            with suppress(InputError):  # in that case no tag is known to be elsewhere, and copies of tags are kept
                 elsewhere = elsewhere.joined(read_embedded(picture).tags(picture.name)).joined(tags_in(others))
     return Change(str(path), path, packet.data, packet.without_ours(elsewhere))
 
@@ -223,14 +223,14 @@ def _plan_undo_embedded(folders: Folders, name: str, picture: Path) -> Change:
 
 
 def _sidecars(root: Path) -> list[Path]:
-    """All under a folder that hold our ledger; of a picture its own."""
+    """The sidecars below a folder that contain our ledger; for a picture, its own."""
     if not root.is_dir():
         return [path for path in chain(*Folders().sidecars(root)) if _is_ours(path)]
     return sorted(path for path in _files(root) if path.name.casefold().endswith(ENDING) and _is_ours(path))
 
 
 def _files(root: Path) -> Iterator[Path]:
-    """Those under a folder, or beside a picture."""
+    """The files below a folder, or beside a picture."""
     if root.is_dir():
         found = (entry for _, entry in walk_files(root) if not isinstance(entry, OSError))
         return (Path(entry.path) for entry in found if entry.is_file())
@@ -248,7 +248,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _put(change: Change) -> Change:
-    """Writes a sidecar atomically: a kill or a power cut leaves the old one or the new one."""
+    """Writes a sidecar atomically: after a kill or a power cut there is the old one or the new one."""
     if not change.changes:
         return change
     path = change.path.resolve() if change.path.is_symlink() else change.path
@@ -279,10 +279,10 @@ def _put(change: Change) -> Change:
 
 
 def _put_embedded(changes: Sequence[Change], *, back: bool) -> list[Change]:
-    """Writes into pictures, by one exiftool for all, since to start it takes longer than a picture.
+    """Writes into pictures, with one run of exiftool for all, since starting it takes longer than a picture.
 
-    It writes copies, which take the pictures' places once they are whole and, unless this is the way `back`, what was
-    written can be taken back to the byte.
+    It writes copies, which replace the pictures once they are complete and, unless this is an undo (`back`), once it is
+    proved that the change can be undone to the byte.
     """
     pictures = [change for change in changes if change.changes]
     if not pictures:
@@ -309,13 +309,13 @@ def _put_embedded(changes: Sequence[Change], *, back: bool) -> list[Change]:
 
 
 def _unspeakable(path: Path) -> str:
-    """Why a path cannot stand in a line of a text file."""
+    """Why a path cannot be a line of a text file; empty if it can."""
     text = str(path)
     return "has a line break" if "\n" in text else "has what is no text" if as_text(text) != text else ""
 
 
 def _arguments(source: Path, target: Path, packet: bytes | None, folder: str) -> list[str]:
-    """What exiftool is told, a line each."""
+    """The arguments for exiftool, one per line."""
     block = Path(folder, f"{target.name}.xmp")
     if packet is not None:
         block.write_bytes(packet)

@@ -1,8 +1,8 @@
-"""XMP packets: keywords read by expat, added and taken back by splicing bytes, so that nothing else of a file changes.
+"""XMP packets: keywords are read by expat, and added and removed by splicing bytes: the rest of a file is unchanged.
 
 Three fields hold keywords: `dc:subject` (names), `lr:hierarchicalSubject` ("birds|heron") and `digiKam:TagsList`
-("birds/heron"). A fourth property, fewtag's own, is the ledger: it lists what was added, in the same file, so that a
-file and its ledger are never at odds.
+("birds/heron"). A fourth property, fewtag's own, is the ledger: it lists what was added, in the same file, so that file
+and ledger cannot get out of step.
 """
 
 import re
@@ -21,10 +21,10 @@ OWN = "urn:fewtag:xmp/1.0/"
 SUBJECT, HIERARCHY, TAGS_LIST = "dc:subject", "lr:hierarchicalSubject", "digiKam:TagsList"
 FIELDS: dict[str, tuple[str, Literal["Bag", "Seq"]]] = {
     SUBJECT: ("http://purl.org/dc/elements/1.1/", "Bag"),
-    HIERARCHY: ("http://ns.adobe.com/lightroom/1.0/", "Bag"),  # a Seq here would be read as flat by digiKam
+    HIERARCHY: ("http://ns.adobe.com/lightroom/1.0/", "Bag"),  # digiKam would read a Seq as flat
     TAGS_LIST: ("http://www.digikam.org/ns/1.0/", "Seq"),
 }
-"""Namespace and kind of list of each field."""
+"""Namespace and kind of list (Bag or Seq) of each field."""
 EMPTY = (
     '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>\n'
     '<x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="fewtag">\n'
@@ -34,33 +34,33 @@ EMPTY = (
     '<?xpacket end="w"?>\n'
 ).encode()
 _BODY = EMPTY.partition(b"\n")[2]
-# digiKam leaves a packet's first line alone, and nothing after it, beside a picture of which it has nothing to say
+# digiKam writes only the first line of a packet beside a picture about which it has nothing to say
 _BLANK = re.compile(rb"(?:\xef\xbb\xbf)?(?:\s|<\?(?:(?!\?>).)*\?>)*", re.DOTALL)
 _FILE, _START = "file", "start"
-# branches that programs keep for themselves among the keywords
+# branches that programs keep for their own use among the keywords
 _INTERNAL = frozenset({"darktable", "_digikam_internal_tags_"})
 
 Pairs = tuple[tuple[str, str], ...]
-"""Fields and items of theirs."""
+"""Pairs of a field and one of its items."""
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """What fewtag wrote into a packet: which labels, and which items of which field."""
+    """What fewtag wrote into a packet: the labels, and the items in each field."""
 
     labels: tuple[str, ...] = ()
     added: Pairs = ()
-    """The label's own items."""
+    """Items that were added for the labels."""
     seeded: Pairs = ()
-    """A person's own tags, copied into a field that fewtag made, since programs read one field instead of another."""
+    """A person's tags, copied into a field that fewtag created, since programs read one field instead of another."""
     refused: tuple[str, ...] = ()
-    """Labels that were written once and that a person took away: they are not written again."""
+    """Labels that were written once and that a person removed: they are not written again."""
     was: Pairs = ()
-    """How a field without items was spelt; ("file", "") where there was no packet, ("start", "") where only a start."""
+    """The original text of fields without items; ("file", "") if there was no packet, ("start", "") if a bare start."""
 
 
 class Packet:
-    """A parsed XMP packet; `name` says in refusals whose it is."""
+    """A parsed XMP packet; `name` identifies it in errors."""
 
     def __init__(self, data: bytes, name: str) -> None:
         if len(data) > MOST_BYTES:
@@ -86,7 +86,7 @@ class Packet:
         return [about.attributes[name] for about in self._descriptions if name in about.attributes]
 
     def _field(self, name: str) -> Element | None:
-        """A field's element; refuses one that is no list, or that is there twice."""
+        """A field's element; refuses one that is no list, or occurs twice."""
         found = self._properties(_name(name))
         odd = any(not each.array and (each.children or each.text.strip() or each.attributes) for each in found)
         if odd or len(found) > 1 or self._plain(_name(name)):
@@ -97,7 +97,7 @@ class Packet:
         return found[0] if found else None
 
     def items(self, name: str) -> list[str]:
-        """A field's items in order, whatever form it is in."""
+        """A field's items in order, whatever its form."""
         found = self._plain(_name(name))
         for each in self._properties(_name(name)):
             found += [item.text for item in each.items] if each.array else [each.text]
@@ -105,7 +105,7 @@ class Packet:
 
     @property
     def ledger(self) -> Ledger | None:
-        """What fewtag wrote down about its own changes; None where it wrote nothing."""
+        """The record of fewtag's changes; None if it made none."""
         if not any(each.name[0] == OWN for about in self._descriptions for each in about.children):
             return None
 
@@ -118,7 +118,7 @@ class Packet:
         return Ledger(own("written"), pairs("added"), pairs("seeded"), own("refused"), pairs("was"))
 
     def tags(self) -> Tags:
-        """A person's own tags: what fewtag added is left out, copies that it made of a person's tags are not."""
+        """A person's own tags: without what fewtag added, but with the copies that it made of a person's tags."""
         ours = Counter((self.ledger or Ledger()).added)
         own: dict[str, list[str]] = {}
         for name in FIELDS:
@@ -136,7 +136,7 @@ class Packet:
         return Tags(tuple(own_paths), found.names)
 
     def taken_away(self) -> tuple[str, ...]:
-        """Labels that fewtag wrote and that somebody deleted since, from whichever field their program keeps."""
+        """Labels that fewtag wrote and that somebody deleted since, from any of the fields."""
         ledger = self.ledger or Ledger()
         left = {(name, item.strip()) for name in FIELDS for item in self.items(name)}
         paths = {label: path_of(label) for label in ledger.labels}
@@ -144,10 +144,10 @@ class Packet:
         return (*ledger.refused, *(label for label, items in wrote.items() if items - left))
 
     def without_ours(self, elsewhere: Tags = NO_TAGS) -> bytes | None:
-        """The packet as it was before fewtag wrote; None where that made it, and nobody has put anything into it since.
+        """The packet as it was before fewtag wrote; None if fewtag created it and nobody has added anything since.
 
-        Where a copy of a person's tag has come to be the only one, since its original is neither here nor `elsewhere`
-        any more, the copies stay.
+        If a copy of a person's tag has become the only one, because its original is neither here nor `elsewhere` any
+        more, the copies are kept.
         """
         ledger = self.ledger
         if ledger is None:
@@ -160,7 +160,7 @@ class Packet:
         return bare
 
     def _without(self, ledger: Ledger, *, copies: bool) -> bytes | None:
-        """Without what was added, and without the copies of a person's tags unless these are to stay."""
+        """The packet without what was added, and without the copies of a person's tags unless `copies` are kept."""
         changes, gone = Changes(), set[Element]()
         was = dict(ledger.was)
         for name in FIELDS:
@@ -170,7 +170,7 @@ class Packet:
             ours = _last(found.items, _of(name, ledger.added))
             others = [item for item in found.items if item not in ours]
             copied = () if copies else _last(others, _of(name, ledger.seeded))
-            if len(others) > len(copied):  # somebody else's are among them: theirs stay
+            if len(others) > len(copied):  # somebody else's items are among them, and stay
                 gone |= ours
             elif name in was:
                 changes.append((found.start, found.end, was[name].encode()))
@@ -189,9 +189,10 @@ class Packet:
     def with_labels(
         self, labels: Mapping[Path, int], known: Tags, refused: Sequence[str] = (), *, new: bool = False
     ) -> bytes:
-        """With these labels too, in a packet that has none of ours; `known` are a person's own, from wherever.
+        """The packet with these labels added, given that it has none of ours; `known` are a person's own tags.
 
-        A field that has to be made lists those as well. Of each path so many names at its beginning are no keywords.
+        A field that has to be created lists those as well. For each path, `labels` has the number of its first names
+        that are no keywords.
         """
         if not labels and not refused:
             return self.data
@@ -227,7 +228,7 @@ class Packet:
         return self.data[before(self.data, element.start) : element.start].decode("ascii")
 
     def _insertion(self, name: str, found: Element, fresh: Sequence[str]) -> tuple[int, int, bytes]:
-        """New items after the last one, spaced like that; a field without items is spelt anew."""
+        """The change that adds items after the last one, with the same spacing; a field without items is rewritten."""
         if found.items:
             last = found.items[-1]
             tag = f"{last.prefix}:li" if last.prefix else "li"
@@ -243,7 +244,7 @@ class Packet:
         return found.start, found.end, content.encode()
 
     def _block(self, made: Mapping[str, Sequence[str]], ledger: Ledger, newline: str) -> str:
-        """A description of its own for the fields that were missing and for the ledger."""
+        """A description with the fields that were missing and the ledger."""
         about = next((each.attributes.get((RDF, "about"), "") for each in self._descriptions), "")
         spaces = {"fewtag": OWN, **{name.partition(":")[0]: FIELDS[name][0] for name in made}}
         if self._rdf.prefix != "rdf":
@@ -268,7 +269,7 @@ def _name(field_name: str) -> Name:
 
 
 def _escaped(text: str) -> str:
-    """A bare carriage return would come back as a line feed."""
+    """Escapes text for XML; a bare carriage return would be read as a line feed."""
     return escape(text, {"\r": "&#13;"})
 
 
@@ -277,14 +278,14 @@ def _of(name: str, pairs: Pairs) -> list[str]:
 
 
 def _forms(path: Path, skip: int = 0) -> Iterator[tuple[str, str]]:
-    """Fields and a tag's form in each; a mere name too for each of the names above it, so that a search finds those."""
+    """A tag's form in each field; its names, after the first `skip`, are keywords too, so that a search finds them."""
     yield from ((SUBJECT, part.replace(SLASH, "/")) for part in path[skip:])
     yield HIERARCHY, "|".join(part.replace(SLASH, "/") for part in path)
     yield TAGS_LIST, "/".join(part.replace("/", SLASH) for part in path)
 
 
 def _last(items: Sequence[Element], texts: Iterable[str]) -> set[Element]:
-    """The items with these texts, the last ones where there are more."""
+    """The items with these texts, the last ones if there are more."""
     wanted, found = Counter(texts), set[Element]()
     for item in reversed(items):
         if wanted[item.text.strip()]:
@@ -296,24 +297,24 @@ def _last(items: Sequence[Element], texts: Iterable[str]) -> set[Element]:
 class Wanted(NamedTuple):
     labels: tuple[Path, ...]
     vocabulary: frozenset[Path]
-    """All labels that are spoken of, folded: of the ledger's, those that are not among them stay."""
+    """All labels under consideration, folded: other labels in the ledger are kept."""
     prefix: Path = ()
-    """The branch that all labels hang under, in the fields that have branches."""
+    """The branch below which all labels are placed, in the hierarchical fields."""
 
     @classmethod
     def among(
         cls, labels: Iterable[str], former: Iterable[str] = (), prefix: str = ""
     ) -> Callable[[Iterable[str]], "Wanted"]:
-        """What some of these labels come to on a picture; `former` are names that the labels had before."""
+        """A function that makes a picture's `Wanted` from some of these labels; `former` are their earlier names."""
         paths, branch = {label: check_label(label) for label in labels}, check_label(prefix) if prefix else ()
         vocabulary = frozenset(fold(path_of(name)) for name in (*paths, *former))
         return lambda given: cls(tuple(paths[label] for label in given), vocabulary, branch)
 
 
 def rewrite(data: bytes | None, name: str, wanted: Wanted, elsewhere: Tags, *, empty: bytes = EMPTY) -> bytes | None:
-    """A packet as it shall be, None where there shall be none; `elsewhere` are a person's tags outside of it.
+    """The packet with the wanted labels, None if there should be none; `elsewhere` are a person's tags outside of it.
 
-    What was ours before is taken back first. What comes out can be taken back to the byte, or is refused.
+    What fewtag wrote before is removed first. The result can be undone to the byte, or is refused.
     """
     base, known, ledger, refused = None, elsewhere, Ledger(), tuple[str, ...]()
     if data is not None:
@@ -322,7 +323,8 @@ def rewrite(data: bytes | None, name: str, wanted: Wanted, elsewhere: Tags, *, e
         ledger, refused = packet.ledger or Ledger(), packet.taken_away()
     branches = {}
     for path in map(path_of, ledger.labels):
-        # not spoken of, whatever branch it was hung under: it stays, with as many names that were written as no keyword
+        # not under consideration, whatever branch it is below: it is kept, with the number of names that were no
+        # keywords
         folded = fold(path)
         if not any(folded[first:] in wanted.vocabulary for first in range(len(path))):
             names = (place for place, part in enumerate(path) if (SUBJECT, part) in ledger.added)

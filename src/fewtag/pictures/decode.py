@@ -1,4 +1,4 @@
-"""Decoding: encoded bytes to an upright RGB picture, or one clear sentence about why not; and what is made of that."""
+"""Decoding: encoded bytes to an upright RGB picture, or one clear error; squares, digests and thumbnails of it."""
 
 import functools
 import hashlib
@@ -21,13 +21,14 @@ MOST_PIXELS = 100_000_000
 LARGE_PIXELS = 24_000_000
 """Larger pictures are decoded one at a time, so that memory does not grow with the number of threads."""
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
-"""All that Pillow may try. Its other plugins never see a file: that of EPS, for one, starts another program."""
+"""The only formats that Pillow may try: of its other plugins that of EPS, for one, starts another program."""
 DRAFT = 4
-"""A JPEG may be decoded at a fraction of its size, down to so many times the square: finer detail is averaged away when
-it is squashed. At two or three times, tags near their threshold begin to change (`scripts/measure_draft.py`)."""
+"""A JPEG may be decoded at a fraction of its size, but at no less than so many times the square: finer detail is
+averaged away when it is resized. At two or three times, tags near their threshold begin to change
+(`scripts/measure_draft.py`)."""
 
 Square = NDArray[np.uint8]
-"""3 × size × size; in memory a place's colours stay together."""
+"""3 × size × size; in memory the three colours of a pixel are adjacent."""
 Pixels = NDArray[np.uint8]
 """images × 3 × size × size"""
 
@@ -42,7 +43,7 @@ _TURNS = {
 }
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 DECODING = 1
-"""Counts the changes of this module by which a picture's pixels become others: a cache keeps those apart."""
+"""Version of the decoding, raised when a change of this module changes pixels: a cache keeps versions apart."""
 _END_OF_IMAGE = b"\xff\xd9"
 THUMBNAIL = 336
 _ROWS_AT_ONCE = 256
@@ -53,8 +54,8 @@ _ONE_AT_A_TIME = threading.Lock()
 def decode(data: bytes, name: str, *, at_least: int | None = None) -> Image.Image:
     """The first frame in RGB with its EXIF orientation applied; `name` is for messages.
 
-    `at_least` allows a JPEG to come out smaller than it is, if neither side falls below so many pixels: the decoder
-    then leaves out what the picture is to lose anyway.
+    `at_least` allows a JPEG to be decoded at a smaller size, if neither side falls below so many pixels: the decoder
+    then skips detail that would be lost anyway.
     """
     image = open_encoded(data, name)
     _check_size(image, name)
@@ -69,17 +70,17 @@ def decode(data: bytes, name: str, *, at_least: int | None = None) -> Image.Imag
 
 
 class Header(NamedTuple):
-    """What a picture's file says of it before its pixels are decoded."""
+    """What a picture's file says before its pixels are decoded."""
 
     width: int
     height: int
-    """As a person sees it, its EXIF orientation applied."""
+    """Width and height are as a person sees the picture, with its EXIF orientation applied."""
     taken: str | None
-    """When it was taken by the camera's clock, in ISO 8601 without a zone."""
+    """The time taken by the camera's clock, in ISO 8601 without a time zone."""
 
 
 def read_header(data: bytes, name: str) -> Header:
-    """Size and EXIF's date taken; `name` is for messages."""
+    """Size and EXIF date of a picture; `name` is for messages."""
     image = open_encoded(data, name)
     _check_size(image, name)
     width, height = image.size
@@ -91,19 +92,20 @@ def _taken(image: Image.Image) -> str | None:
         with _quiet():
             found = image.getexif().get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.DateTimeOriginal)
         return datetime.strptime(str(found).strip("\0 "), "%Y:%m:%d %H:%M:%S").isoformat()
-    except Exception:  # as in `_orientation`; many pictures have no date, some a wrong one
+    except Exception:  # as in `_orientation`; many pictures have no date, and some a malformed one
         return None
 
 
 def _lacks_only_its_end(data: bytes) -> bool:
-    """Whether all of a JPEG is there but its end-of-image marker, as viewers show it.
+    """Whether a JPEG is complete except for its end-of-image marker; viewers show such files.
 
-    The decoder does not say how much it got. But as long as it waits for data, what comes next changes the picture.
+    The decoder does not tell how much it received. But as long as it expects data, whatever is appended changes the
+    picture.
     """
     if data.endswith(_END_OF_IMAGE):
         return False
     fillers = [b"", 64 * b"\x00", 64 * b"\x55", 64 * b"\xaa"]
-    if b"\xff\xdd" in data:  # it waits for restart markers too
+    if b"\xff\xdd" in data:  # it expects restart markers too
         fillers += [bytes([0xFF, 0xD0 + number]) + fillers[2] for number in range(8)]
     pictures = set()
     try:
@@ -119,18 +121,18 @@ def _lacks_only_its_end(data: bytes) -> bool:
 
 
 def _has_every_scan(data: bytes) -> bool:
-    """Whether the scans of a progressive JPEG give each coefficient of each component to its last bit."""
+    """Whether the scans of a progressive JPEG contain every coefficient of every component to its last bit."""
     wanted, exact = set[tuple[int, int]](), set[tuple[int, int]]()
     place = 2
     while 0 <= (place := data.find(b"\xff", place)) < len(data) - 4:
         marker, length = data[place + 1], int.from_bytes(data[place + 2 : place + 4], "big")
-        if marker in {0x00, 0xFF} or 0xD0 <= marker <= 0xD7:  # inside a scan: a plain 255, a restart
+        if marker in {0x00, 0xFF} or 0xD0 <= marker <= 0xD7:  # within a scan: an escaped or fill byte, a restart marker
             place += 1
             continue
         segment = data[place + 4 : place + 2 + length]
-        if marker == 0xC2:  # the frame of a progressive one: its components
+        if marker == 0xC2:  # the header of a progressive frame: its components
             wanted = {(segment[6 + 3 * number], each) for number in range(segment[5]) for each in range(64)}
-        elif marker == 0xDA:  # a scan: components, first and last coefficient, bits that are yet to come
+        elif marker == 0xDA:  # a scan: components, first and last coefficient, bits still missing
             first, last, bits = segment[2 * segment[0] + 1 : 2 * segment[0] + 4]
             if not bits & 0x0F:
                 names = segment[1 : 2 * segment[0] + 1 : 2]
@@ -145,44 +147,45 @@ def squash_bytes(data: bytes, name: str, size: int) -> Square:
 
 
 def squash(image: Image.Image, size: int) -> Square:
-    """An RGB picture squashed to a square: a centre crop could cut a labelled object away."""
+    """An RGB picture resized to a square, whatever its aspect ratio: a centre crop could remove a labelled object."""
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
     return np.array(image).transpose(2, 0, 1)
 
 
 class Decoded(NamedTuple):
-    """A decoded picture: of a whole photograph only what is kept, so that none waits in memory for the network.
+    """What is kept of a decoded picture, so that no whole photograph waits in memory for the network.
 
-    It may be taught in place of a picture that was decoded elsewhere: in a process that may die, say.
+    It can be taught in place of a picture, if that was decoded elsewhere: in a process that may die, say.
     """
 
     pixels: Square
     key: str = ""
-    """The digest of all its pixels: what an example is known by."""
+    """The digest of all pixels, which identifies an example."""
     name: str = ""
-    """Its file's, without the folder."""
+    """The file's name, without the folder."""
     picture: bytes = b""
     """A small copy in WebP."""
 
 
 def stack(pictures: Sequence[Square]) -> Pixels:
-    """Squashed pictures as one batch, colours still together in memory."""
+    """Squares as one batch, with the colours of a pixel still adjacent in memory."""
     return np.stack([picture.transpose(1, 2, 0) for picture in pictures]).transpose(0, 3, 1, 2)
 
 
 def pixel_digest(picture: Image.Image) -> str:
-    """What an example is known by: its decoded pixels, wherever they came from."""
+    """The digest that identifies an example: that of its decoded pixels, wherever they came from."""
     total = hashlib.sha256(f"{picture.mode} {picture.width} {picture.height} ".encode())
-    for top in range(0, picture.height, _ROWS_AT_ONCE):  # some rows at a time: all would be in memory twice more
+    for top in range(0, picture.height, _ROWS_AT_ONCE):  # by rows: the whole would be in memory twice more
         total.update(picture.crop((0, top, picture.width, min(top + _ROWS_AT_ONCE, picture.height))).tobytes())
     return total.hexdigest()
 
 
 def thumbnail(picture: Image.Image, size: int = THUMBNAIL, *, quick: bool = False) -> bytes:
-    """A small WebP copy, made of the pixels alone: no metadata, nothing of the file's own bytes.
+    """A small WebP copy, made from the pixels only: no metadata, nothing of the file's own bytes.
 
-    A bank keeps one of each example, to move to a newer model and to show a person; a `quick` one is for the eye.
+    A bank keeps one of each example, to migrate to a newer model and to show to people; a `quick` one is only for
+    display.
     """
     scale = min(1.0, size / max(picture.size))
     width, height = (max(1, round(side * scale)) for side in picture.size)
@@ -199,9 +202,9 @@ def webp(picture: Image.Image, *, quick: bool) -> bytes:
 
 
 def upright(image: Image.Image, name: str, *, copy: bool = True) -> Image.Image:
-    """The picture as a person sees it: in RGB, its EXIF orientation applied and then forgotten.
+    """The picture as a person sees it: in RGB, with its EXIF orientation applied and then removed.
 
-    Without a `copy` perhaps as the very image: a large one is not in memory twice.
+    Without `copy` it may be the given image itself, so that a large one is not in memory twice.
     """
     _check_size(image, name)
     try:
@@ -213,12 +216,12 @@ def upright(image: Image.Image, name: str, *, copy: bool = True) -> Image.Image:
     except Exception as error:
         raise InputError(f"image {name} cannot be decoded: it is truncated or damaged; replace it") from error
     shown = shown.copy() if copy and shown is image else shown
-    shown.info = {}  # Pillow hands EXIF on: whoever looks again would turn the picture twice
+    shown.info = {}  # Pillow passes EXIF on: a second reader would rotate the picture again
     return shown
 
 
 def open_encoded(data: bytes | BinaryIO, name: str) -> Image.Image:
-    """Pillow's image of encoded bytes or of an open file: its header is read, pixels are decoded when needed."""
+    """Pillow's image of encoded bytes or of an open file: the header is read now, pixels are decoded when needed."""
     file = io.BytesIO(data) if isinstance(data, bytes) else data
     try:
         file.seek(0)
@@ -226,20 +229,20 @@ def open_encoded(data: bytes | BinaryIO, name: str) -> Image.Image:
         file.seek(0)
         with _quiet():
             if head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS and b"avif" not in head[8:32]:
-                import pi_heif  # which turns the picture itself, and takes that out of the EXIF data that it hands on
+                import pi_heif  # it rotates the picture itself, and removes the orientation from the EXIF data
 
                 return pi_heif.HeifImageFile(file)
             _load_plugins()
             return Image.open(file, formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise InputError(_too_large(name, f"more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,}")) from error
-    except Exception as error:  # Pillow's plugins raise whatever a broken header makes them trip over
+    except Exception as error:  # Pillow's plugins raise all kinds of errors for a broken header
         raise InputError(f"image {name} cannot be decoded: it is no image, or damaged; replace it") from error
 
 
 @functools.cache
 def _load_plugins() -> None:
-    """Pillow's plugins of our formats, with the first picture; for one that is missing Pillow would load them all."""
+    """Imports our formats' plugins with the first picture; Pillow would import all if one were missing."""
     for name in ("Avif", "Bmp", "Gif", "Jpeg", "Png", "Tiff", "WebP"):
         importlib.import_module(f"PIL.{name}ImagePlugin")
 
@@ -263,11 +266,11 @@ def _too_large(name: str, found: str) -> str:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF's number for how the camera was held; ImageOps.exif_transpose would rewrite, and trip over, the rest."""
+    """EXIF's orientation; ImageOps.exif_transpose would rewrite the other fields, and fail on damaged ones."""
     try:
         with _quiet():
             found = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # a damaged EXIF block does not damage the picture: viewers show it as it lies
+    except Exception:  # a picture with damaged EXIF data is fine otherwise: viewers show it unrotated
         return 1
     return found if isinstance(found, int) else 1
 
@@ -276,16 +279,16 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith(("I", "F")):
         return _from_deep(np.asarray(image)).convert("RGB")
     if image.has_transparency_data:
-        # what is under transparent pixels was never meant to be seen
+        # the colours under transparent pixels were never meant to be seen
         layer = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _from_deep(grey: NDArray[Any]) -> Image.Image:
-    """Grey of more than eight bits, by the range that it uses: Pillow's own conversion clips at 255.
+    """Converts grey of more than eight bits by the range that it uses: Pillow's own conversion clips at 255.
 
-    The white of 8, 10, 12, 14, 16 bits, or of a unit interval, is the smallest one that nothing exceeds.
+    White is the smallest maximum of 8, 10, 12, 14 or 16 bits, or of the unit interval, that no pixel exceeds.
     """
     values = np.nan_to_num(grey.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
     values = values - min(0.0, float(values.min(initial=0.0)))

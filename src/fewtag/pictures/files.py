@@ -1,4 +1,4 @@
-"""Pictures, in whatever form they are handed over: files, stretches of an archive, bytes, PIL images or arrays."""
+"""Pictures in any accepted form: files, parts of an archive, bytes, PIL images or arrays; and walking of folders."""
 
 import io
 import os
@@ -23,18 +23,18 @@ RAW_ENDINGS = frozenset(
     {".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2", ".dng", ".orf", ".rw2", ".raf", ".pef", ".srw"}
     | {".raw", ".rwl", ".3fr", ".iiq", ".x3f"}
 )
-"""Of cameras, which often write a JPEG beside."""
+"""RAW formats of cameras, which often write a JPEG beside them."""
 UNREADABLE_ENDINGS = RAW_ENDINGS | {".jp2", ".j2k", ".jpx", ".jxl", ".psd", ".xcf", ".eps"}
-"""Pictures by their name that are not read: they are listed as failures, never left out in silence."""
+"""Picture formats that are not read: they are listed as failures, never silently left out."""
 OTHERS_FOLDERS = frozenset({"@eadir", "#recycle", "$recycle.bin", "__macosx"})
-"""Thumbnails and bins that storage devices and archives put beside a person's own pictures; in lower case."""
+"""Folders of thumbnails and deleted files that devices and archives create beside a person's own; in lower case."""
 MOST_BYTES = 1_000_000_000
-"""Of one encoded picture; 100 megapixels of 16 bits, not compressed, are fewer."""
+"""The most bytes of one encoded picture; 100 uncompressed megapixels of 16 bits are fewer."""
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\x00", b"MM\x00*")
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file's name ends like an image's; hidden files (.DS_Store, ._photo.jpg) never do.
+    """Whether a file's name has an image's ending; hidden files (.DS_Store, ._photo.jpg) do not count.
 
     >>> is_image_name("Photo.JPG"), is_image_name("._photo.jpg"), is_image_name("notes.txt")
     (True, False, False)
@@ -44,7 +44,7 @@ def is_image_name(name: str) -> bool:
 
 
 def own_entries(folder: Path) -> list[Path]:
-    """What lies in a folder, by name, but for hidden files and for what devices and archives put there."""
+    """The entries of a folder, sorted, without hidden files and without what devices and archives put there."""
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
@@ -53,7 +53,7 @@ def own_entries(folder: Path) -> list[Path]:
 
 
 def why_unreadable(name: str) -> str | None:
-    """By a file's name alone. None: no picture. '': a picture we read. Else why we cannot read it."""
+    """By a file's name only: None if it is no picture, '' if it is one that we read, else why we cannot read it."""
     ending = Path(name).suffix.lower()
     if ending in UNREADABLE_ENDINGS:
         return f"image {name} is of a kind that is not read ({ending}); convert it to JPEG"
@@ -62,26 +62,26 @@ def why_unreadable(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Where one image's bytes are: a whole file, or a stretch of a tar archive."""
+    """The location of one encoded image: a whole file, or a part of a tar archive."""
 
     path: Path
     offset: int = 0
     size: int | None = None
     name: str = ""
     problem: str = ""
-    """Why it cannot be read, where that is known beforehand."""
+    """Why it cannot be read, if that is already known."""
 
     def __str__(self) -> str:
         return self.name or str(self.path)
 
     def read(self, *, follow: bool = True) -> bytes:
-        """The encoded bytes; the file is opened for this call alone, so threads need no lock. A link can be refused."""
+        """The encoded bytes; the file is opened only for this call, so threads need no lock. `follow` allows links."""
         if self.problem:
             raise InputError(self.problem)
-        names = ("O_BINARY",) if follow else ("O_BINARY", "O_NOFOLLOW", "O_NONBLOCK")  # none is everywhere
+        names = ("O_BINARY",) if follow else ("O_BINARY", "O_NOFOLLOW", "O_NONBLOCK")  # not on every system
         flags = os.O_RDONLY | sum(getattr(os, name, 0) for name in names)
         try:
-            # before it is opened: to open a pipe would wait for its writer
+            # checked before opening: opening a pipe would wait for its writer
             status = self.path.stat()
             if stat.S_ISDIR(status.st_mode):
                 raise InputError(f"cannot read image {self}: it is a folder; give its pictures, one by one")
@@ -96,7 +96,7 @@ class Picture:
         except OSError as error:
             reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
             raise InputError(f"cannot read image {self}: {reason}; check the path") from error
-        except ValueError as error:  # a null character, or what is no text
+        except ValueError as error:  # a null character, or a name that cannot be encoded
             if isinstance(error, InputError):
                 raise
             raise InputError(f"cannot read image {self}: no file can be called so; check the path") from error
@@ -105,7 +105,7 @@ class Picture:
         return data
 
     def open(self) -> Image.Image:
-        """The whole picture in RGB, upright; of an animation its first frame."""
+        """The whole picture in RGB, upright; for an animation its first frame."""
         return decode(self.read(), str(self))
 
     def pixels(self, size: int) -> Square:
@@ -113,11 +113,11 @@ class Picture:
 
 
 def archived(path: Path) -> Iterator[tuple[str, int, int]]:
-    """The files of a tar archive as stretches of it, to be read later by a plain seek: name, first byte and size."""
+    """The files of a tar archive, to be read later by a plain seek: name, first byte and size."""
     import tarfile
 
     try:
-        # "r:" refuses compressed archives, in which a seek would land nowhere
+        # "r:" refuses compressed archives, in which one cannot seek
         with tarfile.open(path, "r:") as archive:
             for member in archive:
                 if member.isreg() and not member.issparse():
@@ -127,9 +127,9 @@ def archived(path: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def walk(folder: Path) -> list[Picture]:
-    """The pictures of a folder and its sub-folders, also those that cannot be read: then `problem` says why.
+    """The pictures of a folder and its sub-folders, including those that cannot be read, whose `problem` says why.
 
-    Sorted by name, which is from the folder, with slashes.
+    They are sorted by name, which is relative to the folder, with slashes.
     """
     found = []
     for name, entry in walk_files(folder):
@@ -148,10 +148,10 @@ def walk(folder: Path) -> list[Picture]:
 
 
 def walk_files(folder: Path) -> Iterator[tuple[str, os.DirEntry[str] | OSError]]:
-    """What lies under a folder and is none itself, by its name from there, with slashes; hidden files, too.
+    """All files below a folder, hidden ones too, by their names relative to it, with slashes.
 
-    Or why it cannot be looked at: of a folder, whose name ends in a slash, and of a link to itself. Links are followed,
-    but not round in circles, and neither hidden folders nor those of other programs are entered.
+    An entry that cannot be inspected is yielded as its OSError: a folder, whose name ends in a slash, or a link to
+    itself. Links are followed, but not in circles, and neither hidden folders nor those of other programs are entered.
     """
     yield from _walk_files(folder, "", frozenset())
 
@@ -168,7 +168,7 @@ def _walk_files(
     except OSError as error:
         yield prefix, error
         return
-    # where the system numbers no files, a folder is known by its depth alone: the path ends somewhere
+    # on systems without inode numbers circles are not detected: they end where the path gets too long
     inside = above | {(status.st_dev, status.st_ino)} if status.st_ino else above
     for entry in entries:
         name = f"{prefix}{entry.name}"
@@ -184,12 +184,12 @@ def _walk_files(
 
 
 def _why_unreadable(entry: os.DirEntry[str]) -> str | None:
-    """The same of a file that is there."""
+    """Like `why_unreadable`, for an existing file."""
     problem = why_unreadable(entry.name)
     if problem == "":
-        # a link to nowhere is a picture that fails; a pipe would block
+        # a broken link counts as a picture that fails; a pipe would block
         return "" if entry.is_file() or entry.is_symlink() else f"image {entry.name} is no regular file; leave it out"
-    if problem is None and not Path(entry.name).suffix and entry.is_file():  # then by its first bytes
+    if problem is None and not Path(entry.name).suffix and entry.is_file():  # without an ending: by its first bytes
         with suppress(OSError), Path(entry.path).open("rb") as file:
             head = file.read(12)
             problem = "" if head.startswith(_MAGIC) or head[8:12] == b"WEBP" or head[4:8] == b"ftyp" else None
@@ -201,7 +201,7 @@ ImageLike = str | os.PathLike[str] | Encoded | Image.Image | np.ndarray | Pictur
 
 
 def encoded_bytes(image: object, name: str) -> bytes | None:
-    """The encoded picture, where one was given: as a path, as bytes or as an open file."""
+    """The encoded picture of a path, of bytes or of an open file; None for decoded ones."""
     if isinstance(image, Picture):
         return image.read()
     if isinstance(image, str) and "://" in image:
@@ -213,7 +213,7 @@ def encoded_bytes(image: object, name: str) -> bytes | None:
     if isinstance(image, io.IOBase) or hasattr(image, "read"):
         file: Any = image
         try:
-            if getattr(file, "seekable", bool)():  # from its beginning, however far it was read or written
+            if getattr(file, "seekable", bool)():  # from the beginning, wherever its position is
                 file.seek(0)
             data = file.read()
         except InputError:
@@ -227,9 +227,9 @@ def encoded_bytes(image: object, name: str) -> bytes | None:
 
 
 def open_image(image: object, name: str = "given") -> Image.Image:
-    """An upright RGB picture; `name` says in messages which one it was, where it has no path."""
+    """An upright RGB picture; `name` identifies it in messages if it has no path."""
     if (data := encoded_bytes(image, name)) is not None:
-        return decode(data, file_name(image) or str(getattr(image, "name", name)))  # an open file has one, too
+        return decode(data, file_name(image) or str(getattr(image, "name", name)))  # an open file has a name, too
     if isinstance(image, Image.Image):
         return upright(image, name)
     if isinstance(image, np.ndarray):
@@ -252,7 +252,7 @@ def _from_array(array: np.ndarray, name: str) -> Image.Image:
 
 
 def stamp(path: Path) -> tuple[int, int] | None:
-    """Size and modification time, by which a change of the file is noticed; None where there is none."""
+    """Size and modification time, by which a change of the file is noticed; None if there is no file."""
     try:
         status = path.stat()
     except (OSError, ValueError):
@@ -261,31 +261,31 @@ def stamp(path: Path) -> tuple[int, int] | None:
 
 
 def as_text(name: str) -> str:
-    """A file's name; one that is no text as Python would write it."""
+    """A file's name; characters that cannot be encoded are escaped as in Python."""
     return name.encode(errors="backslashreplace").decode()
 
 
 def file_name(image: object) -> str:
-    """What a person calls the picture: its path as given; nothing where it has none."""
+    """The picture's path as given; empty if it has none."""
     return str(image) if isinstance(image, str | os.PathLike | Picture) else ""
 
 
 def is_listing(value: object) -> TypeGuard[Iterable[Any]]:
-    """Whether to walk through it gives what is in it: of a mapping and of a data frame one gets names."""
+    """Whether iterating over a value yields its content: mappings and data frames yield names instead."""
     named = isinstance(value, Mapping) or hasattr(value, "columns")
     return isinstance(value, Iterable) and not named and getattr(value, "shape", None) != ()
 
 
 def is_one(images: object) -> bool:
-    """Whether it is one picture rather than a list of them; an array of four dimensions is a list of arrays."""
+    """Whether the value is one picture rather than a list of them; an array of four dimensions is a list of arrays."""
     if isinstance(images, np.ndarray):
         return images.ndim in {2, 3} and images.dtype.kind not in "UO"
     one = isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Picture)
-    return one or hasattr(images, "read")  # an open file, whose lines are no pictures
+    return one or hasattr(images, "read")  # an open file: iterating over it yields lines, not pictures
 
 
 def several(images: object) -> Iterable[object]:
-    """One picture counts as a list of one."""
+    """The pictures as an iterable; a single one becomes a list of one."""
     if is_one(images):
         return [images]
     if not is_listing(images):

@@ -1,4 +1,4 @@
-"""Prefetch: reading in threads, ahead of the network; and who is told of progress."""
+"""Prefetching: reading in threads, ahead of the network; and the types of progress callbacks."""
 
 import itertools
 import os
@@ -12,13 +12,13 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Advance = Callable[..., None]
-"""Told how many more are done, and perhaps of facts by name (loss=0.3)."""
+"""Called with the number of items done since the last call, and perhaps with facts by name (loss=0.3)."""
 Begin = Callable[[str, int], Advance]
-"""Told what is about to be done and of how many; answers with what to tell of each few."""
+"""Called with a task and its number of items before it starts; returns the function that reports progress."""
 
 
 def unwatched(_task: str, _total: int) -> Advance:
-    """Progress that nobody watches."""
+    """A `Begin` for progress that nobody watches."""
     return lambda _count, **_facts: None
 
 
@@ -30,9 +30,9 @@ def prefetch(
     *,
     give_way: bool = True,
 ) -> Iterator[Result]:
-    """Results in order; threads, one a core, work on the next `most` items while the caller is busy with this one.
+    """Results in order; threads, one per core, work on the next `most` items while the caller is busy with this one.
 
-    They give way to the network's threads, unless they are what these wait for.
+    They have a lower priority than the network's threads, unless `give_way` is off, as for work that those wait for.
     """
     waiting: deque[Future[Result]] = deque()
     pool = ThreadPoolExecutor(threads or usable_cores(), initializer=lower_priority if give_way else None)
@@ -44,26 +44,27 @@ def prefetch(
         while waiting:
             yield waiting.popleft().result()
     finally:
-        # never joined: the garbage collector may close an abandoned generator while a thread starts anywhere, under the
-        # lock that a join takes
+        # without joining: the garbage collector may close an abandoned generator while a thread is being started, which
+        # holds the lock that a join takes
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 def usable_cores() -> int:
-    """Processor cores that this process may use, which on a shared machine are not all."""
+    """The number of processor cores that this process may use, which on a shared machine may not be all."""
     allowed = getattr(os, "sched_getaffinity", None)
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def lower_priority() -> None:
-    """Lets the network's threads go first: they wait for one another, so one held up by reading holds up all."""
-    if sys.platform == "linux" and hasattr(os, "setpriority"):  # where each thread has a priority of its own
+    """Lowers this thread's priority below the network's threads, which wait for one another: one delay delays all."""
+    if sys.platform == "linux" and hasattr(os, "setpriority"):  # where priorities are per thread
         thread = threading.get_native_id()
-        # from where it is: only root may take a priority back that was given up before, as Ray's workers do
+        # relative to the present one: only root may raise a priority that was lowered before, as that of Ray's workers
+        # is
         os.setpriority(os.PRIO_PROCESS, thread, min(os.getpriority(os.PRIO_PROCESS, thread) + 10, 19))
 
 
 def batches(items: Iterator[Item], size: int) -> Iterator[Sequence[Item]]:
-    """Batches of so many items, the last one shorter."""
+    """Batches of `size` items, the last one perhaps shorter."""
     while batch := list(itertools.islice(items, size)):
         yield batch

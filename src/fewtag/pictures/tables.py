@@ -1,4 +1,4 @@
-"""CSV and TSV tables of pictures and their labels, gzipped too, as people and spreadsheets write them."""
+"""CSV and TSV tables of pictures and their labels, optionally gzipped, as people and spreadsheets write them."""
 
 import csv
 import gzip
@@ -14,29 +14,29 @@ from fewtag.pictures.files import is_image_name
 
 SEPARATOR = ";"
 NOT = "!"
-"""Before a label in a cell that a person mends: the picture does not show it."""
+"""Prefix of a label in a cell, added by a person: the picture does not show it."""
 ABSENT = "absent"
-"""The column of labels that pictures do not show, where a person adds one."""
+"""The column, added by a person, of labels that pictures do not show."""
 COLUMNS = {
     "image": "image img picture photo path file filename filepath imagename imagefile imagepath imageid sourcefile "
     "relativepath",
     "labels": "labels label labelname tags tag tagname classes class classname categories category categoryname "
     "keywords keyword subject species",
 }
-"""What people call the two columns that a table must have, as `folded` has it."""
+"""Accepted names, in the spelling of `folded`, of the two columns that a table must have."""
 OURS = {"image", "labels", "tags", ABSENT}
-"""What no label may be called in a table of `tag`, which begins with image,tags: its other columns are labels."""
+"""Names that a label cannot have in a table of `tag`, which begins with image,tags: its other columns are labels."""
 _MARKS = {"1": True, "1.0": True, "true": True, "yes": True, "x": True}
 _MARKS |= {"0": False, "0.0": False, "false": False, "no": False}
-"""In a column for each label: shown or absent; an empty cell says neither."""
+"""Cells of a table with a column for each label: shown or absent; an empty cell says neither."""
 _MOST_BYTES = 1_000_000_000
 
 
 def read_cells(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """Every row with its line number: its cells by `image`, `labels`, `absent`, and by the header's other names.
 
-    In place of a column of labels there may be one for each label, with 1 where a picture shows it and 0 where not:
-    then `labels` and `absent` are lists, for `split_labels` to leave as they are.
+    Instead of a column of labels there may be one column for each label, with 1 where a picture shows it and 0 where it
+    does not: then `labels` and `absent` are lists, which `split_labels` returns as they are.
     """
     text = _text(path)
     header = re.split("[\r\n]", text, maxsplit=1)[0]
@@ -47,7 +47,7 @@ def read_cells(path: Path) -> list[tuple[int, dict[str, Any]]]:
         folder = _name_columns(path, names)
         rows = []
         for row in reader:
-            if not any(map(str.strip, row)):  # spreadsheets leave lines of nothing but separators
+            if not any(map(str.strip, row)):  # spreadsheets leave lines that contain only separators
                 continue
             if len(row) != len(names):
                 quotes = " and in quotes" if delimiter == SEPARATOR else ""
@@ -71,7 +71,7 @@ def read_cells(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def folded(name: str) -> str:
-    """A column's name in one spelling.
+    """A column's name in a canonical spelling.
 
     >>> folded("File Name"), folded("file_name")
     ('filename', 'filename')
@@ -80,7 +80,7 @@ def folded(name: str) -> str:
 
 
 def split_labels(path: Path, line: int, cell: str | list[str]) -> list[str]:
-    """The labels of a cell, each once; TSV takes commas too, which in CSV would end the cell."""
+    """The distinct labels of a cell; in TSV commas separate them too, which in CSV would end the cell."""
     if isinstance(cell, list):
         return list(cell)
     if not cell.strip():
@@ -93,7 +93,7 @@ def split_labels(path: Path, line: int, cell: str | list[str]) -> list[str]:
 
 
 def decode_text(data: bytes) -> str:
-    """UTF-8, which Excel begins with a byte-order mark, or UTF-16 with another, as Excel and PowerShell write it."""
+    """Decodes UTF-8, with or without a byte-order mark, or UTF-16 with one, as Excel and PowerShell write it."""
     return data.decode("utf-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig")
 
 
@@ -102,15 +102,16 @@ def is_tsv(path: Path) -> bool:
 
 
 def _fitness(header: str, delimiter: str) -> tuple[int, int]:
-    """How well a separator suits a header: one that yields both columns first."""
+    """How well a separator suits a header, as a sort key: whether it yields the two columns counts first."""
     names = {folded(name.strip().strip('"')) for name in header.split(delimiter)}
     return sum(not names.isdisjoint(known.split()) for known in COLUMNS.values()), header.count(delimiter)
 
 
 def _name_columns(path: Path, names: list[str]) -> int | None:
-    """Calls the columns `image`, `labels` and `absent` so, if need be; a table without `labels` has one for each.
+    """Renames the columns `image`, `labels` and `absent` in place; without `labels` there is a column for each label.
 
-    The column of a picture's folder, where its file has another: Timelapse's tables have RelativePath and File.
+    Returns the index of a separate column for the picture's folder, if any: Timelapse's tables have RelativePath and
+    File.
     """
     meant = [folded(name) for name in names]
     if any(map(is_image_name, names)):
@@ -139,7 +140,7 @@ def _name_columns(path: Path, names: list[str]) -> int | None:
 
 
 def _marked(path: Path, rows: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
-    """Of a table with a column for each label; one that no picture shows is left out, for nothing is known of it."""
+    """The rows of a table with a column for each label; labels that no picture shows are dropped as unknown."""
     told = []
     for line, cells in rows:
         said: dict[bool, list[str]] = {True: [], False: []}

@@ -1,6 +1,6 @@
-"""Fitting a model of one's own: a network as a graph, and from base pictures its space, word map and calibration.
+"""Fitting one's own model: a network as a graph, and its space, word map and calibration from base pictures.
 
-Base pictures may have labels. Where they have none, the classes that a classifier is sure of stand for labels.
+Base pictures may have labels. If they have none, the classes that a classifier is sure of serve as labels.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,17 +29,17 @@ from fewtag.words.vectors import SHIPPED, WordTable, load_words
 
 CLASSIFIER, CLASSES = "tf_efficientnet_lite2", "imagenet-1k"
 STRENGTHS = Strengths(shrinkage=2.0, ridge=0.5, word_weight=3.0, word_decay=0.5, support_focus=16.0, query_local=0.8)
-"""The posterior's, chosen on the validation labels of COCO."""
+"""Strengths of the posterior, chosen on the validation labels of COCO."""
 EXAMPLES = (0, 1, 2, 5, 10, 20)
 NOES = (0, 8, 64)
-"""Pictures beside a label's own, that do not name it, in the banks that calibration looks at."""
+"""Numbers of other pictures, which do not name the label, in the banks that calibration is fitted on."""
 SHARE, SHARES = 0.08, (0.003, 0.01, 0.03, 0.08, 0.2)
 REPEATS, QUERIES, HELD = 3, 600, 30
 WRONG_NAMES = 200
 FOLDS, FEWEST_LABELS, SURE = 4, 8, 0.5
 BATCH = 32
 MOST_PLACES = 3000
-"""Pictures whose places are kept, for the calibration."""
+"""The most pictures whose places are kept for calibration."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +48,13 @@ class BasePictures:
 
     labels: Sequence[str]
     words: Sequence[str]
-    """What the labels are looked up by."""
+    """The words by which the labels are looked up."""
     targets: NDArray[np.bool_]
     features: Features
     chances: NDArray[np.float32]
 
     def without(self, columns: Sequence[int]) -> "BasePictures":
-        """Without some labels and all pictures that show one."""
+        """The base pictures without these labels and without all pictures that show one of them."""
         kept = [column for column in range(len(self.labels)) if column not in set(columns)]
         rows = ~self.targets[:, list(columns)].any(axis=1)
         labels, words = ([side[column] for column in kept] for side in (self.labels, self.words))
@@ -63,16 +63,16 @@ class BasePictures:
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """What base pictures decide of a model: its space, and the prototypes that its word map is solved on."""
+    """What the base pictures determine of a model: its space, and the prototypes that its word map is solved on."""
 
     space: Space
     prototypes: Vectors
-    """Of the base labels, then of the classes."""
+    """Prototypes of the base labels, followed by those of the classes."""
     base_words: Sequence[str]
     classes: Sequence[str]
 
     def guides(self, table: WordTable, names: Sequence[str]) -> Vectors:
-        """What names suggest."""
+        """The prototypes that these names suggest."""
         word_map = solve_words(table, self.base_words, self.classes, self.prototypes, STRENGTHS)
         return word_map.prototypes(table.vectors(names))
 
@@ -87,17 +87,17 @@ def solve(base: BasePictures) -> Solved:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """Labels that a fit has not seen, on pictures in its space: what calibration may look at."""
+    """Labels that a fit has not seen, with pictures in its space: the data for calibration."""
 
     pictures: Pictures
     targets: NDArray[np.bool_]
     guides: Vectors
-    """What the labels' names suggest,"""
+    """Prototypes that the labels' names suggest."""
     wrong: Vectors
-    """and what names of other things do."""
+    """Prototypes that names of other things suggest."""
 
     def scores(self) -> tuple[list[NDArray[np.float32]], list[NDArray[np.float32]]]:
-        """Of each label's pictures with its own name; and with the wrong ones, a column each."""
+        """Scores of each label's pictures with its own name, and with the wrong names, one column each."""
         plain = Strengths(**{**vars(STRENGTHS), "kappa": 1.0, "offset": 0.0})
         every = core.Classifiers.of([core.prior(guide, plain) for guide in np.concatenate([self.guides, self.wrong])])
         found = every.logits(self.pictures.places, STRENGTHS)
@@ -105,7 +105,7 @@ class Held:
         return right, [found[shown, len(self.guides) :] for shown in self.targets.T]
 
     def pairs(self, evidence: NameEvidence) -> Iterator[Pairs]:
-        """From banks of a name alone to twenty examples, with few and many others, named in part or completely."""
+        """Logits from banks with a name to twenty examples, and few or many others, named partly or completely."""
         random = np.random.default_rng(0)
         everything = np.arange(len(self.targets))
         for _, (label, shown), number in product(range(REPEATS), enumerate(self.targets.T), EXAMPLES):
@@ -127,14 +127,14 @@ class Held:
 
 
 def wrong_names(solved: Solved, table: WordTable) -> Vectors:
-    """Names of other things: some of the classifier's classes."""
+    """Prototypes for names of other things: some of the classifier's classes."""
     names = np.random.default_rng(0).permutation(list(solved.classes))
     known = [first for name in names if (first := str(name).split(", ")[0]) in table][:WRONG_NAMES]
     return solved.guides(table, known)
 
 
 def calibrated(held: Sequence[Held], begin: Begin = unwatched) -> tuple[NameEvidence, Calibration]:
-    """How alike names and pictures are, and the calibration, over all held labels."""
+    """The name evidence and the calibration, fitted over all held-out labels."""
     scores = [each.scores() for each in held]
     right = [one for mine, _ in scores for one in mine if len(one)]
     wrong = [one for _, others in scores for one in others if len(one)]
@@ -152,7 +152,7 @@ def calibrated(held: Sequence[Held], begin: Begin = unwatched) -> tuple[NameEvid
         advance(1)
     curves = calibrate(pairs, SHARE, SHARES)
     coherences = [(each.pictures.coherence(), each.targets) for each in held]
-    # of examples, so that every label counts alike
+    # the mean over labels of the mean over their pictures, so that every label counts alike
     mean = np.mean([some[shown].mean() for some, targets in coherences for shown in targets.T if shown.any()])
     return evidence, replace(curves, coherence=round(float(mean), 4))
 
@@ -169,9 +169,9 @@ def fit_model(
     device: str = "auto",
     begin: Begin = unwatched,
 ) -> dict[str, Any]:
-    """Writes OUT.safetensors and OUT.onnx; facts of what was made.
+    """Writes OUT.safetensors and OUT.onnx; returns facts about the model.
 
-    `network` is timm's name of one, or the path of an ONNX file from normalised pixels to a feature map.
+    `network` is a timm name, or the path of an ONNX file from normalised pixels to a feature map.
     """
     table = load_words(words)
     chances = None if any(shown) else classify(pictures, begin)
@@ -234,7 +234,7 @@ def _refuse_too_few(names: Sequence[str], targets: NDArray[np.bool_], rows: NDAr
 
 
 def _folds(labels: int) -> list[list[int]]:
-    """The labels' columns in as many parts."""
+    """The labels' columns in `FOLDS` random parts."""
     order = np.random.default_rng(0).permutation(labels)
     return [sorted(order[fold::FOLDS].tolist()) for fold in range(FOLDS)]
 
@@ -242,7 +242,7 @@ def _folds(labels: int) -> list[list[int]]:
 def _cross_fit(
     base: BasePictures, places: NDArray[np.float16], rows: NDArray[np.int64], table: WordTable
 ) -> Iterator[Held]:
-    """A quarter of the labels at a time, held out from a fit on the pictures that show none of them."""
+    """Holds out a quarter of the labels at a time from a fit on the pictures that show none of them."""
     for columns in _folds(len(base.labels)):
         solved = solve(base.without(columns))
         guides = solved.guides(table, [base.words[column] for column in columns])
@@ -251,7 +251,7 @@ def _cross_fit(
 
 
 def make_graph(network: str, weights: str | None, size: int, path: Path) -> tuple[dict[str, Any], Constants]:
-    """Of a timm network, or of an ONNX file."""
+    """Writes the graph of a timm network, or of an ONNX file; returns its facts and constants."""
     if network.lower().endswith(".onnx"):
         if weights is not None:
             raise InputError("an ONNX file has its own weights; leave --weights out")
@@ -268,7 +268,7 @@ def encode(
     device: str,
     begin: Begin,
 ) -> tuple[Features, NDArray[np.float16]]:
-    """Global features of all pictures, by the graph itself; and the places of those in these rows."""
+    """Global features of all pictures, by the graph itself, and the places of those in these rows."""
     runtime = Network(path, device, sha256=facts["sha256"], constants=constants)
     channels = int(facts["channels"])
     whole = Space(np.zeros(channels, np.float32), np.eye(channels, dtype=np.float32))
@@ -285,7 +285,7 @@ def encode(
 
 @torch.inference_mode()
 def classify(pictures: Sequence[Picture], begin: Begin) -> NDArray[np.float32]:
-    """Each picture's probabilities of the classifier's classes: pictures × classes."""
+    """Each picture's probabilities for the classifier's classes: pictures × classes."""
     classifier, found = create_classifier(CLASSIFIER), []
     advance = begin("classifying", len(pictures))
     for batch in squares(pictures, classifier.size):
@@ -305,7 +305,7 @@ def label_matrix(shown: Sequence[frozenset[str]]) -> tuple[list[str], NDArray[np
 
 
 def sure_classes(chances: NDArray[np.float32]) -> tuple[list[str], NDArray[np.bool_]]:
-    """Classes that enough pictures are surely of, as if they were labels."""
+    """Classes that the classifier is sure of in enough pictures, as if they were labels."""
     sure = chances > SURE
     columns = np.flatnonzero(sure.sum(axis=0) >= HELD // 2)
     names = class_names(CLASSES)

@@ -1,4 +1,4 @@
-"""The tensors everything speaks of, by axes named in whole words, and what most methods do with them."""
+"""Tensor types with named axes, and the operations on them that most methods share."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ Maps = Num[Tensor, "images channels height width"]
 """Local feature maps; pixels are maps with three channels (uint8)."""
 
 Encoded = Num[Tensor, "images *encoded"]
-"""What a method makes of each image by itself, in a shape of its own."""
+"""A method's encoding of each image by itself, in a shape of its own."""
 
 Targets = Bool[Tensor, "images labels"]
 """Which image shows which label."""
@@ -18,7 +18,7 @@ Logits = Float[Tensor, "images labels"]
 """A label's score for an image; its sigmoid is the probability."""
 
 Words = Float[Tensor, "labels dimensions"]
-"""The labels' word vectors, a row each."""
+"""The labels' word vectors, one row each."""
 
 
 def full_precision(like: Tensor) -> torch.autocast:
@@ -52,6 +52,6 @@ def cosine(
     """Cosine similarity of each image with each label, in full precision."""
     with full_precision(left):
         left, right = left.float(), right.float()
-        # lengths divide the products, which are smaller than unit vectors of all images
+        # the products are divided by the lengths, since they are smaller than normalised copies of all images
         lengths = left.norm(dim=-1).clamp_min(1e-12)[..., None] * right.norm(dim=-1).clamp_min(1e-12)[..., None, :]
         return left @ right.mT / lengths

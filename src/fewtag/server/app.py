@@ -1,4 +1,4 @@
-"""The FastAPI application over a bank or a studio project, and its error replies."""
+"""The FastAPI application for a bank or a studio project, and its error replies."""
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -30,11 +30,11 @@ SERVICES: dict[str, tuple[APIRouter, ...]] = {
     "photoprism": (dialects.photoprism,),
     "kserve": (dialects.kserve_open, dialects.kserve),
 }
-"""For other programs, in their own words; each is there only where the command line asks for it."""
+"""Services for other programs, in their own protocols; each exists only if the command line asks for it."""
 
 
 class _App(FastAPI):
-    """Its schema says how the token is sent, and that errors are problems: FastAPI has no setting for either."""
+    """FastAPI with a schema that says how the token is sent and that errors are problems: it has no such setting."""
 
     def openapi(self) -> dict[str, Any]:
         schema = super().openapi()
@@ -48,7 +48,7 @@ class _App(FastAPI):
 
 
 def create_app(served: Served) -> ASGIApp:
-    """The application, to be guarded."""
+    """The application, without the guard."""
     app = _App(
         title="fewtag",
         version=__version__,
@@ -57,7 +57,7 @@ def create_app(served: Served) -> ASGIApp:
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.name,  # what generated clients call their functions
+        generate_unique_id_function=lambda route: route.name,  # the names of functions in generated clients
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         responses={
             "4XX": {"model": bodies.Problem, "description": "What was wrong, and what to do."},
@@ -83,10 +83,10 @@ _STATUS = {MissingError: 404, TakenError: 409, UnavailableError: 503}
 
 
 def _reply(request: Request, error: Exception) -> Response:
-    """Whatever went wrong, in one sentence; with the fields by which another program knows an error of its service."""
+    """The reply to any error: one sentence, with the extra fields that a service's own programs expect."""
     headers: Mapping[str, str] | None = None
     match error:
-        case ClientDisconnect():  # nobody reads it
+        case ClientDisconnect():  # nobody will read it
             status, said = 400, "the request ended too early; send it again"
         case InputError():
             status, said = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 400), str(error)
@@ -104,7 +104,7 @@ def _reply(request: Request, error: Exception) -> Response:
 
 
 def _misfit(errors: Sequence[Any]) -> str:
-    """What is wrong with a body; where one of two kinds may come, with that which it is nearer to."""
+    """What is wrong with a body; if it may be of one of two kinds, by the kind that it is nearer to."""
     worst = min(errors, key=lambda each: sum(other["loc"][:2] == each["loc"][:2] for other in errors))
     if worst["type"] == "json_invalid":
         return f"the body is no JSON ({worst['ctx']['error']}); mend it"
@@ -115,7 +115,7 @@ def _misfit(errors: Sequence[Any]) -> str:
 
 
 def _refusal(request: Request, error: HTTPException) -> str:
-    """Starlette's own words are not ours: who is refused hears what to do."""
+    """The sentence for an HTTP error; Starlette's own phrases are replaced by what to do."""
     if error.status_code == 405:
         return f"{request.method} is not for this address; /docs lists what is"
     if error.detail != HTTPStatus(error.status_code).phrase:

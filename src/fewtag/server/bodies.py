@@ -1,4 +1,4 @@
-"""Requests of the API, which refuse what they do not know, and replies that are no value of the studio's."""
+"""Requests of the API, which refuse unknown fields, and replies that are no values of the studio."""
 
 from typing import Annotated, Literal
 from uuid import UUID
@@ -10,9 +10,9 @@ from fewtag.studio.log import Verdict
 from fewtag.studio.values import MOST_AT_ONCE, Failure, LabelRow
 
 Digest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]
-"""Of a picture's encoded bytes: 16 bytes of their SHA-256, in hexadecimal digits."""
+"""A picture's digest: the first 16 bytes of the SHA-256 of its encoded bytes, in hexadecimal digits."""
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-"""Of a label; "birds/heron" is under "birds"."""
+"""A label's name; "birds/heron" is below "birds"."""
 
 
 class _Asked(BaseModel):
@@ -24,7 +24,7 @@ class Pictures(_Asked):
 
     pictures: Annotated[list[Digest], Field(min_length=1, max_length=MOST_AT_ONCE)]
     stacks: bool = False
-    """Of examples in a project: whether each speaks for all pictures of its stack."""
+    """For examples in a project: whether each stands for all pictures of its stack."""
 
 
 class NewLabel(_Asked):
@@ -52,9 +52,9 @@ class OneAnswer(_Asked):
     answer: Verdict
     source: Annotated[str, StringConstraints(pattern="^[a-z-]{1,20}$")] = "click"
     stack: bool = False
-    """In a project: whether it holds for all pictures of the stack, but for those that were answered one by one."""
+    """In a project: whether it holds for all pictures of the stack, except those that were answered individually."""
     marked: bool = False
-    """In a project: whether it is a page's own mark, untouched, which does not overrule an answer that is there."""
+    """In a project: whether it is a page's own mark, left as it was, which does not overrule an existing answer."""
 
 
 class SeveralAnswers(_Asked):
@@ -86,7 +86,7 @@ class Search(_Asked):
     limit: Annotated[int, Field(ge=1, le=MOST_AT_ONCE)] = 200
     stacked: bool = True
     only: Literal["digests"] | None = None
-    """Instead of a page, the digests of all cells, in the order of the pages; `offset` and `limit` do not count."""
+    """Instead of a page, the digests of all cells, in the order of the pages; `offset` and `limit` are ignored."""
 
 
 class Deliver(_Asked):
@@ -96,7 +96,7 @@ class Deliver(_Asked):
     confirmed_only: bool = False
     scores: bool = False
     take_back: bool = False
-    """Of sidecars: takes back what was written, to the byte, instead of writing."""
+    """For sidecars: removes what was written, to the byte, instead of writing."""
     dry_run: bool = False
 
 

@@ -1,5 +1,5 @@
-"""Services for other programs, in their own words: PhotoPrism's vision API (the label service that `Service.Uri` in its
-vision.yml names), and the Open Inference Protocol 2 over REST, which clients of KServe, Triton and OpenVINO speak.
+"""Services for other programs, in their own protocols: PhotoPrism's vision API (the label service that `Service.Uri` in
+its vision.yml names), and the Open Inference Protocol 2 over REST, which clients of KServe, Triton and OpenVINO speak.
 """
 
 import base64
@@ -24,11 +24,11 @@ from fewtag.server.security import authorised
 from fewtag.server.service import Served
 
 MOST_JSON = 16_000_000
-"""Bytes of a JSON body where a service is asked for: its pictures come in it."""
+"""The most bytes of a JSON body if a service is enabled, since its pictures come in it."""
 
 
 def error_fields(path: str, status: int, detail: str) -> dict[str, Any]:
-    """What problems (RFC 9457) have besides at the addresses of a service, for the program that it is for."""
+    """Extra fields of problems (RFC 9457) at the addresses of a service, for the program that it is for."""
     if path.startswith(photoprism.prefix):
         return {"code": status, "error": detail}
     return {"error": detail} if path.startswith(kserve.prefix) else {}
@@ -56,7 +56,7 @@ kserve = APIRouter(prefix="/v2", tags=["KServe"], dependencies=_GUARDED)
 INPUTS = {"images": ("BYTES", [-1]), "pixels": ("UINT8", [-1, -1, -1, 3])}
 OUTPUTS = {"probabilities": ("FP32", [-1, -1]), "labels": ("BYTES", [-1]), "thresholds": ("FP32", [-1])}
 MOST_PIXELS = 8_000_000
-"""Of one `pixels` tensor: numbers in JSON are for small pictures, large ones come encoded in `images`."""
+"""The most pixels of a `pixels` tensor: numbers in JSON are for small pictures, large ones come encoded in `images`."""
 
 
 class Labelling(BaseModel):
@@ -162,7 +162,7 @@ async def infer(model: str, asked: Inference, server: Server) -> Response:
     if unknown := [each for each in wanted if each not in OUTPUTS]:
         raise InputError(f"there is no output {unknown[0]!r}; {nearest(unknown[0], OUTPUTS)}")
     rows = await server.tag_all(await run_in_threadpool(_uploads, asked.inputs[0], server.settings.most_files))
-    # a label may have come or gone between two batches: those that all rows have
+    # labels may have changed between two batches, so only those that all rows have are returned
     labels = [label for label in rows[0].scores if all(label in row.scores for row in rows)]
     scorer = await run_in_threadpool(server.actions.scorer)
     thresholds = dict(zip(scorer.labels, scorer.thresholds.tolist(), strict=True))
@@ -187,14 +187,14 @@ def _known(model: str, server: Served) -> str:
 
 
 def _uploads(tensor: Tensor, most: int) -> list[Upload]:
-    """The pictures of a tensor; those of pixels as uncompressed files, so that they go the way of all others."""
+    """The pictures of a tensor; pixels become uncompressed files, so that they are processed like all others."""
     if tensor.name not in INPUTS or tensor.datatype != INPUTS[tensor.name][0]:
         raise InputError(
             f"the input {tensor.name[:60]!r} of {tensor.datatype[:20]} is not taken; "
             "send `images` of BYTES (base64 of files), or `pixels` of UINT8"
         )
     count = math.prod(tensor.shape)
-    if (count if tensor.name == "images" else math.prod(tensor.shape[:1])) > most:  # before any of them is made
+    if (count if tensor.name == "images" else math.prod(tensor.shape[:1])) > most:  # checked before any is decoded
         raise InputError(f"the request has more than {most} pictures; send at most {most} at once")
     if tensor.name == "images":
         texts = np.array(tensor.data, object).ravel().tolist()

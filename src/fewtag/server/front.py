@@ -1,8 +1,8 @@
-"""The server's process, by uvicorn: it answers at once, and the application comes behind.
+"""The server's process, by uvicorn: it answers at once, while the application is loaded in the background.
 
-To open a project of ten thousand pictures, and to import FastAPI, takes longer than a person shall wait. So the process
-listens first, and opens what it serves behind that. Meanwhile a page gets its files, and what it asks for first from
-what the last studio kept of that; whatever else is asked waits for the application.
+Opening a project of ten thousand pictures and importing FastAPI take longer than a person should wait. So the process
+listens first, and then opens what it serves. Meanwhile a page gets its files, and its first requests are answered from
+what the last session stored; any other request waits for the application.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from fewtag.studio.studio import Studio
 
 PATIENT_SECONDS = 1.0
-"""What can be answered at once is, before others are in its way: the rest begins when somebody needs it, or by then."""
+"""How long loading waits, so that quick answers come first; a request that needs the application ends the wait."""
 SILENT_SECONDS = 30
-"""How long a connection may say nothing between two requests, or before its first."""
+"""How long a connection may be silent between two requests, or before its first."""
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -53,7 +53,7 @@ _IMMUTABLE = {"Cache-Control": "private, max-age=31536000, immutable", "Content-
 
 @cache
 def page_files() -> dict[str, tuple[Path, str]]:
-    """The studio's files by their names, with slashes, and what they are."""
+    """The studio's files and their media types, by name, with slashes."""
     folder = Path(__file__).parents[1] / "studio" / "web"
     return {
         path.relative_to(folder).as_posix(): (path, _TYPES[path.suffix])
@@ -63,18 +63,18 @@ def page_files() -> dict[str, tuple[Path, str]]:
 
 
 def page_file(path: str) -> Response | None:
-    """A file of the studio's page, by a name from the list of them: no path is made of what a client sends."""
+    """A file of the studio's page, by a name from a fixed list: no path is built from what a client sends."""
     found = page_files().get("index.html" if path == "/" else path.removeprefix("/static/"))
     return found and Response(found[0].read_bytes(), media_type=found[1], headers={"Cache-Control": "no-cache"})
 
 
 def thumbnail_reply(content: bytes) -> Response:
-    """A picture's copy, which is for ever what it is."""
+    """A thumbnail, which never changes."""
     return Response(content, 200, _IMMUTABLE, "image/webp")
 
 
 class Front:
-    """An ASGI application that stands for another until that is there; of a project it serves the page for good."""
+    """An ASGI application that stands in for another until that is loaded; for a project it keeps serving the page."""
 
     def __init__(self, settings: Settings, *, page: bool) -> None:
         self.settings, self.page = settings, page
@@ -90,12 +90,12 @@ class Front:
         await reply(scope, receive, send)
 
     def _of_probe(self, scope: Scope) -> Response | None:
-        """Who asks whether the server answers need not wait for the application."""
+        """The reply to a health probe, which need not wait for the application."""
         found = None if self.app.done() or scope["method"] != "GET" else _PROBES.get(scope["path"])
         return found and JSONResponse(*found)
 
     async def _of_page(self, scope: Scope) -> Response | None:
-        """What a page begins with; None for what is the application's to answer."""
+        """The reply to what a page starts with; None for what the application must answer."""
         method, path = scope["method"], scope["path"]
         if method == "GET" and (path == "/" or path.startswith("/static/")):
             return page_file(path)
@@ -118,10 +118,10 @@ class Front:
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket; port 0 is any free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # by its name asyncio knows that it may send small pieces at once: each reply would else wait 40 ms for the next
+    # with the protocol given, asyncio sets TCP_NODELAY: otherwise each reply would wait 40 ms for the next
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):  # Windows would else let another program listen there, too
+        if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):  # otherwise Windows would let another program listen there, too
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
         else:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -135,10 +135,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Impatient(H11Protocol):
-    """A timeout for idle connections: uvicorn waits for the head of a request for ever."""
+    """A timeout for idle connections: uvicorn would wait forever for the head of a request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.app_state = {**self.app_state, "connection": {}}  # what is known of this one, for the guard
+        self.app_state = {**self.app_state, "connection": {}}  # facts about this connection, for the guard
         super().connection_made(transport)
         self._expect_after(self.cycle)
 
@@ -156,9 +156,9 @@ class _Impatient(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server: tells when it answers, opens what it serves behind that, and closes it at the end.
+    """uvicorn's server: reports when it answers, then opens what it serves, and closes it at the end.
 
-    With a project comes a page; `page` says what is known of that before the project is open.
+    With a project comes a page; `page` returns the stored replies for it, until the project is open.
     """
 
     def __init__(
@@ -180,9 +180,9 @@ class Server(uvicorn.Server):
             lifespan="off",
             loop="asyncio",
             log_level="error",
-            access_log=False,  # which would write down what people look at
+            access_log=False,  # it would record what people look at
             server_header=False,
-            proxy_headers=False,  # anyone may send them
+            proxy_headers=False,  # anyone could send them
             timeout_keep_alive=SILENT_SECONDS,
             timeout_graceful_shutdown=10,
         )
@@ -232,19 +232,19 @@ class Server(uvicorn.Server):
         if self._opener.is_alive():
             await asyncio.to_thread(self._opener.join)
         if self.served is not None:
-            self.served.events.close()  # streams would else be waited for
+            self.served.events.close()  # otherwise open streams would be waited for
         await super().shutdown(sockets)
         if self.served is not None:
             await asyncio.to_thread(self.served.close)
 
 
 def run(server: Server, bound: socket.socket) -> None:
-    """Serves until it is interrupted, or its terminal's window is closed; refuses what cannot be opened."""
+    """Serves until it is interrupted, or its terminal window is closed; raises the error if opening failed."""
     hang_up = getattr(signal, "SIGHUP", None)  # not on Windows
-    ours = threading.current_thread() is threading.main_thread()  # others may not say what a signal does
-    if ours and hang_up is not None and signal.getsignal(hang_up) is signal.SIG_DFL:  # nohup has it ignored
+    ours = threading.current_thread() is threading.main_thread()  # only the main thread may set signal handlers
+    if ours and hang_up is not None and signal.getsignal(hang_up) is signal.SIG_DFL:  # nohup ignores it
         signal.signal(hang_up, lambda *_: signal.raise_signal(signal.SIGINT))
-    with suppress(KeyboardInterrupt):  # which uvicorn hands on once it has ended in good order
+    with suppress(KeyboardInterrupt):  # which uvicorn raises again after an orderly shutdown
         server.run([bound])
     if server.front.app.done():
         server.front.app.result()

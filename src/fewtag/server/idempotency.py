@@ -15,7 +15,7 @@ KEPT_SECONDS = 86_400.0
 KEPT_BYTES = 64_000_000
 LONGEST_KEY = 200
 _ENTRY_BYTES = 2_000
-"""Of a reply without its body: measured."""
+"""Memory of a reply without its body, as measured."""
 
 
 @dataclass
@@ -29,9 +29,9 @@ class _Reply:
 
 
 class Idempotency:
-    """The middleware, just inside of the guard, which answers what is refused here: strangers get no stored reply.
+    """The middleware, just inside the guard, which answers what is refused here: strangers get no stored reply.
 
-    A refusal is not kept: nothing was done, and what was wrong (a picture not read yet) may be mended meanwhile.
+    Errors are not stored: nothing was done, and the cause (a picture not read yet) may be gone by the next attempt.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -57,7 +57,7 @@ class Idempotency:
 
     async def _first(self, key: str, asked: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         reply, kept = _Reply(asked, time.monotonic()), list[Message]()
-        self._forget(key)  # one that is too old
+        self._forget(key)  # if it is expired
         self._replies[key] = reply
 
         async def keep(message: Message) -> None:
@@ -77,7 +77,7 @@ class Idempotency:
         for known, each in list(self._replies.items()):
             if self._size <= KEPT_BYTES and time.monotonic() - each.since < KEPT_SECONDS:
                 break
-            if each.messages:  # not one whose work is under way
+            if each.messages:  # not one that is still in progress
                 self._forget(known)
 
     def _forget(self, key: str) -> None:
@@ -86,7 +86,7 @@ class Idempotency:
 
 
 async def _read(scope: Scope, receive: Receive) -> tuple[list[Message], bytes]:
-    """All of the body, which the guard has limited, and a digest of the request."""
+    """The whole body, which the guard has limited, and a digest of the request."""
     where = repr((scope["method"], scope["path"], scope["query_string"]))
     total, messages = hashlib.sha256(where.encode()), list[Message]()
     while True:
@@ -99,6 +99,6 @@ async def _read(scope: Scope, receive: Receive) -> tuple[list[Message], bytes]:
 
 def _replayed(messages: list[Message], receive: Receive) -> Receive:
     async def replay() -> Message:
-        return messages.pop(0) if messages else await receive()  # what was read again is not kept
+        return messages.pop(0) if messages else await receive()  # replayed messages are not kept
 
     return replay

@@ -14,10 +14,10 @@ from fewtag.server.queue import BusyError
 from fewtag.studio.values import Progress
 
 RUNNING, KEPT = 4, 16
-"""Jobs at once, and jobs that are remembered."""
+"""The most jobs at once, and the most that are remembered."""
 HEARTBEAT = 15.0
 LISTENERS = 64
-"""Event streams at once."""
+"""The most event streams at once."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Job:
 
 
 class CancelledError(Exception):
-    """Raised by a job's progress in its own thread, so that the work ends."""
+    """Raised by a job's progress callback in its own thread, to end the work."""
 
 
 class Jobs:
-    """All jobs of a server; `events` has each change of one."""
+    """All jobs of a server; `events` announces each change of one."""
 
     def __init__(self, events: "Events") -> None:
         self._events, self._lock = events, threading.Lock()
@@ -47,7 +47,7 @@ class Jobs:
         self._cancelled: set[str] = set()
 
     def start(self, kind: str, work: Callable[[Progress], Any]) -> Job:
-        """Work in a thread of its own; its result must be JSON."""
+        """Runs work in a thread of its own; its result must be JSON."""
         job = Job(str(uuid.uuid4()), kind, "running", 0, 0, "", None)
         with self._lock:
             self.check_room()
@@ -58,7 +58,7 @@ class Jobs:
         return job
 
     def check_room(self) -> None:
-        """Refused where too many run."""
+        """Raises BusyError if too many jobs are running."""
         if sum(each.state == "running" for each in list(self._jobs.values())) >= RUNNING:
             raise BusyError(5)
 
@@ -77,7 +77,7 @@ class Jobs:
             self._note(number, state="cancelled")
         except InputError as error:
             self._note(number, state="failed", detail=str(error))
-        except Exception as error:  # whoever waits for it must hear of it
+        except Exception as error:  # clients that wait for the job must be told
             self._note(number, state="failed", detail=f"something went wrong ({type(error).__name__})")
             raise
 
@@ -108,10 +108,10 @@ class Jobs:
 
 
 class Events:
-    """Server-sent events: told from any thread, heard by any number of open pages."""
+    """Server-sent events: sent from any thread, to any number of open pages."""
 
     def __init__(self) -> None:
-        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()  # one that nobody reads any more is gone
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()  # a stream that nobody reads any more is collected
         self._lock, self._closed = threading.Lock(), False
 
     def tell(self, event: str, value: Any) -> None:
@@ -120,7 +120,7 @@ class Events:
                 stream.put((event, value))
 
     def listen(self) -> "Stream":
-        """All that is told from now on; refused where too many listen."""
+        """A stream of all later events; raises BusyError if there are too many."""
         stream = Stream(asyncio.get_running_loop())
         with self._lock:
             if len(self._streams) >= LISTENERS or self._closed:
@@ -150,12 +150,12 @@ class Stream:
         self._loop.call_soon_threadsafe(self._put, event)
 
     def _put(self, event: Event | None) -> None:
-        if self._queue.full():  # a page that does not listen loses what is oldest
+        if self._queue.full():  # a page that does not read loses the oldest events
             self._queue.get_nowait()
         self._queue.put_nowait(event)
 
     async def lines(self, first: Event, job: str | None = None) -> AsyncIterator[str]:
-        """What is so already, then what is told; of a `job` alone, until it has ended. Comments keep proxies awake."""
+        """The present state, then later events; for a `job` its own, until it ends. Comments keep proxies awake."""
         heard: Event | None = first
         while heard is not None:
             event, value = heard

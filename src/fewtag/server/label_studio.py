@@ -37,19 +37,19 @@ from fewtag.tagger.stream import Tagged
 
 router = APIRouter(prefix="/label-studio", tags=["Label Studio"], dependencies=[Depends(authorised)])
 AT_ONCE = 16
-"""Pictures that are fetched, and in memory, at the same time: Label Studio sends all tasks of a project together."""
+"""Pictures that are fetched, and in memory, at once: Label Studio sends all tasks of a project together."""
 LEARNT = frozenset({"ANNOTATION_CREATED", "ANNOTATIONS_CREATED", "ANNOTATION_UPDATED"})
 _DECLARES = re.compile(r"<!(DOCTYPE|ENTITY)")
 _ANSWERS = uuid.UUID("9d6fd1d5-8f0e-4f4e-a6a5-3a1b6f0d3c55")
-"""The name space of answers' ids: a webhook that comes again is taken once."""
+"""The namespace of answers' ids: a webhook that is sent again is counted once."""
 KEY_VARIABLE = "LABEL_STUDIO_API_KEY"
 PLACES = ("/data/", "/storage-data/")
-"""Where Label Studio keeps pictures; nothing else is asked of it, since what is asked carries its key."""
+"""Where Label Studio keeps pictures; nothing else is requested from it, since requests carry its key."""
 SECONDS = 20.0
-"""For one picture."""
+"""The time limit for one picture."""
 _STEP_SECONDS = 5.0
 _KEY_SECONDS = 200.0
-"""An access token that a refresh token was exchanged for lives 5 minutes."""
+"""How long an access token is used, which was exchanged for a refresh token and is valid for 5 minutes."""
 _PORTS = {"http": 80, "https": 443}
 _SAFE = "/%~!$&'()*+,;=:@-._?"
 _REFRESH_TOKEN = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+")
@@ -63,32 +63,32 @@ class Control:
     picture: str
     """The name of the `<Image>` tag."""
     field: str
-    """The key of a task's data that has the picture's link."""
+    """The key in a task's data that has the picture's link."""
     single: bool
     conditional: bool
-    """Shown only after another answer, so that nothing chosen may mean that nothing was asked."""
+    """Whether it is shown only after another answer, so that an empty choice may mean that nothing was asked."""
     choices: Mapping[str, str]
-    """Of each label what Label Studio calls it."""
+    """Label Studio's value for each label."""
 
     def item(self, labels: Sequence[str]) -> dict[str, Any]:
-        """These labels as a result has them."""
+        """A result of Label Studio with these labels."""
         value = {"choices": [self.choices[label] for label in labels]}
         return {"from_name": self.name, "to_name": self.picture, "type": "choices", "value": value}
 
     def said(self, result: "Sequence[Item]") -> dict[str, str]:
-        """What an annotation says of each label: chosen is yes; of the same control, unchosen is no."""
+        """What an annotation says about each label: chosen ones are yes; unchosen ones of the same control are no."""
         chosen: set[str] = set()
         asked = not self.single and not self.conditional
         for item in result:
             if item.from_name == self.name and item.type == "choices":
                 asked = True
-                # a nested choice comes as the path to it
+                # a nested choice is given as its path
                 chosen |= {each if isinstance(each, str) else each[-1] for each in item.value.choices}
         return {label: "yes" if called in chosen else "no" for label, called in self.choices.items()} if asked else {}
 
 
 def controls(config: str) -> list[Control]:
-    """The `<Choices>` tags over pictures of a project's labelling set-up; refuses one that has none.
+    """The `<Choices>` tags over pictures in a project's labelling set-up; refuses a set-up that has none.
 
     >>> tag, = controls('<View><Image name="i" value="$url"/><Choices name="c" toName="i" choice="multiple">'
     ...     '<Choice value="dog"/><Choice value="Sofa"/></Choices></View>')
@@ -250,14 +250,14 @@ def webhook(asked: Hook, server: Server) -> Response:
 def _learn(
     server: Served, annotation: Annotation, task: Task, tags: Sequence[Control], known: Mapping[str, str]
 ) -> int:
-    """How many answers there were in an annotation; all of them are taken, or none."""
+    """Records the answers of an annotation, all of them or none; returns their number."""
     answers, uploads = list[Answer](), dict[str, Upload]()
     for tag in tags:
         said = {} if annotation.was_cancelled else tag.said(annotation.result or ())
         if said and tag.field not in uploads:
             uploads[tag.field] = _upload(server, task, tag.field)
         for label, answer in said.items():
-            # the same each time that it is sent
+            # the same id each time that it is sent
             name = uuid.uuid5(_ANSWERS, f"{annotation.id} {annotation.updated_at} {tag.name} {label}")
             picture = uploads[tag.field].digest.hex()
             answers.append(Answer(str(name), picture, known[label], answer, "label-studio"))
@@ -269,25 +269,25 @@ def _learn(
 
 
 def _define(server: Served, tags: Sequence[Control]) -> dict[str, str]:
-    """What each choice's label is called here; a new one is known by its name, or by pictures to come."""
+    """The name here of each choice's label; a new label is known by its name, or by pictures to come."""
     choices = {choice: _folded(choice) for tag in tags for choice in tag.choices}
     names = {_folded(name): name for name in server.label_names}
     new = [choice for choice, folded in choices.items() if folded not in names]
     if new and not server.settings.read_only:
-        server.actions.define_all(new)  # Label Studio waits 3 seconds, however many there are
+        server.actions.define_all(new)  # in one call: Label Studio waits for only 3 seconds
         names = {_folded(name): name for name in server.label_names} | names
     return {choice: names.get(folded, choice) for choice, folded in choices.items()}
 
 
 def _folded(name: str) -> str:
-    """By which a choice and a label are the same: neither case nor blanks around slashes tell them apart."""
+    """A name in canonical spelling, to compare choices and labels: without case or blanks around slashes."""
     return re.sub(r"\s*/\s*", "/", name).casefold()
 
 
 def _rows(
     server: Served, tasks: Sequence[Task], tags: Sequence[Control], each: Callable[..., Any]
 ) -> list[dict[str, Tagged]]:
-    """Of each task a row for each picture that a control is about; fetched and tagged side by side."""
+    """For each task a row per picture that a control is about; pictures are fetched and tagged concurrently."""
     asked = [(number, field) for number in range(len(tasks)) for field in dict.fromkeys(tag.field for tag in tags)]
 
     def fetched(place: tuple[int, str]) -> Upload | str:
@@ -311,25 +311,25 @@ def _upload(server: Served, task: Task, field: str) -> Upload:
         raise InputError(f"task {task.id} has no picture in its data's {field!r}; check the labelling set-up")
     if link.startswith("data:"):
         return from_base64(link, f"the picture of task {task.id}")
-    assert server.fetch is not None  # the command line sees to it
+    assert server.fetch is not None  # ensured by the command line
     return Upload.of(link.rsplit("/", 1)[-1][-100:], server.fetch(link))
 
 
 def _chosen(tag: Control, row: Tagged, known: Mapping[str, str]) -> list[str]:
-    """The control's labels that a picture gets, likeliest first; of a single choice the likeliest alone."""
+    """The control's labels that a picture gets, likeliest first; only the likeliest for a single choice."""
     given = [label for name in row.tags for label in tag.choices if known[label] == name]
     return given[:1] if tag.single else given
 
 
 def _sureness(tag: Control, row: Tagged, known: Mapping[str, str]) -> float:
-    """From 0.5, a label that may as well be there as not, to 1."""
+    """How certain the least certain label is, from 0.5 to 1."""
     return min((max(p, 1 - p) for label in tag.choices if (p := row.scores.get(known[label])) is not None), default=0.5)
 
 
 class OneHost:
-    """Label Studio at one address and no other, without redirects: against server-side request forgery.
+    """Fetches from Label Studio's address only, without redirects: protects from server-side request forgery.
 
-    What its name stood for at the start it stands for until the end.
+    Its name is resolved once, at the start.
     """
 
     def __init__(self, url: str, most_bytes: int) -> None:
@@ -340,7 +340,7 @@ class OneHost:
         try:
             self.port = parts.port or _PORTS[parts.scheme]
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-            self.addresses = [str(each[4][0]) for each in found]  # localhost is ::1 first, where few listen
+            self.addresses = [str(each[4][0]) for each in found]  # all, since localhost is ::1 first, where few listen
         except (OSError, ValueError) as error:
             raise InputError(f"--label-studio {url!r} cannot be found ({error}); check its name") from error
         named = f"[{self.host}]" if ":" in self.host else self.host
@@ -350,7 +350,7 @@ class OneHost:
         self._lock = threading.Lock()
 
     def fetch(self, link: str) -> bytes:
-        """A picture by its link in a task; refuses what is elsewhere."""
+        """Fetches a picture by its link in a task; refuses a link to anywhere else."""
         try:
             parts = urlsplit(link)
         except ValueError as error:
@@ -375,7 +375,7 @@ class OneHost:
         return content
 
     def _headers(self) -> dict[str, str]:
-        """A legacy token goes as it is; a personal access token is exchanged for one that lives for minutes."""
+        """The authorisation: a legacy token as it is; a personal access token is exchanged for a short-lived one."""
         if not self._key:
             return {}
         if not _REFRESH_TOKEN.fullmatch(self._key):

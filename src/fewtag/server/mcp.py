@@ -1,4 +1,4 @@
-"""A project as tools of the Model Context Protocol, over standard input and output: for assistants on this machine."""
+"""A project as tools of the Model Context Protocol, over standard input and output, for assistants on this machine."""
 
 import json
 import uuid
@@ -19,9 +19,9 @@ from fewtag.studio.values import Answer, as_json
 from fewtag.tagger.bank import path_name
 
 _SOURCE = "mcp"
-"""Of an assistant's answers, which it may change itself; a person's it may not."""
+"""The source of an assistant's answers, which it may change itself; a person's answers it may not."""
 MOST_SHOWN = 24
-"""Thumbnails of one reply: each is some 10 KB of an assistant's context."""
+"""The most thumbnails in one reply: each takes some 10 KB of an assistant's context."""
 ABOUT = """A photo library that is tagged with labels which were learnt from a few examples each.
 
 Pictures are known by digests, which search and suggest return. To improve a label: call suggest, look at the pictures,
@@ -44,7 +44,7 @@ class AnswerBody(BaseModel):
 
 
 def create_server(studio: Studio, *, allow_write: bool = False) -> MCPServer:
-    """The tools over an open project; whatever the project refuses, an assistant reads as one sentence."""
+    """The tools for an open project; an assistant gets errors of the project as one sentence."""
     server = MCPServer("fewtag", version=__version__, instructions=ABOUT, log_level="ERROR")
 
     def tool(annotations: ToolAnnotations) -> Callable[[Callable[..., Any]], None]:
@@ -91,7 +91,7 @@ def create_server(studio: Studio, *, allow_write: bool = False) -> MCPServer:
         page = studio.review(label, order, count)
         cells = list(page.pictures)
         while len(cells) < count and (more := studio.review(label, order, count - len(cells), len(cells)).pictures):
-            cells += more  # a page may be shorter than what there is to ask
+            cells += more  # a page may be shorter than what is left to ask about
         asked = {"question": page.question, "left": page.left, "answered": page.answered, "enough": page.enough}
         found: list[str | Image] = [_text(asked)]
         for cell in cells:

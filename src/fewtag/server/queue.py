@@ -1,4 +1,4 @@
-"""The queue before the network: pictures of several requests share batches. Bounded: what does not fit is refused."""
+"""The queue before the network: several requests' pictures share batches. Bounded: what does not fit is refused."""
 
 import queue
 import threading
@@ -17,15 +17,15 @@ from fewtag.tagger.model import Model
 from fewtag.tagger.stream import BATCH, Read, Scorer, Tagged, cached_places, tag_reads
 
 MOST = 512
-"""Pictures that may wait; at most 64 come with one request."""
+"""The most pictures that may wait; one request has at most 64."""
 LINGER = 0.01
-"""Seconds that a batch waits for pictures that are being decoded."""
+"""Seconds that a batch waits for pictures that are still being decoded."""
 _ENCODERS = 2
-"""Batches in the network at once: a core that is done with the one goes on with the next."""
+"""Batches in the network at once: a core that is done with one goes on with the next."""
 
 
 class Upload(NamedTuple):
-    """An encoded picture, its name as the client has it, and what it is known by."""
+    """An encoded picture, the client's name for it, and its digest."""
 
     name: str
     data: bytes
@@ -37,7 +37,7 @@ class Upload(NamedTuple):
 
 
 class BusyError(Exception):
-    """The queue is full; after so many seconds there should be room."""
+    """The queue is full; there should be room after `seconds`."""
 
     def __init__(self, seconds: int) -> None:
         self.seconds = seconds
@@ -48,7 +48,7 @@ Waiting = tuple[Future[Tagged], Read]
 
 
 class TagQueue:
-    """Uploads to rows: looked up in the cache, decoded by workers, encoded in batches, scored by the labels of now."""
+    """Turns uploads into rows: looked up in the cache, decoded by workers, encoded in batches, and scored."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class TagQueue:
         self._scorer, self._decoders, self._on_batch = scorer, decoders, on_batch
         self._opened = ExitStack()
         self._space = self._opened.enter_context(cached_places(model, cache))
-        # not SimpleQueue: up to Python 3.12 its get(timeout) waits for ever where another thread took what woke it
+        # not SimpleQueue: up to Python 3.12 its get(timeout) may wait forever if another thread takes the item
         self._ready: queue.Queue[Waiting | None] = queue.Queue()
         self._lock = threading.Lock()
         self.waiting = self._decoding = 0
@@ -74,7 +74,7 @@ class TagQueue:
             thread.start()
 
     def check_room(self) -> None:
-        """Refused where not one picture would be taken: before its bytes are read."""
+        """Raises BusyError if not even one picture would be accepted, before its bytes are read."""
         if self.waiting >= self.most:
             raise self._busy()
 
@@ -82,12 +82,12 @@ class TagQueue:
         return BusyError(max(1, min(60, round(self.waiting / self._rate))))
 
     def submit(self, uploads: Sequence[Upload]) -> list[Future[Tagged]]:
-        """A row for each, later; all are taken, or none where the queue is full. Looks into the cache: not for an event
-        loop."""
+        """Futures of a row for each upload; all are accepted, or none if the queue is full. It reads the cache, so it
+        must not run in an event loop."""
         keys = [upload.digest for upload in uploads]
         known = self._space.get_many(keys) if self._space is not None else [None] * len(keys)
         with self._lock:
-            # an empty queue takes any request, or one that is larger than the queue could never be answered
+            # an empty queue accepts any request, since one larger than the queue could never be accepted otherwise
             if self.waiting and self.waiting + len(uploads) > self.most:
                 raise self._busy()
             self.waiting += len(uploads)
@@ -97,7 +97,7 @@ class TagQueue:
 
     def _begin(self, read: Read, data: bytes) -> Future[Tagged]:
         row: Future[Tagged] = Future()
-        row.set_running_or_notify_cancel()  # one that could be cancelled would fail the others of its batch
+        row.set_running_or_notify_cancel()  # so that it cannot be cancelled, which would fail the others of its batch
         row.add_done_callback(self._leave)
         if read.places is not None:
             self._ready.put((row, read))
@@ -135,7 +135,7 @@ class TagQueue:
             began = time.monotonic()
             try:
                 self._answer(batch)
-            except Exception as error:  # none of them may wait for ever
+            except Exception as error:  # none of them may wait forever
                 for row, _ in batch:
                     if not row.done():
                         row.set_exception(error)
@@ -149,7 +149,7 @@ class TagQueue:
         self._on_batch(len(batch))
 
     def close(self) -> None:
-        """Rows that are still asked for fail."""
+        """Stops the threads; rows that are still pending fail."""
         with suppress(queue.Empty):
             while (waiting := self._ready.get_nowait()) is not None:
                 waiting[0].set_exception(RuntimeError("the server is closing"))

@@ -1,4 +1,4 @@
-"""The routes of a bank and of a project alike: tag, labels, answers, explain, jobs; and those that need no token."""
+"""The routes that banks and projects share: tag, labels, answers, explain, jobs; and those that need no token."""
 
 import asyncio
 import html
@@ -29,7 +29,7 @@ _IN_PROJECTS = ("tags", "waiting", "expected_precision")
 
 
 async def served_by(request: Request) -> Served:
-    """The dependency that hands a route the server's parts."""
+    """The dependency that gives a route the server's parts."""
     return request.app.state.served
 
 
@@ -44,7 +44,7 @@ async def writable(server: Server) -> None:
 
 open_routes = APIRouter(tags=["The server"])
 OPEN: dict[str, Any] = {"security": []}
-"""In the schema, of a route that needs no token."""
+"""The schema's marker of a route that needs no token."""
 router = APIRouter(prefix="/v1", dependencies=[Depends(authorised)])
 NEEDS_WRITE = [Depends(writable)]
 
@@ -82,7 +82,7 @@ def documentation(request: Request) -> Response:
 
 @open_routes.get("/", include_in_schema=False)
 def start_page(request: Request) -> Response:
-    """Of a bank; a project's is the studio's."""
+    """The start page of a bank; a project's is the studio."""
     return documentation(request)
 
 
@@ -95,7 +95,7 @@ def session(request: Request, server: Server) -> Response:
 
 
 def _takes(model: type[BaseModel], **fields: Any) -> dict[str, Any]:
-    """The schema of a request that comes as files or as JSON."""
+    """The schema of a request that is sent as files or as JSON."""
     files = {"type": "array", "items": {"type": "string", "format": "binary"}, "maxItems": 64}
     form = {"type": "object", "required": ["files", *fields], "properties": {"files": files, **fields}}
     content = {"multipart/form-data": {"schema": form}, "application/json": {"schema": model.model_json_schema()}}
@@ -107,7 +107,7 @@ Files = list[tuple[str, bytes]]
 
 
 async def _read(request: Request, model: type[BaseModel]) -> tuple[Files, dict[str, str], Any]:
-    """Files and fields of a form; or, of a JSON body, what the model makes of it."""
+    """Files and fields of a form; or, for a JSON body, the validated model."""
     server: Served = request.app.state.served
     if not request.headers.get("content-type", "").lower().startswith("multipart/"):
         try:
@@ -141,7 +141,7 @@ async def _read(request: Request, model: type[BaseModel]) -> tuple[Files, dict[s
 
 
 def _uploads(server: Served, files: Files, asked: Any) -> list[Upload]:
-    """Of a form's files, whose digests take a while, or those that a bank was sent before."""
+    """Uploads from a form's files, whose digests take a while, or those that the bank was sent before."""
     if asked is None:
         return [Upload.of(*each) for each in files]
     return [server.bank.recent.get(digest) for digest in asked.pictures]
@@ -167,13 +167,13 @@ async def tag(request: Request, server: Server) -> Response:
         return JSONResponse({"rows": rows})
     is_job = "respond-async" in request.headers.get("prefer", "")
     if is_job:
-        server.jobs.check_room()  # before its pictures are in the queue
+        server.jobs.check_room()  # before its pictures enter the queue
 
     def begin() -> tuple[list[Upload], list[Future[Tagged]]]:
         uploads = _uploads(server, files, asked)
         return uploads, server.tag(uploads)
 
-    uploads, futures = await run_in_threadpool(begin)  # in one go: each change of threads costs time
+    uploads, futures = await run_in_threadpool(begin)  # in one call, since each switch of threads costs time
 
     def finish(progress: Progress) -> dict[str, Any]:
         rows = []

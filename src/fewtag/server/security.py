@@ -1,7 +1,7 @@
-"""Who may ask, from where and how much: Host, Origin, token or cookie, body limits, response headers.
+"""Access control and limits: Host, Origin, token or cookie, body limits, response headers.
 
-One ASGI middleware before everything else. It never looks at the path: what needs a token says so at its route, by
-`authorised`, and a request that is not authorised brings no body with it, whatever its path.
+It is one ASGI middleware before everything else, which never looks at the path: routes that need a token declare it by
+`authorised`, and an unauthorised request must not have a body, whatever its path.
 """
 
 import asyncio
@@ -46,15 +46,15 @@ HEADERS = {
     "x-robots-tag": "noindex",
     "cache-control": "no-store",
 }
-"""Of every response; a route may say another cache-control."""
+"""Headers of every response; a route may set another cache-control."""
 SHORTEST_TOKEN = 32
 FAILURES, FAILURE_SECONDS = 10, 60.0
-"""Wrong tokens of one address within so many seconds, after which further ones are told to wait."""
+"""The number of wrong tokens from one address within so many seconds, after which further ones must wait."""
 ONCE_SECONDS = 120.0
-"""How long a browser may take to open the page that it is started with."""
+"""How long a browser may take to open the page that it was started with."""
 _ADDRESSES = 1_000
 _SLOWEST = 50_000
-"""Bytes a second that a body must come with, after 30 seconds of grace."""
+"""The fewest bytes per second at which a body must arrive, after 30 seconds of grace."""
 _GRACE = 30.0
 _BODILESS = frozenset({"GET", "DELETE", "OPTIONS", "TRACE"})
 _TYPES = ("application/json", "multipart/form-data")
@@ -63,31 +63,31 @@ Identity = Literal["bearer", "cookie"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line says of exposure and limits; nothing of it can be changed over HTTP."""
+    """Settings of exposure and limits, from the command line; none of them can be changed over HTTP."""
 
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     host: str = "127.0.0.1"
     port: int = 8766
     names: tuple[str, ...] = ()
-    """Further hosts that clients may call it by, with their port where that is another: behind a proxy."""
+    """Further host names that clients may use, as behind a proxy, with their port if it is another one."""
     read_only: bool = False
     most_bytes: int = 50_000_000
-    """Of one request's body; JSON makes much of few bytes, and has a bound of its own."""
+    """The most bytes of a request's body; JSON expands in memory, and has a lower limit."""
     most_json: int = 2_000_000
     most_files: int = 64
     most_fields: int = 100
     bytes_at_once: int = 256_000_000
-    """Of all bodies that are being read or worked on: what bounds the server's memory."""
+    """The most bytes of all bodies in progress, which bounds the server's memory."""
     services: tuple[str, ...] = ()
-    """Those for other programs: names of `app.SERVICES`."""
+    """Services for other programs: names in `app.SERVICES`."""
     label_studio: str = ""
-    """Where Label Studio is: the one host that pictures are fetched from."""
+    """Label Studio's address: the one host that pictures are fetched from."""
     keeps_token: bool = False
-    """Over restarts; then it is not printed at each."""
+    """Whether the token stays the same over restarts; then it is not printed at each."""
 
     @property
     def url(self) -> str:
-        """Where this machine's own browser finds it."""
+        """The address for a browser on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
@@ -97,7 +97,7 @@ class Settings:
 
     @cached_property
     def hosts(self) -> frozenset[str]:
-        """Whatever a Host header may say, to the letter."""
+        """The exact values that a Host header may have."""
         names = {"localhost", "127.0.0.1", "[::1]"} if self.loopback else set()
         if self.host in {"0.0.0.0", "::"}:
             names |= _own_names()
@@ -108,18 +108,18 @@ class Settings:
 
     @cached_property
     def origins(self) -> frozenset[str]:
-        """Whatever an Origin header may say; over TLS only behind a proxy."""
+        """The values that an Origin header may have; https only behind a proxy."""
         plain = {f"http://{host}" for host in self.hosts}
         return frozenset(plain | {f"https://{name.lower()}" for name in self.names})
 
     @property
     def cookie(self) -> str:
-        """Its name: cookies do not know ports, and two servers shall not take each other's."""
+        """The cookie's name: cookies ignore ports, and two servers must not share one."""
         return f"fewtag-{self.port}"
 
     @cached_property
     def session(self) -> str:
-        """What the cookie holds: it follows from the token, but does not tell it."""
+        """The cookie's value: derived from the token, without revealing it."""
         return hmac.new(self.token.encode(), b"fewtag session", hashlib.sha256).hexdigest()
 
 
@@ -145,9 +145,9 @@ def _own_names() -> set[str]:
 
 
 def read_token(file: Path | None) -> tuple[str, bool]:
-    """A token for a service that is started again and again: from its file, or the environment; else a new one.
+    """A token: from its file or the environment, for a service that is restarted; else a new one.
 
-    And whether it is kept so.
+    Also returns whether it is such a permanent token.
     """
     if file is None:
         given, source = os.environ.get(TOKEN_VARIABLE, ""), f"the variable {TOKEN_VARIABLE}"
@@ -170,13 +170,13 @@ def read_token(file: Path | None) -> tuple[str, bool]:
 
 
 def problem(status: int, detail: str, headers: Mapping[str, str] | None = None, **also: Any) -> Response:
-    """An error as RFC 9457 has it, our one sentence in `detail`."""
+    """An error reply as in RFC 9457, with our one sentence in `detail`."""
     body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
     return JSONResponse(body | also, status, headers, media_type="application/problem+json")
 
 
 def session_reply(settings: Settings, headers: Headers) -> Response:
-    """A cookie that stands for the token, for whoever has shown that."""
+    """A cookie that stands for the token, for a client that has sent the token."""
     response = Response(status_code=204)
     response.set_cookie(
         settings.cookie,
@@ -190,7 +190,7 @@ def session_reply(settings: Settings, headers: Headers) -> Response:
 
 
 async def authorised(request: Request) -> None:
-    """The dependency of each route that needs a token; like all of them no plain function, which a thread would run."""
+    """The dependency of routes that need a token; async, since FastAPI would run a plain function in a thread."""
     if request.scope.get("fewtag") is None:
         raise HTTPException(401, TOKEN_NEEDED, BEARER)
 
@@ -201,7 +201,7 @@ Observe = Callable[[Scope, int, float], None]
 
 
 class Guard:
-    """The middleware: judges each request before anything of its body is read, and adds the response headers."""
+    """The middleware: checks each request before its body is read, and adds the response headers."""
 
     def __init__(self, app: ASGIApp, settings: Settings, observe: Observe = lambda *_: None) -> None:
         self.app, self.settings, self._observe = app, settings, observe
@@ -211,8 +211,8 @@ class Guard:
         self.in_flight = 0
 
     def one_time_token(self) -> str:
-        """Good for one request, with which a page begins its session, soon: what a browser is started with, all users
-        of a machine can see."""
+        """A token for one request soon, with which a page starts its session: all users of a machine can see the
+        arguments that a browser is started with."""
         token = secrets.token_urlsafe(32)
         self._once[hashlib.sha256(token.encode()).digest()] = time.monotonic() + ONCE_SECONDS
         return token
@@ -220,7 +220,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
-        if scope["method"] == "HEAD":  # a GET, whose body the server of this scope leaves out
+        if scope["method"] == "HEAD":  # handled as a GET, of which the server omits the body
             scope = {**scope, "method": "GET"}
         began, status = time.perf_counter(), 500
 
@@ -238,8 +238,8 @@ class Guard:
             length = self._judge(scope)
             self.in_flight += length
             await self.app(scope, _timed(receive, length), answer)
-        except HTTPException as refusal:  # the application has answered its own
-            # the body was not read: the connection cannot be used again
+        except HTTPException as refusal:  # raised here; the application has answered its own
+            # the body was not read, so the connection cannot be reused
             headers = {**(refusal.headers or {}), "Connection": "close"}
             await problem(refusal.status_code, refusal.detail, headers)(scope, receive, answer)
         finally:
@@ -248,12 +248,12 @@ class Guard:
         return None
 
     def _judge(self, scope: Scope) -> int:
-        """How many bytes of body are let in; refuses what is not, and notes who asks."""
+        """The number of body bytes to accept; refuses what is not allowed, and notes the client's identity."""
         headers, safe = Headers(scope=scope), scope["method"] == "GET"
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or hosts[0].lower() not in self.settings.hosts:
             raise HTTPException(400, "this server does not go by the name in `Host`; use the address that it printed")
-        # "null" is what a page says that hides where it is from
+        # pages that hide their origin send "null"
         if origins and (len(origins) > 1 or origins[0] not in self.settings.origins):
             raise HTTPException(403, "pages of another origin may not use this server; open its own page")
         same_site = headers.get("sec-fetch-site", "none") in {"same-origin", "none"}
@@ -267,7 +267,7 @@ class Guard:
     def _identify(self, headers: Headers, scope: Scope, *, cookies: bool) -> Identity | None:
         if (given := headers.get("authorization")) is not None:
             scheme, _, token = given.partition(" ")
-            # Label Studio has no other way; a browser, which sends a password by itself, is not meant (`cookies`)
+            # Label Studio has no other way; browsers, which send passwords by themselves, are excluded by `cookies`
             if scheme.lower() == "basic" and "label-studio" in self.settings.services and cookies:
                 scheme, token = "bearer", _password(token)
             found = hashlib.sha256(token.strip().encode("latin-1", "replace")).digest()
@@ -289,7 +289,7 @@ class Guard:
         return "cookie"
 
     def _refuse_token(self, scope: Scope) -> None:
-        """Only wrong ones wait: whoever has the token is not locked out by someone who guesses."""
+        """Refuses a wrong token; only wrong ones have to wait, so that guessing cannot lock out the right one."""
         address, now = (scope.get("client") or ("",))[0], time.monotonic()
         times = [each for each in self._failures.pop(address, []) if now - each < FAILURE_SECONDS]
         self._failures[address] = [*times[-FAILURES:], now]
@@ -329,7 +329,7 @@ class Guard:
 
 
 def _is_ours(scope: Scope) -> bool:
-    """Whether a program of this user asks, or root's, as far as the system tells; looked up once a connection."""
+    """Whether the client is a program of this user, or root's, as far as is known; determined once per connection."""
     connection = scope.get("state", {}).get("connection", {})
     if "ours" not in connection:
         user = peer_user(scope.get("client"), scope.get("server"))
@@ -341,9 +341,9 @@ Address = tuple[str, int] | None
 
 
 def peer_user(client: Address, server: Address, tables: Path = Path("/proc/net")) -> int | None:
-    """The user whose program holds the client's end of a connection within this machine, by the kernel's table of them.
+    """The user whose program holds the client's end of a local connection, by the kernel's table of connections.
 
-    None where it does not tell: not on Linux, or through a relay; -1 where that end is closed already.
+    None if that is unknown: not on Linux, or through a relay; -1 if that end is already closed.
     """
     if client is None or server is None:
         return None
@@ -355,17 +355,17 @@ def peer_user(client: Address, server: Address, tables: Path = Path("/proc/net")
     found = next((facts for row in rows if (facts := row.split())[1:3] == ends), None)
     if found is None:
         return None
-    return int(found[7]) if found[3] == "01" else -1  # what is closed is root's in the table
+    return int(found[7]) if found[3] == "01" else -1  # in the table, closed connections belong to root
 
 
 def _as_in_table(host: str, port: int) -> str:
-    """An address as the kernel's tables have it: words of 32 bits, in the machine's own order."""
+    """An address in the format of the kernel's tables: 32-bit words in the machine's byte order."""
     packed = ipaddress.ip_address(host.partition("%")[0]).packed
     return "".join(f"{word:08X}" for word in struct.unpack(f"={len(packed) // 4}I", packed)) + f":{port:04X}"
 
 
 def _password(credentials: str) -> str:
-    """Of HTTP's basic authentication; the user's name does not matter."""
+    """The password of HTTP basic authentication; the user name is ignored."""
     try:
         return base64.b64decode(credentials, validate=True).decode("latin-1").partition(":")[2]
     except ValueError:
@@ -381,7 +381,8 @@ def _timed(receive: Receive, length: int) -> Receive:
         if complete:
             return await receive()
         try:
-            # some of it within the grace, too: five that stall would else keep all others out for a quarter of an hour
+            # within the grace period some of it must arrive, too: else five stalled bodies would block all others for
+            # 15 minutes
             async with asyncio.timeout(min(_GRACE, until - time.monotonic())):
                 message = await receive()
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""What is served: a bank that several clients teach and ask, or a project; and the parts of a running server."""
+"""What is served: a bank that several clients teach and query, or a project; and the parts of a running server."""
 
 import asyncio
 import threading
@@ -28,7 +28,7 @@ from fewtag.tagger.stream import DIGITS, Scorer, Tagged
 from fewtag.tagger.tagger import Tagger
 
 RECENT_BYTES = 128_000_000
-"""Of pictures that were tagged lately, so that an answer about one can teach."""
+"""The most bytes of recently tagged pictures that are kept, so that answers about them can teach."""
 _ANSWERS_KNOWN = 100_000
 _SECONDS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
@@ -51,7 +51,7 @@ class Recent:
                 self._size -= len(self._uploads.popitem(last=False)[1].data)
 
     def get(self, digest: str) -> Upload:
-        """The upload of this digest; refuses one that was not tagged lately."""
+        """The upload with this digest; raises MissingError if it was not tagged recently."""
         with self._lock:
             found = self._uploads.get(bytes.fromhex(digest))
         if found is None:
@@ -60,9 +60,9 @@ class Recent:
 
 
 class BankService:
-    """A bank behind the HTTP API. Whatever changes it is on disk, under the bank's lock, before the method returns.
+    """A bank behind the HTTP API. Every change is on disk, under the bank's lock, before the method returns.
 
-    Another process may teach the same file: its changes are read when they are there, and none is lost.
+    Another process may teach the same file: its changes are picked up, and none is lost.
     """
 
     def __init__(self, path: Path, tagger: Tagger, decoders: Decoders) -> None:
@@ -74,8 +74,8 @@ class BankService:
 
     @property
     def tagger(self) -> Tagger:
-        """The tagger of the bank as its file is now."""
-        if not self._writing.locked():  # else a change of our own is on its way to the file
+        """The tagger of the bank in its present file."""
+        if not self._writing.locked():  # otherwise a change of our own is being saved
             self._catch_up()
         return self._tagger
 
@@ -87,10 +87,10 @@ class BankService:
     def _load(self) -> None:
         state = file_state(self.path)
         self._tagger = Tagger.load(self.path, model=self._tagger.model)
-        self._seen = state  # not before: a file that cannot be loaded would be an error once, and then the old bank
+        self._seen = state  # only now, so that a file that cannot be loaded fails each time
 
     def scorer(self) -> Scorer:
-        """The labels as they are now; made once for each state of the bank."""
+        """A scorer of the current labels; made once for each state of the bank."""
         tagger, known = self.tagger, self._known_scorer
         if known is None or known[0] is not tagger.bank_:
             known = self._known_scorer = tagger.bank_, tagger.scorer()
@@ -114,7 +114,7 @@ class BankService:
         return self.label(name)
 
     def define_all(self, names: Sequence[str]) -> None:
-        """Labels by their names, or where those are no known words, by pictures to come; saved once."""
+        """Defines labels by their names or, if those are no known words, by pictures to come; saves once."""
 
         def define(tagger: Tagger) -> None:
             for name in names:
@@ -126,14 +126,14 @@ class BankService:
         self._change(define)
 
     def teach(self, name: str, uploads: Sequence[Upload]) -> LabelRow:
-        """Examples of a known or a new label."""
+        """Adds examples of a known or a new label."""
         examples = self._examples(uploads)
         self._change(lambda tagger: tagger.partial_fit(examples, [[name]] * len(examples)))
         return self.label(name)
 
     def rename(self, old: str, new: str, *, merge: bool = False) -> LabelRow:
         self._change(lambda tagger: tagger.rename(old, new, merge=merge))
-        name = label_name(new)  # of a group the first under it
+        name = label_name(new)  # for a group, the first label below it
         return next(each for each in self.labels() if each.name == name or each.name.startswith(f"{name}/"))
 
     def forget(self, name: str) -> None:
@@ -144,7 +144,7 @@ class BankService:
         return self.label(name)
 
     def answer(self, answers: Sequence[Answer]) -> Acknowledged:
-        """All of them are taken or none; one whose id was acknowledged before is not taken again."""
+        """Records answers, all of them or none; one whose id was acknowledged before is skipped."""
         new = [answer for answer in answers if answer.id not in self._answered]
         uploads = {answer.picture: self.recent.get(answer.picture) for answer in new}
         for answer in new:
@@ -172,14 +172,14 @@ class BankService:
         return Acknowledged(tuple(answer.id for answer in answers), pictures=len({each.picture for each in answers}))
 
     def explain(self, upload: Upload, label: str) -> Explanation:
-        """The probability, and how much the label leans on each of 5 × 5 parts of the picture."""
+        """The probability, and how much the label depends on each of 5 × 5 parts of the picture."""
         tagger = self.tagger
         square = self._decoders.submit(upload.data, upload.name, tagger.model.size).result().pixels
         (found,) = tagger.leaning(square, [label]).values()
         return Explanation.of(*found)
 
     def _examples(self, uploads: Sequence[Upload]) -> list[Decoded]:
-        """Decoded by workers; one that cannot be read is refused."""
+        """Uploads decoded by workers; one that cannot be read is refused."""
         size = self._tagger.model.size
         found = [self._decoders.submit(each.data, each.name, size, example=True) for each in uploads]
         return [future.result() for future in found]
@@ -195,15 +195,15 @@ class BankService:
             except BaseException:
                 if tagger.bank_ is not before:
                     with self._reading:
-                        self._load()  # what is not on disk was not learnt
+                        self._load()  # forgets what is not on disk
                 raise
-            with self._reading:  # a reader may have loaded what another process wrote meanwhile, without this change
+            with self._reading:  # a reader may meanwhile have loaded another process's file, without this change
                 self._tagger, self._seen = tagger, file_state(self.path)
 
 
 @contextmanager
 def _unavailable() -> Iterator[None]:
-    """What is wrong with the bank's file is not the mistake of who asks."""
+    """Turns errors of the bank's file into UnavailableError, since they are not the client's fault."""
     try:
         yield
     except InputError as error:
@@ -211,7 +211,7 @@ def _unavailable() -> Iterator[None]:
 
 
 def file_state(path: Path) -> tuple[int, ...]:
-    """Time, size and inode, by which a change of the bank's file is noticed; refuses one that is gone."""
+    """Time, size and inode, by which a change of the bank's file is noticed; raises InputError if it is missing."""
     try:
         status = path.stat()
     except OSError as error:
@@ -220,7 +220,7 @@ def file_state(path: Path) -> tuple[int, ...]:
 
 
 class Metrics:
-    """For Prometheus: requests, pictures, batches, the queue; in a registry of their own, as servers do not add up."""
+    """Prometheus metrics: requests, pictures, batches, the queue; each server has a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -239,15 +239,15 @@ class Metrics:
         )
 
     def watch(self, name: str, help_text: str, value: Callable[[], float]) -> None:
-        """A number that is looked up when it is asked for."""
+        """Adds a gauge whose value is read when it is asked for."""
         Gauge(name, help_text, registry=self.registry).set_function(value)
 
     def observe(self, scope: Scope, status: int, seconds: float) -> None:
-        """Routes by their pattern, methods by the four in use: strangers cannot make up new rows."""
+        """Counts a request, by route pattern and by one of four methods, so that strangers cannot create new series."""
         route = getattr(scope.get("route"), "path", "other")
         method = scope["method"] if scope["method"] in {"GET", "POST", "PATCH", "DELETE"} else "other"
         self._requests.labels(method, route, str(status)).inc()
-        if not route.endswith("/events"):  # which last as long as their page is open
+        if not route.endswith("/events"):  # these last as long as their page is open
             self._seconds.labels(route).observe(seconds)
 
     def text(self) -> bytes:
@@ -268,7 +268,7 @@ class Served:
         )
         self.metrics.watch("fewtag_queue_pictures", "Pictures that wait to be tagged.", lambda: self.queue.waiting)
         self.metrics.watch("fewtag_decoder_deaths", "Uploads that their decoder died of.", lambda: decoders.deaths)
-        self.fetch: Callable[[str], bytes] | None = None  # of pictures by links, where another program sends those
+        self.fetch: Callable[[str], bytes] | None = None  # fetches pictures by link, if another program sends links
         self._warm: tuple[bool, str] = False, "the network is being loaded"
         self._unlisten = actions.listen(self._tell) if isinstance(actions, Studio) else None
 
@@ -302,7 +302,7 @@ class Served:
         return self.actions.ready() if isinstance(self.actions, Studio) and self._warm[0] else self._warm
 
     def tag(self, uploads: Sequence[Upload]) -> list[Future[Tagged]]:
-        """Rows to come; BusyError where too many wait. Refused where there is no label yet."""
+        """Futures of rows; raises BusyError if too many wait, and InputError if there is no label yet."""
         self.actions.scorer()
         rows = self.queue.submit(uploads)
         for row in rows:
@@ -312,7 +312,7 @@ class Served:
         return rows
 
     async def tag_all(self, uploads: Sequence[Upload]) -> list[Tagged]:
-        """Tags pictures: their rows, in this order; the first that cannot be read is refused."""
+        """Tags pictures and returns their rows, in order; raises InputError for the first that cannot be read."""
         if len(uploads) > (most := self.settings.most_files):
             raise InputError(f"the request has {len(uploads)} pictures; send at most {most} at once")
         rows = await asyncio.gather(*map(asyncio.wrap_future, await run_in_threadpool(self.tag, uploads)))
@@ -323,19 +323,19 @@ class Served:
 
     @property
     def label_names(self) -> list[str]:
-        """What the labels are called: their numbers, which take a while, are not worked out."""
+        """The names of the labels, without their numbers, which take a while to compute."""
         if isinstance(self.actions, Studio):
             return [label.name for label in self.actions.project.fold.labels.values()]
         return list(self.actions.tagger.definitions_)
 
     @property
     def name(self) -> str:
-        """What is served: the bank's file or the project's folder, without its ending."""
+        """The name of what is served: the bank's file without its ending, or the project's folder."""
         return (self.studio.folder if self.is_project else self.bank.path).stem
 
     @property
     def version(self) -> str:
-        """A version of the labels for other programs: another after each change."""
+        """A version of the labels for other programs, which changes with every edit."""
         state = (
             self.studio.overview().version if self.is_project else digest(*map(str, file_state(self.bank.path)))[:12]
         )

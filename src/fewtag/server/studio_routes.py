@@ -1,4 +1,4 @@
-"""The studio's own routes, thin over `Studio`: search, pictures, review, undo, deliver, events."""
+"""The studio's own routes, thin wrappers of `Studio`: search, pictures, review, undo, deliver, events."""
 
 from dataclasses import asdict
 from functools import partial

@@ -1,7 +1,7 @@
-"""Decoding of uploads in worker processes that may die: limited in memory, processor time and pixels.
+"""Decoding of uploads in expendable worker processes, limited in memory, processor time and pixels.
 
-A worker gets encoded bytes and gives back a square of pixels: it holds no token, opens no file and writes none. What it
-answers is checked like a stranger's word and never unpickled, since a picture may have taken it over.
+A worker gets encoded bytes and returns a square of pixels: it has no token, and neither opens nor writes files. Its
+answers are checked like untrusted input and never unpickled, since a picture may have taken it over.
 """
 
 import importlib
@@ -23,17 +23,17 @@ from fewtag.pictures.prefetch import usable_cores
 from fewtag.server import TOKEN_VARIABLE
 
 MEMORY = 3_000_000_000
-"""Of a worker's address space: 100 megapixels with transparency need half of it."""
+"""Limit of a worker's address space: 100 megapixels with transparency need half of it."""
 SECONDS = 60.0
-"""For one picture."""
+"""The time limit for one picture."""
 SECRETS = frozenset({TOKEN_VARIABLE, "LABEL_STUDIO_API_KEY"})
-"""Variables that a worker does not get."""
+"""Environment variables that workers do not get."""
 _LONGEST_HEADER = 100_000
 _LONGEST_THUMBNAIL = 2_000_000
 
 
 class Decoders:
-    """A pool of workers, one a core. Any thread may ask; a worker that dies or hangs is replaced by another."""
+    """A pool of workers, one per core. Any thread may use it; a worker that dies or hangs is replaced."""
 
     def __init__(self, count: int | None = None, *, memory: int = MEMORY, seconds: float = SECONDS) -> None:
         self.count, self.memory, self.seconds = count or usable_cores(), memory, seconds
@@ -44,7 +44,7 @@ class Decoders:
         self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="fewtag-upload")
 
     def submit(self, data: bytes, name: str, side: int, *, example: bool = False) -> Future[Decoded]:
-        """Decodes in a worker; `example` asks for what a bank keeps, too, made of all pixels of the picture."""
+        """Decodes in a worker; `example` also asks for what a bank keeps, made from all pixels of the picture."""
         return self._threads.submit(self._decode, data, name, side, example)
 
     def _decode(self, data: bytes, name: str, side: int, example: bool) -> Decoded:
@@ -59,9 +59,9 @@ class Decoders:
                 return worker.decode(data, name, side, example)
             except InputError:
                 raise
-            except (OSError, ValueError, KeyError, TypeError) as error:  # the worker is gone, or talks nonsense
+            except (OSError, ValueError, KeyError, TypeError) as error:  # the worker is dead, or sends garbage
                 worker.end()
-                # it may have been ended from outside, or by the picture before
+                # a reused worker may have been killed from outside, or by the previous picture
                 if known and not worker.late and not self._closed:
                     continue
                 self.deaths += 1
@@ -77,11 +77,11 @@ class Decoders:
 
     @property
     def workers(self) -> list[int]:
-        """The process ids of those that wait for work."""
+        """The process ids of idle workers."""
         return [worker.process.pid for worker in self._idle]
 
     def close(self) -> None:
-        """Pictures that are being decoded are given up."""
+        """Ends all workers; pictures that are being decoded are given up."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._closed = True
@@ -99,21 +99,21 @@ class _Worker:
         self.seconds, self.lives, self.late = seconds, True, False
         environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
-        # Ctrl-C reaches all processes of a terminal; the server ends its workers itself
+        # Ctrl-C reaches all processes of a terminal, but the server ends its workers itself
         command = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
         command += f"from fewtag.server.uploads import work; work({memory}, {seconds})"
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", command],  # -P: nothing is imported from the working folder
+            [sys.executable, "-P", "-c", command],  # -P: nothing is imported from the working directory
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # decoders print what they like
+            stderr=subprocess.DEVNULL,  # decoders print messages
             env=environment,
         )
 
     def decode(self, data: bytes, name: str, side: int, example: bool) -> Decoded:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.late = False  # it may have answered the picture before in the very last moment
+        self.late = False  # the timer may have fired just after the previous picture was done
         watch = threading.Timer(self.seconds, self._give_up)
         watch.start()
         try:
@@ -168,7 +168,7 @@ def work(memory: int, seconds: float) -> None:
         data = source.read(asked["size"])
         _allow_seconds(seconds)
         try:
-            # all of an example's pixels make its digest; of others a JPEG may come out smaller
+            # an example needs all pixels, for its digest; other JPEGs may be decoded at a smaller size
             picture = decode(data, asked["name"], at_least=None if asked["example"] else DRAFT * asked["side"])
             square = np.ascontiguousarray(squash(picture, asked["side"]).transpose(1, 2, 0))
             key, small = (pixel_digest(picture), thumbnail(picture)) if asked["example"] else ("", b"")
@@ -180,19 +180,20 @@ def work(memory: int, seconds: float) -> None:
 
 
 def _restrict(memory: int) -> None:
-    """Resource limits, as far as the system has them: no more memory than this, no file written, no core dump.
+    """Sets resource limits, as far as the system has them: on memory, and against writing files and core dumps.
 
-    Its priority is left alone: on a busy machine a humble worker starves, and with it all who wait for its pictures.
+    The priority is not lowered: on a busy machine such a worker would starve, and with it all who wait for its
+    pictures.
     """
     if (resource := _resource()) is None:
         return
     for limit, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        with suppress(ValueError, OSError):  # macOS refuses the first; a stricter one of the system's own stays
+        with suppress(ValueError, OSError):  # macOS refuses the first; a stricter limit of the system is kept
             resource.setrlimit(limit, (most, most))
 
 
 def _resource() -> Any:
-    """Python's module for limits, which Windows lacks."""
+    """Python's module for resource limits, which Windows lacks."""
     try:
         return importlib.import_module("resource")
     except ImportError:
@@ -200,7 +201,7 @@ def _resource() -> Any:
 
 
 def _allow_seconds(seconds: float) -> None:
-    """Limits processor time from now on: the system counts from the process's start."""
+    """Limits processor time from now on; the system counts from the process's start."""
     if (resource := _resource()) is None:
         return
     used = resource.getrusage(resource.RUSAGE_SELF)

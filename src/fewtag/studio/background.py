@@ -1,4 +1,4 @@
-"""The thread behind the studio: tells of news, writes the bank, scores what waits, works out influences."""
+"""The studio's background thread: announces changes, writes the bank, scores stale labels, computes influences."""
 
 import logging
 import threading
@@ -14,17 +14,17 @@ from fewtag.studio.ranking import Ranking
 from fewtag.studio.values import Listener, Overview
 
 _QUIET_SECONDS, _LATEST_SECONDS = 0.2, 0.6
-"""The bank is written when nobody has answered for a while, but no later than so long after a change."""
+"""The bank is written once nobody has answered for this long, but no later than the second number after a change."""
 _log = logging.getLogger(__name__)
 
 
 class Background:
-    """A worker thread for what follows from answers, and nobody waits for."""
+    """A worker thread for what follows from answers but nobody waits for."""
 
     def __init__(self, ranking: Ranking, overview: Callable[[], Overview]) -> None:
         self._ranking, self._overview = ranking, overview
         self.written = threading.Event()
-        """Whether the bank on disk is that of the answers."""
+        """Set while the bank on disk is that of the answers."""
         self.trouble = ""
         self._writing = threading.Lock()
         self._wake, self._stop, self._news = threading.Event(), threading.Event(), threading.Event()
@@ -38,7 +38,7 @@ class Background:
         self.tell()
 
     def close(self) -> None:
-        """Writes what is not written yet."""
+        """Stops the thread, which first writes what is not written yet."""
         self._stop.set()
         self.tell()
         if self._thread.is_alive():
@@ -56,13 +56,13 @@ class Background:
         self.tell()
 
     def listen(self, listener: Listener) -> Callable[[], object]:
-        """Calls `listener(event, value)` from this thread, which it must not hold up; returns its end."""
+        """Calls `listener(event, value)` from this thread, which it must not block; returns a function that ends it."""
         key = object()
         self._listeners[key] = listener
         return lambda: self._listeners.pop(key, None)
 
     def influences(self, label: str, fitted: Fitted) -> Mapping[str, float] | None:
-        """Influences of a label's examples (leave-one-out) on this fit of it; None until they are worked out, soon."""
+        """Leave-one-out influences of a label's examples on this fit of it; None until they are computed, soon."""
         self._looked_at = label
         self._wake.set()
         of, found = self._influences.get(label, (None, {}))
@@ -76,7 +76,7 @@ class Background:
             try:
                 self._announce_until_quiet()
                 self._write()
-                if not self._news.wait(_QUIET_SECONDS):  # whoever works now comes first
+                if not self._news.wait(_QUIET_SECONDS):  # a person at work comes first
                     self._settle()
             except InputError as error:
                 self._try_again(str(error), 1.0)
@@ -111,7 +111,7 @@ class Background:
                 _log.exception("a listener failed")
 
     def _write(self) -> None:
-        """Writes the bank of the answers; anew where answered pictures are back whose files were away."""
+        """Writes the bank of the answers; again if files of answered pictures that were missing have come back."""
         fold, deriver, indexer = self._ranking.fold, self._ranking.deriver, self._ranking.indexer
         lacking = deriver.lacking(fold)
         back = indexer.done.is_set() and any(picture in self._ranking.library.row_of for picture in lacking)
@@ -126,7 +126,7 @@ class Background:
                 self.written.set()
 
     def _settle(self) -> None:
-        """The other labels' scores, and the influences of the label that is looked at."""
+        """Scores the other labels, and computes the influences for the label that is looked at."""
         fold, scores = self._ranking.fold, self._ranking.scores
         bank = self._ranking.deriver.bank(fold)
 

@@ -1,6 +1,6 @@
 """Delivery: the project's tags as tables, data sets of other programs, a graph or XMP sidecars.
 
-A dry run says what would be written, and what of it is new.
+A dry run reports what would be written, and what of it is new.
 """
 
 import json
@@ -38,9 +38,9 @@ def deliver(
     paths: Mapping[str, Path],
     progress: Progress,
 ) -> Delivery:
-    """Writes a table or a data set into the project's folder of deliveries; a dry run goes the same way but for that.
+    """Writes a table or a data set to the project's folder of deliveries; a dry run does the same without writing.
 
-    `paths` are the pictures', by their names in the rows.
+    `paths` are those of the pictures, by their names in the rows.
     """
     if format not in (*TABLES, *FORMS):
         raise InputError(f"there is no format {format!r}; {nearest(format, FORMATS)}")
@@ -84,7 +84,7 @@ def deliver(
 
 
 def write_graph(project: Project, tagger: Tagger, *, dry_run: bool) -> Delivery:
-    """The bank as an ONNX graph and its labels, to tag without fewtag, into a folder of its own."""
+    """Writes the bank as an ONNX graph and its labels, to tag without fewtag, to a folder of its own."""
     labels = tuple({"label": label, "examples": count} for label, count in tagger.counts_.items())
     out = _free_name(project.folder / DELIVERIES, "onnx")
     if not labels:
@@ -103,7 +103,7 @@ def write_sidecars(
     dry_run: bool,
     progress: Progress,
 ) -> Delivery:
-    """Sidecars beside the pictures of each folder; what fewtag wrote before and is not meant any more goes."""
+    """Writes sidecars beside each folder's pictures; tags of fewtag's that no longer apply are removed."""
     wanted = Wanted.among(labels, names_ever)
 
     def write(root: Path, options: Options) -> Report:
@@ -114,7 +114,7 @@ def write_sidecars(
 
 
 def take_back(folders: Sequence[Path], *, dry_run: bool, progress: Progress) -> Delivery:
-    """Takes back whatever fewtag wrote into sidecars under these folders, to the byte."""
+    """Removes whatever fewtag wrote to sidecars below these folders, to the byte."""
     return _carried_out(dict.fromkeys(folders, ()), undo, dry_run, progress)
 
 
@@ -164,7 +164,7 @@ def _written(packet: bytes | None) -> set[str]:
 
 
 def find(project: Project, name: str) -> Path:
-    """A delivery by its name, which is no path."""
+    """A delivery by its name, which must not be a path."""
     folder = project.folder / DELIVERIES
     known = {path.name: path for path in folder.iterdir() if path.is_file()} if folder.is_dir() else {}
     if name not in known:
@@ -173,7 +173,7 @@ def find(project: Project, name: str) -> Path:
 
 
 def _free_name(folder: Path, format: str) -> Path:  # noqa: A002
-    """A path for a new delivery: a table is a file, all else a folder."""
+    """A path for a new delivery: a file for a table, a folder for anything else."""
     stem, number = f"tags-{time.strftime('%Y-%m-%d-%H%M%S')}", 1
     ending = f".{format}" if format in TABLES else f"-{format}"
     path = folder / f"{stem}{ending}"

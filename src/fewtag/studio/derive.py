@@ -22,12 +22,12 @@ from fewtag.tagger.stream import Scorer
 
 
 def word_of(name: str) -> str:
-    """What is looked up for a path: its last part."""
+    """The word that is looked up for a path: its last part."""
     return name.rpartition("/")[2]
 
 
 def by_word(word: str, model: Model) -> Definition | None:
-    """What a word alone suggests; None for one that says nothing."""
+    """The definition of a word; None for an unknown one."""
     try:
         return by_name(word, model, explicit=True)
     except InputError:
@@ -35,20 +35,20 @@ def by_word(word: str, model: Model) -> Definition | None:
 
 
 def provisional_key(picture: str) -> str:
-    """What stands for the digest of a picture's pixels until they were looked at: its file's own, twice as long."""
+    """A stand-in for the digest of a picture's pixels until they have been read: its file's digest, twice."""
     return picture * 2
 
 
 @dataclass(frozen=True, eq=False)
 class AnswersBank(Bank):
-    """A bank of answers to questions about one label each: what a picture was not asked about is unknown there.
+    """A bank of answers to questions about one label each: a label that a picture was not asked about is unknown.
 
-    Elsewhere it would count as a weak 'no', since who shows a picture names what matters in it; here every answer about
-    one label would take tags away from all the others.
+    In other banks it would count as a weak 'no', since people who show a picture name what matters in it; here every
+    answer about one label would take tags away from all the others.
     """
 
     asked: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Of each label, the examples that Review asked about: the studio chose them, by their scores, and no person."""
+    """For each label, the examples that Review asked about: the studio chose them, by score, not a person."""
     leave_out: ClassVar[bool] = True
 
     def fit_set(self, label: str) -> FitSet:
@@ -56,9 +56,9 @@ class AnswersBank(Bank):
 
 
 class Deriver:
-    """Makes banks of folds; what did not change is taken over from the last one, to the bit.
+    """Derives banks from folds; what did not change is taken over from the last one, to the bit.
 
-    `read` has the encoded bytes of a picture by its digest.
+    `read` returns the encoded bytes of a picture by its digest.
     """
 
     def __init__(self, project: Project, library: Library, model: Model, read: Callable[[str], bytes]) -> None:
@@ -80,7 +80,7 @@ class Deriver:
         self._plain[row.picture] = Example(Told(), Quantised(codes, np.frombuffer(row.scales, np.float32)), row.name)
 
     def bank(self, fold: Fold) -> Bank:
-        """Every label, and every picture with a yes or a no that something is learnt from; made once for each fold."""
+        """The bank with every label, and each picture with a yes or no that is learnt from; derived once per fold."""
         with self._lock:
             if self._last_of is not fold:
                 self._last, self._last_of = self._derived(fold), fold
@@ -117,13 +117,13 @@ class Deriver:
         if facts not in self._definitions:
             try:
                 meant = define(facts[0], self.model, {}, like=label.like, vector=None, words=label.words)
-            except UnknownWordError:  # which the table of another model had
+            except UnknownWordError:  # a word that another model's table had
                 meant = Definition("none", explicit=True)
             self._definitions[facts] = meant
         return replace(self._definitions[facts], threshold=label.threshold, prior=label.prior)
 
     def key(self, picture: str) -> str | None:
-        """What the bank knows an answered picture by; None where its features can be had from nowhere now."""
+        """The bank's key of an answered picture; None if its features are not available now."""
         if picture not in self._plain:
             row = self.library.row_of.get(picture)
             places = None if row is None else self.library.features.places(row)
@@ -133,7 +133,7 @@ class Deriver:
         return self._key(picture)
 
     def picture_of(self, fold: Fold) -> dict[str, str]:
-        """By the bank's keys, the pictures that were answered."""
+        """The answered pictures, by the bank's keys."""
         pictures = {picture for label in fold.labels for picture in fold.latest[label]}
         return {self._key(picture): picture for picture in sorted(pictures, reverse=True)}
 
@@ -145,12 +145,12 @@ class Deriver:
         return min(PurePosixPath(file.name).name for file in files) if files else ""
 
     def lacking(self, fold: Fold) -> list[str]:
-        """Answered pictures whose pixels were not looked at yet."""
+        """Answered pictures whose pixels have not been read yet."""
         answered = {picture for label in fold.labels for picture in fold.latest[label]}
         return sorted(answered - self._keys.keys())
 
     def keep(self, pictures: Iterable[str]) -> None:
-        """Looks at these pictures' pixels and keeps what a bank needs of them beside the answers."""
+        """Reads these pictures' pixels and stores, beside the answers, what a bank needs of them."""
         rows = [row for picture in pictures if (row := self._example_row(picture)) is not None]
         if rows:
             self.project.keep_examples(self.model.space_key, rows)
@@ -175,7 +175,7 @@ class Deriver:
         return ExampleRow(picture, pixels, name, features.codes.tobytes(), features.scales.tobytes(), small)
 
     def write(self, bank: Bank) -> bool:
-        """Replaces the bank on disk, all of it or nothing; False where it says the same already."""
+        """Replaces the bank on disk atomically; returns False if it is already up to date."""
         state = digest(
             self.model.fingerprint,
             *(
@@ -199,12 +199,12 @@ class Deriver:
         return True
 
     def unknown_to(self, fold: Fold) -> int:
-        """How many examples of the bank on disk nothing was said of: answers that the project has lost."""
+        """How many examples of the bank on disk have no answers in the project: answers that it has lost."""
         known = {key for picture in told_in(fold) for key in (provisional_key(picture), self._keys.get(picture))}
         return sum(key not in known for key in self._on_disk())
 
     def differs(self, bank: Bank) -> str:
-        """In what the bank on disk says something else than this one, in a sentence; nothing where it does not."""
+        """How the bank on disk differs from this one, in a sentence; empty if it does not."""
         if not self.path.exists():
             return f"there is no {BANK}; it is made anew at the next change"
         on_disk = self._on_disk()
@@ -229,7 +229,7 @@ class Deriver:
 
 
 def told_in(fold: Fold) -> dict[str, Told]:
-    """What is said of each picture by yes and no, but for what nothing shall be learnt from."""
+    """What is said about each picture by yes and no, without the answers from which nothing is to be learnt."""
     shown: dict[str, set[str]] = {}
     absent: dict[str, set[str]] = {}
     for label in fold.labels.values():

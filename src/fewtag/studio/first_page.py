@@ -1,8 +1,8 @@
-"""The page's first replies, cached from one session to the next: what it shows while the project is being opened.
+"""The first replies to a page, cached between sessions, which it shows while the project is being opened.
 
-A studio that is closed writes down what it would answer to a page that begins now, beside its thumbnails, and of which
-state of the project that is so. The next one answers with it for as long as it takes to open a project of the same
-state; of any other state nothing is told. No array is needed for that, and nothing is imported that makes some.
+When a studio is closed, it stores, beside its thumbnails, what it would reply to a page that starts now, with a digest
+of the project's state. The next one replies with that until the project is open, provided that its state is the same;
+otherwise nothing is shown. This needs no arrays, and imports nothing that does.
 """
 
 import json
@@ -25,7 +25,7 @@ _STATE = (
     "SELECT key, value FROM meta ORDER BY key",
     "SELECT path FROM folder ORDER BY rowid",
     "SELECT count(*), max(rowid) FROM picture",
-    # a row that is replaced has another number, or, if it was the last, another size, time or outcome
+    # a row that is replaced gets another rowid or, if it was the last, another size, time or outcome
     "SELECT count(*), max(rowid), count(digest), sum(size), sum(mtime % 1000000007) FROM file",
 )
 _log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 def read(
     project: Project, cache: Path, folders: Sequence[str] = (), model: str | None = None, words: str | None = None
 ) -> dict[str, bytes]:
-    """Replies by the address that they answer; none where the project is not as it was, or opened with other things."""
+    """The stored replies by address; empty if the project has changed since, or is opened with other settings."""
     if {*folders} - {*project.folders()}:
         return {}
     if any(given not in {None, project.meta(key)} for key, given in (("model", model), ("words", words))):
@@ -50,7 +50,7 @@ def read(
 
 
 def write(studio: "Studio") -> None:
-    """Keeps what a page that begins now would be answered; nothing where a label's scores are not worked out."""
+    """Stores what a page that starts now would be sent; nothing if the scores of a label are not up to date."""
     from fewtag.studio.values import as_json
 
     project, cache = studio.project, studio.indexer.private
@@ -59,7 +59,7 @@ def write(studio: "Studio") -> None:
         bank, scores = studio.ranking.bank(), studio.ranking.scores
         if not cache.path.exists() or not all(scores.is_fresh(bank, label) for label in bank.classes):
             return
-        # as a studio says that was just started
+        # with the facts of a studio that has just been started
         overview = replace(studio.overview(), indexing=True, notice=project.notice)
         replies = {"project": overview, "pictures": studio.search(), "labels": {"labels": studio.labels()}}
         content = json.dumps({f"/v1/{name}": as_json(reply) for name, reply in replies.items()})
@@ -77,12 +77,12 @@ def thumbnails(cache: Cache, size: int) -> Blobs:
 
 
 def _replies(cache: Cache, project: Project) -> Blobs:
-    """One row: that of the state in which the project was closed."""
+    """The stored replies: one row, for the state in which the project was closed."""
     return Blobs(cache, "first page", f"of project {project.folder.name}", str(project.folder))
 
 
 def _key(project: Project) -> bytes:
-    """A digest of all that the replies follow from: the log's end, settings, folders, files, model, this version."""
+    """A digest of all that the replies depend on: the end of the log, settings, folders, files, model, this version."""
     own = [Path(project.meta(key) or "") for key in ("model", "words")]
     stamps = [(status.st_size, status.st_mtime_ns) for path in own if path.is_file() for status in [path.stat()]]
     rows = [project.select(query) for query in _STATE]

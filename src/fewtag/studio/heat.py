@@ -1,4 +1,4 @@
-"""Heat-maps: where labels are seen in a picture, by what its copies with a part hidden say."""
+"""Heat-maps of where labels are seen in a picture, by occlusion of its parts."""
 
 import threading
 from collections import Counter, OrderedDict
@@ -15,14 +15,14 @@ from fewtag.studio.values import Explanation
 from fewtag.tagger.explain import glance, heat_map, hide_parts, layer
 
 _KEPT = 8
-"""Pictures that were looked at last, whose heat-maps come at once."""
+"""The most recent pictures whose features are kept, so that their heat-maps come at once."""
 _CHECK_SECONDS = 0.25
 Check = Callable[[], object]
-"""Called now and then by who waits for a map; what it raises ends the wait."""
+"""Called periodically while waiting for a map; an exception ends the wait."""
 
 
 class Heat:
-    """The places of pictures with a part hidden, made in a thread once for all labels."""
+    """The places of pictures with a part hidden, computed in a thread once for all labels."""
 
     def __init__(self, ranking: Ranking) -> None:
         self._ranking, self._library, self._model = ranking, ranking.library, ranking.model
@@ -34,12 +34,12 @@ class Heat:
         self._thread.shutdown(cancel_futures=True)
 
     def begin(self, digest: str) -> None:
-        """Begins before somebody asks where a label is seen, unless others are being worked out."""
+        """Starts on a picture before somebody asks for its map, unless others are being computed."""
         if all(each.done() for each in list(self._hidden_places.values())):
             self._hidden(digest)
 
     def heat(self, digest: str, label: str, *, at_once: bool = False, check: Check = lambda: None) -> bytes:
-        """A WebP overlay with alpha, at most 512 pixels; `at_once` a first glance where the map is not ready yet."""
+        """A WebP overlay with alpha, at most 512 pixels; with `at_once` a quick estimate until the map is ready."""
         row = self._library.row(digest)
         facts = self._library.pictures[row]
         scale = min(1.0, 512 / max(facts.width, facts.height))
@@ -53,7 +53,7 @@ class Heat:
         return webp(layer(heat), quick=True)
 
     def explain(self, digest: str, label: str) -> Explanation:
-        """Which parts of a picture a label leans on."""
+        """Which parts of a picture a label depends on."""
         return Explanation.of(*self._explained(digest, label, lambda: None))
 
     def _explained(self, digest: str, label: str, check: Check) -> tuple[NDArray[np.float32], float]:
@@ -82,7 +82,7 @@ class Heat:
         with self._lock:
             found = self._hidden_places.pop(digest, None)
             if found is None or found.cancelled() or (found.done() and found.exception() is not None):
-                for other in self._unwanted():  # which waits for its turn, and nobody for it
+                for other in self._unwanted():  # those that have not started, and that nobody waits for
                     if self._hidden_places[other].cancel():
                         del self._hidden_places[other]
                 read = self._ranking.indexer.square
@@ -94,5 +94,5 @@ class Heat:
         return found
 
     def _unwanted(self) -> list[str]:
-        """Pictures whose map nobody waits for now, those first that were looked at longest ago."""
+        """Pictures whose map nobody waits for now, the least recently viewed first."""
         return [each for each in self._hidden_places if not self._waiting[each]]

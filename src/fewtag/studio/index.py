@@ -1,4 +1,4 @@
-"""The indexer: folders are walked and pictures read, encoded and thumbnailed in a thread, while a person works."""
+"""The indexer: walks folders, and reads, encodes and thumbnails pictures in a thread while a person works."""
 
 import logging
 import threading
@@ -25,18 +25,18 @@ from fewtag.tagger.model import Model
 from fewtag.tagger.stream import BATCH, Read, cached_places, places_of
 
 SIZES = (256, 1024)
-"""Of thumbnails: a cell, a picture."""
+"""Sizes of thumbnails in pixels: for a cell, and for a picture."""
 AGAIN_SECONDS = 60.0
-"""Folders are walked again so often, or less where that takes long."""
+"""The interval at which folders are walked again; longer if a walk takes long."""
 PATIENT_SECONDS = 1.0
-"""What works behind a page waits until that had its turn; whoever asks for something before gets it at once."""
+"""How long background work waits, so that a page is served first; a request for its results ends the wait."""
 _KNOWN_AT_ONCE = 10_000
 _PLACES_AT_ONCE = 256
 _log = logging.getLogger(__name__)
 
 
 def read_inside(path: Path, name: str, folders: Sequence[str]) -> bytes:
-    """A file's bytes; refuses what really lies elsewhere than in the folders, or has become a link meanwhile."""
+    """A file's bytes; refuses a file that really lies outside of the folders, or has become a link meanwhile."""
     try:
         real = path.resolve(strict=True)
     except (OSError, RuntimeError) as error:
@@ -48,16 +48,16 @@ def read_inside(path: Path, name: str, folders: Sequence[str]) -> bytes:
 
 
 class _Looked(NamedTuple):
-    """What a reading thread made of a file."""
+    """The result of a reading thread for a file."""
 
     file: FileRow
     new: tuple[PictureRow, Read] | None = None
-    """None where the content is known, or cannot be read."""
+    """None if the content is already known, or cannot be read."""
     thumbnail: bytes | None = None
 
 
 class Indexer:
-    """Keeps the library as the folders are. Stopped by `close`."""
+    """Keeps the library up to date with the folders. Stopped by `close`."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Indexer:
         self._tell, self._edited = tell, edited
         self._stop, self._wake = threading.Event(), threading.Event()
         self.done, self.hurry = threading.Event(), threading.Event()
-        """Whether the folders were walked; whether somebody waits for that, and no page has its turn before."""
+        """`done` is set once the folders were walked; `hurry` if somebody waits for that, and no page goes first."""
         self.found, self.notice = 0, ""
         self._unread: set[str] = set()
         self._opened = ExitStack()
@@ -97,13 +97,13 @@ class Indexer:
         self._opened.close()
 
     def rescan(self) -> None:
-        """Walks the folders again, soon, and reads again what could not be read."""
+        """Walks the folders again, soon, and retries files that could not be read."""
         self._try_again()
         self.done.clear()
         self._wake.set()
 
     def read(self, digest: str, files: Iterable[FileRow] | None = None) -> bytes:
-        """A picture's bytes from one of its files; a file that holds something else by now is passed over."""
+        """A picture's bytes from one of its files; a file whose content has changed is skipped."""
         for file in self.library.files_of.get(digest, ()) if files is None else files:
             try:
                 data = read_inside(Path(file.path), Path(file.path).name, self.folders)
@@ -114,7 +114,7 @@ class Indexer:
         raise InputError(f"the file of picture {digest} is not there any more; put it back, or scan the folder again")
 
     def square(self, digest: str) -> Square:
-        """A picture as the network takes it."""
+        """A picture as a square for the network."""
         return squash_bytes(self.read(digest), digest, self.model.size)
 
     def look(self, digest: str) -> NDArray[np.float32]:
@@ -123,7 +123,7 @@ class Indexer:
         return self.model.encode(self.square(digest)[None])[0] if places is None else places
 
     def thumbnail(self, digest: str, size: int = 256) -> bytes:
-        """WebP, made anew from the pixels; kept in the cache."""
+        """A thumbnail in WebP, made from the pixels, and kept in the cache."""
         if size not in SIZES:
             raise InputError(f"there is no thumbnail of {size} pixels; ask for 256 or 1024")
         self.library.row(digest)
@@ -157,7 +157,7 @@ class Indexer:
                 except Exception:
                     _log.exception("indexing failed")
                     self.notice = "indexing failed; the log says why, start the studio again"
-                if not self._wake.is_set():  # else they are to be walked again
+                if not self._wake.is_set():  # otherwise they are to be walked again
                     self.done.set()
                 self._tell()
                 self._wake.wait(max(AGAIN_SECONDS, 20 * (time.monotonic() - since)))
@@ -165,14 +165,14 @@ class Indexer:
             self.done.set()
 
     def load_known(self) -> None:
-        """Loads the pictures of the last session, each as a whole; the scan reads again what the cache has lost."""
+        """Loads the pictures of the last session with their mean vectors; the scan re-reads what the cache has lost."""
         files = [file for file in self.project.files() if file.folder in self.folders]
         pictures = {each.digest: each for each in self.project.pictures()}
         self.found = len(files)
         for digests in batches(iter(dict.fromkeys(file.digest for file in files)), _KNOWN_AT_ONCE):
             known = [pictures[digest] for digest in digests if digest in pictures]
             keys = [bytes.fromhex(picture.digest) for picture in known]
-            # past what memory holds, a picture as a whole will do
+            # beyond what memory holds, a picture's mean vector is enough
             room = max(0, self.library.features.resident - len(self.library))
             there = {*self.places.present(keys[:room]), *keys[room:]}
             both = [place for place, key in enumerate(keys) if key in there]
@@ -205,12 +205,12 @@ class Indexer:
             if path not in seen and file.folder not in gone_folders
         ]
         self.found = len(seen)
-        for some in (todo[:8], todo[8:]):  # the first ones soon
+        for some in (todo[:8], todo[8:]):  # a few first, so that they appear soon
             reads = prefetch(self._read, some, 2 * BATCH, max(1, usable_cores()))
             with closing(reads):  # type: ignore[type-var]
                 for batch in batches(takewhile(lambda _: not self._stop.is_set(), reads), BATCH):
                     self._take(batch)
-        # of a folder that is gone, what is found in another one has moved there
+        # pictures of a missing folder that are found in another one have been moved there
         here = {
             digest
             for digest, files in list(self.library.files_of.items())
@@ -221,7 +221,7 @@ class Indexer:
             for path, file in list(self.library.files.items())
             if file.folder in gone_folders and file.digest in here
         ]
-        # last: a moved file is found under its new path first, so that it is never away
+        # last, so that a moved file is found under its new path first and is never missing
         if vanished and not self._stop.is_set():
             self.project.record(gone=vanished)
             self.library.set_files([], vanished)
@@ -234,13 +234,13 @@ class Indexer:
         )
 
     def _deliveries_in(self, folder: str) -> str:
-        """Where the project's own deliveries lie below a picture folder: copies of pictures are no pictures of it."""
+        """The prefix of the project's own deliveries below a picture folder, whose copies are not indexed."""
         own = (self.project.folder / DELIVERIES).resolve()
         root = Path(folder).resolve()
         return f"{own.relative_to(root).as_posix()}/" if own.is_relative_to(root) else ""
 
     def _try_again(self) -> None:
-        """Lets the next scan read again what could not be read: permissions, or where a link leads, may be others."""
+        """Lets the next scan retry unreadable files: permissions or the targets of links may have changed."""
         self._unread = {path for path, file in list(self.library.files.items()) if file.failure}
 
     def _is_new(self, found: Picture) -> bool:
@@ -278,12 +278,12 @@ class Indexer:
             return _Looked(file, (row, read), None if has_thumbnail else thumbnail(image, SIZES[0], quick=True))
         except InputError as error:
             return _Looked(file._replace(digest=None, failure=str(error)))
-        except Exception as error:  # our own fault, but the other pictures shall not wait for it to be mended
+        except Exception as error:  # a bug of ours, which should not stop the other pictures
             _log.exception("picture %s cannot be indexed", found.name)
             return _Looked(file._replace(digest=None, failure=f"image {found.name} cannot be indexed ({error!r})"))
 
     def _take(self, looked: Sequence[_Looked]) -> None:
-        """A batch through the network, into the caches, the project and the library."""
+        """Takes a batch through the network, and into the caches, the project and the library."""
         files = [each.file for each in looked]
         news = {each.new[0]: each for each in looked if each.new and each.new[0].digest not in self.library.row_of}
         reads = [each.new[1] for each in news.values() if each.new]
@@ -292,7 +292,7 @@ class Indexer:
         self.thumbnails[SIZES[0]].put_bytes(small)
         self.project.record(list(news), files)
         if places is not None:
-            half = places.astype(np.float16)  # as they are kept, so that a later start has the same
+            half = places.astype(np.float16)  # as they are stored, so that a later start has the same numbers
             wholes = unit(half.astype(np.float32).mean(axis=1))
             self.wholes.put_many([bytes.fromhex(each.digest) for each in news], wholes)
             self.library.add(list(news), wholes, half)

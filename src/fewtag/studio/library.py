@@ -1,8 +1,9 @@
-"""The library: a project's pictures in memory, ready to be ranked again after each answer, bursts stacked.
+"""The library: a project's pictures in memory, ready to be ranked again after each answer, with bursts stacked.
 
-Places are kept as whole numbers of 16 bits with a scale for each place: they are made of the half precision that the
-cache holds, add a tenth of its rounding, and become single precision in one go, where half precision takes three. Past
-what memory shall hold, ranking has two tiers: pictures as wholes first, then the places of the best ones.
+Places are stored as 16-bit integers with a scale for each place: they are made from the half precision of the cache,
+add a tenth of its rounding error, and are converted to single precision in one step, where half precision takes three.
+If there are more pictures than memory should hold, ranking has two tiers: first by mean vectors, then by the places of
+the best pictures.
 """
 
 import math
@@ -23,42 +24,42 @@ from fewtag.studio.project import FileRow, PictureRow
 from fewtag.tagger.stream import widen
 
 RESIDENT = 8_000
-"""Pictures whose places stay in memory, some 50 KB each; of more, those that were asked for last."""
+"""The most pictures whose places stay in memory, at some 50 KB each; of more, the most recently used ones."""
 BEST, SAMPLE = 3_000, 1_000
-"""Of more pictures than that: how many of the likeliest are looked at closely, and how many at random."""
+"""If there are more: how many of the likeliest pictures are scored exactly, and how many of a sample."""
 AT_ONCE = 32
-"""Pictures whose widened places stay in the processor's cache."""
+"""Pictures whose widened places fit the processor's cache."""
 _MORE, _PIECE = 512, 1024
 _MOST = np.float32(32767)
 ALIKE, BURST, BURST_SECONDS = 0.94, 0.8, 5.0
-"""Cosine of neighbours from which they are one picture to a person, and of two shots within so many seconds. The likest
-two of 2,000 photographs of other things have 0.93; the same one, encoded anew or brightened, 0.95 and more; from a step
-aside, or with the camera turned a little, 0.8 to 0.97."""
+"""Cosine from which neighbours count as one picture to a person, and from which two shots within so many seconds do.
+The most similar two of 2,000 photographs of different things have 0.93; the same one, re-encoded or brightened, 0.95
+and more; from a step aside, or with the camera turned a little, 0.8 to 0.97."""
 Half = NDArray[np.float16]
 Rows = NDArray[np.int64]
 Fetch = Callable[[Sequence[int]], Sequence[NDArray[np.float16] | None]]
 
 
 class SupersededError(Exception):
-    """Nobody wants these scores any more."""
+    """These scores are no longer needed."""
 
 
 class Features:
-    """Each picture as a whole, and the places of as many as shall be in memory; rows are added, never moved."""
+    """The mean vector of each picture, and the places of as many as memory should hold; rows are added, never moved."""
 
     def __init__(self, places: int, size: int, fetch: Fetch, resident: int = RESIDENT) -> None:
         self.count, self.resident = 0, resident
         self._fetch = fetch
         self._lock = threading.RLock()
         self._whole = np.empty((_MORE, size), np.float32)
-        # memory is taken when it is first written to
+        # memory is allocated when it is first written to
         self._codes = np.empty((resident, places, size), np.int16)
         self._scales, self._lengths = (np.empty((resident, places), np.float32) for _ in range(2))
         self._slot_of = np.full(_MORE, -1, np.int64)
         self._owner, self._used = np.full(resident, -1, np.int64), np.zeros(resident, np.int64)
         self._clock, self._taken = 0, 0
         self._buffers = threading.local()
-        # where the matrix library has threads of its own, those of two pictures at once would wait for each other
+        # if the matrix library has its own threads, those of two concurrent calls would wait for each other
         alone = "1" in (os.environ.get("OPENBLAS_NUM_THREADS"), os.environ.get("OMP_NUM_THREADS"))
         self._threads = usable_cores() if alone else 1
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="fewtag-ranking")
@@ -69,14 +70,14 @@ class Features:
         return self._whole[: self.count]
 
     def append(self, whole: NDArray[np.float32], places: Half | None) -> None:
-        """More rows; without their places where memory is full anyway."""
+        """Adds rows; without their places if memory is full anyway."""
         with self._lock:
             after = self.count + len(whole)
             if after > len(self._whole):
                 size = max(after, 2 * len(self._whole))
                 grown = np.empty((size, self._whole.shape[1]), np.float32)
                 grown[: self.count] = self.whole
-                self._whole = grown  # others read it meanwhile
+                self._whole = grown  # not resized in place, since others may be reading it
                 self._slot_of = np.pad(self._slot_of, (0, size - len(self._slot_of)), constant_values=-1)
             self._whole[self.count : after] = whole
             if places is not None:
@@ -85,7 +86,7 @@ class Features:
             self.count = after
 
     def _put(self, rows: Rows, places: Sequence[Half] | Half) -> None:
-        """Puts places into free slots, or into the least recently used ones."""
+        """Stores places in free slots, or in the least recently used ones."""
         starts = range(0, len(rows), AT_ONCE)
         coded = self._pool.map(lambda first: _coded(np.asarray(places[first : first + AT_ONCE])), starts)
         for first, (codes, scales, lengths) in zip(starts, coded, strict=True):
@@ -101,7 +102,7 @@ class Features:
             self._slot_of[some], self._owner[slots], self._used[slots] = slots, some, self._clock
 
     def bring(self, rows: Rows) -> Rows:
-        """Brings the rows' places into memory, if need be; their slots, −1 for those whose places cannot be had now."""
+        """Loads the rows' places into memory if needed; returns their slots, −1 for places that are not available."""
         with self._lock:
             self._clock += 1
             slots = self._slot_of[rows]
@@ -118,7 +119,7 @@ class Features:
         self._pool.shutdown()
 
     def places(self, row: int) -> NDArray[np.float32] | None:
-        """places × space, of one picture; None where they cannot be had now."""
+        """places × space of one picture; None if they are not available."""
         with self._lock:
             slot = int(self.bring(np.array([row]))[0])
             return None if slot < 0 else self._codes[slot] * self._scales[slot][:, None]
@@ -126,10 +127,10 @@ class Features:
     def logits(
         self, fitted: Sequence[Fitted], focus: float, first: int = 0, stop: Callable[[], bool] = lambda: False
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """labels × rows from `first` on, the numbers of `Classifiers.logits`, and which were looked at closely.
+        """labels × rows from `first` on, the numbers of `Classifiers.logits`, and which of them are exact.
 
-        Those that were not have what their whole suggests, in line with the others. `stop` says whether nobody wants
-        them any more.
+        The others are estimated from the mean vector, on a line fitted to the exact ones. `stop` tells whether the
+        scores are no longer needed.
         """
         count = self.count
         if count <= self.resident:
@@ -150,7 +151,7 @@ class Features:
         return rough[:, first:], exact[:, first:]
 
     def sample(self, count: int) -> Rows:
-        """Rows from beginning to end, always looked at closely: they stand for all."""
+        """Evenly spaced rows that are always scored exactly, to represent all of them."""
         return np.linspace(0, count - 1, min(SAMPLE, self.resident // 4)).astype(np.int64)
 
     def _rough(self, fitted: Sequence[Fitted], first: int, count: int) -> NDArray[np.float32]:
@@ -160,7 +161,7 @@ class Features:
     def exact(
         self, fitted: Sequence[Fitted], focus: float, rows: Rows, stop: Callable[[], bool] = lambda: False
     ) -> NDArray[np.float32]:
-        """labels × rows, each looked at closely; not a number where a row's places cannot be had."""
+        """labels × rows, all scored exactly; NaN if a row's places are not available."""
         found = np.full((len(fitted), len(rows)), np.nan, np.float32)
         labels = Classifiers.of(fitted)
 
@@ -177,13 +178,13 @@ class Features:
         for first in range(0, len(rows), _PIECE):
             if stop():
                 raise SupersededError
-            with self._lock:  # a piece at a time, so that whoever is in a hurry need not wait for whoever is not
+            with self._lock:  # one piece at a time, so that urgent requests need not wait for others
                 here = first + np.flatnonzero(self.bring(rows[first : first + _PIECE]) >= 0)
                 deque(self._pool.map(score, np.array_split(here, 2 * self._threads)), maxlen=0)
         return found
 
     def _buffer(self) -> NDArray[np.float32]:
-        """A buffer of each thread's own."""
+        """A buffer for each thread."""
         if not hasattr(self._buffers, "wide"):
             self._buffers.wide = np.empty((AT_ONCE, *self._codes.shape[1:]), np.float32)
         return self._buffers.wide
@@ -206,7 +207,7 @@ def _focused(
     focused: NDArray[np.float32],
     focus: float,
 ) -> NDArray[np.float32]:
-    """images × labels: what each label's weights say of what its attention finds, as `Classifiers.logits` has it."""
+    """images × labels: each label's weights applied to what its attention finds, as in `Classifiers.logits`."""
     flat = wide.reshape(-1, wide.shape[-1])
     along = flat @ guides[0] if len(guides) == 1 else flat @ guides.T
     attention = along.reshape(*wide.shape[:2], -1)
@@ -221,9 +222,9 @@ def _focused(
 
 
 def folder_prefixes(folders: Sequence[str], kind: type[PurePath] = PurePath) -> dict[str, str]:
-    """By folder, what its pictures' names are shown with: nothing where it is the only one, else its own name.
+    """The prefix of pictures' names for each folder: empty if it is the only one, else its own name.
 
-    Where two have the same name, or one has none, its path.
+    If two have the same name, or one has none, it is the path.
     """
     paths = [kind(folder) for folder in folders]
     names = [path.name for path in paths]
@@ -238,7 +239,7 @@ def _whole(folder: PurePath) -> str:
 
 
 class Library:
-    """What is known of each picture besides its features: names, dates, sizes, files, stacks."""
+    """What is known about each picture besides its features: names, dates, sizes, files, stacks."""
 
     def __init__(self, features: Features, folders: Sequence[str]) -> None:
         self.features = features
@@ -259,7 +260,7 @@ class Library:
 
     @property
     def alive(self) -> NDArray[np.bool_]:
-        """rows: whether a file of it is there"""
+        """rows: whether a file of the picture exists"""
         return self._alive[: len(self)]
 
     @property
@@ -267,14 +268,14 @@ class Library:
         return [file for file in list(self.files.values()) if file.failure]
 
     def row(self, digest: str) -> int:
-        """The row of a picture; refuses one that is not of the project."""
+        """The row of a picture; raises MissingError if it is not in the project."""
         try:
             return self.row_of[digest]
         except KeyError as error:
             raise MissingError(f"there is no picture {digest[:64]!r} in the project; search again") from error
 
     def add(self, pictures: Sequence[PictureRow], whole: NDArray[np.float32], places: Half | None) -> None:
-        """New rows; each is seen once a file of it is."""
+        """Adds rows; each becomes visible once it has a file."""
         with self._lock:
             for number, each in enumerate(pictures, len(self.digests)):
                 self.digests.append(each.digest)
@@ -286,11 +287,11 @@ class Library:
             self.features.append(whole, places)
 
     def shown_name(self, file: FileRow) -> str:
-        """A file's path from its folder; of several folders with the folder's name before it."""
+        """A file's path relative to its folder; with several folders, preceded by the folder's name."""
         return self._prefix.get(file.folder, _whole(PurePath(file.folder))) + file.name
 
     def set_files(self, files: Sequence[FileRow], gone: Sequence[str] = ()) -> None:
-        """Files that are there now, by their path, and paths that are no more."""
+        """Updates files, by path; `gone` are paths that no longer exist."""
         with self._lock:
             self._changes += 1
             touched = set()
@@ -311,15 +312,15 @@ class Library:
                         self.names[row] = min(names)
 
     def ordered(self) -> NDArray[np.int64]:
-        """The rows that are there, by name."""
+        """The rows that have a file, sorted by name."""
         return self._sorted_and_stacked()[0]
 
     def stacks(self) -> NDArray[np.int64]:
-        """rows: the number of each one's stack, which is that of its first picture"""
+        """rows: the stack of each row, identified by the row of its first picture"""
         return self._sorted_and_stacked()[1]
 
     def stack_of(self, row: int) -> list[int]:
-        """The rows of its stack, itself among them."""
+        """The rows of a picture's stack, including itself."""
         stacks = self.stacks()
         return np.flatnonzero((stacks == stacks[row]) & self.alive[: len(stacks)]).tolist()
 
@@ -337,12 +338,12 @@ class Library:
 
 
 def stack(whole: NDArray[np.float32], order: NDArray[np.int64], times: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Near-duplicates and bursts: each picture joins the one before by name if it is like that stack's first one.
+    """Stacks near-duplicates and bursts: a picture joins the previous one's stack, by name, if it is like its first.
 
-    Compared with the first and not with the last, so that a slow walk does not end up as one stack.
+    It is compared with the first and not with the last, so that a slow walk does not become one stack.
     """
     heads = np.arange(len(order))
-    for first in range(1, len(order), _PIECE):  # a piece at a time: all of them at once would be copied twice
+    for first in range(1, len(order), _PIECE):  # in pieces, since gathering all of them would copy them twice
         here = np.arange(first, min(first + _PIECE, len(order)))
         wanted = np.where(np.abs(times[here] - times[here - 1]) <= BURST_SECONDS, BURST, ALIKE)
         near = np.einsum("ns,ns->n", whole[order[here]], whole[order[here - 1]])
@@ -356,7 +357,7 @@ def stack(whole: NDArray[np.float32], order: NDArray[np.int64], times: NDArray[n
 
 
 def box_guide(places: NDArray[np.float32], box: tuple[float, float, float, float]) -> NDArray[np.float32]:
-    """The mean of the places under a box (left, top, right, bottom), each by how much of it lies inside."""
+    """The mean of the places under a box (left, top, right, bottom), each weighted by its overlap with the box."""
     left, top, right, bottom = box
     if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
         raise InputError(f"the box {box} is none; give left, top, right and bottom from 0 to 1")

@@ -1,8 +1,7 @@
-"""The log of changes, and the state that is its fold.
+"""The log of changes, and its fold: the state that they add up to.
 
-A change is a group of answers, or something done to a label; an undo is a change too, and takes another one back, be it
-an undo. Whatever is in memory is what the changes that stand amount to, in the order of their numbers: clocks decide
-nothing.
+A change is a group of answers, or an action on a label; an undo is a change too, which reverts another one, even an
+undo. The state in memory is the result of all changes that stand, in the order of their numbers: clocks decide nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,18 +15,18 @@ VERDICTS: tuple[Verdict, ...] = ("yes", "no", "unknown")
 
 
 class Said(NamedTuple):
-    """An answer as the log keeps it: a verdict on one picture and one label, and who gave it."""
+    """An answer in the log: a verdict on one picture and one label, and its source."""
 
     id: str
     picture: str
     label: int
-    """The label's number; 0 for the one that the same change defines, until that has one."""
+    """The label's number; 0 for the label that the same change defines, until it has one."""
     answer: Verdict
     source: str
 
 
 class Label(NamedTuple):
-    """A label by what a person did to it; it is known by the number of the change that made it, whatever its name."""
+    """A label's settings; it is identified by the number of the change that created it, whatever its name."""
 
     id: int
     name: str
@@ -35,7 +34,7 @@ class Label(NamedTuple):
     words: bool = True
     threshold: float | None = None
     prior: float | None = None
-    """The share of pictures that showed it when its threshold was set."""
+    """The share of pictures that showed the label when its threshold was set."""
 
 
 class Change(NamedTuple):
@@ -51,15 +50,15 @@ class Change(NamedTuple):
 
 @dataclass
 class Fold:
-    """What changes amount to; a later change makes another one, so that nobody who reads this one is disturbed."""
+    """The result of changes; treated as immutable: a later change makes a new one, which does not disturb readers."""
 
     labels: dict[int, Label] = field(default_factory=dict)
     latest: dict[int, dict[str, Said]] = field(default_factory=dict)
-    """Of each label the latest answers, by picture."""
+    """For each label the latest answers, by picture."""
     merged: dict[int, int] = field(default_factory=dict)
 
     def apply(self, change: Change) -> None:
-        """Adds a change; one of a label that is not there, since its making was undone, does nothing."""
+        """Applies a change; one about a label that does not exist, since its creation was undone, does nothing."""
         facts, kind = change.facts, change.kind
         label = self.labels.get(facts.get("label", change.n))
         if kind == "define":
@@ -68,7 +67,7 @@ class Fold:
             self.labels[known.id] = known._replace(like=like, words=facts["words"])
             self.latest.setdefault(known.id, {})
         elif kind in ("rename", "merge"):
-            # those under it go along
+            # labels below it are renamed too
             names, merged = {**facts.get("under", {})}, {**facts.get("merged", {})}
             (names if kind == "rename" else merged)[facts["label"]] = facts["name" if kind == "rename" else "into"]
             for number, name in names.items():
@@ -91,7 +90,7 @@ class Fold:
         del self.labels[label]
         for picture, said in self.latest[label].items():
             before = self.latest[into].get(picture)
-            # who shows one of the two shows both
+            # a picture that shows one of two merged labels shows the result
             if before is None or before.answer == "unknown" or said.answer == "yes":
                 self.latest[into][picture] = said
 
@@ -102,7 +101,7 @@ class Fold:
         return fold
 
     def about(self, label: int) -> Mapping[str, Said]:
-        """A label's latest answers by picture; none of a label that was taken back while somebody still looks at it."""
+        """A label's latest answers by picture; empty for a label that was removed while somebody still looks at it."""
         return self.latest.get(label, {})
 
     def resolve(self, label: int) -> int:
@@ -115,8 +114,8 @@ class Fold:
         return next((label for label in self.labels.values() if label.name == name), None)
 
     def find(self, name: str) -> Label:
-        """A label by its name; refuses one that is not known."""
-        from fewtag.tagger.bank import label_name  # with numpy behind it: a project is opened without
+        """A label by its name; raises MissingError if it is unknown."""
+        from fewtag.tagger.bank import label_name  # imported here: it brings numpy, without which a project is opened
 
         wanted = label_name(name)
         if (found := self.get(wanted)) is not None:
@@ -137,7 +136,7 @@ class Log:
         self.fold = self.folded()
         self._sort_out()
         self.version = len(self.changes)
-        """How many changes the fold is made of: who reads it first has a fold that is at least as new."""
+        """The number of changes in the fold; read before the fold, it belongs to a fold that is at least as new."""
 
     def _keep(self, change: Change) -> None:
         self.changes[change.n] = change
@@ -147,14 +146,14 @@ class Log:
             self._undone_by[change.undoes] = change.n
 
     def find(self, name: str) -> Label:
-        """A label by its name, or by one that it had, and no other has; refuses one that is not known."""
+        """A label by its name, or by a former name that no other label has; raises MissingError if it is unknown."""
         try:
             return self.fold.find(name)
         except MissingError:
             from fewtag.tagger.bank import label_name
 
             wanted, had = label_name(name), 0
-            for change in list(self.changes.values()):  # undone ones, too: a page may know of nothing else
+            for change in list(self.changes.values()):  # undone ones too, since a page may not know any later name
                 facts = change.facts
                 names = {facts.get("label", change.n): facts.get("name"), **facts.get("under", {})}
                 had = next((int(number) for number, its in names.items() if its == wanted), had)
@@ -164,7 +163,7 @@ class Log:
             return known
 
     def stands(self, n: int) -> bool:
-        """Whether a change counts: nothing takes it back, or what does was taken back itself."""
+        """Whether a change counts: nothing reverts it, or what reverts it was itself reverted."""
         by = self._undone_by.get(n)
         return by is None or not self.stands(by)
 
@@ -179,7 +178,7 @@ class Log:
         self._keep(change)
         if change.undoes is None:
             self.fold = self.fold.after(change)
-            if change.kind != "carry":  # no person's doing
+            if change.kind != "carry":  # not made by a person
                 self.done.append(change.n)
                 self.undone.clear()
         else:
@@ -188,7 +187,7 @@ class Log:
         self.version = len(self.changes)
 
     def _sort_out(self) -> None:
-        """Undo and redo stacks, the next one last: changes that stand, and undos since the last fresh change."""
+        """Rebuilds the undo and redo stacks, the next last: changes that stand, and undos since the last new change."""
         self.done, self.undone = list[int](), list[int]()
         for n, change in self.changes.items():
             if change.kind == "carry":
@@ -201,13 +200,13 @@ class Log:
                 self.undone.append(n)
 
     def with_undo(self, n: int) -> Fold:
-        """The fold as it would be if this change were taken back."""
+        """The fold as it would be if this change were undone."""
         undo = Change(max(self.changes) + 1, "", "undo", {}, n)
         return Log([*self.changes.values(), undo]).fold
 
 
 def told(change: Change, fold: Fold, *, back: bool) -> str:
-    """What was taken back, or done again, for people."""
+    """A description, for people, of what was undone or redone."""
     facts = change.facts
     names = {label.id: label.name for label in fold.labels.values()}
     if change.kind in ("answers", "carry"):

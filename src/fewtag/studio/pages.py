@@ -1,4 +1,4 @@
-"""Looking at a project: labels, grids of pictures, one picture, a label's review."""
+"""The studio's read-only views: labels, grids of pictures, one picture, a label's review."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,12 +26,12 @@ from fewtag.tagger.stream import DIGITS
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom, from 0 to 1."""
 _AT_ONCE = 20_000
-"""Pictures times labels that are scored while somebody waits for the list of labels."""
+"""The most scores (pictures times labels) that are computed while somebody waits for the list of labels."""
 _REASONS, _REASONED = 3, 8
 
 
 class Pages:
-    """What people see, as values. `influences` has those of a label's examples, once they are worked out."""
+    """What people see, as values. `influences` returns those of a label's examples, once they are computed."""
 
     def __init__(
         self, ranking: Ranking, heat: Heat, influences: Callable[[str, Fitted], Mapping[str, float] | None]
@@ -40,7 +40,7 @@ class Pages:
         self._library, self._model, self._scores = ranking.library, ranking.model, ranking.scores
 
     def labels(self) -> list[values.LabelRow]:
-        """Sorted by name; in a large library the numbers of labels that others' answers touch follow a second later."""
+        """All labels by name; in a large library, numbers that other labels' answers change follow a second later."""
         self._ranking.catch_up()
         bank = self._ranking.bank()
         lacking = [name for name in bank.classes if name not in self._scores.kept]
@@ -50,7 +50,7 @@ class Pages:
         return [self._label_row(bank, label) for label in labels]
 
     def label(self, name: str) -> values.LabelRow:
-        """One of them, as it is now."""
+        """One label, up to date."""
         label = self._ranking.fold.find(name)
         return self._label_row(self._ranking.refresh([label.name]), label)
 
@@ -88,9 +88,9 @@ class Pages:
         stacked: bool = True,
         only: Literal["digests"] | None = None,
     ) -> values.Page:
-        """The pictures that a query finds, likeliest first, or by name where it asks for no likeness.
+        """The pictures that a query finds, likeliest first, or by name if the query does not rank them.
 
-        With `only` no page of them, but the digests of all.
+        With `only`, the digests of all of them instead of a page.
         """
         if offset < 0 or not 0 < limit <= MOST_AT_ONCE:
             raise InputError(f"offset {offset} and limit {limit} are no page; give 0 or more, and 1 to {MOST_AT_ONCE}")
@@ -128,7 +128,7 @@ class Pages:
     def _look_for(
         self, part: Part, parts: Sequence[Part], rows: Rows
     ) -> tuple[NDArray[np.bool_], NDArray[np.float32] | None, values.Meaning]:
-        """Which of these rows a part of a query leaves, what it says of each, and what it was taken for."""
+        """Which of these rows a part of a query keeps, its score for each, and how it was interpreted."""
         every, names = np.ones(len(rows), np.bool_), self._library.names
         if part.kind == "label":
             grounds = self._ranking.grounds(part.names)
@@ -158,7 +158,7 @@ class Pages:
         return (inside == part.wanted) & (taken != ""), None, values.Meaning(part.text, "date")
 
     def _state(self, state: str, asked: Sequence[str]) -> NDArray[np.bool_]:
-        """rows: whether a picture is in a state with regard to these labels, or to any where none is asked for"""
+        """rows: whether a picture is in this state for one of these labels, or for any label if none is given"""
         grounds = self._ranking.grounds(asked or [label.name for label in self._ranking.fold.labels.values()])
         count = len(self._library)
         masks = {
@@ -184,7 +184,7 @@ class Pages:
             raise InputError("the picture's features are not at hand; wait until it is indexed again")
         strengths = self._model.strengths
         logits = features.logits([prior(box_guide(places, box), strengths)], strengths.query_focus)[0][0]
-        # the prototype's own score again, between −1 and 1
+        # back to the prototype's own score, between −1 and 1
         return logits[rows] / np.float32(strengths.kappa) + np.float32(strengths.offset)
 
     def _cells(
@@ -208,7 +208,7 @@ class Pages:
         )
 
     def picture(self, digest: str) -> values.PictureDetail:
-        """All that is known of a picture, every label's probability with the examples that speak for it."""
+        """All that is known about a picture, with every label's probability and the examples that support it."""
         row = self._library.row(digest)
         facts = self._library.pictures[row]
         bank = self._ranking.refresh(self._ranking.bank().classes)
@@ -219,7 +219,7 @@ class Pages:
         fold = self._ranking.fold
         for label in fold.labels.values():
             scored = self._scores.kept.get(label.name)
-            if scored is None or label.name not in bank.classes:  # not to be scored yet, or just renamed
+            if scored is None or label.name not in bank.classes:  # cannot be scored yet, or was just renamed
                 continue
             self._scores.sharpen(scored, np.array([row]))
             said = fold.about(label.id).get(digest)
@@ -260,7 +260,7 @@ class Pages:
         places: NDArray[np.float32] | None,
         picture_of: Mapping[str, str],
     ) -> tuple[values.Because, ...]:
-        """The label's examples that look most like the picture, where the label looks."""
+        """The label's examples that are most like the picture, by the mean and by the label's attention."""
         keys = bank.fit_set(name).yes[-50:]
         if not keys or places is None:
             return ()
@@ -291,7 +291,7 @@ class Pages:
         rows, left = reviewing.ask(chosen, ground, whole, seed, self._library.digests)
         stacks = self._library.stacks()[: len(ground.verdicts)]
         if chosen != AUDIT and len(rows):
-            # one of a stack stands for all, and one answer will do
+            # one picture stands for its stack, and one answer is enough
             answered = np.unique(stacks[ground.verdicts > 0])
             rows = rows[~np.isin(stacks[rows], answered)]
             rows = rows[np.sort(np.unique(stacks[rows], return_index=True)[1])]
@@ -304,7 +304,7 @@ class Pages:
         ground = self._ranking.ground(known, scored)
         chances = ground.chances[rows].tolist()
         sizes = np.bincount(stacks)[stacks[rows]].tolist()
-        # what is tagged is marked so; of the others the likelier answer
+        # in `sure` and `audit` tagged pictures are marked; in other orders the likelier answer is
         least = scored.threshold if chosen in ("sure", AUDIT) else 0.5
         cells = self._cells(rows, chances, sizes, [chance >= least for chance in chances])
         word = word_of(known.name)
@@ -328,13 +328,13 @@ class Pages:
         )
 
     def _examples_of(self, label: Label, worked_out: Mapping[str, float]) -> tuple[values.Influence, ...]:
-        """Yes examples, the latest first, each with its influence as far as that was worked out."""
+        """The examples that show the label, the latest first, each with its influence if that has been computed."""
         said = self._ranking.fold.about(label.id)
         shown = [picture for picture, each in said.items() if each.answer == "yes" and each.source not in UNTAUGHT]
         return tuple(values.Influence(each, worked_out.get(each)) for each in reversed(shown[-48:]))
 
     def _mistaken_for(self, label: Label) -> tuple[values.MistakenFor, ...]:
-        """Labels that a person gave to pictures of which this one was refused."""
+        """Other labels of pictures that were said not to show this one."""
         fold = self._ranking.fold
         refused = {picture for picture, said in fold.about(label.id).items() if said.answer == "no"}
         counts = Counter(

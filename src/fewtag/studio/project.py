@@ -1,7 +1,6 @@
-"""The project file: the log of changes in SQLite, append-only, which is the truth.
+"""The project file: the append-only log of changes in SQLite, which is the source of truth.
 
-An example's features are kept beside the answers, so that a bank can be made of them when the pictures or the cache are
-gone.
+Examples' features are stored beside the answers, so that a bank can be derived when the pictures or the cache are gone.
 """
 
 import json
@@ -26,7 +25,7 @@ VERSION = 1
 BUSY_SECONDS = 10.0
 _APPLICATION = 0x66777073
 _ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""The second where SQLite's message cites what is damaged."""
+"""Errors of the database; UnicodeDecodeError occurs if SQLite's message quotes damaged content."""
 _SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE folder (path TEXT PRIMARY KEY)",
@@ -39,7 +38,7 @@ _SCHEMA = (
     "CREATE TABLE answer (id TEXT PRIMARY KEY, change INTEGER NOT NULL REFERENCES change (n), picture TEXT NOT NULL,"
     " label INTEGER NOT NULL, answer TEXT NOT NULL CHECK (answer IN ('yes', 'no', 'unknown')), source TEXT NOT NULL)",
     "CREATE INDEX answer_by_change ON answer (change)",
-    # pixels: what a bank knows the picture by; small: a copy in WebP
+    # pixels: the bank's key of the picture; small: a copy in WebP
     "CREATE TABLE example (picture TEXT NOT NULL, space TEXT NOT NULL, pixels TEXT NOT NULL, name TEXT NOT NULL,"
     " codes BLOB NOT NULL, scales BLOB NOT NULL, small BLOB NOT NULL, PRIMARY KEY (picture, space)) WITHOUT ROWID",
     "CREATE TABLE delivered (format TEXT NOT NULL, image TEXT NOT NULL, row TEXT NOT NULL,"
@@ -54,11 +53,11 @@ _SCHEMA = (
     f"PRAGMA user_version = {VERSION}",
 )
 MIGRATIONS: tuple[tuple[str, ...], ...] = ()
-"""What leads from version 1 to 2, from 2 to 3 and so on; each sets its `user_version` last."""
+"""Statements that migrate from version 1 to 2, from 2 to 3 and so on; each sets its `user_version` last."""
 
 
 class PictureRow(NamedTuple):
-    """A picture by its content."""
+    """A picture, identified by its content."""
 
     digest: str
     width: int
@@ -68,7 +67,7 @@ class PictureRow(NamedTuple):
 
 
 class FileRow(NamedTuple):
-    """A file of a folder, and the picture that it holds; one that cannot be read has a failure and no digest."""
+    """A file in a folder, and the picture in it; a file that cannot be read has a failure and no digest."""
 
     path: str
     folder: str
@@ -80,7 +79,7 @@ class FileRow(NamedTuple):
 
 
 class ExampleRow(NamedTuple):
-    """What a bank needs to know of an answered picture."""
+    """What a bank needs of an answered picture."""
 
     picture: str
     pixels: str
@@ -91,7 +90,7 @@ class ExampleRow(NamedTuple):
 
 
 def picture_folders(pictures: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Where these folders really are; refuses one that is not there."""
+    """The real paths of these folders; refuses one that does not exist."""
     for each in pictures:
         if not Path(each).is_dir():
             raise InputError(f"there is no picture folder {each}; check the path")
@@ -99,7 +98,7 @@ def picture_folders(pictures: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 class Project:
-    """A project's file, open for one process: one writer at a time, readers on connections of their own."""
+    """A project's file, open in one process: one writer at a time, readers on their own connections."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder).absolute()
@@ -131,7 +130,7 @@ class Project:
             self._closing.close()
 
     def _lock(self) -> None:
-        """Locks the project for this process: two studios would each miss what the other is told."""
+        """Locks the project for this process: two studios would each miss the other's changes."""
         try:
             self._closing.enter_context(locked(self.path, seconds=0.2))
         except InputError as error:
@@ -167,7 +166,7 @@ class Project:
                 self.notice = (
                     f"the project {self.folder} lies on a disk without shared memory; answers take longer there"
                 )
-            connection.execute("PRAGMA synchronous = FULL")  # an answer outlives a power cut
+            connection.execute("PRAGMA synchronous = FULL")  # so that an answer survives a power cut
             connection.execute("PRAGMA foreign_keys = ON")
             return connection
         except BaseException:
@@ -175,7 +174,7 @@ class Project:
             raise
 
     def _migrate(self, connection: sqlite3.Connection, version: int) -> None:
-        """Migrates an older file, forward only, after a copy."""
+        """Migrates an older file, forward only, after making a copy."""
         _copy(connection, self.path.with_name(f"{FILE}.version-{version}"))
         with _transaction(connection):
             for steps in MIGRATIONS[version - 1 :]:
@@ -208,7 +207,7 @@ class Project:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: what is done in it is on disk when it ends, or nothing of it is."""
+        """A transaction: when it ends, all of its changes are on disk, or none."""
         with self._one_writer:
             try:
                 with _transaction(self._writer):
@@ -217,7 +216,7 @@ class Project:
                 raise self._refusal(error, "be saved") from error
 
     def _refusal(self, error: Exception, what: str) -> UnavailableError:
-        """Why, in a sentence: no mistake of who asks, so that a page keeps its answers and sends them again."""
+        """The error in a sentence; it is not the client's fault, so a page keeps its answers and sends them again."""
         said = str(error)
         if "full" in said:
             why = ": the disk is full; free some room and do it again, nothing else was lost"
@@ -232,7 +231,7 @@ class Project:
     def change(
         self, kind: str, facts: Mapping[str, Any], answers: Sequence[Said] = (), *, undoes: int | None = None
     ) -> Change:
-        """Appends to the log; on disk before anything in memory moves."""
+        """Appends to the log; on disk before anything in memory changes."""
         op, text = str(uuid.uuid4()), json.dumps(facts, ensure_ascii=False)
         with self._one_writer:
             with self.writing() as connection:
@@ -251,7 +250,7 @@ class Project:
             return change
 
     def undo(self, n: int) -> Change:
-        """Takes a change back; refuses where two labels would have one name."""
+        """Reverts a change; refuses if two labels would then have the same name."""
         with self._one_writer:
             names = [label.name for label in self.log.with_undo(n).labels.values()]
             if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -278,7 +277,7 @@ class Project:
         return [PictureRow(*row) for row in self.select("SELECT * FROM picture")]
 
     def knows(self, digest: str) -> bool:
-        """Whether this picture was ever indexed here, be it in memory yet or not."""
+        """Whether this picture was ever indexed here, even if it is not in memory yet."""
         return bool(self.select("SELECT 1 FROM picture WHERE digest = ?", digest))
 
     def files(self) -> list[FileRow]:
@@ -287,7 +286,7 @@ class Project:
     def record(
         self, pictures: Sequence[PictureRow] = (), files: Sequence[FileRow] = (), gone: Sequence[str] = ()
     ) -> None:
-        """Keeps what the folders hold; `gone` are paths that are no more."""
+        """Records the content of the folders; `gone` are paths that no longer exist."""
         with self.writing() as connection:
             connection.executemany("INSERT OR REPLACE INTO picture VALUES (?, ?, ?, ?, ?)", pictures)
             connection.executemany("DELETE FROM file WHERE path = ?", [(path,) for path in gone])
@@ -304,7 +303,7 @@ class Project:
         return dict(row for picture in pictures for row in self.select(query, space, picture))
 
     def any_example(self, picture: str) -> ExampleRow | None:
-        """A picture's example of whichever model's space, with its small copy."""
+        """A picture's example in any model's space, with its small copy."""
         query = "SELECT picture, pixels, name, codes, scales, small FROM example WHERE picture = ? LIMIT 1"
         return next((ExampleRow(*row) for row in self.select(query, picture)), None)
 
@@ -314,7 +313,7 @@ class Project:
             connection.executemany(insert, [(row.picture, space, *row[1:]) for row in rows])
 
     def check(self) -> list[str]:
-        """What is wrong with the file: SQLite's own check, and a fold made anew compared with the one in memory."""
+        """Problems of the file: SQLite's own check, and a new fold compared with the one in memory."""
         problems = [f"{FILE}: {said}" for (said,) in self.select("PRAGMA integrity_check") if said != "ok"]
         with self._one_writer:
             if Log(self._changes()).fold != self.fold:
@@ -323,7 +322,7 @@ class Project:
 
 
 def backup(folder: Path, path: Path) -> None:
-    """A whole copy of a project's file, while a studio works on it; refuses a file that is there."""
+    """Copies a project's file, even while a studio uses it; refuses to replace a file."""
     if path.exists():
         raise InputError(f"{path} exists; name another file for the copy")
     make_folder(path.parent)
@@ -341,7 +340,7 @@ def _copy(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """A transaction, all or nothing; it waits for whoever writes at its beginning, not in its middle."""
+    """A transaction, all or nothing; it waits for another writer at its beginning, not in its middle."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -1,6 +1,6 @@
-"""Ranking: what the labels say of each picture as the answers are now.
+"""Ranking: the labels' scores of every picture, given the present answers.
 
-Each label's log-odds for every picture of the library, and the curve that makes them probabilities.
+For each label these are log-odds for every picture of the library, and the curve that turns them into probabilities.
 """
 
 import threading
@@ -28,24 +28,24 @@ _RANK = {"yes": 0, "model": 1, "no": 2}
 _CODES = {"yes": reviewing.YES, "no": reviewing.NO, "unknown": reviewing.UNKNOWN}
 _WORDS_KEPT = 16
 SMALLEST_SAMPLE, SAMPLE = 100, 1000
-"""Pictures by which a label's share is estimated; fewer say too little, more change nothing."""
+"""The fewest pictures by which a label's share is estimated, and the most: more change nothing."""
 
 
 @dataclass(eq=False)
 class Scored:
-    """A label's scores over the library, a number for each row."""
+    """A label's scores for the library, one number per row."""
 
     fitted: Fitted
     logits: NDArray[np.float32]
     exact: NDArray[np.bool_]
     never: NDArray[np.bool_]
-    """Rows that are one with a picture that was said not to show it."""
+    """Rows that are the same picture as one that was said not to show the label."""
     slope: float = 1.0
     offset: float = 0.0
     share: float = 0.5
     threshold: float = 0.5
     by: tuple[object, ...] = ()
-    """What its curve and its threshold follow from, besides the classifier."""
+    """What its curve and threshold depend on, besides the classifier."""
 
     def __post_init__(self) -> None:
         self.chances = self.logits
@@ -55,7 +55,7 @@ class Scored:
 
 
 class Scores:
-    """The labels' scores, kept until a label's classifier or threshold changes or pictures come."""
+    """The labels' scores, cached until a label's classifier or threshold changes or pictures are added."""
 
     def __init__(self, library: Library, model: Model) -> None:
         self.library, self.model = library, model
@@ -73,19 +73,18 @@ class Scores:
         )
 
     def refresh(self, bank: Bank, labels: Sequence[str], stop: Callable[[], bool] = lambda: False) -> None:
-        """Scores these labels anew, as far as they changed, and keeps that; `stop` says whether the bank is out of
-        date."""
+        """Updates and caches the scores of these labels that changed; `stop` tells whether the bank is outdated."""
         for label, scored in self.scored(bank, labels, self.kept, stop):
             with self._lock:
                 before = self.kept.get(label)
-                # never fewer pictures than before: somebody may have rows of the others in hand
+                # never with fewer pictures than before, since somebody may be using rows of the others
                 if not stop() and (before is None or len(before.logits) <= len(scored.logits)):
                     self.kept[label] = scored
 
     def scored(
         self, bank: Bank, labels: Sequence[str], kept: Mapping[str, Scored], stop: Callable[[], bool] = lambda: False
     ) -> Iterator[tuple[str, Scored]]:
-        """These labels' scores, by what is kept of them: all together, since most of the work is the pictures'."""
+        """These labels' scores, reusing cached ones; computed together, since most of the work is per picture."""
         count, resident = self.library.features.count, self.library.features.resident
         groups: dict[int, list[tuple[str, Fitted, Scored | None]]] = {}
         for label in labels:
@@ -109,7 +108,7 @@ class Scores:
                 yield label, scored
 
     def sharpen(self, scored: Scored, rows: Rows) -> None:
-        """Scores rows exactly that were scored as wholes, since somebody sees them."""
+        """Computes exact scores for rows that were estimated from their mean vectors, since somebody will see them."""
         rows = rows[~scored.exact[rows]]
         if len(rows):
             found = self.library.features.exact([scored.fitted], self.model.strengths.query_focus, rows)[0]
@@ -118,7 +117,7 @@ class Scores:
             scored.calibrate()
 
     def _finish(self, bank: Bank, label: str, scored: Scored) -> None:
-        """Shares, the calibrated curve and the threshold, as a `Scorer` with these shares has them."""
+        """Sets share, calibrated curve and threshold, as a `Scorer` with these shares would."""
         calibration, known = self.model.calibration, bank.definitions[label]
         counts = np.array([len(bank.members[label])])
         noes, coherence = np.array([[scored.fitted.noes], [scored.fitted.coherence]], np.float32)
@@ -134,9 +133,9 @@ class Scores:
         scored.by = _finished_by(bank, label)
 
     def _share(self, bank: Bank, label: str, scored: Scored) -> float:
-        """The part of the library that shows a label, by a sample and by answers; the model's own where neither tells.
+        """The share of the library that shows a label, by a sample and by answers; else the model's default.
 
-        So it is with a threshold of a person's own, too: its probabilities are those that it was chosen by.
+        The default is also used with a threshold set by a person, which keeps the probabilities that it was chosen by.
         """
         calibration, features = self.model.calibration, self.library.features
         found, counts = np.array([calibration.share], np.float32), np.array([len(bank.members[label])])
@@ -149,16 +148,17 @@ class Scores:
                 noes, coherence = np.array([[scored.fitted.noes], [scored.fitted.coherence]], np.float32)
                 evidence = calibration.evidence(scored.logits[sample, None], counts, noes, coherence)
                 found = estimate_shares(evidence, found)
-            # what a person has found is there, if its files are
+            # what a person has confirmed is certainly there, if its files are
             confirmed = min(0.99, int(counts[0]) / int(self.library.alive.sum()))
             found = np.maximum(self._by_answers(bank, label, scored.fitted, found), confirmed)
         return round(float(found[0]), 6)
 
     def _by_answers(self, bank: Bank, label: str, fitted: Fitted, share: Shares) -> Shares:
-        """A share moved to where probabilities agree with what was said of the pictures that Review chose.
+        """The share at which probabilities agree with the answers about the pictures that Review chose.
 
-        Each is seen by the other answers alone. They are no random sample, but fair at every score; what the share of
-        all pictures is estimated by falls too low with each 'no' to an unsure one.
+        Each picture is scored by the other answers only (leave-one-out). The pictures are no random sample, but
+        unbiased at every score; an estimate of the share from all pictures falls too low with each 'no' to an unsure
+        one.
         """
         if fitted.left_out is None or not isinstance(bank, AnswersBank):
             return share
@@ -173,18 +173,18 @@ class Scores:
         return match_shares(evidence, steeper, share, shown=float(shown[asked].sum()))
 
     def _one_with(self, bank: Bank, keys: Sequence[str], count: int) -> list[int]:
-        """The rows that are the same picture as one of the examples, by whichever file."""
+        """The rows that are the same picture as one of the examples, whichever file they come from."""
         todo: dict[int, list[str]] = {}
         for key in keys:
             todo.setdefault(self._same.get(key, (0, []))[0], []).append(key)
         for checked, some in todo.items():
-            if checked < count:  # all new ones in one product: the library is read once
+            if checked < count:  # all new rows in one product, so that the library is read once
                 seen = np.stack([bank.examples[key].seen[1] for key in some])
                 alike = self.library.features.whole[checked:count] @ seen.T > SAME
                 for key, column in zip(some, alike.T, strict=True):
                     rows = (np.flatnonzero(column) + checked).tolist()
                     self._same[key] = count, [*self._same.get(key, (0, []))[1], *rows]
-        return [row for key in keys for row in self._same.get(key, (0, []))[1] if row < count]  # none of no pictures
+        return [row for key in keys for row in self._same.get(key, (0, []))[1] if row < count]  # works without pictures
 
 
 def _finished_by(bank: Bank, label: str) -> tuple[object, ...]:
@@ -193,26 +193,26 @@ def _finished_by(bank: Bank, label: str) -> tuple[object, ...]:
 
 
 class Ranking:
-    """Each label's scores, worked out when they are asked for; and those of words that no label stands for."""
+    """Each label's scores, computed on demand; and those of words that are no label."""
 
     def __init__(self, indexer: Indexer, deriver: Deriver) -> None:
         self.indexer, self.deriver = indexer, deriver
         self.project, self.library, self.model = indexer.project, indexer.library, indexer.model
         self.scores = Scores(self.library, self.model)
         self._words: OrderedDict[str, tuple[Bank, Mapping[str, Scored]]] = OrderedDict()
-        """What a word means, as a bank of it alone, and its scores; those that were looked for last."""
+        """Recently searched words, each as a bank with this word only, and its scores."""
         self._lock = threading.RLock()
 
     @property
     def fold(self) -> Fold:
-        """The answers as they are."""
+        """The current answers."""
         return self.project.fold
 
     def bank(self) -> Bank:
         return self.deriver.bank(self.fold)
 
     def refresh(self, labels: Sequence[str]) -> Bank:
-        """Scores these labels anew, as far as they changed; by which bank."""
+        """Updates the scores of these labels where they changed; returns the bank that they are from."""
         with self._lock:
             bank = self.bank()
             for gone in {*self.scores.kept} - {*bank.classes}:
@@ -221,7 +221,7 @@ class Ranking:
             return bank
 
     def scored(self, label: str, rows: Rows) -> Scored:
-        """A label's scores, those of these rows looked at closely."""
+        """A label's scores, which are exact for these rows."""
         name = self.fold.find(label).name
         self.refresh([name])
         scored = self.scores.kept.get(name)
@@ -231,8 +231,7 @@ class Ranking:
         return scored
 
     def catch_up(self) -> None:
-        """Brings thresholds up to date that were moved without a look at their label, as by an undo; a matter of
-        milliseconds."""
+        """Applies thresholds that were changed without viewing their label, as by an undo; it takes milliseconds."""
         stale = [
             label.name
             for label in self.fold.labels.values()
@@ -242,7 +241,7 @@ class Ranking:
             self.refresh(stale)
 
     def word(self, word: str) -> Scored | None:
-        """The scores of a word that no label stands for; None for one that says nothing."""
+        """The scores of a word that is no label; None for an unknown word."""
         with self._lock:
             bank, kept = self._words.pop(word, (None, {}))
             if bank is None:
@@ -257,12 +256,12 @@ class Ranking:
             return found[word]
 
     def grounds(self, names: Sequence[str]) -> list[reviewing.Ground]:
-        """What review knows of these labels."""
+        """The review data of these labels."""
         self.refresh(names)
         return [self.ground(self.fold.find(name)) for name in names]
 
     def ground(self, label: Label, scored: Scored | None = None) -> reviewing.Ground:
-        """What review knows of a label, by these scores or those that are there; without any, what was said of it."""
+        """The review data of a label, by these scores or the cached ones; without any, only with its answers."""
         scored = scored or self.scores.kept.get(label.name)
         count = len(self.library) if scored is None else len(scored.logits)
         verdicts, audited = np.zeros(count, np.int8), np.zeros(count, np.bool_)
@@ -277,7 +276,7 @@ class Ranking:
         return reviewing.Ground(scored.chances, verdicts, audited, scored.never, alive, scored.threshold, scored.logits)
 
     def tags(self, rows: Rows) -> list[list[CellTag]]:
-        """Of each row the labels it carries or was refused: a person's first, then the likeliest."""
+        """For each row the labels that it has or was refused: a person's first, then the likeliest."""
         self.catch_up()
         found: list[list[CellTag]] = [[] for _ in rows]
         digests = [self.library.digests[row] for row in rows.tolist()]
@@ -298,7 +297,7 @@ class Ranking:
         return [sorted(tags, key=lambda tag: (_RANK[tag.state], -tag.p, tag.label)) for tags in found]
 
     def scorer(self) -> Scorer:
-        """The labels ready to score, at this library's frequencies."""
+        """A scorer of the labels, with the shares of this library."""
         bank = self.bank()
         self.refresh(bank.classes)
         return Scorer(bank, self.model, shares={label: each.share for label, each in list(self.scores.kept.items())})
@@ -306,7 +305,7 @@ class Ranking:
     def tagged(
         self, digests: Sequence[str], scorer: Scorer | None, fold: Fold, confirmed_only: bool = False
     ) -> list[Tagged]:
-        """Rows, exact, as the tagger scores them, but that a person's word comes first."""
+        """Exact rows as the tagger scores them, except that a person's answers take precedence."""
         names = [self.library.names[self.library.row(digest)] for digest in digests]
         if scorer is None:
             return [Tagged(name) for name in names]

@@ -1,4 +1,4 @@
-"""Review: which pictures to ask about, and what the answers say of a label's precision. Arrays in, values out."""
+"""Review: which pictures to ask about, and what the answers say about a label's precision. Arrays in, values out."""
 
 import hashlib
 import math
@@ -17,59 +17,59 @@ from fewtag.tagger.bank import Bank
 from fewtag.tagger.model import Model
 
 FEW = 10
-"""Answers before which no label counts as known well enough."""
+"""The fewest answers with which a label can count as known well enough."""
 NEAR = 1.0
 """Log-odds from the threshold within which a picture counts as unsure."""
 STRATA = 4
 WRONG_ENOUGH = 0.1
-"""The expected share of wrong tags below which a label is good enough."""
+"""The expected share of wrong tags up to which a label is good enough."""
 BY_CHANCE = 0.001
-"""How seldom a random sample may look like no sample of the tags."""
+"""The probability below which the audited pictures are taken to be no random sample of the tags."""
 _POINTS, _BINS = 50, 20
 _LOOKED_AT = 60
 _WIDER, _FIRST = 3, 8
 """A page is chosen from the first 3 pages' worth, at most an eighth of all candidates: small albums have few unsure."""
 SINGLY = 8
-"""Answered pictures, examples among them, up to which unsure ones are asked about one at a time."""
+"""Up to this many answered pictures, including examples, unsure ones are asked about one at a time."""
 YES, NO, UNKNOWN = 1, 2, 3
 Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Ground:
-    """What review knows of a label: a number for each picture of the library."""
+    """The review data of a label: a number for each picture of the library."""
 
     chances: NDArray[np.float32]
-    """Calibrated probabilities by the model alone."""
+    """Calibrated probabilities, by the model alone."""
     verdicts: NDArray[np.int8]
-    """A person's latest one: 0 none, else YES, NO or UNKNOWN."""
+    """A person's latest verdict: 0 for none, else YES, NO or UNKNOWN."""
     audited: NDArray[np.bool_]
-    """Whether that was given in an audit."""
+    """Whether the verdict was given in an audit."""
     never: NDArray[np.bool_]
-    """Pictures that are one with a refused one."""
+    """Pictures that are the same as a refused one."""
     alive: NDArray[np.bool_]
     threshold: float
     logits: NDArray[np.float32]
-    """The classifier's own log-odds, before they are calibrated."""
+    """The classifier's log-odds, before calibration."""
 
     @property
     def over(self) -> NDArray[np.bool_]:
-        """What the model alone would tag."""
+        """Pictures that the model alone would tag."""
         return self.alive & (self.chances >= self.threshold) & ~self.never
 
     @property
     def tagged(self) -> NDArray[np.bool_]:
-        """What is tagged: a person's word comes first."""
+        """Pictures that are tagged: a person's verdict takes precedence."""
         return (self.over & (self.verdicts != NO)) | (self.alive & (self.verdicts == YES))
 
     @property
     def open(self) -> NDArray[np.bool_]:
-        """What nobody has answered."""
+        """Pictures without an answer."""
         return self.alive & (self.verdicts == 0) & ~self.never
 
     @property
     def believed(self) -> NDArray[np.float32]:
-        """The probability of each, a person's word taken for certain."""
+        """The probability of each picture, with a person's verdict taken as certain."""
         certain = np.where(self.verdicts == YES, 1.0, np.where((self.verdicts == NO) | self.never, 0.0, self.chances))
         return certain.astype(np.float32)
 
@@ -80,15 +80,16 @@ class Ground:
 
     @property
     def distance(self) -> NDArray[np.float32]:
-        """Log-odds between a picture and the threshold."""
+        """Absolute difference in log-odds between a picture and the threshold."""
         bounds = np.clip(np.array([self.threshold]), 1e-6, 1 - 1e-6)
         return np.abs(log_odds(np.clip(self.chances, 1e-6, 1 - 1e-6)) - log_odds(bounds))
 
 
 def choose_order(order: str, ground: Ground) -> Order:
-    """The order that was asked for, or what helps most by now: the unsure ones as long as there are some.
+    """The order that was asked for, or for "auto" the most helpful now: unsure as long as there are such pictures.
 
-    Those teach most, at the beginning and later on; then pages of sure ones are confirmed, and then what was missed.
+    Those teach most, at the beginning and later on; then pages of sure ones are confirmed, and then missed ones are
+    looked for.
     """
     if order == "auto":
         if int((ground.verdicts > 0).sum()) < FEW or ground.near.any():
@@ -103,13 +104,13 @@ def choose_order(order: str, ground: Ground) -> Order:
 def ask(
     order: Order, ground: Ground, whole: NDArray[np.float32], seed: str, digests: Sequence[str]
 ) -> tuple[Rows, int]:
-    """The rows to ask about, the first one first, and how many of them are worth it."""
+    """The rows to ask about, in order, and how many of them are worth it."""
     open_rows, chances = np.flatnonzero(ground.open), ground.chances
     if order == "sure":
         rows = np.flatnonzero(ground.open & ground.over)
         return _by(rows, -chances[rows]), len(rows)
     if order == "unsure":
-        # from few answers the threshold is a guess: then by the classifier's own boundary
+        # with few answers the threshold is a guess, so the classifier's own boundary is used
         keys = np.abs(ground.logits) if int((ground.verdicts > 0).sum()) <= SINGLY else ground.distance
         return _by(open_rows, keys[open_rows]), int(ground.near.sum())
     if order == "missed":
@@ -125,9 +126,9 @@ def ask(
 
 
 def spread(rows: Rows, whole: NDArray[np.float32], size: int) -> Rows:
-    """Farthest-first traversal: a page of those that come first, unlike each other, in their order; then the others.
+    """Farthest-first traversal: a page of rows from the first ones, unlike each other, in their order; then the others.
 
-    A page is answered before anything is learnt from it, so that of two look-alikes the second teaches little.
+    A page is answered before anything is learnt from it, so the second of two look-alikes would teach little.
     """
     some = whole[rows[: max(size, min(_WIDER * size, len(rows) // _FIRST))]]
     alike, chosen = np.full(len(some), -1.0, np.float32), list[int]()
@@ -139,10 +140,9 @@ def spread(rows: Rows, whole: NDArray[np.float32], size: int) -> Rows:
 
 
 def page_size(answered: int, most: int) -> int:
-    """Unsure ones come singly first; then pages grow with what is known: none asks for more than was said before it.
+    """Pages of unsure pictures: single ones first, then as many as were answered before, up to `most`.
 
-    What they are chosen by is learnt from those before: a first page of several would be of what one example is unsure
-    of.
+    They are chosen by what was learnt before: a larger first page would consist of what a single example is unsure of.
     """
     return 1 if answered <= SINGLY else min(most, answered)
 
@@ -152,16 +152,16 @@ def _by(rows: Rows, keys: NDArray[Any]) -> Rows:
 
 
 def _in_turn(one: Rows, other: Rows) -> Rows:
-    """Two orders of the same rows, one from each in turn."""
+    """Merges two orders of the same rows, taking one from each in turn."""
     both = np.stack([one, other], axis=1).reshape(-1)
     _, first = np.unique(both, return_index=True)
     return both[np.sort(first)]
 
 
 def _stratified(rows: Rows, chances: NDArray[np.float32], seed: str, digests: Sequence[str]) -> Rows:
-    """A stratified random order, one from each quarter of the probabilities in turn: every beginning is a fair sample.
+    """A stratified random order, from each quarter of the probabilities in turn: every prefix is a fair sample.
 
-    Lots are drawn by the pictures' digests, so that the sample is the same however often it is asked for.
+    The order is drawn from the pictures' digests, so that the sample is the same however often it is asked for.
     """
     drawn = [hashlib.blake2b(f"{seed} {digests[row]}".encode(), digest_size=8) for row in rows.tolist()]
     lots = np.array([int.from_bytes(lot.digest(), "little") for lot in drawn], np.uint64)
@@ -170,14 +170,14 @@ def _stratified(rows: Rows, chances: NDArray[np.float32], seed: str, digests: Se
     strata: list[list[int]] = [[] for _ in range(STRATA)]
     for row in _by(rows, lots).tolist():
         strata[place[row] * STRATA // len(rows)].append(row)
-    # shorter strata end first; the longer ones go on
+    # when shorter strata are used up, the longer ones go on
     longest = max((len(stratum) for stratum in strata), default=0)
     mixed = [stratum[turn] for turn in range(longest) for stratum in strata if turn < len(stratum)]
     return np.array(mixed, np.int64)
 
 
 def wilson(right: int, count: int, z: float = 1.96) -> Audited | None:
-    """Wilson's 95 % score interval of a share, which stays within 0 and 1 and is honest about few."""
+    """Wilson's 95 % score interval of a share, which stays within 0 and 1 and is valid for small counts."""
     if not count:
         return None
     share, square = right / count, z * z
@@ -187,10 +187,10 @@ def wilson(right: int, count: int, z: float = 1.96) -> Audited | None:
 
 
 def audit(ground: Ground) -> Audited | None:
-    """Precision of what the model tags, by the answers of audits alone: those are of a random sample.
+    """Precision of the model's tags by the answers of audits only, since those are of a random sample.
 
-    None where they cannot be one of today's tags: of a share of these that is too large for chance, all below the
-    others, none was asked about. So it is when the threshold was lowered since.
+    None if these cannot be a sample of today's tags: too large a share of the tags, for chance, lies below all that
+    were asked about. That happens if the threshold was lowered since.
     """
     asked = _asked_about(ground)
     right, wrong = (int((asked & (ground.verdicts == verdict)).sum()) for verdict in (YES, NO))
@@ -207,13 +207,13 @@ def _asked_about(ground: Ground) -> NDArray[np.bool_]:
 
 
 def expected_precision(ground: Ground) -> float | None:
-    """The mean probability of what is tagged, to four digits: the last ones would depend on the order of the rows."""
+    """The mean probability of tagged pictures, to four digits: further ones would depend on the order of the rows."""
     tagged = ground.tagged
     return round(float(ground.believed[tagged].mean(dtype=np.float64)), 4) if tagged.any() else None
 
 
 def curve(ground: Ground) -> tuple[CurvePoint, ...]:
-    """What thresholds from 0.02 to 0.98, and the present one, would tag, find and get wrong."""
+    """What thresholds from 0.02 to 0.98, and the present one, would tag, with their expected precision and recall."""
     believed, certain = ground.believed, ground.alive & (ground.verdicts == YES)
     free = ground.alive & ~certain & (ground.verdicts != NO) & ~ground.never
     order = np.argsort(-ground.chances[free], kind="stable")
@@ -244,7 +244,7 @@ def answered(ground: Ground) -> Answered:
 
 
 def enough(ground: Ground, name: str) -> str:
-    """One sentence about whether to go on, which ends."""
+    """One sentence on whether to go on."""
     given = answered(ground)
     count = given.yes + given.no
     rest = ground.open & ground.over
@@ -270,10 +270,10 @@ def enough(ground: Ground, name: str) -> str:
 def influences(
     bank: Bank, model: Model, label: str, curve: tuple[float, float], stop: Callable[[], bool], most: int = 24
 ) -> dict[str, float] | None:
-    """Leave-one-out: by how much the other answers' probability of being right falls without each example.
+    """Leave-one-out influences: by how much the other answers' probability of being right falls without each example.
 
-    By key, of at most so many examples; below zero are those that the others speak against. None where `stop` says
-    that nobody wants them any more: each takes a fit.
+    By key, for at most `most` examples; negative for examples that the others contradict. None if `stop` tells that
+    they are no longer needed: each takes a fit.
     """
     fitted_to = bank.fit_set(label)
     keys = [*fitted_to.yes[:_LOOKED_AT], *(*fitted_to.no, *fitted_to.complete)[:_LOOKED_AT]]

@@ -1,10 +1,10 @@
-"""The query parser: what a person types into the search box, cut into labels, words, states, folders and dates.
+"""The query parser: splits what a person types into the search box into labels, words, states, folders and dates.
 
     heron -boat is:unsure folder:2024 name:img_12 after:2024-05 label:"teddy bear" any other word
 
-Words that together are a label's name, or the last part of one's path, mean that label, and the longest name wins; what
-is left between them is looked up as one phrase. Nothing that a person types is an error but a date that is none and a
-state that does not exist.
+Words that together are a label's name, or the last part of its path, mean that label, and the longest name wins; the
+words between them are looked up as one phrase. Whatever a person types is accepted, except an invalid date and a state
+that does not exist.
 """
 
 import re
@@ -25,18 +25,18 @@ _DATE = re.compile(r"(\d{4})(?:-(\d{1,2}))?(?:-(\d{1,2}))?")
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a query; `names` are the labels that one of kind label means: itself, or all that lie under it."""
+    """A part of a query; for kind label, `names` are the labels that it means: the label itself, or all below it."""
 
     text: str
     kind: Kind
     value: str
     wanted: bool = True
-    """False behind a minus."""
+    """False after a minus sign."""
     names: tuple[str, ...] = ()
 
 
 def parse(query: str, labels: Iterable[str]) -> list[Part]:
-    """What each part of a query means where these labels are known."""
+    """The parts of a query, given these labels."""
     known = _by_name(labels)
     parts: list[Part] = []
     loose: list[tuple[str, bool]] = []
@@ -45,7 +45,7 @@ def parse(query: str, labels: Iterable[str]) -> list[Part]:
         value = quoted if quoted is not None else bare
         if value is None or not value.strip():
             continue
-        if key and key not in _KEYS:  # "C:", or a time of day: it is text after all
+        if key and key not in _KEYS:  # "C:", or a time of day, which is text after all
             value, key = f"{found['key']}:{value}", ""
         wanted = sign != "-"
         if not key and quoted is None:
@@ -61,7 +61,7 @@ def parse(query: str, labels: Iterable[str]) -> list[Part]:
 
 
 def _by_name(labels: Iterable[str]) -> Names:
-    """Labels by their whole path, by the path above them and by their last part, sorted."""
+    """Labels by their whole path, by each path above them and by their last part, sorted."""
     found: dict[str, dict[str, None]] = {}
     for label in sorted(labels):
         *above, last = [part.strip() for part in label.split("/")]
@@ -71,12 +71,12 @@ def _by_name(labels: Iterable[str]) -> Names:
 
 
 def _folded(name: str) -> str:
-    """Without quotes, which the search box cannot hold within quotes."""
+    """A name in a canonical spelling, without quotes, which cannot be nested in the search box."""
     return " ".join(name.replace('"', "").casefold().split())
 
 
 def _phrases(loose: Sequence[tuple[str, bool]], known: Names) -> list[Part]:
-    """Bare words: the longest runs that are labels, and the rest between them as phrases."""
+    """Parts for bare words: the longest runs that are labels, and the words between them as phrases."""
     parts: list[Part] = []
     rest: list[str] = []
     start = 0
@@ -129,7 +129,7 @@ def _keyed(text: str, key: str, value: str, wanted: bool) -> Part:
 
 
 def _date(text: str, value: str) -> str:
-    """The first day that is meant, in ISO 8601."""
+    """The first day of the date, in ISO 8601."""
     found = _DATE.fullmatch(value)
     try:
         if found is None:

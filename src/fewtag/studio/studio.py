@@ -1,4 +1,4 @@
-"""The studio: every action on a project as a method. Threads may share one."""
+"""The studio: every action on a project as a method. Threads may share one instance."""
 
 import math
 import os
@@ -33,9 +33,9 @@ from fewtag.tagger.tagger import Tagger
 
 
 class Studio:
-    """A project folder, its pictures in memory and its labels, open for one process.
+    """A project folder with its labels, and its pictures in memory, open in one process.
 
-    Whatever is refused is an InputError, one sentence; a MissingError, which is one too, names what is not there.
+    Whatever is refused raises InputError with one sentence; its subclass MissingError names what does not exist.
     """
 
     def __init__(self, project: Project, model: Model, cache: Path, resident: int = RESIDENT) -> None:
@@ -51,7 +51,7 @@ class Studio:
         self.background = Background(self.ranking, self.overview)
         self._heat = Heat(self.ranking)
         pages = Pages(self.ranking, self._heat, self.background.influences)
-        # what changes nothing is done by the parts themselves
+        # read-only actions are methods of the parts themselves
         self.labels, self.label, self.failures = pages.labels, pages.label, pages.failures
         self.search, self.picture, self.review = pages.search, pages.picture, pages.review
         self.heat, self.explain = self._heat.heat, self._heat.explain
@@ -71,11 +71,11 @@ class Studio:
         index: bool = True,
         resident: int = RESIDENT,
     ) -> "Studio":
-        """Opens a project, or makes one; indexing begins behind it, and the network is loaded there.
+        """Opens or creates a project; indexing starts in the background, where the network is loaded too.
 
-        The pictures of the last time are there when it returns. `pictures` are folders to add. `model` None is the
-        project's own, or "default". With `index=False` folders are not walked. `resident` is how many keep their places
-        in memory.
+        The pictures of the last session are available when it returns. `pictures` are folders to add. `model` None is
+        the project's own, or "default". With `index=False` folders are not walked. `resident` is the number of pictures
+        whose places are kept in memory.
         """
         folders = picture_folders(pictures)
         project = folder if isinstance(folder, Project) else Project(folder)
@@ -110,7 +110,7 @@ class Studio:
             self.indexer.done.set()
 
     def close(self) -> None:
-        """Stops the threads, writes the bank, lets go of the project."""
+        """Stops the threads, writes the bank, releases the project."""
         self.indexer.close()
         self.background.close()
         first_page.write(self)
@@ -126,11 +126,11 @@ class Studio:
 
     @property
     def tagger(self) -> Tagger:
-        """A tagger of the labels as they are now, for pictures from elsewhere; not to be taught."""
+        """A tagger with the current labels, for pictures from elsewhere; not to be taught."""
         return Tagger(self.model, bank=self.ranking.bank())
 
     def tag(self, digests: Sequence[str]) -> list[Tagged]:
-        """Rows for pictures of the project; a person's word comes first."""
+        """Rows for pictures of the project; a person's answers take precedence."""
         for digest in digests:
             self.library.row(digest)
         return self.ranking.tagged(digests, self.scorer(), self._fold) if digests else []
@@ -157,12 +157,12 @@ class Studio:
         )
 
     def ready(self) -> tuple[bool, str]:
-        """Whether pictures can be scored, and if not what is waited for."""
+        """Whether pictures can be scored and, if not, what is being waited for."""
         waiting = not len(self.library) and not self.indexer.done.is_set()
         return not waiting, "the first pictures are being read" if waiting else ""
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until indexing is done and the bank is on disk; False where the time ran out first."""
+        """Waits until indexing is done and the bank is on disk; returns False if the time ran out first."""
         self.indexer.hurry.set()
         until = math.inf if seconds is None else time.monotonic() + seconds
         return all(
@@ -180,14 +180,14 @@ class Studio:
         return change
 
     def _carry(self, old: str, new: str) -> None:
-        """A file was edited: where its pixels stayed what they were, what was said of it holds for it still."""
+        """Carries answers over to an edited file whose pixels have not changed."""
         with self._one_change:
             fold = self._fold
             about = {label: latest[old] for label in fold.labels if old in (latest := fold.latest[label])}
             row = self.project.any_example(old) if about else None
             if row is None:
                 return
-            # the library has it only after this
+            # from the project, since the library gets the file only after this
             files = [file for file in self.project.files() if file.digest == new]
             try:
                 same = pixel_digest(decode(self.indexer.read(new, files), new)) == row.pixels
@@ -200,7 +200,7 @@ class Studio:
                 self._change("carry", {"from": old}, answers)
 
     def define(self, name: str, *, like: Sequence[str] | None = None, words: bool = True) -> values.LabelRow:
-        """A label by its name (the last part of its path), like other words, or by pictures alone; known ones anew."""
+        """Defines or redefines a label by its name (the last part of its path), as like other words, or by pictures."""
         wanted = path_name(name)
         with self._one_change:
             alike = None if like is None else [each for word in like if (each := word.strip())]
@@ -218,7 +218,7 @@ class Studio:
         return self.label(wanted)
 
     def define_all(self, names: Sequence[str]) -> None:
-        """Labels by their names, or where those are no known words, by pictures to come; known ones stay as they are.
+        """Defines labels by their names or, if those are no known words, by pictures to come; known ones are kept.
 
         They are scored later.
         """
@@ -234,9 +234,9 @@ class Studio:
     def teach(
         self, name: str, pictures: Sequence[str], *, stacks: bool = False, source: str = "teach"
     ) -> values.LabelRow:
-        """A new or known label from pictures by digest: yes answers in one group with its definition.
+        """Teaches a new or known label with pictures, by digest: yes answers in one group with its definition.
 
-        With `stacks` each picture speaks for its stack. `source` is who says so.
+        With `stacks` each answer holds for the picture's whole stack. `source` is who answers.
         """
         wanted = path_name(name)
         if not pictures:
@@ -257,7 +257,7 @@ class Studio:
         return self.label(wanted)
 
     def rename(self, old: str, new: str, *, merge: bool = False) -> values.LabelRow:
-        """Renames a label and those under it, be it one itself or not; refuses a taken name, unless `merge`d."""
+        """Renames a label and those below it (`old` need not be a label); refuses a taken name, unless `merge`."""
         wanted, former = path_name(new), path_name(old)
         with self._one_change:
             known = {label.name: label.id for label in self._fold.labels.values()}
@@ -273,25 +273,25 @@ class Studio:
         return self.label(next(iter(names.values())))
 
     def forget(self, name: str) -> None:
-        """Takes a label away; its answers come back with an undo."""
+        """Removes a label; an undo restores it with its answers."""
         with self._one_change:
             self._change("forget", {"label": self._fold.find(name).id})
 
     def set_threshold(self, name: str, threshold: float | None) -> values.LabelRow:
-        """The probability from which a label is given; None goes back to the model's own."""
+        """Sets the probability from which a label is given; None restores the model's own threshold."""
         if threshold is not None and not 0 <= threshold <= 1:
             raise InputError(f"the threshold of label {name!r} is {threshold}; give one from 0 to 1, or None")
         with self._one_change:
             label = self._fold.find(name)
             self.ranking.refresh([label.name])
             scored = self.ranking.scores.kept.get(label.name)
-            # with the share that its probabilities were shown for, so that it means the same to other commands
+            # stored with the share that its probabilities were shown for, so that it means the same to other commands
             share = None if threshold is None or scored is None else scored.share
             self._change("threshold", {"label": label.id, "threshold": threshold, "prior": share})
         return self.label(name)
 
     def answer(self, answers: Sequence[values.Answer]) -> values.Acknowledged:
-        """Takes answers: all of them are on disk before it returns, or none."""
+        """Records answers: all of them are on disk before it returns, or none."""
         if not answers or len(answers) > MOST_AT_ONCE:
             raise InputError(f"{len(answers)} answers were given at once; give 1 to {MOST_AT_ONCE}")
         with self._one_change:
@@ -309,7 +309,7 @@ class Studio:
                         raise InputError(f"answer {name} was given before, about something else; give each its own id")
                     held |= {each.picture, *self._spoken_for(name, self._stack(each.picture))}
                     continue
-                # a page sends what is left over as soon as the studio is back, before all pictures are in memory
+                # a page sends unsent answers as soon as the studio is back, before all pictures are in memory
                 if each.picture not in self.library.row_of and not self.project.knows(each.picture):
                     self.library.row(each.picture)
                 if each.marked and each.picture in self._fold.latest[label.id]:
@@ -325,7 +325,7 @@ class Studio:
             return values.Acknowledged(tuple(_uuid(each.id) for each in answers), undo, len(held))
 
     def _mates(self, said: Said, spoken: Set[str]) -> list[Said]:
-        """The same verdict on the other pictures of its stack, but for those that a person spoke of alone."""
+        """The same verdict on the other pictures of the stack, except those that a person answered individually."""
         mates, known = self._stack(said.picture), self._fold.about(said.label)
 
         def alone(mate: str) -> bool:
@@ -339,20 +339,20 @@ class Studio:
         ]
 
     def _stack(self, picture: str) -> list[str]:
-        """The pictures of its stack, itself among them; none as long as it is not in memory."""
+        """The pictures of a picture's stack, including itself; empty until it is in memory."""
         row = self.library.row_of.get(picture)
         return [] if row is None else [self.library.digests[each] for each in self.library.stack_of(row)]
 
     def _spoken_for(self, answer: str, mates: Sequence[str]) -> list[str]:
-        """Which of these pictures have, or had, their answer from the one of this id, which spoke for its stack."""
+        """Which of these pictures have, or had, their answer from the one with this id, given for a whole stack."""
         return [mate for mate in mates if _id_of_mate(answer, mate) in self.project.log.number_of]
 
     def undo(self, id: str | None = None) -> values.Undone:  # noqa: A002
-        """Takes back the last group, or that of this id, or the one that holds the answer of this id."""
+        """Reverts the last group of changes, or the one with this id or with the answer of this id."""
         return self._undo_or_redo(id, "done", "there is nothing to undo; every change was taken back")
 
     def redo(self, id: str | None = None) -> values.Undone:  # noqa: A002
-        """Takes back the last undo, as long as nothing new was done since, or the undo of this id."""
+        """Reverts the last undo, as long as nothing new was done since, or the undo with this id."""
         return self._undo_or_redo(id, "undone", "there is nothing to redo; nothing was undone since the last change")
 
     def _undo_or_redo(self, id: str | None, side: Literal["done", "undone"], nothing: str) -> values.Undone:  # noqa: A002
@@ -364,7 +364,7 @@ class Studio:
             n = pile[-1] if id is None else log.number_of.get(_uuid(id))
             if n is None:
                 raise MissingError(f"there is no change {id}; it was not made here")
-            if side == "undone" and log.changes[n].undoes is None:  # what was undone stands for its undo
+            if side == "undone" and log.changes[n].undoes is None:  # the id of a change stands for that of its undo
                 n = next((each for each in reversed(pile) if log.changes[each].undoes == n), None)
                 if n is None:
                     raise InputError(f"{id} was not undone; there is nothing to redo")
@@ -387,7 +387,7 @@ class Studio:
             return values.Undone(undo.op, what, reverted, len(getattr(log, side)))
 
     def _verdicts_of(self, change: Change) -> dict[tuple[str, int], Verdict | None]:
-        """The present verdict on each picture and label that a change speaks of."""
+        """The present verdict on each picture and label in a change."""
         fold, found = self._fold, {}
         for each in change.answers:
             label = fold.resolve(each.label)
@@ -404,11 +404,11 @@ class Studio:
         dry_run: bool = False,
         progress: Progress = lambda _done, _total: None,
     ) -> values.Delivery:
-        """All pictures as a table or a data set, or "onnx": the bank as a graph; into PROJECT/deliveries/.
+        """Writes all tags as a table or a data set, or with "onnx" the bank as a graph, to PROJECT/deliveries/.
 
-        "xmp" writes sidecars beside the pictures. No path is taken, and a dry run writes nothing.
+        "xmp" writes sidecars beside the pictures. No path is accepted, and a dry run writes nothing.
         """
-        from fewtag.studio import deliver as delivering  # with all formats behind it, which a start need not wait for
+        from fewtag.studio import deliver as delivering  # imported here: its formats would slow down the start
 
         if format == "onnx":
             return delivering.write_graph(self.project, self.tagger, dry_run=dry_run)
@@ -433,7 +433,7 @@ class Studio:
     def take_back_sidecars(
         self, *, dry_run: bool = False, progress: Progress = lambda _done, _total: None
     ) -> values.Delivery:
-        """Takes back what was delivered as XMP: sidecars are what they were before, to the byte."""
+        """Undoes deliveries as XMP: sidecars become what they were before, to the byte."""
         from fewtag.studio import deliver as delivering
 
         folders = [Path(folder) for folder in self.indexer.folders]
@@ -441,17 +441,17 @@ class Studio:
 
     @property
     def names_ever(self) -> set[str]:
-        """All names that labels ever had: tags that were delivered under these may go."""
+        """All names that labels ever had: tags that were delivered under them may be removed."""
         every = [change.facts for change in list(self.project.log.changes.values())]
         names = (name for facts in every for name in (facts.get("name"), *facts.get("under", {}).values()))
         return {str(name) for name in names if name is not None}
 
     def tags_by_file(self, *, confirmed_only: bool = False) -> dict[Path, Tagged]:
-        """What is to be written of each picture; a person's word comes first."""
+        """The tags to write for each picture; a person's answers take precedence."""
         return {Path(file.path): row for file, row in self._delivered(confirmed_only)}
 
     def _files(self) -> list[FileRow]:
-        """The files of indexed pictures, by their name."""
+        """The files of indexed pictures, sorted by name."""
         files = [file for file in list(self.library.files.values()) if file.digest in self.library.row_of]
         return sorted(files, key=self.library.shown_name)
 
@@ -465,13 +465,13 @@ class Studio:
                 yield file, replace(row, image=self.library.shown_name(file))
 
     def delivery(self, file: str) -> Path:
-        """Where a delivery of this name lies."""
+        """The path of a delivery by its name."""
         from fewtag.studio import deliver as delivering
 
         return delivering.find(self.project, file)
 
     def check(self) -> values.Checked:
-        """SQLite's own check, a fold made anew, and the bank on disk against the one that the answers make."""
+        """Checks the project: SQLite's own check, a new fold, and the bank on disk against the derived one."""
         problems = self.project.check()
         fold = self._fold
         bank = self.deriver.bank(fold)
@@ -480,12 +480,12 @@ class Studio:
         if self.background.written.is_set() and (lost := self.deriver.differs(bank)):
             problems.append(lost)
         answers = sum(len(fold.latest[label]) for label in fold.labels)
-        pictures = {file.digest for file in self.project.files() if file.digest}  # who only checks does not index
+        pictures = {file.digest for file in self.project.files() if file.digest}  # a mere check does not index
         return values.Checked(answers, len(fold.labels), len(pictures), tuple(problems))
 
 
 def _id_of_mate(answer: str, mate: str) -> str:
-    """The id of the answer that a picture has from another one of its stack: the same whenever that is sent again."""
+    """The id of the answer that a picture gets from another one of its stack: the same whenever it is sent again."""
     return str(uuid.uuid5(uuid.UUID(answer), mate))
 
 

@@ -1,4 +1,4 @@
-"""What the studio says and is told: frozen values that map one to one to the JSON of the HTTP API."""
+"""The studio's inputs and outputs: frozen values that map one to one to the JSON of the HTTP API."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -14,16 +14,16 @@ from fewtag.tagger.stream import DIGITS
 Order = Literal["sure", "unsure", "missed", "audit"]
 ORDERS: tuple[Order, ...] = ("sure", "unsure", "missed", "audit")
 MOST_AT_ONCE = 1000
-"""Answers of one group, cells of one page, pictures of one request."""
+"""The most answers in a group, cells on a page, and pictures in a request."""
 PAGE = "page"
-"""The source of answers to what Review chose,"""
+"""The source of answers about pictures that Review chose."""
 AUDIT = "audit"
-"""of those that measure,"""
+"""The source of answers in an audit, which measure precision."""
 STACK = "stack"
-"""and of those that a picture has from another one of its stack."""
+"""The source of answers that a picture gets from another one of its stack."""
 UNTAUGHT = (AUDIT, STACK)
-"""They are facts about their pictures, but nothing is learnt from them: an exam whose questions were taught measures
-nothing, and a burst is one example, however many shots it has."""
+"""Sources of answers from which nothing is learnt, though they are facts about their pictures: an exam whose questions
+were taught measures nothing, and a burst is one example, however many shots it has."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Answer:
     """yes, no or unknown."""
     source: str = "click"
     stack: bool = False
-    """Whether it holds for all pictures of the stack, but for those that were answered one by one."""
+    """Whether it holds for all pictures of the stack, except those that were answered individually."""
     marked: bool = False
-    """Whether it is the page's own mark, untouched: it does not overrule what was answered since the page was drawn.
-    (`Cell.marked` is what that mark says.)"""
+    """Whether it is the page's own mark, which the person left as it was: it does not overrule what was answered since
+    the page was drawn. (`Cell.marked` is what that mark says.)"""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Acknowledged:
 
     acknowledged: tuple[str, ...]
     undo: str | None = None
-    """The group's UUID, where it can be undone and not every answer was known already."""
+    """The UUID of the group, to undo it; None if it cannot be undone, or all answers were already known."""
     pictures: int = 0
-    """How many pictures the answers hold for, those of stacks included; of marks that overruled nothing, none."""
+    """How many pictures the answers hold for, including those of stacks, without marks that overruled nothing."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Undone:
     """What an undo or a redo did; of a change of labels `undone` is empty and `what` says it."""
 
     id: str
-    """Of the undo itself: undone in turn, it is a redo."""
+    """The id of the undo itself: undoing it is a redo."""
     what: str
-    """For people: "48 answers about heron", "heron was renamed to egret"."""
+    """A description for people: "48 answers about heron taken back", "the name egret done again"."""
     undone: tuple[Reverted, ...]
     left: int
     """How many groups can still be undone, or redone."""
@@ -92,11 +92,11 @@ class LabelRow:
     prior: float | None
     trust: float | None
     tags: int | None = None
-    """Pictures that it is on: over the threshold and not refused, or confirmed."""
+    """The number of pictures that have the label: over the threshold and not refused, or confirmed."""
     waiting: int | None = None
-    """Pictures near the threshold that nobody answered."""
+    """The number of unanswered pictures near the threshold."""
     expected_precision: float | None = None
-    """Mean calibrated probability of what is tagged, a confirmed one counting as 1; none where nothing is."""
+    """The mean calibrated probability of tagged pictures, with confirmed ones counting as 1; None if there are none."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ class Overview:
     """The project in numbers."""
 
     id: str
-    """A UUID of its own, wherever its folder is moved."""
+    """The project's own UUID, which stays when its folder is moved."""
     name: str
     pictures: int
-    """Found so far, the unreadable ones included."""
+    """The number of pictures found so far, including unreadable ones."""
     indexed: int
     failures: int
     model: str
@@ -117,10 +117,10 @@ class Overview:
     can_undo: bool
     can_redo: bool
     version: int
-    """Rises with every change, so that a page knows whether what it shows is of today."""
+    """Rises with every change, so that a page can tell whether what it shows is up to date."""
     indexing: bool = False
     notice: str = ""
-    """One sentence about what is wrong with the project as a whole, such as a folder that is gone; else empty."""
+    """One sentence about a problem of the whole project, such as a missing folder; else empty."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,13 @@ class Cell:
     width: int
     height: int
     p: float | None
-    """The query's score, where it asks for one."""
+    """The query's score, if it ranks pictures."""
     tags: tuple[CellTag, ...]
     stack: int
-    """How many pictures its stack has, itself and those that the query hides included: an answer holds for all of them.
-    1 where stacks are not asked for."""
+    """The number of pictures in its stack, including itself and those that the query hides: an answer holds for all of
+    them. 1 if stacks are not asked for."""
     marked: bool | None = None
-    """In a review: whether the page's answer to it would be yes. (`Answer.marked` is whether a person left it so.)"""
+    """In a review: whether the page would answer yes. (`Answer.marked` tells whether a person left it so.)"""
 
 
 @dataclass(frozen=True)
@@ -164,14 +164,14 @@ class Page:
     """Some of the pictures that a query finds."""
 
     total: int
-    """Cells: a stack is one."""
+    """The number of cells; a stack is one."""
     members: int
-    """Pictures that the query finds, those of stacks included."""
+    """The number of pictures that the query finds, including those of stacks."""
     offset: int
     query_means: tuple[Meaning, ...]
     pictures: tuple[Cell, ...]
     digests: tuple[str, ...] | None = None
-    """Where these alone are asked for: of all cells, not only of a page, in their order."""
+    """If only digests are asked for: those of all cells, not only of a page, in their order."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class PictureDetail:
     width: int
     height: int
     taken: str | None
-    """ISO 8601, without a zone, as cameras write it."""
+    """The time taken, in ISO 8601 without a time zone, as cameras write it."""
     bytes: int
     labels: tuple[PictureLabel, ...]
     stack: tuple[str, ...]
@@ -219,7 +219,7 @@ class Explanation:
 
     @classmethod
     def of(cls, logits: NDArray[np.floating], chance: float) -> "Explanation":
-        """Of a picture and its copies with a part hidden."""
+        """The explanation from the log-odds of a picture and of its copies with a part hidden."""
         heat = heat_map(logits, chance, (CELLS, CELLS)).tolist()
         return cls(round(chance, DIGITS), tuple(tuple(round(each, 4) for each in row) for row in heat))
 
@@ -286,12 +286,12 @@ class ReviewPage:
 
     label: str
     version: int
-    """The project's, when the page was drawn."""
+    """The project's version when the page was drawn."""
     order: Order
     question: str
     pictures: tuple[Cell, ...]
     left: int
-    """Pictures that this order would still ask about, those of the page included."""
+    """How many pictures this order would still ask about, including those on the page."""
     answered: Answered
     threshold: float
     curve: tuple[CurvePoint, ...]
@@ -301,7 +301,7 @@ class ReviewPage:
     examples: tuple[Influence, ...]
     mistaken_for: tuple[MistakenFor, ...]
     settled: bool = False
-    """Whether the examples' influences are worked out, of all that will have one; else they are soon."""
+    """Whether the influences of all examples that will have one have been computed; otherwise they will be soon."""
 
 
 @dataclass(frozen=True)
@@ -320,12 +320,12 @@ class Delivery:
     dry_run: bool
     rows: int
     changes: int
-    """Of rows that differ from the last delivery of this format, all of them at the first one; of sidecars."""
+    """Rows that differ from the last delivery of this format, all of them the first time; or sidecars that change."""
     sample: tuple[Mapping[str, Any], ...]
     file: str | None = None
-    """Its name in the project's folder `deliveries`: a table's file, or a folder."""
+    """Its name in the project's folder `deliveries`: a file for a table, else a folder."""
     failures: int = 0
-    """Pictures whose sidecars could not be written; the sample says why."""
+    """The number of pictures whose sidecars could not be written; the sample says why."""
 
 
 @dataclass(frozen=True)
@@ -339,14 +339,14 @@ class Checked:
 
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many are done; what it raises ends the work, of which nothing is written then."""
+"""Called with the number done and the total; an exception ends the work, of which then nothing is written."""
 Listener = Callable[[str, Any], None]
-"""Told of an event's name and its value: ("project", Overview) on progress and changes."""
+"""Called with an event's name and its value: ("project", Overview) on progress and changes."""
 _JSON_NAMES = {"taken_as": "as"}
 
 
 def as_json(value: Any) -> Any:
-    """A value as JSON has it; the one name that Python keeps to itself ("as") is written as the API has it."""
+    """A value as JSON; a field whose name is a Python keyword ("as") gets the API's name."""
     if is_dataclass(value):
         return {_JSON_NAMES.get(each.name, each.name): as_json(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, tuple | list):

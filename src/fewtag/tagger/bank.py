@@ -1,4 +1,4 @@
-"""A bank: all that was learnt, in one value that never changes. What labels mean, examples, each label's classifier."""
+"""The bank: everything learnt, as one immutable value. It holds labels' definitions, examples and classifiers."""
 
 import hashlib
 import unicodedata
@@ -20,45 +20,45 @@ if TYPE_CHECKING:
 
 Kind = Literal["name", "like", "vector", "none"]
 Like = Sequence[str] | str | None
-"""Names of what is alike, or these with commas between."""
+"""Names of similar things, as a sequence or as one comma-separated string."""
 ANSWERS = 400
-"""Of one kind, yes or no, that a label's fit looks at: it stays in milliseconds, and more change nothing much."""
+"""The most examples of each kind, yes and no, that a label is fitted to, in milliseconds: more barely change it."""
 THING, OTHER = 0.93, 0.05
-"""The probability, before any picture, that a name means what its pictures show: a word for a thing, another one."""
+"""Prior probabilities that a name means what its pictures show: for a word that names a thing, and for any other."""
 FOREIGN = 0.5
-"""How far a word of another language is taken for a thing: it may be a dog's name as well ("Luna")."""
+"""Factor on that prior for a word of another language, since it may be a pet's name as well ("Luna")."""
 COMPLETE, UNNAMED = 256, 64
-"""Pictures beside these that its fit looks at: complete ones that do not name the label, and others, as weak 'no's."""
+"""The most other pictures in a fit: complete ones that do not name the label, and the rest, as weak negatives."""
 COMPARED = 64
-"""Of these, as many as a name is judged by: more change nothing much."""
+"""How many of those pictures a name is judged against: more barely change the result."""
 USUAL = 2
-"""Pictures as coherent as the model's, beside its own, that a label's calibration counts (by validation labels)."""
+"""Pseudo-count, for calibration, of pictures with the model's mean coherence (chosen on validation labels)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Definition:
-    """What a label means before any picture of it."""
+    """What a label means before it has any picture."""
 
     kind: Kind
     words: tuple[str, ...] = ()
-    """The names that were looked up; of a name of another language, itself and what it means in English."""
+    """The names that were looked up; for a name in another language, the name itself and its English meaning."""
     vector: NDArray[np.float32] | None = None
-    """Its word vector; none where pictures alone shall speak."""
+    """The label's word vector; None if it is learnt from pictures alone."""
     guide: NDArray[np.float32] | None = None
-    """The prototype that this word suggests; kept, so that examples come and go without the table of words."""
+    """The prototype that the vector maps to; stored, so that examples can change without loading the word table."""
     explicit: bool = False
-    """Whether a person said so: it then outlives the label's examples."""
+    """Whether a person defined the label: it then outlives its examples."""
     threshold: float | None = None
-    """The probability from which it is given, where a person's own pictures chose it."""
+    """The probability from which the label is given; None unless it was set or chosen on a person's own pictures."""
     prior: float | None = None
-    """The share of pictures that show it, where a person said so or `check` counted them."""
+    """The share of pictures that show the label; None unless a person gave it or `check` counted it."""
     thing: float = 0.0
-    """How likely its word is one for a thing that can be seen (`names_a_thing`), and so trusted from the start; one
-    where a person said what it means."""
+    """How likely the word names a visible thing (`names_a_thing`), and is therefore trusted from the start; 1 where a
+    person said what the label means."""
 
     @property
     def by_name(self) -> bool:
-        """Whether it means what its name says, be that nothing: then another name is looked up."""
+        """Whether the label means what its name says, even if that is nothing: renaming it looks the new name up."""
         return self.kind == "name" or (self.kind == "none" and not self.explicit)
 
     def __str__(self) -> str:
@@ -70,12 +70,12 @@ class Definition:
 
 
 class Told(NamedTuple):
-    """What a person says of a picture."""
+    """What a person says about a picture: the labels that it shows, and those that it does not."""
 
     labels: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
     complete: bool = False
-    """Whether it shows nothing but that, labels of the future included."""
+    """Whether the picture shows nothing but `labels`, which also holds for labels that are taught later."""
 
     def __bool__(self) -> bool:
         return bool(self.labels or self.absent or self.complete)
@@ -83,7 +83,7 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """A picture's places in the model's space, quantised to a byte a number."""
+    """A picture's places in the model's space, quantised to one byte per number."""
 
     codes: NDArray[np.int8]
     """places × space"""
@@ -101,9 +101,9 @@ class Quantised:
 
     @cached_property
     def seen(self) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
-        """The places' lengths, the picture as a whole, a unit vector, and its coherence.
+        """The lengths of the places, the mean of the picture as a unit vector, and the picture's coherence.
 
-        They are kept, since every label's fit asks.
+        They are cached, since every label's fit needs them.
         """
         alone = Pictures.of(self.places[None])
         return alone.lengths[0], alone.whole[0], float(alone.coherence()[0])
@@ -111,14 +111,14 @@ class Quantised:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A picture and what is said of it."""
+    """A picture and what was said about it."""
 
     said: Told
     features: Quantised
     name: str = ""
     """The picture's file name, without its folder."""
     picture: bytes = b""
-    """A small copy in WebP; empty where a person wants none kept."""
+    """A small copy in WebP; empty if no copies are to be kept."""
 
     @classmethod
     def of(cls, said: Told, places: NDArray[np.float32], name: str = "", picture: bytes = b"") -> "Example":
@@ -133,26 +133,26 @@ class Example:
         return self.features.seen
 
     def told(self, more: Told) -> "Example":
-        """The example with more said of it; of one label the latest word counts."""
+        """The example with more said about it; for each label the latest statement counts."""
         shown, absent, complete = self.said
         shown, absent = (shown - more.absent) | more.labels, (absent - more.labels) | more.absent
         return replace(self, said=Told(shown, absent, complete or more.complete))
 
 
 class FitSet(NamedTuple):
-    """The digests of the examples that a label's fit looks at, each kind sorted."""
+    """The digests of the examples that a label is fitted to, by kind, each sorted."""
 
     yes: tuple[str, ...]
     no: tuple[str, ...]
-    """Those that someone said do not show it,"""
+    """Examples that someone said do not show the label."""
     complete: tuple[str, ...]
-    """complete ones that do not name it,"""
+    """Complete examples that do not name the label."""
     unnamed: tuple[str, ...]
-    """and others that do not."""
+    """Other examples that do not name it."""
 
 
 class CachedFit(NamedTuple):
-    """A classifier, and what it was fitted to; that is left out where it is this very bank."""
+    """A classifier and what it was fitted to; the latter is omitted if it belongs to this very bank."""
 
     classifier: Fitted
     guide: NDArray[np.float32] | None = None
@@ -161,20 +161,20 @@ class CachedFit(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Bank:
-    """Definitions by label and examples by digest, both sorted, and what follows from them.
+    """Definitions by label and examples by digest, both sorted, and what is derived from them.
 
-    A label's classifier is a function of its definition and of some of the examples; it is fitted when it is first
-    asked for, and taken over from the bank before where neither changed.
+    A label's classifier is a function of its definition and of some of the examples. It is fitted when first needed,
+    and carried over from the previous bank if neither changed.
     """
 
     definitions: Mapping[str, Definition] = field(default_factory=dict)
     examples: Mapping[str, Example] = field(default_factory=dict)
     fits: dict[str, CachedFit] = field(default_factory=dict)
-    """Classifiers that a file held, or that an earlier bank was asked for."""
+    """Classifiers read from a file, or fitted for this or an earlier bank."""
     _checked: set[str] = field(default_factory=set)
-    """Labels whose classifier is known to be this bank's."""
+    """Labels whose cached classifier was verified to be up to date for this bank."""
     leave_out: ClassVar[bool] = False
-    """Whether a fit tells what it would be without each example."""
+    """Whether a fit also computes its leave-one-out scores."""
 
     @cached_property
     def members(self) -> Mapping[str, tuple[str, ...]]:
@@ -183,7 +183,7 @@ class Bank:
 
     @cached_property
     def refused(self) -> Mapping[str, tuple[str, ...]]:
-        """The digests of the examples of which someone said that they do not show the label, sorted."""
+        """The digests of the examples that someone said do not show each label, sorted."""
         return self._by_label("absent")
 
     def _by_label(self, side: Literal["labels", "absent"]) -> Mapping[str, tuple[str, ...]]:
@@ -195,13 +195,13 @@ class Bank:
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        """The labels that can be scored, sorted: one defined without words cannot until its first example."""
+        """The labels that can be scored, sorted; a label without a word vector needs an example first."""
         known = self.definitions.items()
         return tuple(label for label, each in known if each.vector is not None or self.members[label])
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """Examples of each of the classes."""
+        """The number of examples of each of the classes."""
         return np.array([len(self.members[label]) for label in self.classes], dtype=np.int64)
 
     def classifier(self, model: "Model", label: str) -> Fitted:
@@ -228,22 +228,23 @@ class Bank:
         whole = np.array([each.seen[1] for each in chosen], np.float32).reshape(len(chosen), space)
         evidence = replace(model.evidence, prior=OTHER + definition.thing * (THING - OTHER))
         pictures, meant = Pictures(places, lengths, whole), definition.guide
-        # not by those that someone was asked about, which look like the label more often than others do
+        # not against refused examples: people are asked about pictures that look like the label more often than others
+        # do
         compared = np.zeros(len(chosen), np.bool_)
         compared[len(fit_set.yes) + len(fit_set.no) :][:COMPARED] = True
         fitted = fit_label(
             pictures, shown, weights, meant, model.strengths, evidence, compared, leave_out=self.leave_out
         )
-        # what stands in for pictures is the same at every place, and tells nothing of them
+        # the stand-ins of a bank without examples have the same vector at every place, so their coherence means nothing
         told = [each.seen[2] for each in chosen if each.seen[2] < 0.999]
         coherence = (sum(told) + USUAL * model.calibration.coherence) / (len(told) + USUAL)
-        return fitted._replace(coherence=float(np.float32(coherence)))  # as a bank keeps it
+        return fitted._replace(coherence=float(np.float32(coherence)))  # in the precision of a bank file
 
     def fit_set(self, label: str) -> FitSet:
-        """Which examples speak for and against a label.
+        """The examples that a label is fitted to.
 
-        Where there are too many, their digests draw lots, another draw for each label: neither the order of learning
-        nor what else is in the bank decides who stays, and a new example seldom changes another label.
+        If there are too many, a pseudo-random sample is drawn by digest, another for each label. It depends neither on
+        the order of learning nor on the rest of the bank, and a new example seldom changes another label.
         """
         yes, no = (
             np.array([self._rows[key] for key in keys], np.int64) for keys in (self.members[label], self.refused[label])
@@ -278,12 +279,12 @@ class Bank:
         return np.sort(rows[np.argpartition(self._lots[rows] ^ lot, most)[:most]])
 
     def speaking_of(self, label: str) -> tuple[str, ...]:
-        """The digests of the examples that show a label, and then of those that do not."""
+        """The digests of the examples that show a label, followed by those that do not."""
         silent = (key for key, each in self.examples.items() if each.said.complete and label not in each.said.labels)
         return tuple(dict.fromkeys((*self.members[label], *self.refused[label], *silent)))
 
     def called(self, label: str, example: str | int) -> list[str]:
-        """Which of these a person means by a file's name, or by the number of one that shows the label, from 1 on."""
+        """A label's examples with this file name, or the one with this number among those that show it, from 1 on."""
         keys, every = self.members[label], self.speaking_of(label)
         names = [self.examples[key].name for key in every]
         if not isinstance(example, str) or (example.isdecimal() and example not in names):
@@ -295,18 +296,18 @@ class Bank:
         return [key for key, name in zip(every, names, strict=True) if name == example]
 
     def find(self, label: object) -> str:
-        """A label by its name; refuses one that is not known."""
+        """A label by its name; raises MissingError if it is unknown."""
         name = label_name(label)
         if name not in self.definitions:
             raise MissingError(f"there is no label {name!r}; {nearest(name, self.definitions)}")
         return name
 
     def definitions_to_keep(self, afresh: bool) -> dict[str, Definition]:
-        """What is known of labels whatever is learnt now: afresh, only what a person said."""
+        """The definitions that stay whatever is learnt now; if `afresh`, only those that a person gave."""
         return {label: each for label, each in self.definitions.items() if each.explicit or not afresh}
 
     def definitions_of_absent(self, told: Sequence[Told], names: Sequence[str], afresh: bool) -> dict[str, Definition]:
-        """What the labels that are absent alone mean; one that nobody taught is a slip of the pen, and refused."""
+        """Definitions of labels that are only said to be absent; an unknown one is taken for a typo, and refused."""
         known = self.definitions_to_keep(afresh)
         wanted = sorted(frozenset().union(*(each.absent for each in told)) - set(names))
         for label in wanted:
@@ -316,23 +317,24 @@ class Bank:
         return {label: known[label] for label in wanted}
 
     def learn(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example], afresh: bool) -> "Bank":
-        """With these examples too; of a picture known already it is said what is said now. Afresh: with these alone."""
+        """The bank with these examples added; statements about known pictures are merged. `afresh` drops all others."""
         known: dict[str, Example] = {} if afresh else dict(self.examples)
         known |= {key: known[key].told(each.said) if key in known else each for key, each in examples.items()}
         return self._change({**definitions, **self.definitions_to_keep(afresh)}, known)
 
     def define(self, label: str, definition: Definition) -> "Bank":
-        """Says anew what a label means; its threshold and prior stay."""
+        """The bank with a label defined anew; its threshold and prior stay."""
         before = self.definitions.get(label)
         if before is not None:
             definition = replace(definition, threshold=before.threshold, prior=before.prior)
         return self._change({**self.definitions, label: definition}, self.examples)
 
     def forget(self, label: str, keys: Iterable[str] | None = None) -> "Bank":
-        """Without this label, or without what these examples say of it; those that are missing stay missing.
+        """The bank without this label, or without what these examples say about it; unknown keys are ignored.
 
-        A complete example says something of every label: without one of them it is a 'no' to the others that are known,
-        and complete no more, else the label were absent rather than unknown. It goes if that label was all it named.
+        A complete example says something about every label. Without one of them it is no longer complete, else that
+        label would count as absent rather than unknown: it becomes a 'no' to all other known labels that it does not
+        show, or is dropped if this label was all it named.
         """
         definitions, examples = dict(self.definitions), dict(self.examples)
         if keys is None:
@@ -347,9 +349,9 @@ class Bank:
         return self._change(definitions, examples)
 
     def rename(self, names: Mapping[str, str], meanings: Mapping[str, Definition]) -> "Bank":
-        """Labels under other names, all at once; where one is a label already, the two become one.
+        """The bank with labels renamed, all at once; a label renamed to an existing one is merged into it.
 
-        `meanings` are by the old names, for labels that mean what their name says.
+        `meanings` are the new definitions, by old name, of labels that mean what their name says.
         """
         definitions = {label: each for label, each in self.definitions.items() if label not in names}
         for old, new in names.items():
@@ -360,17 +362,17 @@ class Bank:
         examples = dict(self.examples)
         for key, each in self.examples.items():
             shown, absent = (frozenset(names.get(label, label) for label in told) for told in each.said[:2])
-            # who shows one of the two shows both
+            # a picture that shows one of two merged labels shows the result
             examples[key] = replace(each, said=Told(shown, absent - shown, each.said.complete))
         return self._change(definitions, examples)
 
     def set(self, values: Mapping[str, Mapping[str, Any]]) -> "Bank":
-        """Thresholds and priors of labels, by name: what `check` found or a person said."""
+        """The bank with new thresholds or priors for these labels."""
         changed = {label: replace(each, **values.get(label, {})) for label, each in self.definitions.items()}
         return self._change(changed, self.examples)
 
     def _change(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example]) -> "Bank":
-        """Another bank with these; labels that nobody defined go with their last example."""
+        """A new bank of these; a label that nobody defined is dropped with its last example."""
         named = {label for example in examples.values() for label in (*example.said.labels, *example.said.absent)}
         kept = {label: each for label, each in sorted(definitions.items()) if each.explicit or label in named}
         # sorted, so that the order of learning leaves no trace, not even in the last bit of a sum
@@ -379,16 +381,17 @@ class Bank:
             label: each
             if each.fit_set is not None
             else CachedFit(each.classifier, self.definitions[label].guide, self.fit_set(label))
-            for label, each in list(self.fits.items())  # who asks meanwhile may add to them
+            for label, each in list(self.fits.items())  # a copy: another thread may be adding fits
             if label in kept
         }
         return type(self)(kept, spoken, fits)
 
 
 def words_of(name: str, model: "Model") -> tuple[str, ...]:
-    """What a name is looked up by, the last of these: of a path such as "birds/heron" its last part, in English.
+    """The words that a name stands for, of which the last is looked up: the last part of a path such as "birds/heron",
+    followed by its English meaning if it is of another language.
 
-    Words of one's own are looked up as they are.
+    With a word table of one's own, names are not translated.
     """
     word = name.rpartition("/")[2].strip() or name
     meant = english(word) if model.words_source is None else None
@@ -396,7 +399,7 @@ def words_of(name: str, model: "Model") -> tuple[str, ...]:
 
 
 def by_name(name: str, model: "Model", *, explicit: bool = False) -> Definition | None:
-    """A label by its own word; None where that is not known."""
+    """The definition of a label by its own name; None if that is no known word."""
     words = words_of(name, model)
     if words[-1] not in model.words:
         return None
@@ -406,7 +409,7 @@ def by_name(name: str, model: "Model", *, explicit: bool = False) -> Definition 
 
 
 def by_names_or_none(names: Collection[str], model: "Model") -> dict[str, Definition]:
-    """By their names; those that say nothing are learnt from pictures alone, with one warning for all of them."""
+    """Definitions by name; unknown names are learnt from pictures alone, with one warning for all of them."""
     found = {name: by_name(name, model) for name in names}
     if silent := [name for name, meaning in found.items() if meaning is None]:
         warn(_learnt_without(silent, model))
@@ -429,7 +432,7 @@ def _learnt_without(names: Sequence[str], model: "Model") -> str:
 
 
 def _unknown(name: str, model: "Model") -> UnknownWordError:
-    """Why a name is refused, with the words that are near it and the ways out."""
+    """The error for an unknown name, with the nearest known words and the ways out."""
     try:
         model.words.vector(words_of(name, model)[-1])
     except UnknownWordError as error:
@@ -440,7 +443,7 @@ def _unknown(name: str, model: "Model") -> UnknownWordError:
 def define(
     name: str, model: "Model", labels: Mapping[str, Definition], *, like: Like, vector: object, words: bool
 ) -> Definition:
-    """What a person says it means; `labels` are those known already, whose meaning `like` may use."""
+    """The definition that a person gives a label; `labels` are the known ones, which `like` may refer to."""
     if (like is not None) + (vector is not None) + (not words) > 1:
         raise InputError(f"label {name!r} is defined in two ways; give one of like, vector and words=False")
     if not words:
@@ -479,7 +482,7 @@ def _own_vector(name: str, vector: object, model: "Model") -> NDArray[np.float32
 
 
 def told_of(labels: object, absent: object | None, complete: bool, *, one: bool = False) -> list[Told]:
-    """What is said of each picture; a bare string is one name. Of `one` picture the names may come without a list."""
+    """What is said about each picture; a bare string is one name. For `one` picture names need not be nested."""
     shown = _name_sets(labels, "labels", one)
     missing = [frozenset[str]()] * len(shown) if absent is None else _name_sets(absent, "absent labels", one)
     if len(missing) != len(shown):
@@ -491,7 +494,7 @@ def told_of(labels: object, absent: object | None, complete: bool, *, one: bool 
 
 
 def check_told(said: Told, image: str) -> None:
-    """Refuses what says nothing, and what says both yes and no."""
+    """Refuses a statement that says nothing, or both yes and no about a label."""
     if not said:
         raise InputError(f"{image} has no label; name one thing it shows or does not show, or leave it out")
     if both := sorted(said.labels & said.absent):
@@ -499,7 +502,7 @@ def check_told(said: Told, image: str) -> None:
 
 
 def _name_sets(names: object, what: str, one: bool) -> list[frozenset[str]]:
-    from fewtag.pictures.files import is_listing  # and with it Pillow, which a look at the labels does not need
+    from fewtag.pictures.files import is_listing  # imported here: it brings Pillow, which listing labels does not need
 
     if isinstance(names, str) and one:
         names = [names]
@@ -519,14 +522,15 @@ def _name_sets(names: object, what: str, one: bool) -> list[frozenset[str]]:
 
 
 def is_share(value: object) -> bool:
-    """Whether it is a number from 0 to 1, by whatever library."""
+    """Whether a value is a number from 0 to 1, of any numeric library."""
     return isinstance(value, Real) and 0 <= float(value) <= 1
 
 
 def renamed(known: Collection[str], old: str, new: str, *, merge: bool) -> dict[str, str]:
-    """The new names by the old ones: of a label and of those that lie under it, be it a label itself or not.
+    """New names by old ones, for a label and for those below it in its path; `old` need not be a label itself.
 
-    Refuses a name that is taken, unless the two shall become one. Those under a label that goes into one of them stay.
+    Refuses a name that is taken, unless labels are to be merged. If a label is merged into one below it, those below
+    stay.
 
     >>> renamed(["birds", "birds/heron", "boat"], "birds", "animals", merge=False)
     {'birds': 'animals', 'birds/heron': 'animals/heron'}
@@ -539,14 +543,14 @@ def renamed(known: Collection[str], old: str, new: str, *, merge: bool) -> dict[
 
 
 def label_name(name: object, where: str = "") -> str:
-    """A name without stray blanks; refuses what is none, and what a table of tags could not hold."""
+    """A label name in NFC with blanks normalised; refuses what is no name, and what a table of tags could not hold."""
     if not isinstance(name, str):
         raise InputError(f"a label{where} is {name!r}, of type {type(name).__name__}; labels are names")
-    # one spelling of each accent too: folders on a Mac are named with two characters for one
+    # NFC, since macOS stores accented letters in folder names as two characters
     cleaned = " ".join(unicodedata.normalize("NFC", name).split())
     if not cleaned:
         raise InputError(f"a label{where} is empty; give it a name")
-    if not cleaned.isascii() and cleaned.encode(errors="replace").decode() != cleaned:  # of a folder in Latin 1, say
+    if not cleaned.isascii() and cleaned.encode(errors="replace").decode() != cleaned:  # a folder in Latin 1, say
         raise InputError(f"label {cleaned!r}{where} is no text that could be written; name it otherwise")
     if ";" in cleaned:
         raise InputError(f'label {cleaned!r} contains ";", which separates labels in tables; name it otherwise')
@@ -556,7 +560,7 @@ def label_name(name: object, where: str = "") -> str:
 
 
 def path_name(name: object) -> str:
-    """A label's path without stray blanks and slashes; refuses what is none.
+    """A label's path without stray blanks and slashes; refuses an empty one.
 
     >>> path_name(" birds / heron/")
     'birds/heron'

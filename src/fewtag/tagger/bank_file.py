@@ -1,7 +1,7 @@
-"""The bank on disk: one safetensors file with a JSON header, checked by its sums. Reading it runs no code.
+"""The bank file: safetensors with a JSON header, verified by checksums. Reading it runs no code.
 
-It holds the labels' names, each example's features, the name of its file and, unless a person wants none kept, a small
-copy of the picture. Who has the bank can look at those copies: share it like the pictures themselves.
+It holds the labels' names, and each example's features, file name and, unless switched off, a small copy of the
+picture. Anyone who has the bank can look at those copies: share it like the pictures themselves.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fewtag.tagger.model import Model
 
 FORMAT = 3
-"""2 had no 'no's and no classifiers: such a bank loads, and its labels are fitted anew."""
+"""Format 2 had neither 'no's nor classifiers: such a bank loads, and its labels are fitted anew."""
 KIND = "fewtag-bank"
 _MODEL = {"source": str, "fingerprint": str, "name": str, "words": str, "places": int, "space": int, "own_words": int}
 _LABEL = {"name": str, "words": list, "explicit": bool, "examples": int, "absent": int}
@@ -32,7 +32,7 @@ _EXAMPLE = {"digest": str, "name": str, "complete": bool}
 
 
 def refuse_derived(path: Path) -> None:
-    """A project's bank is made of its answers, and made anew with the next: nothing else is to be kept in it."""
+    """Refuses to write to the bank of a studio's project: it is derived from the answers, and rewritten at the next."""
     if path.name == "bank.fewtag" and (path.parent / "studio.sqlite").exists():
         raise InputError(
             f"{path} is made of the answers in a studio's project, which would write over it; teach it there "
@@ -41,7 +41,7 @@ def refuse_derived(path: Path) -> None:
 
 
 def refuse_examples(path: Path) -> None:
-    """A bank with examples is not to be replaced by a copy without: they would be lost."""
+    """Refuses to replace a bank that has examples by a copy without them, since they would be lost."""
     try:
         header = read_header(path)
     except InputError:  # there is none
@@ -55,12 +55,12 @@ def refuse_examples(path: Path) -> None:
 
 
 def _stand_in(number: int, label: str) -> str:
-    """The digest of what stands for one of a label's examples in a copy without them."""
+    """The digest of the stand-in for one of a label's examples, in a copy without examples."""
     return hashlib.sha256(f"{number} {label}".encode()).hexdigest()
 
 
 def write_bank(path: Path, bank: Bank, model: "Model", thresholds: Mapping[str, float]) -> None:
-    """All of it or nothing; `thresholds` are for whoever reads the header."""
+    """Writes the whole file or nothing; `thresholds` are only for readers of the header."""
     column = {label: number for number, label in enumerate(bank.definitions)}
     labels = [
         {
@@ -100,10 +100,10 @@ def write_bank(path: Path, bank: Bank, model: "Model", thresholds: Mapping[str, 
 
 
 def prototypes(bank: Bank, model: "Model") -> Bank:
-    """The same classifiers without a single picture: to be shared.
+    """A copy with the same classifiers but no pictures, to be shared.
 
-    What calibration counts and later examples are added to is a stand-in for each label's pictures: their mean, at
-    every place. Names, copies, and what was said not to be shown are gone.
+    Each label's examples are replaced by as many stand-ins, with the pictures' mean at every place, which calibration
+    counts and later examples are added to. File names, thumbnails and 'no's are dropped.
     """
     examples = {}
     for label, keys in bank.members.items():
@@ -113,7 +113,7 @@ def prototypes(bank: Bank, model: "Model") -> Bank:
             for number in range(len(keys)):
                 examples[_stand_in(number, label)] = stand_in
     fits = {label: CachedFit(bank.classifier(model, label)) for label in bank.classes}
-    # what is known by nothing but a no would go with it
+    # a label known only by a 'no' would be dropped with it
     kept = {
         label: each if bank.members[label] else replace(each, explicit=True) for label, each in bank.definitions.items()
     }
@@ -121,7 +121,7 @@ def prototypes(bank: Bank, model: "Model") -> Bank:
 
 
 def _arrays(bank: Bank, model: "Model") -> dict[str, NDArray[Any]]:
-    """A row for each word, classifier and example; kinds that there are none of are left out."""
+    """One row per word, classifier and example; empty arrays are omitted."""
     fitted = [bank.classifier(model, label) for label in bank.classes]
     rows: dict[str, list[NDArray[Any]]] = {
         "words": [each.vector for each in bank.definitions.values() if each.vector is not None],
@@ -139,12 +139,12 @@ def _arrays(bank: Bank, model: "Model") -> dict[str, NDArray[Any]]:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """What the file says of itself, without its numbers."""
+    """The file's header, without reading its arrays."""
     return _read(path, header_alone=True)[0]
 
 
 def read_bank(path: Path) -> tuple[dict[str, Any], Bank]:
-    """Header and labels; every number was checked against the sums."""
+    """The header and the bank; every array is verified against its checksum."""
     header, arrays = _read(path)
     try:
         return header, _bank(header, arrays)

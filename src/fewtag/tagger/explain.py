@@ -1,4 +1,4 @@
-"""Occlusion sensitivity: heat-maps of where in a picture a label is seen, on one scale for all labels."""
+"""Occlusion sensitivity: heat-maps of where in a picture a label is seen, on the same scale for all labels."""
 
 import io
 import math
@@ -17,21 +17,21 @@ Heat = NDArray[np.float32]
 """height × width, from 0 to 1"""
 CELLS = 5
 FAINT = 0.1
-"""Of log-odds: where no part counts for more, none is shown as bright as the label is likely."""
+"""In log-odds: if no part matters more than this, even the hottest one is shown fainter than the label is likely."""
 _SPANS = [slice(max(0, first), min(CELLS, first + 2)) for first in range(-1, CELLS)]
 _PARTS = [(rows, columns) for rows in _SPANS for columns in _SPANS]
 _GLOW = np.array([[8, 6, 40], [96, 16, 110], [205, 55, 80], [250, 145, 30], [255, 245, 170]], np.float32) / 255
-"""From cold to hot; brightness rises evenly, so that it reads in grey too."""
+"""Colours from cold to hot; brightness rises evenly, so that the map can be read in grey too."""
 _FORMATS = {".png": ("PNG", 2**31 - 1), ".webp": ("WEBP", 16_383), ".jpg": ("JPEG", 65_500)}
-"""By their endings, with the most pixels of a side."""
+"""Formats by file ending, with the most pixels of a side."""
 
 
 def hide_parts(square: Square) -> list[Square]:
-    """The picture, and copies of it in which one part has the mean colour of the rest: 2 × 2 of 5 × 5 cells, each half
-    over the next.
+    """The picture, followed by copies with one part filled with the mean colour of the rest: a part is 2 × 2 of 5 × 5
+    cells, and overlaps the next by half.
 
-    Which places look like a label does not tell where it is: a transformer keeps what it knows of the whole picture in
-    places where nothing is, and the water around a duck lights up. Which parts the label cannot do without, does.
+    Similarity of places to a label does not locate it: a transformer stores what it knows about the whole picture at
+    places that show nothing, so the water around a duck lights up. Which parts the label cannot do without locates it.
     """
     edges = np.linspace(0, square.shape[-1], CELLS + 1).round().astype(int)
     copies, whole = [square], square.sum(axis=(1, 2), dtype=np.int64)
@@ -44,9 +44,9 @@ def hide_parts(square: Square) -> list[Square]:
 
 
 def heat_map(logits: NDArray[np.floating], chance: float, size: tuple[int, int]) -> Heat:
-    """What the label's log-odds lose where a part is hidden, as `hide_parts` has them, stretched to (width, height).
+    """A map of how much the label's log-odds drop where `hide_parts` hides a part, resized to (width, height).
 
-    The part that counts most is as hot as the label is likely: what is not there stays dark.
+    The part that matters most is as hot as the label is likely: a label that is not there stays dark.
     """
     lost, covered = np.zeros((CELLS, CELLS), np.float32), np.zeros((CELLS, CELLS), np.float32)
     for part, without in zip(_PARTS, logits[1:], strict=True):
@@ -57,10 +57,10 @@ def heat_map(logits: NDArray[np.floating], chance: float, size: tuple[int, int])
 
 
 def glance(places: NDArray[np.float32], guide: NDArray[np.float32], chance: float, size: tuple[int, int]) -> Heat:
-    """How much each place looks like the label's prototype (its cosine), on the scale of `heat_map`: a first glance.
+    """A quick heat-map on the scale of `heat_map`: the cosine of each place with the label's prototype.
 
-    It takes no pass of the network, and tells which of several pictures shows the label as well as hiding does; but
-    within one picture places around a thing light up with it.
+    It needs no pass of the network, and tells which of several pictures shows the label as well as hiding parts does;
+    but within a picture, places around a thing light up with it.
     """
     alike = places @ guide / np.maximum(np.linalg.norm(places, axis=1), 1e-12)
     alike = (alike - alike.min()) / max(float(np.ptp(alike)), 1e-6)
@@ -68,13 +68,13 @@ def glance(places: NDArray[np.float32], guide: NDArray[np.float32], chance: floa
 
 
 def stretch(values: NDArray[np.float32], size: tuple[int, int]) -> Heat:
-    """A small map, rows × columns from 0 to 1, as large as a picture of (width, height)."""
+    """A small map, rows × columns from 0 to 1, resized to a picture's (width, height)."""
     stretched = Image.fromarray(values.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
     return np.clip(np.asarray(stretched), 0, 1)
 
 
 def overlay(picture: Image.Image, heat: Heat) -> Image.Image:
-    """The picture, darkened where it is cold and glowing where it is hot."""
+    """The picture, darkened where the map is cold and glowing where it is hot."""
     shown = np.asarray(picture, dtype=np.float32) / 255
     warm = heat[..., None]
     glow = np.stack([np.interp(heat, np.linspace(0, 1, len(_GLOW)), colour) for colour in _GLOW.T], axis=-1)
@@ -83,9 +83,9 @@ def overlay(picture: Image.Image, heat: Heat) -> Image.Image:
 
 
 def layer(heat: Heat) -> Image.Image:
-    """A shade in RGBA, to lie over the picture: a spotlight on where the label is seen most.
+    """An RGBA layer to put over the picture: a spotlight on where the label is seen most.
 
-    Lit from the median on, as a label that is sure of itself is warm everywhere.
+    It starts at the median, since a label that is certain is warm everywhere.
     """
     middle, hottest = float(np.median(heat)), float(heat.max())
     lit = hottest**0.5 * np.clip((heat - middle) / max(hottest - middle, 1e-6), 0, 1)
@@ -97,7 +97,7 @@ def layer(heat: Heat) -> Image.Image:
 def save_heat(
     out: Path, picture: Image.Image, heats: Mapping[str, Heat], chances: Mapping[str, float] | None = None
 ) -> None:
-    """The picture first, then each label's heat beside its probability; the file's ending gives its format."""
+    """Saves the picture beside each label's heat-map, captioned with its probability, in the file ending's format."""
     content, sheet = io.BytesIO(), grid(picture, heats, chances or {})
     format_, widest = _FORMATS.get(out.suffix.lower(), _FORMATS[".jpg"])
     if sheet.width > widest:

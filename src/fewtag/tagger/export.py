@@ -1,4 +1,4 @@
-"""ONNX export: a bank for other runtimes, one graph from pixels to probabilities, and the labels as data beside it."""
+"""ONNX export: a bank for other runtimes, as one graph from pixels to probabilities, with labels as data beside it."""
 
 import io
 import json
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 GRAPH, INT8, LABELS = "tagger.onnx", "tagger-int8.onnx", "labels.npz"
 FIXED, NAMES = "fixed.onnx", "labels.txt"
 AGREEMENT = 1e-3
-"""How far a probability of the graph may be from the tagger's own."""
+"""The greatest difference allowed between a probability of the graph and the tagger's own."""
 INPUTS = ("pixels", "prototypes", "whole", "focused", "slopes", "offsets")
 OUTPUT = "probabilities"
 KEY = "fewtag-graph"
@@ -48,12 +48,12 @@ class Exported:
     sizes: dict[str, int]
     """Bytes of each file."""
     kept: bool
-    """Whether an earlier export's graph is of the same model, and was left alone."""
+    """Whether the graph of an earlier export is of the same model, and was left in place."""
     difference: float
-    """The greatest one, in probability."""
+    """The greatest difference in probability."""
     int8_difference: float | None
     pictures: int
-    """How many were compared, beside random pixels."""
+    """How many pictures were compared, besides random pixels."""
 
 
 def export(
@@ -65,9 +65,9 @@ def export(
     advance: Callable[[int], None] = lambda _: None,
     force: bool = False,
 ) -> Exported:
-    """Graph and labels together, or nothing: a graph that disagrees with the tagger on any picture is refused.
+    """Writes graph and labels together, or nothing: a graph that disagrees with the tagger on any picture is refused.
 
-    So is a folder with files of these names that no export wrote, unless by `force`.
+    A folder with files of these names that no export wrote is refused too, unless `force` is set.
     """
     _check_place(folder)
     labels = label_table(tagger)
@@ -83,7 +83,7 @@ def export(
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **labels)
     exported = _write(tagger, folder, labels, {LABELS: content.getvalue(), **graphs}, pictures, advance, kept=kept)
-    path = folder / INT8  # of an earlier export, and of another model perhaps
+    path = folder / INT8  # from an earlier export, perhaps of another model
     if path.is_file() and key_of(path.read_bytes()) not in {None, str(labels["graph"])}:
         path.unlink()
     return exported
@@ -138,14 +138,15 @@ def _write(
     *,
     kept: bool = False,
 ) -> Exported:
-    """Labels and graphs, once the graphs agree with the tagger.
+    """Writes labels and graphs, once the graphs agree with the tagger.
 
-    Each is whole on disk before the first one takes its name; the labels, which come first, take theirs last.
+    All files are complete on disk before the first is renamed to its final name; the labels, listed first, are renamed
+    last.
     """
     compared = chain(random_pixels(tagger.model.size), picture_pixels(tagger.model.size, pictures, advance))
     runs = [session(content) for name, content in contents.items() if name.endswith(".onnx")]
     first, *others = differences(tagger, labels, runs, compared)
-    if not first <= AGREEMENT:  # not a number is no agreement either
+    if not first <= AGREEMENT:  # NaN is no agreement either
         mend = f"delete {folder / GRAPH} to have it made anew" if kept else "nothing was written"
         raise InputError(
             f"the ONNX graph disagrees with the tagger: probabilities differ by up to {first:.2g}, "
@@ -160,7 +161,7 @@ def _write(
 
 
 def label_table(tagger: Tagger) -> Table:
-    """All that a runtime needs to know of the labels, by name; `graph` says which graph they are for."""
+    """All that a runtime needs to know about the labels, as arrays by name; `graph` identifies their graph."""
     model, scorer = tagger.model, tagger.scorer()
     classifiers = scorer.classifiers
     return {
@@ -177,12 +178,12 @@ def label_table(tagger: Tagger) -> Table:
 
 
 def graph_key(model: Model) -> str:
-    """A digest of all that decides the graph; the words do not, since labels come to it as prototypes."""
+    """A digest of all that determines the graph; words are not part of it, since labels enter as prototypes."""
     return digest(str(_FORMAT), model.space_key, str(model.strengths.query_focus))
 
 
 def make_graph(model: Model) -> bytes:
-    """The model's network with its space as constants, and the scores of any number of labels after it."""
+    """The model's network with its space as constants, followed by the scoring of any number of labels."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
@@ -225,7 +226,7 @@ def _scoring(strengths: Strengths) -> tuple[list[Any], list[Any]]:
         ("LpNormalization", ["mean_place"], "whole_image", {"axis": 1, "p": 2}),
         ("Transpose", ["whole"], "turned_whole", {"perm": [1, 0]}),
         ("MatMul", ["whole_image", "turned_whole"], "whole_score", {}),
-        # an attention pooling of its places
+        # attention pooling of its places
         ("Transpose", ["prototypes"], "turned_prototypes", {"perm": [1, 0]}),
         ("MatMul", ["places", "turned_prototypes"], "likeness", {}),
         ("ReduceL2", ["places"], "raw_lengths", {"axes": [2], "keepdims": 1}),
@@ -251,12 +252,12 @@ def _scoring(strengths: Strengths) -> tuple[list[Any], list[Any]]:
 
 
 def key_of(graph: bytes) -> str | None:
-    """Which graph this is; none where it is no graph of ours."""
+    """The key in a graph's metadata; None if fewtag did not write the graph."""
     return _noted(graph, KEY)
 
 
 def _noted(graph: bytes, key: str) -> str | None:
-    """What a graph's metadata say under a name."""
+    """The metadata of a graph under a key; None if there is none, or it is no graph."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -268,18 +269,18 @@ def _noted(graph: bytes, key: str) -> str | None:
 
 
 def session(graph: bytes) -> Run:
-    """A graph, ready to run with onnxruntime on the CPU."""
+    """A function that runs a graph with onnxruntime on the CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:
         opened = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime has many kinds, without a base of their own
+    except Exception as error:  # onnxruntime raises many types without a common base
         raise _unusable(error) from error
 
     def run(pixels: Pixels, labels: Table) -> NDArray[np.float32]:
-        asked = {each.name for each in opened.get_inputs()} - {INPUTS[0]}  # none, where the labels are in the graph
+        asked = {each.name for each in opened.get_inputs()} - {INPUTS[0]}  # empty if the labels are part of the graph
         values = {INPUTS[0]: np.ascontiguousarray(pixels), **{name: labels[name] for name in asked}}
         try:
             return opened.run([OUTPUT], values)[0]
@@ -295,7 +296,7 @@ def _unusable(error: Exception) -> InputError:
 
 
 def random_pixels(size: int) -> Iterator[Pixels]:
-    """Coloured squares under noise; one picture, and several."""
+    """Coloured squares under noise, in batches of 1, 2 and 5 pictures."""
     generator, square = np.random.default_rng(0), np.arange(size) * 8 // size
     for images in (1, 2, 5):
         colours = generator.integers(0, 200, (images, 3, 8, 8), dtype=np.uint8)
@@ -310,18 +311,18 @@ def picture_pixels(size: int, pictures: Iterable[object], advance: Callable[[int
 
 
 def differences(tagger: Tagger, labels: Table, runs: Sequence[Run], compared: Iterable[Pixels]) -> list[float]:
-    """Each graph's greatest difference from what the tagger itself says of a picture that nobody said 'no' to."""
+    """Each graph's greatest difference from the tagger's probabilities, before 'no's to a picture are applied."""
     scorer = tagger.scorer()
     greatest = np.zeros(len(runs))
     for pixels in compared:
         expected = sigmoid(scorer.logits(tagger.model.encode(pixels)))
         found = [float(np.abs(run(pixels, labels) - expected).max()) for run in runs]
-        greatest = np.maximum(greatest, found)  # unlike Python's max, it keeps what is not a number
+        greatest = np.maximum(greatest, found)  # unlike Python's max, it keeps NaN
     return greatest.tolist()
 
 
 def _refuse_others(folder: Path, names: Sequence[str]) -> None:
-    """Files that no export wrote are not replaced without a word; a text that was changed since is such a one."""
+    """Refuses to replace files that no export wrote; a text file that was changed since counts as such."""
     for path in (folder / name for name in names if (folder / name).exists()):
         if not _is_ours(path):
             raise InputError(
@@ -330,7 +331,8 @@ def _refuse_others(folder: Path, names: Sequence[str]) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """By what it says itself; of a text the graph beside it knows what it said, and of a damaged graph the labels."""
+    """Whether an export wrote the file. The graph beside a text file tells what that held, and a readable label file
+    vouches for a damaged graph beside it."""
     if path.name == NAMES:
         fixed = path.with_name(FIXED)
         names = _noted(fixed.read_bytes(), "labels") if fixed.is_file() else None
@@ -346,7 +348,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _check_place(folder: Path) -> None:
-    """Refuses before any work where there is no room for a folder, or no package that writes graphs."""
+    """Refuses, before any work, a folder that is a file, and a missing onnx package."""
     if folder.is_file():
         raise InputError(f"{folder} is a file; name a folder to export to")
     try:

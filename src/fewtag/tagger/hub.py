@@ -1,4 +1,4 @@
-"""Banks on the Hugging Face Hub: shared without their examples, unless a person wants otherwise, and found by name."""
+"""Banks on the Hugging Face Hub: shared without their examples unless asked otherwise, and loaded by name."""
 
 import os
 import tempfile
@@ -27,9 +27,9 @@ def save_pretrained(
     examples: bool = False,
     license: str = "",  # noqa: A002
 ) -> None:
-    """The bank and a model card in a folder, as the hub has them; without `examples` as in `Tagger.save`.
+    """Writes the bank and a model card to a folder, laid out as on the hub; `examples` are as in `Tagger.save`.
 
-    A card that somebody else wrote, or changed, stays.
+    A card that somebody else wrote or changed is kept.
     """
     _write(tagger, Path(folder), "OWNER/NAME", examples, license)
 
@@ -44,7 +44,7 @@ def _write(tagger: "Tagger", folder: Path, name: str, examples: bool, license: s
 
 
 def _is_ours(card: bytes) -> bool:
-    """Whether nobody has changed it since."""
+    """Whether fewtag wrote the card and nobody changed it since."""
     text, _, mark = card.rpartition(_MARK)
     return mark == digest(text).encode() + _END
 
@@ -59,8 +59,8 @@ def push_to_hub(
     token: str | None = None,
     api: "HfApi | None" = None,
 ) -> str:
-    """Upload what `save_pretrained` writes; answers with the address. Private, and without a single picture, unless
-    told otherwise. A card that somebody changed on the hub stays."""
+    """Upload what `save_pretrained` writes, and return the repository's address. The repository is private and holds no
+    picture unless asked otherwise. A card that somebody changed on the hub is kept."""
     hub = api or _hub().HfApi(token=token)
     with tempfile.TemporaryDirectory() as folder:
         _write(tagger, Path(folder), repo_id, examples, license)
@@ -83,7 +83,7 @@ def from_pretrained(
     local_files_only: bool = False,
     device: str = "auto",
 ) -> "Tagger":
-    """A bank by the name of a repository on the hub, or from a folder that `save_pretrained` wrote, or a file."""
+    """Load a bank by its repository's name on the hub, from a folder that `save_pretrained` wrote, or from a file."""
     if (here := Path(source)).exists():
         return cls.load(here / BANK if here.is_dir() else here, device=device)
     download, options = _hub().hf_hub_download, {"revision": revision, "token": token}
@@ -109,7 +109,7 @@ def _hub() -> Any:
 
 
 def _card(tagger: "Tagger", name: str, license: str) -> str:  # noqa: A002
-    """What the hub shows: facts for machines first."""
+    """The model card that the hub shows, with its YAML metadata first."""
     facts = ["library_name: fewtag", "pipeline_tag: image-classification", "tags: [fewtag, multi-label, few-shot]"]
     facts += [f"license: {license}"] if license else []
     rows = [

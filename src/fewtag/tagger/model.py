@@ -1,4 +1,4 @@
-"""A model: what stays the same while labels come and go. Network, whitened space, words, strengths, calibration."""
+"""The model: network, whitened space, words, strengths and calibration, which stay the same as labels come and go."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,33 +29,33 @@ _FORMAT = 3
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """Turns pictures and label names into places and word prototypes of one space."""
+    """Maps pictures to places, and label names to word prototypes, in one space."""
 
     name: str
     source: str
-    """A shipped model's name, or a file's full path."""
+    """A shipped model's name, or the full path of its file."""
     size: int
-    """Side of the squares that the network takes."""
+    """Side, in pixels, of the squares that the network takes."""
     places: int
-    """Of a feature map."""
+    """The number of places of a feature map."""
     header: dict[str, Any]
-    """What the file says of itself: network, words, strengths, base words, calibration, how it was fitted."""
+    """The model file's header: network, words, strengths, base words, calibration, how it was fitted."""
     network: Network
     space: Space
     base_prototypes: Vectors
-    """Of the base labels, and after them of a classifier's classes: what the word map is solved on."""
+    """Prototypes of the base labels, followed by those of a classifier's classes: the word map is solved on them."""
     own_map: WordMap
-    """From the words that the model was fitted with."""
+    """The word map for the words that the model was fitted with."""
     strengths: Strengths
     evidence: NameEvidence
     calibration: Calibration
     words_source: str | None = None
-    """A file of word vectors of one's own, in place of the shipped table."""
+    """A file of one's own word vectors, used in place of the shipped table."""
     absent_words: str = ""
-    """Which words a bank was made with, if their file was not named: none can be looked up then."""
+    """The name of the words that a bank was made with, if their file was not given: no name can be looked up then."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # the shipped table is in every installation: a copy need not carry it
+        # the shipped table is part of every installation, so a pickled copy need not carry it
         left_out = set() if self.words_source else {"words"}
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
@@ -76,28 +76,28 @@ class Model:
     def word_map(self) -> WordMap:
         if not self.absent_words and self.words_source is None:
             return self.own_map
-        # other words: the prototypes are in the file, so the map is solved anew at once
+        # for other words the map is solved anew, which is fast, since the prototypes are in the file
         return solve_words(
             self.words, self.header["base_words"], self.header["class_names"], self.base_prototypes, self.strengths
         )
 
     @cached_property
     def space_key(self) -> str:
-        """A digest of all that decides a picture's places."""
+        """A digest of all that determines a picture's places."""
         graph = str(self.header["network"]["sha256"])
         constants = (values.tobytes() for _, values in sorted(self.network.constants.items()))
         return digest(graph, str(self.size), self.space.mean.tobytes(), self.space.basis.tobytes(), *constants)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of all that decides what a bank's numbers mean."""
+        """A digest of all that determines what a bank's numbers mean."""
         return digest(
             self.space_key, repr(self.strengths), repr(self.evidence), self.words_name, self.base_prototypes.tobytes()
         )
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a bank says of the model that it was made with."""
+        """What a bank records about the model that it was made with."""
         return {
             "source": self.source,
             "name": self.name,
@@ -109,7 +109,7 @@ class Model:
         }
 
     def encode(self, pixels: Pixels | Sequence[Square]) -> Places:
-        """One pass of the network."""
+        """The places of these pictures, by one pass of the network."""
         return self.network(pixels, self.space)
 
     def word_prototypes(self, words: Vectors) -> Vectors:
@@ -119,7 +119,7 @@ class Model:
 def solve_words(
     table: WordTable, labels: Sequence[str], classes: Sequence[str], prototypes: Vectors, strengths: Strengths
 ) -> WordMap:
-    """The word map of base labels and of a classifier's classes, as far as the table knows their names."""
+    """The word map fitted to the base labels and to those of a classifier's classes whose names the table knows."""
     names, known = class_vectors(table, classes)
     used = np.concatenate([np.ones(len(labels), np.bool_), known])
     weights = np.full(len(names), strengths.class_weight, np.float32)
@@ -129,7 +129,7 @@ def solve_words(
 def load_model(
     model: StrPath = "default", *, words: StrPath | None = None, device: str = "auto", absent_words: str = ""
 ) -> Model:
-    """A shipped model by name, or one of one's own by path; `words` is a file of other word vectors."""
+    """Loads a shipped model by name, or one's own by path; `words` is a file of other word vectors."""
     source, own = str(model), None if words is None or words == SHIPPED_WORDS else str(words)
     if source in SHIPPED:
         name, path = source, SHIPPED_FOLDER / f"{source}.safetensors"
@@ -142,13 +142,13 @@ def load_model(
             raise InputError(f"there is no model {source!r}; {nearest(source, SHIPPED)}, or give the path of one")
         name, source, path = found.stem, str(found.resolve()), found
     if own is not None and (file := parse_source(own)[1]) is not None and not file.is_file():
-        raise InputError(f"there is no file of word vectors {own!r}; check the path")  # not after all pictures
+        raise InputError(f"there is no file of word vectors {own!r}; check the path")  # now, not after all pictures
     header, arrays = read_arrays(path, KIND)
     if header.get("format") != _FORMAT:
         raise InputError(f"model {path} has format {header.get('format')}, this fewtag reads {_FORMAT}; make it anew")
     try:
         network = header["network"]
-        # it lies beside the model, or among the shipped ones, which several models share
+        # the graph lies beside the model, or with the shipped ones, several of which share it
         beside = path.parent / Path(network["file"]).name
         graph = beside if beside.exists() else SHIPPED_FOLDER / beside.name
         floats = {key: array.astype(np.float32) for key, array in arrays.items()}
@@ -170,7 +170,7 @@ def load_model(
             absent_words,
         )
     except InputError:
-        raise  # a device that is none, say
+        raise  # an unknown device, say
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"model {path} cannot be read ({error!r}); name one that fewtag wrote") from error
 
@@ -178,19 +178,19 @@ def load_model(
 def load_model_of(
     facts: Mapping[str, Any], path: StrPath, model: StrPath | None, *, words: StrPath | None, device: str
 ) -> Model:
-    """The model that a bank names, or where that is now; refuses to look for it on another computer."""
-    # to ask for it would tell that one who is here
+    """Loads the model that a bank names, or the given one; refuses a path on another computer that a bank names."""
+    # merely asking for it would tell that computer who is here
     if not model and facts["source"].replace("\\", "/").startswith("//"):
         raise InputError(
             f"bank {path} names a model on another computer, {facts['source']!r}; name its file with `model`"
         )
-    # a path that stands in a bank is never opened for words: who sends a bank could name any file
+    # a path of words that a bank names is never opened: whoever sends a bank could name any file
     absent = facts["words"] if facts["own_words"] and words is None else ""
     return load_model(model or facts["source"], words=words, device=device, absent_words=absent)
 
 
 def _tuples(value: Any) -> Any:
-    """What JSON has as lists, as a value that does not change."""
+    """A JSON value with its lists as tuples, so that it is immutable."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
@@ -210,7 +210,7 @@ def save_model(
     class_names: Sequence[str],
     **facts: Any,
 ) -> None:
-    """Arrays in half precision under a JSON header; `network` has file, sha256, size, places and channels."""
+    """Writes arrays in half precision with a JSON header; `network` has file, sha256, size, places and channels."""
     arrays: dict[str, NDArray[np.generic]] = {
         "mean": space.mean,
         "basis": space.basis,

@@ -1,4 +1,4 @@
-"""From pictures to rows and to examples: read ahead in threads, encoded a batch at a time, through the cache."""
+"""The pipeline from pictures to rows and to examples: read ahead in threads, encoded in batches, through the cache."""
 
 import itertools
 import os
@@ -26,20 +26,20 @@ from fewtag.tagger.model import Model
 
 BATCH = 32
 GROUP = 8
-"""Pictures that a reading thread takes at once: its cost is shared, and their encoded bytes need little memory."""
+"""Pictures that a reading thread takes at once: they share its overhead, and their encoded bytes are small."""
 DIGITS = 6
-"""Of a probability in a row."""
+"""Decimals of a probability in a row."""
 _SINGLE = np.array(0x8FFFE000, np.uint32).view(np.int32)
-"""Where a half's bits are in a single number: without the copies of the sign that moving it left behind."""
+"""The bits of a half-precision number within a shifted 32-bit one, without the copies of the sign from the shift."""
 SAME = 0.995
-"""Cosine of two pictures as wholes from which they are one: decoded or scaled otherwise, not another shot."""
+"""Cosine of two pictures' means from which they are the same: decoded or scaled differently, but no other shot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """A picture's row: the names over their threshold, likeliest first, and every label's probability.
+    """A picture's row: the labels over their threshold, likeliest first, and every label's probability.
 
-    Where the picture could not be read, `failure` says why and there is nothing else.
+    If the picture could not be read, `failure` says why and the rest is empty.
     """
 
     image: str
@@ -50,17 +50,17 @@ class Tagged:
 
 
 class Item(NamedTuple):
-    """A picture to be tagged: its name in the row, and what a person may hand over, or why it cannot be had."""
+    """A picture to tag: its name in the row, and the picture in any accepted form, or why it could not be read."""
 
     name: str
     image: object
 
 
 class Scorer:
-    """A bank's labels as they are now, ready to score: teaching meanwhile does not change them.
+    """A snapshot of a bank's labels, ready to score; later teaching does not change it.
 
-    `threshold` stands for each one's own; `shares` are the parts of the pictures that show labels, where the bank has
-    none of its own.
+    `threshold` replaces each label's own; `shares` are the shares of pictures that show labels, where the bank has none
+    of its own.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Scorer:
         return self.slopes * self.classifiers.logits(places, self._strengths) + self.offsets
 
     def probabilities(self, places: Places) -> NDArray[np.float32]:
-        """images × labels; a person's 'no' to a picture is final, by whichever file it comes again"""
+        """images × labels; a person's 'no' to a picture is final, whichever file that picture comes from again"""
         chances = sigmoid(self.logits(places))
         if len(self._refused):
             same = unit(places.mean(axis=1)) @ self._refused.T > SAME
@@ -105,9 +105,9 @@ class Scorer:
         return chances
 
     def tags(self, probabilities: NDArray[np.float32]) -> list[tuple[str, ...]]:
-        """Of each image the names over their threshold, likeliest first; equally likely ones by name.
+        """For each image the labels over their threshold, likeliest first; ties are sorted by name.
 
-        What a person said 'no' to has probability 0, and reaches no threshold.
+        A label that a person said 'no' to has probability 0, which reaches no threshold.
         """
         images, columns = np.nonzero((probabilities >= self.thresholds) & (probabilities > 0))
         order = np.lexsort((columns, -probabilities[images, columns], images))
@@ -117,7 +117,7 @@ class Scorer:
         return [tuple(names) for names in given]
 
     def scores(self, probabilities: NDArray[np.float32]) -> list[dict[str, float]]:
-        """Of each image every label's probability, rounded."""
+        """For each image every label's probability, rounded."""
         return [
             {label: round(value, DIGITS) for label, value in zip(self.labels, values, strict=True)}
             for values in probabilities.tolist()
@@ -126,9 +126,9 @@ class Scorer:
 
 @contextmanager
 def cached_places(model: Model, folder: str | os.PathLike[str] | None) -> Iterator[ArrayRows | None]:
-    """The rows of this model in a folder's cache, or nothing without a folder.
+    """This model's rows in the cache in a folder; None without a folder.
 
-    Places depend on no label, so that a bank may learn and pictures stay known.
+    Places depend on no label, so cached pictures stay valid as a bank learns.
     """
     if folder is None:
         yield None
@@ -142,7 +142,7 @@ def cached_places(model: Model, folder: str | os.PathLike[str] | None) -> Iterat
 
 
 def _heif_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # not above: a look at the labels does without
+    from importlib.metadata import PackageNotFoundError, version  # imported here: listing labels does not need it
 
     try:
         return version("pi-heif")
@@ -151,7 +151,7 @@ def _heif_version() -> str:
 
 
 class Read(NamedTuple):
-    """A picture as far as a reading thread takes it: its square of pixels, or its places from the cache."""
+    """A picture as a reading thread hands it on: its square of pixels, or its places from the cache."""
 
     name: str
     digest: bytes | None = None
@@ -170,23 +170,23 @@ def tag_stream(
     space: ArrayRows | None = None,
     loaders: int | None = None,
 ) -> Iterator[list[Tagged]]:
-    """Rows in the order of the items, a batch at a time; the next ones are read while the network works on this one.
+    """Rows in the order of the items, a batch at a time; the next batches are read while the network works on this one.
 
-    Each picture is read once, by so many `loaders` where it comes from far away, and decoded only if the cache does not
-    know it. Memory is that of a few batches.
+    Each picture is read once, by `loaders` threads if it comes from far away, and decoded only if it is not in the
+    cache. Memory is bounded by a few batches.
     """
 
     def tag(reads: Sequence[Read]) -> list[Tagged]:
         return tag_reads(model, scorer, reads, space, scores=scores)
 
-    # two batches at once: a core that is done with the one goes on with the next, and none waits for scores and cache
+    # two batches at once: a core that is done with one goes on with the next, and none waits for scoring and cache
     return prefetch(tag, read_ahead(model, items, batch, space, loaders), 1, threads=2, give_way=False)
 
 
 def tag_reads(
     model: Model, scorer: Scorer, reads: Sequence[Read], space: ArrayRows | None, *, scores: bool = True
 ) -> list[Tagged]:
-    """A batch's rows."""
+    """The rows of a batch."""
     good = [read for read in reads if not read.failure]
     places = places_of(model, good, space) if good else np.empty((0, model.places, model.space.size), np.float32)
     probabilities = scorer.probabilities(places)
@@ -203,7 +203,7 @@ def tag_reads(
 def encode_stream(
     model: Model, items: Iterable[Item], *, batch: int = BATCH, space: ArrayRows | None = None, skip_bad: bool = False
 ) -> Iterator[Places]:
-    """The pictures' places, a batch at a time; a picture that cannot be read is refused, or skipped."""
+    """The pictures' places, a batch at a time; a picture that cannot be read raises InputError, or is skipped."""
     for reads in read_ahead(model, items, batch, space):
         good = [read for read in reads if not read.failure]
         if len(good) < len(reads) and not skip_bad:
@@ -215,9 +215,9 @@ def encode_stream(
 def estimate_priors(
     scorer: Scorer, places: Iterable[Places], said: float | None = None
 ) -> tuple[dict[str, float], int]:
-    """The share of pictures like these that show each label, and how many pictures there were.
+    """The estimated share of pictures like these that show each label, and how many pictures there were.
 
-    Where it is said, the share by which these pictures' probabilities agree with that.
+    If a share is `said`, each label gets the prior under which these pictures' mean probability equals it.
     """
     evidence = [scorer.logits(batch) - log_odds(scorer.shares) for batch in places]
     if not evidence:
@@ -233,7 +233,7 @@ def estimate_priors(
 def read_ahead(
     model: Model, items: Iterable[Item], batch: int, space: ArrayRows | None = None, loaders: int | None = None
 ) -> Iterator[Sequence[Read]]:
-    """Batches of what reading threads made of the pictures; encoded ones are looked up in the cache first."""
+    """Batches of pictures prepared by reading threads; encoded ones are looked up in the cache first."""
     group = min(GROUP, batch)
     ahead = 2 * batch // group
     if loaders is None:
@@ -245,7 +245,7 @@ def read_ahead(
 
 
 def _load(item: Item) -> Item:
-    """Reads a picture: the item with its encoded bytes where it has some, or with why it cannot be had."""
+    """Reads a picture: returns the item with its encoded bytes, if it has any, or with the error that occurred."""
     name, image = item
     try:
         name.encode()
@@ -258,14 +258,14 @@ def _load(item: Item) -> Item:
 
 
 def _read(some: Iterable[Item], size: int, space: ArrayRows | None) -> list[Read]:
-    """A group of pictures, looked up in the cache at once: it answers several questions in the time of one."""
+    """Prepares a group of pictures, with one cache lookup for all: several keys take as long as one."""
     loaded = deque(some)
     keys = [content_digest(image) if space is not None and isinstance(image, bytes) else None for _, image in loaded]
     asked = [key for key in keys if key is not None]
     known = dict(zip(asked, space.get_many(asked), strict=True)) if space is not None and asked else {}
     reads = []
     for key in keys:
-        name, image = loaded.popleft()  # so that the encoded bytes of one that is decoded are let go
+        name, image = loaded.popleft()  # so that the encoded bytes of a decoded picture are freed
         if key is not None and (places := known[key]) is not None:
             reads.append(Read(name, key, places=places))
             continue
@@ -278,7 +278,7 @@ def _read(some: Iterable[Item], size: int, space: ArrayRows | None) -> list[Read
 
 
 def _pixels(image: object, name: str, size: int) -> Square:
-    """A picture that is not encoded as a square; an array of the right size needs nothing done to it."""
+    """A picture that is not encoded, as a square; an array of the right size is used as it is."""
     if isinstance(image, InputError):
         raise image
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape == (size, size, 3):
@@ -287,7 +287,7 @@ def _pixels(image: object, name: str, size: int) -> Square:
 
 
 def places_of(model: Model, reads: Sequence[Read], space: ArrayRows | None) -> Places:
-    """Pictures' places, from the cache or through the network and into the cache; the same numbers either way."""
+    """The pictures' places, from the cache, or by the network and then stored; the numbers are the same either way."""
     fresh = [read for read in reads if read.pixels is not None]
     if not fresh:
         return widen(np.stack([read.places for read in reads if read.places is not None]))
@@ -300,9 +300,9 @@ def places_of(model: Model, reads: Sequence[Read], space: ArrayRows | None) -> P
 
 
 def widen(halves: NDArray[np.float16]) -> Places:
-    """The same finite numbers in single precision, four times as fast as numpy's cast on most processors.
+    """Converts finite halves to single precision, four times as fast as numpy's cast on most processors.
 
-    Sign, exponent and fraction move to their places; the product corrects the exponent, whose zero is elsewhere.
+    Sign, exponent and fraction are shifted into place; the multiplication corrects the exponent's bias.
     """
     bits = halves.view(np.int16).astype(np.int32)
     bits <<= 13
@@ -313,7 +313,7 @@ def widen(halves: NDArray[np.float16]) -> Places:
 
 
 def items_of(images: object) -> Iterator[Item]:
-    """One picture or many, by the name that a person gave them, or by their number."""
+    """Items for one picture or many, named by their file or by their number."""
     return (Item(file_name(image) or f"number {number}", image) for number, image in enumerate(several(images), 1))
 
 
@@ -326,7 +326,7 @@ def encode_examples(
     on_error: Callable[[InputError], None] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Example]:
-    """Examples by the digest of their pixels; a picture that is known already is not encoded again."""
+    """Examples by the digest of their pixels; a picture that is already known is not encoded again."""
 
     def read(item: tuple[int, object]) -> Decoded | InputError:
         number, image = item
@@ -346,7 +346,7 @@ def encode_examples(
         same_length(len(images), len(told))
     encoded: dict[str, Example] = {}
     now: dict[str, Told] = {}
-    # one more than there are labels for is enough to know
+    # one picture more than there are labels is enough to detect a mismatch
     numbered = itertools.islice(enumerate(images, 1), len(told) + 1)
     each_told, count = iter(told), 0
     for group in batches(prefetch(read, numbered, BATCH), BATCH):
@@ -357,7 +357,7 @@ def encode_examples(
                 assert on_error is not None
                 on_error(each)
                 continue
-            # twice in one call, as in two labels' folders: it shows what both say
+            # given twice in one call, as in the folders of two labels: it shows what both say
             before = now.get(each.key, Told())
             now[each.key] = Told(
                 before.labels | said.labels, before.absent | said.absent, before.complete or said.complete
@@ -374,12 +374,13 @@ def encode_examples(
     same_length(count, len(told))
     if not now:
         raise InputError("there is no picture to learn from; give at least one that can be read, with its labels")
-    # of a known one what is said now alone: the bank, or what another process made of it meanwhile, adds the rest
+    # for a known picture only what is said now: the bank, perhaps changed by another process meanwhile, adds the rest
     return {key: replace(encoded.get(key) or known[key], said=said) for key, said in now.items()}
 
 
 def warn_of_contradictions(known: Mapping[str, Example], learnt: Mapping[str, Example]) -> None:
-    """Labels add up, so that one complete table a label does not eat the others: what that leaves standing is told."""
+    """Warns of labels that a complete picture keeps though it no longer names them: labels add up, so that a complete
+    table per label does not erase the others."""
     left = [
         (before.name or "a picture", label)
         for key, each in learnt.items()
@@ -394,7 +395,7 @@ def warn_of_contradictions(known: Mapping[str, Example], learnt: Mapping[str, Ex
 
 
 def migrated(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.PathLike[str]) -> Bank:
-    """Migrates a bank to another model by encoding its thumbnails again; `facts` are those of its own model."""
+    """Migrates a bank to another model by encoding its thumbnails again; `facts` describe its present model."""
     if lacking := sum(not example.picture for example in bank.examples.values()):
         raise InputError(
             f"bank {path} keeps no copies of {lacking} of its {len(bank.examples)} examples, so it cannot move "
@@ -402,7 +403,7 @@ def migrated(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.
         )
     same_words = not model.facts["own_words"] and not facts["own_words"] and facts["words"] == model.words_name
     definitions: dict[str, Definition] = {}
-    # those that are like others last: what they are like has its new meaning then
+    # labels defined as like others come last, when those have their new meaning
     for label, each in sorted(bank.definitions.items(), key=lambda item: item[1].kind == "like"):
         if each.kind == "like" and not (same_words and _forgotten(each.words, model, definitions)):
             meaning = define(label, model, definitions, like=each.words, vector=None, words=True)
@@ -425,11 +426,11 @@ def migrated(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.
 
 
 def _forgotten(words: Iterable[str], model: Model, definitions: Mapping[str, Definition]) -> bool:
-    """Whether one of them was a label, which is none any more, and means nothing else."""
+    """Whether one of the words was a label that no longer exists, and is no known word either."""
     return any(word not in definitions and words_of(word, model)[-1] not in model.words for word in words)
 
 
 def same_length(images: int, labels: int) -> None:
-    """Refuses pictures without labels and labels without pictures."""
+    """Refuses different numbers of pictures and label lists."""
     if images != labels:
         raise InputError(f"each picture needs its labels: found {plural(images, 'picture')} and labels for {labels}")

@@ -1,4 +1,4 @@
-"""The tagger: new labels from one example each, without training."""
+"""The tagger: learns new labels from one example each, without training."""
 
 import json
 import os
@@ -25,21 +25,22 @@ from fewtag.tagger.stream import BATCH, Scorer, Tagged
 
 Images = ImageLike | Iterable[ImageLike] | Sequence[Decoded]
 Labels = Iterable[str | Iterable[str]]
-Saying = tuple[Labels, Labels | None, bool]  # labels, absent ones, and whether that is complete
+Saying = tuple[Labels, Labels | None, bool]  # labels, absent labels, and whether they are complete
 OnError = Callable[[InputError], None] | None
 Progress = Callable[[int], None] | None
 Change = Callable[[Bank], Bank]
-"""What teaching does to a bank, ready to be done again to the same bank as another process left it."""
+"""An edit of a bank, which can be replayed on the same bank as another process left it."""
 
 
 class Tagger:
-    """Learns labels from a picture or a word each, and tags pictures with them.
+    """Learns labels from one picture or word each, and tags pictures with them.
 
-    `model` is "default", "accurate" (larger pictures, slower), "coco52" (fitted on 52 labels of COCO alone, for honest
+    `model` is "default", "accurate" (larger pictures, slower), "coco52" (fitted on 52 labels of COCO only, for honest
     tests) or the path of a model; `words` is a file of word vectors to use instead of the shipped table; `device` is
-    "auto", "cpu" or "cuda". With `keep_pictures=False` a saved bank holds no small copies of its examples: it cannot
-    show them, nor move to a newer model; loaded and taught further, it gets none either. It begins with what a `bank`
-    of the same model knows. The network is loaded at its first use. One thread may teach a tagger while others ask it.
+    "auto", "cpu" or "cuda". With `keep_pictures=False` a saved bank holds no small copies of its examples: it can
+    neither show them nor move to a newer model, and stays that way when it is loaded and taught further. `bank` is a
+    bank of the same model to start from. The network is loaded at its first use. One thread may teach a tagger while
+    others query it.
 
     >>> from PIL import Image
     >>> red, blue = Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "blue")
@@ -63,9 +64,9 @@ class Tagger:
     ) -> None:
         self.model = model if isinstance(model, Model) else load_model(model, words=words, device=device)
         self.keep_pictures = keep_pictures
-        self._lock = threading.RLock()  # for writers; readers take the bank once, and it never changes
+        self._lock = threading.RLock()  # for writers; readers take a reference to the immutable bank once
         self._bank = Bank() if bank is None else bank
-        self._saved: tuple[Path, dict[str, Any]] | None = None  # a file and its header, with the sum of its numbers
+        self._saved: tuple[Path, dict[str, Any]] | None = None  # a file and its header, with the checksum of its arrays
         self._changes: list[Change] = []  # since that file was read or written
 
     def __repr__(self) -> str:
@@ -73,7 +74,7 @@ class Tagger:
         return f"Tagger(model={self.model.name!r}, words={self.model.words_name!r}, {known})"
 
     def __reduce__(self) -> tuple[Callable[[], "Tagger"], tuple[()], dict[str, Any]]:
-        """A copy, in another process too, adds to the same file as this one does."""
+        """Pickles the tagger; a copy, even in another process, saves to the same file as this one."""
         make = partial(type(self), self.model, keep_pictures=self.keep_pictures, bank=self._bank)
         return make, (), {"_saved": self._saved, "_changes": list(self._changes)}
 
@@ -87,13 +88,14 @@ class Tagger:
         on_error: OnError = None,
         progress: Progress = None,
     ) -> Self:
-        """Learn these examples and forget all others; what labels were defined to mean stays.
+        """Learn these examples and forget all others; labels keep the meanings that they were defined with.
 
         `images` are paths, bytes, PIL images or arrays (height × width × 3 of uint8), one or many; `labels` are the
-        names that each one shows, `absent` those that it does not show. What is neither is unknown, and counts as a
-        weak 'no'; with `complete` whatever a picture does not name is absent, labels of the future included. An example
-        is known by its pixels: given twice, it shows what both say. With `on_error` a picture that cannot be read is
-        left out and told of there, instead of refused; `progress` is told how many are done.
+        names that each one shows, `absent` those that it does not show. Every other label is unknown, and counts as a
+        weak 'no'; with `complete` every label that a picture does not name is absent, even labels that are taught
+        later. An example is identified by its pixels: given twice, it shows what both say. With `on_error` a picture
+        that cannot be read is passed to this function and left out, instead of raising; `progress` is called with the
+        number of pictures done.
 
         >>> from PIL import Image
         >>> Tagger().fit(Image.new("RGB", (64, 64), "red"), "strawberry").classes_
@@ -111,10 +113,10 @@ class Tagger:
         on_error: OnError = None,
         progress: Progress = None,
     ) -> Self:
-        """Learn these examples too, as `fit` does; a picture known already gains what is said now.
+        """Learn these examples too, as `fit` does; what is said about a known picture is added.
 
-        Order does not matter, but of one picture and one label the latest word counts. A complete picture keeps labels
-        said earlier that it does not name now: a warning tells of them.
+        The order does not matter, except that for one picture and one label the latest statement counts. A complete
+        picture keeps earlier labels that it does not name now, with a warning.
 
         >>> from PIL import Image
         >>> red, pink = Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "pink")
@@ -134,7 +136,7 @@ class Tagger:
     ) -> Self:
         """Say what a label means: its own name, `like` other words, a `vector`, or no words (`words=False`).
 
-        A label needs no picture where a word stands for it.
+        A label that has a word needs no picture.
 
         >>> Tagger().define("ectopia lentis", like=["lens", "eye"]).classes_
         ('ectopia lentis',)
@@ -146,11 +148,11 @@ class Tagger:
         return self
 
     def forget(self, label: str, image: ImageLike | Decoded | None = None, *, example: str | int | None = None) -> Self:
-        """Forget a label, or one example of it: by its picture, by its file's name or by its number in `examples_`.
+        """Forget a label, or one example of it: by its picture, by its file name or by its number in `examples_`.
 
         A picture that was said not to show the label, or to show nothing but others, becomes unknown again in the same
-        way; one that nothing else is said of leaves the bank with its copy. A label that was never defined goes with
-        the last picture that something is said of it by.
+        way; a picture about which nothing else is said leaves the bank, with its small copy. A label that was never
+        defined is dropped with the last picture that says something about it.
         """
         if image is not None and example is not None:
             raise InputError("an example is named twice; give its picture, or its name or number")
@@ -166,9 +168,9 @@ class Tagger:
         return self
 
     def rename(self, label: str, name: str, *, merge: bool = False) -> Self:
-        """Call a label something else; with `merge` it may become one with a label that is there.
+        """Rename a label; with `merge` the new name may be that of an existing label, into which it is merged.
 
-        Those under it go along: "birds/heron" with "birds", be that a label itself or not.
+        Labels below it are renamed too: "birds/heron" with "birds", whether or not "birds" is a label itself.
 
         >>> Tagger().define("birds/heron").rename("birds", "animals").classes_
         ('animals/heron',)
@@ -186,16 +188,16 @@ class Tagger:
         return self
 
     def set_thresholds(self, thresholds: Mapping[str, float | None]) -> Self:
-        """Give these labels from these probabilities on; None goes back to the model's own."""
+        """Set the probabilities from which these labels are given; None restores the model's own threshold."""
         for label, value in thresholds.items():
             if value is not None and not is_share(value):
                 raise InputError(f"the threshold of label {label!r} is {value!r}; give one from 0 to 1, or None")
         return self._set("threshold", thresholds)
 
     def set_priors(self, priors: Mapping[str, float | None]) -> Self:
-        """Say which share of the pictures shows each of these labels; None goes back to the model's own guess.
+        """Set the share of pictures that show each of these labels; None restores the model's default.
 
-        Probabilities move with it (prior shift), and thresholds follow, but for those that were set.
+        Probabilities change with it (prior shift), and so do thresholds that were not set explicitly.
         """
         for label, value in priors.items():
             if value is not None and (not is_share(value) or value in {0, 1}):
@@ -211,42 +213,42 @@ class Tagger:
 
     @property
     def bank_(self) -> Bank:
-        """All that was learnt, as a value that never changes."""
+        """Everything learnt, as an immutable value."""
         return self._bank
 
     @property
     def saved_digest_(self) -> str:
-        """A digest of the bank file that this was loaded from, or saved to last; empty where there is none."""
+        """A digest of the bank file that the tagger was loaded from or last saved to; empty if there is none."""
         return digest(json.dumps(self._saved[1], sort_keys=True)) if self._saved and self._saved[1] else ""
 
     @property
     def classes_(self) -> tuple[str, ...]:
-        """The labels that are scored, sorted; one defined without words joins them with its first example."""
+        """The labels that are scored, sorted; a label without words is added with its first example."""
         return self._bank.classes
 
     @property
     def counts_(self) -> Mapping[str, int]:
-        """How many examples each label has."""
+        """The number of examples of each label."""
         return MappingProxyType({label: len(keys) for label, keys in self._bank.members.items()})
 
     @property
     def absent_counts_(self) -> Mapping[str, int]:
-        """Of how many pictures someone said that they do not show each label."""
+        """The number of pictures that were said not to show each label."""
         return MappingProxyType({label: len(keys) for label, keys in self._bank.refused.items()})
 
     @property
     def priors_(self) -> Mapping[str, float]:
-        """The share of pictures that is taken to show each label."""
+        """The share of pictures that are assumed to show each label."""
         return self._scored("shares")
 
     @property
     def definitions_(self) -> Mapping[str, Definition]:
-        """What each label means before any picture of it."""
+        """What each label means before it has any picture."""
         return MappingProxyType(dict(self._bank.definitions))
 
     @property
     def trusts_(self) -> Mapping[str, float]:
-        """How far each label's pictures bear its name out: the probability that the name means what they show."""
+        """The probability that each label's name means what its pictures show."""
         bank = self._bank
         return MappingProxyType({label: bank.classifier(self.model, label).trust for label in bank.classes})
 
@@ -262,14 +264,14 @@ class Tagger:
         return MappingProxyType(dict(zip(scorer.labels, getattr(scorer, what).tolist(), strict=True)))
 
     def examples_(self, label: str) -> tuple[str, ...]:
-        """The file names of a label's examples, in the order of their numbers, which begin with 1."""
+        """The file names of a label's examples, in the order of their numbers, which start at 1."""
         bank = self._bank
         return tuple(bank.examples[key].name for key in bank.members[bank.find(label)])
 
     def predict_proba(self, images: Images) -> NDArray[np.float32]:
-        """Calibrated probabilities: a row a picture, a column for each of `classes_`.
+        """Calibrated probabilities: one row per picture, one column for each of `classes_`.
 
-        `tag` gives names and probabilities together, which matters where another thread teaches meanwhile.
+        `tag` returns names and probabilities together, which matters if another thread teaches meanwhile.
         """
         scorer = self.scorer()
         places = stream.encode_stream(self.model, stream.items_of(images))
@@ -277,7 +279,7 @@ class Tagger:
         return np.concatenate([empty, *(scorer.probabilities(batch) for batch in places)])
 
     def predict(self, images: Images, threshold: float | None = None) -> list[tuple[str, ...]]:
-        """The names over their threshold, likeliest first, of one picture or many; `threshold` stands for each one's.
+        """The labels over their threshold, likeliest first, of one picture or many; `threshold` replaces each one's.
 
         >>> from PIL import Image
         >>> tagger = Tagger().fit([Image.new("RGB", (64, 64), "red")], [["strawberry"]])
@@ -297,10 +299,10 @@ class Tagger:
         cache: StrPath | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Iterator[Tagged]:
-        """A row for each picture, in order, in the memory of a few batches, however many there are.
+        """A row for each picture, in order, in the memory of a few batches however many pictures there are.
 
-        A row has `image` (its path, or "number 3"), `tags`, `scores` (every label's probability by name) and, where the
-        picture could not be read, `failure` alone. `cache` is a folder that keeps what the network made of a picture.
+        A row has `image` (the path, or "number 3"), `tags` and `scores` (every label's probability by name), or, if the
+        picture could not be read, only `failure`. `cache` is a folder that keeps the network's output for each picture.
 
         >>> from PIL import Image
         >>> tagger = Tagger().define("strawberry")
@@ -318,12 +320,12 @@ class Tagger:
                     if progress is not None:
                         progress(len(some))
 
-        return rows()  # not a generator itself: what is refused is refused at once
+        return rows()  # this function is no generator itself, so that bad arguments are refused at once
 
     def estimate_priors(self, images: Images) -> dict[str, float]:
         """The share of pictures like these that show each label, by expectation maximisation on their probabilities.
 
-        A random sample of some hundred pictures will do. The bank stays as it is: `set_priors` keeps them.
+        A random sample of a few hundred pictures is enough. The bank is not changed: `set_priors` stores the shares.
         """
         found, count = stream.estimate_priors(self.scorer(), stream.encode_stream(self.model, stream.items_of(images)))
         if not count:
@@ -331,10 +333,10 @@ class Tagger:
         return found
 
     def explain(self, image: ImageLike, label: str) -> Heat:
-        """How much the label leans on each part of the picture, from 0 to 1, height × width of the picture.
+        """How much the label depends on each part of the picture, from 0 to 1, height × width of the picture.
 
-        By what its probability loses where the part is hidden: 37 passes of the network. The scale is the same for all
-        labels: what is not there stays dark.
+        It is measured by how much the label's log-odds drop when the part is hidden, in 37 passes of the network. The
+        scale is the same for all labels: a label that is not there stays dark.
         """
         return self.explain_all(image, [label])[0][label_name(label)]
 
@@ -346,7 +348,7 @@ class Tagger:
         return {name: heat_map(*each, picture.size) for name, each in found.items()}, chances
 
     def leaning(self, square: Square, labels: Sequence[str]) -> dict[str, tuple[NDArray[np.float32], float]]:
-        """Of each label its log-odds for a picture and for its copies with a part hidden, and its probability."""
+        """For each label its log-odds for a picture and for its copies with a part hidden, and its probability."""
         bank = self._bank
         names = [bank.find(label) for label in labels]
         scorer = Scorer(bank, self.model)
@@ -359,12 +361,13 @@ class Tagger:
         return {name: (logits[:, column], chances[column]) for name, column in columns.items()}
 
     def save(self, path: StrPath, *, examples: bool = True) -> None:
-        """Write one file; a kill in the middle leaves the old one.
+        """Write one file; if the process is killed meanwhile, the old file stays.
 
-        Where another process changed the bank that this tagger was loaded from, or saved to, since then, what was
-        taught here is added to that, and nothing is lost. Another file is replaced. Without `examples` it is a copy to
-        be shared: it gives the same probabilities, but to pictures that someone said 'no' to, and nothing of a single
-        picture is in it. Such a copy takes the place of no bank that has examples.
+        If another process has since changed the bank file that this tagger was loaded from or saved to, what was taught
+        here is added to that, and nothing is lost. Any other file is replaced. Without `examples` it is a copy to
+        share: it contains no pictures or file names, and of their features only the mean for each label, and gives the
+        same probabilities, except for pictures that someone said 'no' to. Such a copy never replaces a bank that has
+        examples.
         """
         target = Path(path)
         refuse_derived(target)
@@ -389,9 +392,9 @@ class Tagger:
         device: str = "auto",
         upgrade: bool = False,
     ) -> Self:
-        """What `save` wrote. `model` says where that file is now, if it has moved; `words` where word vectors of one's
-        own are, which only new names need. With `upgrade` a bank of another model moves to this one: its examples'
-        small copies go through the network again."""
+        """Load what `save` wrote. `model` is the model's file, if it has moved; `words` is the file of one's own word
+        vectors, which only new names need. With `upgrade` a bank of another model is migrated to this one: its
+        examples' small copies go through the network again."""
         header, bank = read_bank(Path(path))
         facts = header["model"]
         if not isinstance(model, Model):
@@ -403,7 +406,7 @@ class Tagger:
                     f"{header['fewtag']}); move it to this one with `upgrade`, or load it with that one"
                 )
             bank = stream.migrated(bank, model, facts, path)
-        # one without copies was meant so, whoever teaches it further
+        # a bank without copies was meant to have none, whoever teaches it further
         keep = not bank.examples or any(each.picture for each in bank.examples.values())
         tagger = cls(model, bank=bank, keep_pictures=keep)
         tagger._note_saved(Path(path), header)
@@ -419,7 +422,7 @@ class Tagger:
         device: str = "auto",
         keep_pictures: bool = True,
     ) -> Self:
-        """The bank at this path, or a new one for it: `save` adds to what another process may put there meanwhile."""
+        """Open the bank at this path, or a new one for it; `save` adds to what other processes may write meanwhile."""
         target = Path(path)
         if target.exists():
             tagger = cls.load(target, model=model, words=words, device=device)
@@ -442,7 +445,7 @@ class Tagger:
             stream.warn_of_contradictions(known, learnt)
         with self._lock:
             kept = self._bank.definitions_to_keep(afresh)
-            # known ones too: another process may have forgotten them when this is saved
+            # known labels too: another process may have forgotten them by the time this is saved
             new = by_names_or_none([name for name in names if name not in kept], self.model)
             definitions = {name: kept.get(name) or new[name] for name in names}
             self._do(partial(Bank.learn, definitions={**refused, **definitions}, examples=learnt, afresh=afresh))
@@ -454,7 +457,7 @@ class Tagger:
             self._changes.append(change)
 
     def _catch_up(self, path: Path) -> None:
-        """Replays what was taught since the file was read on the bank that is there now, if that is another one."""
+        """Replays what was taught since the file was read on the bank that is there now, if that has changed."""
         header = read_header(path)
         if self._saved == (path.resolve(), header):
             return
@@ -468,5 +471,5 @@ class Tagger:
         self._saved, self._changes = (path.resolve(), header), []
 
     def scorer(self, threshold: float | None = None, shares: Mapping[str, float] | None = None) -> Scorer:
-        """The labels as they are now, ready to score; `threshold` stands for each one's own."""
+        """A snapshot of the labels, ready to score; `threshold` replaces each label's own."""
         return Scorer(self._bank, self.model, threshold, shares)

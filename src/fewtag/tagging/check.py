@@ -1,4 +1,4 @@
-"""Evaluation: how good a bank is on labelled pictures of one's own."""
+"""Evaluation: how good a bank is on one's own labelled pictures."""
 
 import itertools
 import math
@@ -25,27 +25,27 @@ from fewtag.tagging.sources import Entry, Source
 
 BINS = 5
 FEWEST = 5
-"""Pictures that show a label, below which a threshold that suits them best is chance."""
+"""The fewest pictures that must show a label for its best threshold to be more than chance."""
 
 
 @dataclass(frozen=True)
 class LabelCheck:
-    """Precision, recall, F1 and AP of one label; a number that cannot be had, for want of a picture, is None."""
+    """Precision, recall, F1 and AP of one label; a number that is undefined, for want of pictures, is None."""
 
     pictures: int
-    """That show it."""
+    """How many pictures show the label."""
     precision: float | None
     recall: float | None
     f1: float | None
     average_precision: float | None
     threshold: float | None = None
     best_threshold: float | None = None
-    """With the best F1; None where too few pictures show the label, or to give it to every one would be best."""
+    """The threshold of the best F1; None if too few pictures show the label, or every picture would get it."""
 
 
 @dataclass(frozen=True)
 class Bin:
-    """A bin of the reliability diagram: how likely pairs of picture and label were said to be, and how many were."""
+    """A bin of the reliability diagram: mean probability, share of true picture-label pairs, and their number."""
 
     said: float
     true: float
@@ -54,7 +54,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Check:
-    """All labels, and how far the probabilities can be trusted."""
+    """The evaluation of all labels, and of how far the probabilities can be trusted."""
 
     pictures: int
     skipped: list[str]
@@ -64,13 +64,13 @@ class Check:
     calibration_error: float
     reliability: list[Bin]
     unknown: list[str] = field(default_factory=list)
-    """Labels of the pictures that the bank does not know: they are not counted."""
+    """Labels of the pictures that the bank does not know; they are not counted."""
     prior: str = "bank"
-    """Where the shares are from, for labels that the bank has none of: "bank", "estimate", or a number."""
+    """Source of the shares of labels for which the bank has none: "bank", "estimate", or a number."""
     shares: dict[str, float] = field(default_factory=dict)
-    """The part of the pictures that each label is taken to be shown by."""
+    """The share of pictures that are assumed to show each label."""
     taught: int = 0
-    """Pictures that the bank was taught with, or very like those."""
+    """The number of pictures that are, or nearly are, examples of the bank."""
 
     @property
     def best_thresholds(self) -> dict[str, float | None]:
@@ -78,7 +78,7 @@ class Check:
 
     @property
     def priors(self) -> dict[str, float | None]:
-        """The share of pictures that show each label; one that none shows is rarer than one in all of them."""
+        """The share of pictures that show each label, smoothed so that it is never 0 or 1."""
         return {label: (each.pictures + 0.5) / (self.pictures + 1) for label, each in self.labels.items()}
 
     def table(self) -> dict[str, dict[str, Any]]:
@@ -112,7 +112,7 @@ _PRIORS = {
 
 
 def shares_of(shown: Sequence[Shown], tagger: Tagger, options: Options, begin: Begin = unwatched) -> dict[str, float]:
-    """The shares that `tag` would take for these pictures."""
+    """The shares that `tag` would assume for these pictures."""
     pictures = [each.picture for each in shown]
     entries = [Entry(str(each), str(each.path.absolute()), None, each.offset, each.size) for each in pictures]
     return shares_in(Source(entries), tagger, options, begin)
@@ -128,7 +128,7 @@ def check_bank(
     skip_bad: bool = False,
     progress: Callable[[int], None] = lambda _count: None,
 ) -> Check:
-    """Every label of the bank against every picture; `shares` are for labels without a prior, and made by `prior`."""
+    """Scores every label of the bank on every picture; `shares`, made by `prior`, are for labels without a prior."""
     scorer = _LeakCountingScorer(tagger.bank_, tagger.model, shares=shares)
     labels = scorer.labels
     unknown = sorted({name for each in shown for name in each.labels} - set(labels))
@@ -156,7 +156,7 @@ def check_bank(
 
 
 class _LeakCountingScorer(Scorer):
-    """Notices pictures that it was taught with: what it says of them tells nothing of others."""
+    """A scorer that counts pictures that the bank was taught with, whose scores say nothing about other pictures."""
 
     def __init__(self, bank: Bank, model: Model, shares: Mapping[str, float] | None) -> None:
         super().__init__(bank, model, shares=shares)
@@ -164,7 +164,7 @@ class _LeakCountingScorer(Scorer):
 
     def probabilities(self, places: Places) -> NDArray[np.float32]:
         if len(self._examples):
-            # a number a batch: several threads score
+            # one number per batch, since several threads score
             self.taught.append(int((unit(places.mean(axis=1)) @ self._examples.T > SAME).any(axis=1).sum()))
         return super().probabilities(places)
 

@@ -1,4 +1,4 @@
-"""What `learn`, `check` and `write` read: tables of pictures and labels, label folders, or pictures of one label."""
+"""Reading labelled pictures for `learn`, `check` and `write`: tables, label folders, or pictures of one label."""
 
 import json
 import os
@@ -24,19 +24,19 @@ from fewtag.tagging.tables import picture_mark, picture_name, read_record
 CELLS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 TABLES = (*CELLS, ".jsonl", ".parquet")
 SPLIT_FOLDERS = {"train", "training", "val", "valid", "validation", "test", "testing"}
-"""What data sets of others call the folders that hold the labels' folders."""
+"""Names under which data sets group the labels' folders."""
 
 
 class Shown(NamedTuple):
-    """A picture, the labels it shows and those that it does not show."""
+    """A picture, the labels that it shows and those that it does not."""
 
     picture: Picture
     labels: frozenset[str]
     absent: frozenset[str] = frozenset()
     guessed: bool = False
-    """By `tag`, in a table that nobody has changed in this row."""
+    """Whether the labels are those that `tag` wrote, in a row that nobody has changed."""
     taken_out: frozenset[str] = frozenset()
-    """Tags that `tag` had written there, and that are gone."""
+    """Tags that `tag` wrote in this row and that were removed since."""
 
 
 def read_examples(
@@ -47,8 +47,9 @@ def read_examples(
     absent: Sequence[str] = (),
     complete: bool = False,
 ) -> list[Shown]:
-    """With `labels` or `absent` the sources are pictures, or folders of them, that show these or do not; else a table
-    or label folders. Rows without any label are left out, unless what is said is `complete`."""
+    """Reads pictures with their labels: with `labels` or `absent` the sources are pictures, or folders of them, that
+    show or do not show these; otherwise they are tables or label folders. Rows without any label are left out, unless
+    the table is `complete`."""
     for source in sources:
         if source.suffix == ".fewtag":
             raise InputError(f"{source} is a bank, which comes before the examples; change the order")
@@ -71,7 +72,7 @@ def read_examples(
 
 
 def without_guesses(shown: Sequence[Shown]) -> tuple[list[Shown], str]:
-    """The rows that a person wrote or changed, and in words how many others there are; nothing where there are none."""
+    """The rows that a person wrote or changed, and how many others there are, in words; empty if none."""
     own = [each for each in shown if not each.guessed]
     left_out = len(shown) - len(own)
     told = f"{plural(left_out, 'row')} as `fewtag tag` wrote {'it' if left_out == 1 else 'them'}"
@@ -79,7 +80,7 @@ def without_guesses(shown: Sequence[Shown]) -> tuple[list[Shown], str]:
 
 
 def missing(shown: Sequence[Shown]) -> InputError | None:
-    """Says which pictures are not there, before work is spent on those that are."""
+    """The error for pictures that do not exist, so that no work is spent on the others first; None if all exist."""
     gone = [each.picture.path for each in shown if not os.path.lexists(each.picture.path)]
     if not gone:
         return None
@@ -95,7 +96,7 @@ def missing(shown: Sequence[Shown]) -> InputError | None:
 
 
 def clean_label(label: str) -> str:
-    """A label's name as it is kept; refuses what looks like several."""
+    """A label's name in its stored form; refuses what looks like several labels."""
     name = path_name(label)
     if found := re.search(r"\S(,|\|)\S", name):
         mark = "a comma" if found[1] == "," else '"|"'
@@ -126,7 +127,7 @@ def read_label_folders(folder: Path) -> list[Shown]:
 
 
 def _joined(shown: Sequence[Shown]) -> list[Shown]:
-    """Copies of a file, which lie in the folders of several labels, are one picture that shows them all."""
+    """Merges copies of a file that lie in several labels' folders into one picture that shows all these labels."""
     sizes = Counter(each.picture.path.stat().st_size for each in shown if each.picture.path.is_file())
     found: dict[str, Shown] = {}
     for each in shown:
@@ -140,30 +141,30 @@ def _joined(shown: Sequence[Shown]) -> list[Shown]:
 
 
 def _pictures(source: Path) -> list[Picture]:
-    """A folder's pictures, sub-folders too, or the one."""
+    """The pictures of a folder and its sub-folders, or the one picture."""
     if not source.is_dir():
         return [Picture(source, name=str(source))]
-    # one that is not read for its kind is taken too, so that it is refused by name rather than left out
+    # pictures in a format that is not read are included, so that they are refused by name rather than left out
     return [Picture(found.path, name=str(found.path)) for found in walk(source)]
 
 
 def read_table(path: Path, root: Path | None = None, *, complete: bool = False) -> list[Shown]:
-    """A table with the columns image, labels and, if need be, absent; one that `tag` wrote, too, with its tags.
+    """Reads a table with the columns image, labels and, optionally, absent; tables that `tag` wrote are read too.
 
-    Paths are relative to `root`, or else to the folder that was tagged (several: where `tag` was run), or else to the
-    table. Of a picture without labels nothing is known, and it is left out, unless the table is `complete` or `tag` had
-    written some there.
+    Paths are relative to `root`, or else to the folder that was tagged (if several were, to the folder in which `tag`
+    was run), or else to the table. A picture without labels is left out, since nothing is known about it, unless the
+    table is `complete` or `tag` had written tags there.
     """
     place, guesses, shown = root or tagged_folder(path) or path.parent, _read_guesses(path), []
     known = read_record(path).get("labels")
-    written = known if isinstance(known, list) else []  # a bank may have names that a person is not to write
+    written = known if isinstance(known, list) else []  # a bank may have names that are refused in a table
     for row in read_rows(path):
         if is_url(row.image):
             raise InputError(f"{path} line {row.line} names an address, {row.image!r}; download the picture first")
         name = picture_name(row.image)
         labels, absent = _said(path, row, written)
         guess = guesses.get(picture_mark(name))
-        spelt = {label.casefold() for label in labels}  # another case is another spelling, no refusal
+        spelt = {label.casefold() for label in labels}  # a tag whose case was changed was respelt, not removed
         taken_out = frozenset(each for each in (guess or frozenset()) - labels - absent if each.casefold() not in spelt)
         if labels or absent or taken_out or complete:
             guessed = not absent and guess == labels
@@ -175,8 +176,8 @@ def read_table(path: Path, root: Path | None = None, *, complete: bool = False) 
 
 
 def name_in(folder: Path, image: str) -> str:
-    """A picture's path from a folder, as a table has it: one from home, with the separators of Windows, or with accents
-    that a Mac writes as two characters and others as one."""
+    """A picture's path relative to a folder, from a table's cell: it may start with "~/", use Windows separators, or
+    spell accents as one character or, like a Mac, as two."""
     if image.startswith("~/"):
         return str(Path(image).expanduser())
     name = picture_name(image)
@@ -187,7 +188,7 @@ def name_in(folder: Path, image: str) -> str:
 
 
 def _said(path: Path, row: "Row", written: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """The labels that a picture shows and those that it does not; what one line says, none may deny."""
+    """The labels that a picture shows and those that it does not; lines that contradict each other are refused."""
     shown, absent = dict[str, int](), dict[str, int]()
     for names, lines in ((shown, row.labels), (absent, row.absent)):
         for label, line in lines.items():
@@ -212,7 +213,7 @@ def _said(path: Path, row: "Row", written: Collection[str]) -> tuple[frozenset[s
 
 
 def _read_guesses(table: Path) -> dict[str, frozenset[str]]:
-    """The tags that `tag` wrote into this table, by `picture_mark`: whatever program saved it since, they are known."""
+    """The tags that `tag` wrote into this table, by `picture_mark`, whatever program has saved it since."""
     record = read_record(table)
     try:
         labels, rows = list(map(str, record["labels"])), str(record["rows"]).split()
@@ -223,7 +224,7 @@ def _read_guesses(table: Path) -> dict[str, frozenset[str]]:
 
 
 def tagged_folder(table: Path) -> Path | None:
-    """Of a table that `tag` wrote, the folder that its pictures' names are relative to; None where it is gone."""
+    """The folder that names in a table of `tag` are relative to; None if it is gone, or it is no such table."""
     record = read_record(table)
     try:
         sources = record["source"]
@@ -235,14 +236,14 @@ def tagged_folder(table: Path) -> Path | None:
 
 
 class Row(NamedTuple):
-    """What a picture is said to show and not to, each with the line that says so, and with which probabilities."""
+    """What a table says a picture shows and does not show, each with the line that says so, and its probabilities."""
 
     line: int
     image: str
     labels: dict[str, int]
-    """In their order, which in a table of tags is the likeliest first."""
+    """In their order, which in a table of `tag` is likeliest first."""
     absent: dict[str, int]
-    """Those with "!" before them, and those in a column of their own."""
+    """Labels preceded by "!", and those in the column `absent`."""
     scores: dict[str, float]
 
     @classmethod
@@ -254,24 +255,24 @@ class Row(NamedTuple):
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Of a table in whatever form, one for each picture; lines of the same picture, such as one a label, add up."""
+    """The rows of a table in any format, one per picture; lines about the same one, as one per label, are merged."""
     rows: dict[str, Row] = {}
     for row in _read_cells(path) if path.name.lower().endswith(CELLS) else _read_facts(path):
         if not row.image:
             raise InputError(f"{path} line {row.line} names no image; fill in the column `image` or remove the line")
         before = rows.setdefault(picture_name(row.image), row)
         if before is not row:
-            before.labels.update(row.labels | before.labels)  # the first line that says it, in the order of lines
+            before.labels.update(row.labels | before.labels)  # keeps the number of the first line that says it
             before.absent.update(row.absent | before.absent)
             before.scores.update(row.scores | before.scores)
     return list(rows.values())
 
 
 def read_tagged(path: Path, threshold: float | None = None) -> list[Tagged]:
-    """The rows of a table that `tag` wrote, or of one with the columns image and labels.
+    """The rows of a table that `tag` wrote, or of any with the columns image and labels.
 
-    With a threshold tags are what reaches it, but a person's word comes first: what was put in stays, and neither what
-    was taken out nor a tag with "!" before it comes back.
+    With a threshold, tags are the labels that reach it, but a person's edits take precedence: tags that were added
+    stay, and neither removed tags nor those with "!" come back.
     """
     rows = read_rows(path)
     scored = _scored(path, rows)
@@ -293,13 +294,13 @@ def read_tagged(path: Path, threshold: float | None = None) -> list[Tagged]:
 
 
 def _scored(path: Path, rows: Sequence[Row]) -> set[str]:
-    """The labels with probabilities: of all columns of numbers those that `tag` wrote, or could have written."""
+    """The labels with probabilities: of the numeric columns, those that `tag` wrote or could have written."""
     columns = {label for row in rows for label in row.scores}
     known = read_record(path).get("labels")
     if isinstance(known, list):
         return columns & set(map(str, known))
     named = {label for row in rows for label in row.labels}
-    if named and not named & columns:  # a width, a confidence: no tag's own
+    if named and not named & columns:  # other numbers, such as a width or a confidence
         return set()
     return columns - {label for row in rows for label, score in row.scores.items() if not 0 <= score <= 1}
 
@@ -341,6 +342,6 @@ def _read_cells(path: Path) -> Iterator[Row]:
         named, absent = (split_labels(path, line, cells.pop(key, "")) for key in ("labels", ABSENT))
         image, scores = cells.pop("image").strip(), {}
         for name, cell in cells.items():
-            with suppress(ValueError):  # the columns that are probabilities
-                scores[name] = float(cell.replace(",", "."))  # as half of Europe's spreadsheets write it
+            with suppress(ValueError):  # keeps only numeric columns, which may be probabilities
+                scores[name] = float(cell.replace(",", "."))  # with the decimal comma of many European spreadsheets
         yield Row.of(line, image, named, absent, scores)

@@ -1,4 +1,4 @@
-"""A page to look at: pictures with their tags, as one HTML file that loads nothing from elsewhere."""
+"""HTML pages: pictures with their tags, as one file that loads nothing from elsewhere."""
 
 import base64
 import html
@@ -17,7 +17,7 @@ from fewtag.pictures.files import encoded_bytes
 from fewtag.tagger.stream import Item, Tagged
 
 MOST = 1000
-"""Pictures on one page; some 20 KB each."""
+"""The most pictures on one page, at about 20 KB each."""
 _PAGE = Template(
     """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -40,12 +40,12 @@ $cards
 
 @dataclass(frozen=True)
 class Card:
-    """A picture of the page, its caption and what is said of it."""
+    """A picture on the page, with its caption and the chips below it."""
 
     caption: str
     source: str
     chips: Sequence[tuple[str, str]]
-    """Text and kind of each."""
+    """Text and CSS class of each chip."""
 
     def html(self) -> str:
         chips = "".join(f'<li class="{kind}">{html.escape(text)}</li>' for text, kind in self.chips)
@@ -58,11 +58,11 @@ def write_page(out: Path, title: str, facts: str, cards: Iterable[Card]) -> None
     page = _PAGE.substitute(
         title=html.escape(title), facts=html.escape(facts), cards="\n".join(card.html() for card in cards)
     )
-    write_atomically(out, page.encode(errors="backslashreplace"))  # of names that are no text
+    write_atomically(out, page.encode(errors="backslashreplace"))  # file names may not be valid text
 
 
 def tagged_card(item: Item, row: Tagged) -> Card:
-    """Of a row of `tag`: its tags, with their probability where the row has scores."""
+    """The card of a row of `tag`: its tags, with their probabilities if the row has scores."""
     if row.failure:
         return Card(row.image, "", [(row.failure, "failure")])
     chips = [(f"{tag} {row.scores[tag]:.0%}" if tag in row.scores else tag, "tag") for tag in row.tags]
@@ -70,7 +70,7 @@ def tagged_card(item: Item, row: Tagged) -> Card:
 
 
 def embed(item: Item) -> str:
-    """A small copy of a picture as part of the page itself; nothing where it cannot be read."""
+    """A thumbnail as a data URI; empty if the picture cannot be read."""
     with suppress(InputError):
         if data := encoded_bytes(item.image, item.name):
             return embed_image(decode(data, item.name, at_least=THUMBNAIL))
@@ -82,5 +82,5 @@ def embed_image(picture: Image.Image) -> str:
 
 
 def embed_bytes(content: bytes) -> str:
-    """A small copy, as `thumbnail` makes it and a bank keeps it."""
+    """A data URI of a thumbnail as `thumbnail` makes it and a bank keeps it."""
     return f"data:image/webp;base64,{base64.b64encode(content).decode()}" if content else ""

@@ -1,4 +1,4 @@
-"""Parquet: tables of pictures, with a path or the bytes themselves in each row, and tables of tags."""
+"""Parquet: reads tables of pictures, with a path or the bytes in each row, and reads and writes tables of tags."""
 
 import io
 import json
@@ -27,7 +27,7 @@ Labels = Sequence[str] | None
 
 @dataclass(frozen=True)
 class Table:
-    """A table's address, what changes when it does, and how many rows each of its row groups has."""
+    """A table's address, a stamp that changes with its content, and the number of rows in each of its row groups."""
 
     url: str
     stamp: object
@@ -35,14 +35,14 @@ class Table:
 
 
 def open_table(url: str, stamp: object) -> Table:
-    """Refuses a table that cannot be read or has no pictures in it."""
+    """Opens a table; refuses one that cannot be read or has no pictures in it."""
     with _reading(url) as file:
         _columns(url, file.schema_arrow)
         return Table(url, stamp, _sizes(file))
 
 
 def read_rows(url: str, first: int, size: int, batch: int) -> Iterator[list[Item]]:
-    """These rows, a batch at a time; only the row groups that hold some of them are read."""
+    """These rows, a batch at a time; only the row groups that contain some of them are read."""
     with _reading(url) as file:
         columns, sizes = _columns(url, file.schema_arrow), _sizes(file)
         starts = np.cumsum([0, *sizes])
@@ -61,7 +61,7 @@ def _sizes(file: "ParquetFile") -> tuple[int, ...]:
 
 
 def _columns(url: str, schema: Any) -> list[str]:
-    """Those to read: bytes with a name where there is one, or a path, or both in one as Hugging Face writes them."""
+    """The columns to read: bytes, with a name if there is one, or a path, or Hugging Face's struct of both."""
     names = [name for name in _PATHS if name in schema.names]
     if "image" in names and str(schema.field("image").type).startswith("struct<bytes: binary"):
         return ["image"]
@@ -74,7 +74,7 @@ def _columns(url: str, schema: Any) -> list[str]:
 
 
 def _rows(url: str, columns: dict[str, Sequence[Any]], first: int) -> list[Item]:
-    """`image` names a picture of bytes, `path` one of a list."""
+    """Items for rows of a table: `image` or `path` is the picture's name if there are bytes, else its path."""
     folder, _, table = (url if is_url(url) else PurePath(url).as_posix()).rpartition("/")
     nameless = [f"{table}#{first + number}" for number in range(len(next(iter(columns.values()))))]
     given: Sequence[Any] = next((columns[name] for name in _PATHS if name in columns), nameless)
@@ -82,7 +82,7 @@ def _rows(url: str, columns: dict[str, Sequence[Any]], first: int) -> list[Item]
         cells = [cell or {} for cell in given]
         columns = {"bytes": [cell.get("bytes") for cell in cells]}
         given = [cell.get("path") for cell in cells]
-        elsewhere = [None if cell.get("bytes") else cell.get("path") for cell in cells]  # a path alone will do, too
+        elsewhere = [None if cell.get("bytes") else cell.get("path") for cell in cells]  # a path without bytes is read
     else:
         elsewhere = [None] * len(given) if "bytes" in columns else list(given)
     named = [nameless[number] if name is None else str(name) for number, name in enumerate(given)]
@@ -101,7 +101,7 @@ def _empty(name: str) -> InputError:
 
 @contextmanager
 def _reading(url: str) -> Iterator["ParquetFile"]:
-    """What goes wrong in the table is told as one sentence."""
+    """Opens a table, and turns any error into one sentence."""
     import_pyarrow(url)
     from pyarrow.lib import ArrowException
     from pyarrow.parquet import ParquetFile
@@ -119,7 +119,7 @@ def _reading(url: str) -> Iterator["ParquetFile"]:
 
 
 def read_records(url: str) -> list[dict[str, Any]]:
-    """All rows of a table, by the names of its columns."""
+    """All rows of a table, as dictionaries by column name."""
     with _reading(url) as file:
         records: list[dict[str, Any]] = file.read().to_pylist()
         return records
@@ -128,7 +128,7 @@ def read_records(url: str) -> list[dict[str, Any]]:
 def write_records(
     target: Path | BinaryIO, records: Iterator[dict[str, Any]], labels: Labels, note: Mapping[str, Any] | None = None
 ) -> None:
-    """Columns image, tags (a list) and with labels scores (a struct with a number for each); a note in the metadata."""
+    """Writes the columns image, tags (a list) and, with labels, scores (a struct); `note` goes into the metadata."""
     import pyarrow.parquet
 
     columns = {"image": pyarrow.string(), "tags": pyarrow.list_(pyarrow.string())}
@@ -141,7 +141,7 @@ def write_records(
 
 
 def open_part(content: bytes) -> "ParquetFile":
-    """What `write_records` wrote; a ValueError where it is damaged."""
+    """Opens what `write_records` wrote; raises ValueError if it is damaged."""
     import pyarrow.lib
     import pyarrow.parquet
 
@@ -152,7 +152,7 @@ def open_part(content: bytes) -> "ParquetFile":
 
 
 def import_pyarrow(what: str) -> None:
-    """Refuses what needs it where it is not installed."""
+    """Refuses `what` if pyarrow is not installed."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:

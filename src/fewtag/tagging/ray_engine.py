@@ -1,4 +1,4 @@
-"""The Ray engine: shards finished by the workers of a cluster, one's own for this run or an existing one."""
+"""The Ray engine: shards tagged by the workers of a cluster, either started for this run or an existing one."""
 
 import logging
 import math
@@ -25,25 +25,25 @@ from fewtag.tagging.run import Work, finish_shards
 from fewtag.tagging.sources import Shard
 from fewtag.tagging.tables import Counts
 
-# by Ray's own name, what it does on macOS and Windows: no other machine may join, so that nothing listens to them. An
-# address of 127.0.0.1 does not do it: Ray replaces that by one that others can reach
+# disables multi-node clusters (Ray's default on macOS and Windows), so that no other machine can join and Ray listens
+# on the loopback only. A node address of 127.0.0.1 does not do it: Ray replaces that by one that others can reach
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 _ANSWERS_WITHIN = 3.0
-# of a core, as Ray counts
+# Ray divides a core into this many parts
 _SMALLEST_PARTS = 10_000
-# offline and private, and quiet: what matters to a person is told in one sentence
+# offline, private and quiet: what matters to a person is reported in one sentence
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
-    # as the local engine; Ray's own 15 leaves the workers nothing where another program is busy
+    # as in the local engine; with Ray's default of 15 workers get no time if another program is busy
     "RAY_worker_niceness": "0",
 }
 
 
 @dataclass(frozen=True)
 class Share:
-    """How many workers there are, and what each one has for itself."""
+    """The number of workers, and what each one has to itself."""
 
     workers: int
     cores: float
@@ -51,7 +51,7 @@ class Share:
 
 
 def share_out(nodes: Sequence[Mapping[str, float]], workers: int | None) -> Share:
-    """As many workers as there are GPUs, or else cores; fewer have more cores each, but never of two machines.
+    """As many workers as there are GPUs, or else cores; fewer get more cores each, but never from two machines.
 
     >>> share_out([{"CPU": 16.0}, {"CPU": 4.0}], 3)
     Share(workers=3, cores=5.0, gpu=False)
@@ -73,11 +73,11 @@ def share_out(nodes: Sequence[Mapping[str, float]], workers: int | None) -> Shar
 
 @contextmanager
 def open_cluster(address: str | None) -> Iterator[list[Mapping[str, float]]]:
-    """What its machines have, CPU and GPU; one that is started here listens on the loopback and ends with the run."""
+    """Yields the CPUs and GPUs of each machine; a cluster started here is on the loopback, and ends with the run."""
     if address is not None:
         check_address(address)
     ray = _import_ray(loopback=address is None)
-    # Ray prints the deaths of workers on standard output, where --json is for machines
+    # Ray reports the deaths of workers on standard output, which --json reserves for machines
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         ours = not ray.is_initialized()
         if ours:
@@ -107,7 +107,7 @@ def _connect(ray: ModuleType, address: str | None) -> None:
 
 
 def _import_ray(*, loopback: bool) -> ModuleType:
-    """Imports Ray: quiet, and for a cluster of its own on the loopback, if this is the first import of it."""
+    """Imports Ray, quiet and, for our own cluster, confined to the loopback, unless it was imported before."""
     for name, value in (_QUIET | (_LOOPBACK if loopback else {})).items():
         os.environ.setdefault(name, value)
     try:
@@ -119,7 +119,7 @@ def _import_ray(*, loopback: bool) -> ModuleType:
 
 @contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Ray's core writes there, past Python's, that it was told to be quiet."""
+    """Silences file descriptor 2: Ray's core writes there, bypassing Python, although told to be quiet."""
     kept = os.dup(2)
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
@@ -131,7 +131,7 @@ def _without_stderr() -> Iterator[None]:
 
 
 def check_address(address: str) -> None:
-    """Refuses at once an address where nobody listens: Ray itself would wait for minutes."""
+    """Refuses an address where nobody listens at once, where Ray itself would wait for minutes."""
     if address == "auto":
         return
     if address.startswith("ray://"):
@@ -152,14 +152,14 @@ def check_address(address: str) -> None:
 
 
 class Worker:
-    """An actor: opened once, then given one shard after another. A refusal is an answer, never a death."""
+    """A Ray actor: opened once, then given shard after shard. Errors are returned, so that it stays alive."""
 
     _tagger: Tagger
     _scorer: Scorer
     _space: ArrayRows | None
 
     def open(self, work: Work, share: Share, version: str) -> str:
-        """Why it cannot work; nothing if it can."""
+        """Prepares the worker; returns why it cannot work, or an empty string."""
         self._work = work
         try:
             if version != __version__:
@@ -168,13 +168,13 @@ class Worker:
                 )
             self._tagger, self._scorer = work.open("cuda" if share.gpu else "cpu", max(1, int(share.cores)))
             self._cache = cached_places(self._tagger.model, work.options.cache)
-            self._space = self._cache.__enter__()  # for as long as this process lives
+            self._space = self._cache.__enter__()  # left open for as long as this process lives
         except InputError as error:
             return str(error)
         return ""
 
     def finish(self, shard: Shard) -> Counts | str:
-        """How it went, or why it could not be finished."""
+        """Tags a shard; returns its counts, or why it could not be finished."""
         try:
             return finish_shards(self._tagger.model, self._scorer, [shard], self._work, self._space)[shard.number]
         except InputError as error:
@@ -184,7 +184,7 @@ class Worker:
 def finish_on_ray(
     shards: Sequence[Shard], work: Work, share: Share, advance: Advance
 ) -> tuple[float, dict[int, Counts]]:
-    """When the first worker was ready, and the counts of each shard; refuses if some could not be finished."""
+    """When the first worker was ready, and the counts of each shard; raises InputError if some failed."""
     ready, finished, refusals = math.inf, dict[int, Counts](), dict[int, str]()
     for shard, answer in _answers(shards, work, share):
         if shard is None:
@@ -204,10 +204,11 @@ def finish_on_ray(
 
 
 def _answers(shards: Sequence[Shard], work: Work, share: Share) -> Iterator[tuple[Shard | None, Counts | str]]:
-    """The actor pool: what the workers say of each shard, as they finish; no shard where one has come up.
+    """The actor pool: yields shards with their worker's answer as they are done, and None when a worker is ready.
 
-    A worker has a shard only once it is up, so that one for which the cluster has no room keeps none. For the same
-    reason workers that died are replaced here, not restarted by Ray: their shard goes to whoever is free.
+    A worker gets a shard only once it has started, so that one for which the cluster has no room holds none up. For the
+    same reason dead workers are replaced here rather than restarted by Ray: their shard goes to any worker that is
+    free.
     """
     import ray
     from ray.exceptions import RayActorError, RayError
@@ -239,7 +240,7 @@ def _answers(shards: Sequence[Shard], work: Work, share: Share) -> Iterator[tupl
                     hire()
                 continue
             worker, shard = busy.pop(done)
-            ray.kill(worker)  # it may only be out of reach
+            ray.kill(worker)  # it may merely be unreachable
             hire()
             deaths[shard.number] += 1
             if deaths[shard.number] < most:

@@ -1,4 +1,4 @@
-"""The tagging engine: sources to shards to one table, in this process or on Ray. Run again after a kill, it goes on."""
+"""The tagging engine: from sources over shards to one table, in this process or on Ray. A killed run can be resumed."""
 
 import math
 import tempfile
@@ -23,34 +23,34 @@ from fewtag.tagging.tables import Counts, Output, Parts, names_in, open_output
 
 LARGEST_SHARD, SMALLEST_SHARD = 1024, 64
 LOCAL_SHARD = 256
-# a worker that is slower than the others then takes fewer, rather than all waiting for its last one
+# several, so that a slow worker takes fewer shards, instead of all others waiting for its last one
 _SHARDS_A_WORKER = 4
 _DOWNLOADS_AT_ONCE = 16
 SAMPLE, SMALLEST_SAMPLE = 256, 100
-"""Pictures by which the labels' shares are estimated; fewer say too little."""
+"""Pictures by which the labels' shares are estimated, and the fewest that are enough."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What decides the rows (scores, threshold, prior), and how the work is done."""
+    """Settings that determine the rows (scores, threshold, prior), and those of how the work is done."""
 
     scores: bool = False
     threshold: float | None = None
     prior: float | Literal["estimate", "bank"] = "estimate"
-    """The share of pictures that show a label: a number for all, by a sample of the source, or as the bank has it."""
+    """The share of pictures that show a label: a number for all, estimated from a sample, or the bank's own."""
     batch: int = BATCH
     device: str = "auto"
     cache: Path | None = None
     shard: int | None = None
     max_attempts: int = 3
-    """How often a shard may be begun: a worker may have died of it."""
+    """How often a shard may be started: its worker may have died of it."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How it went; `seconds` are without starting up, and with the look at a sample by which shares are estimated.
+    """Statistics of a run; `seconds` exclude start-up, but include encoding the sample by which shares are estimated.
 
-    `cached` are pictures whose features were known when their row was made, those of that sample too.
+    `cached` counts pictures whose features were in the cache when their row was made, including those of that sample.
     """
 
     pictures: int
@@ -67,14 +67,14 @@ class Summary:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where Ray is asked for, and for how many workers."""
+    """The Ray cluster to use, by default one of our own, and its workers, by default one per GPU or core."""
 
     address: str | None = None
     workers: int | None = None
 
 
 Rows = Iterator[tuple[Item, Tagged]]
-"""Pictures and their rows as soon as they are known, with all scores."""
+"""Pictures and their rows, as soon as they are known, with all scores."""
 
 
 def tag(
@@ -88,10 +88,10 @@ def tag(
     begin: Begin = unwatched,
     look: Callable[[Rows], None] | None = None,
 ) -> Summary:
-    """Tags every picture into a table, or into a folder of Parquet parts where `out` ends like no table.
+    """Tags every picture into a table, or into a folder of Parquet parts if `out` has no table's ending.
 
-    `look` may take as many of the rows as it likes, to show them; with scores, unless the parts are the table, and that
-    has none.
+    `look` may take as many of the rows as it likes, to show them. They have scores, except where the output is a folder
+    of parts without scores.
     """
     since = time.time()
     source = open_source(sources)
@@ -151,14 +151,14 @@ def _tag_on_ray(
     scored: Sequence[str] | None,
     begin: Begin,
 ) -> tuple[float, int]:
-    """Tags by the workers of a cluster: when the first one was ready, and how many there were."""
+    """Tags on the workers of a cluster; returns when the first one was ready, and how many there were."""
     from fewtag.tagging.ray_engine import finish_on_ray, open_cluster, share_out
 
     if output.begun is not None and not output.missing(source, 0):
         return time.time(), 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bank.fewtag"
-        tagger.save(path)  # as it was loaded: the bank itself may be taught meanwhile
+        tagger.save(path)  # as it was loaded: the bank file itself may be taught meanwhile
         work = Work(path.read_bytes(), scored, options, output.parts, output.shares)
     with open_cluster(ray.address) as nodes:
         share = share_out(nodes, ray.workers)
@@ -180,7 +180,7 @@ def tag_rows(bank: Path, sources: Sequence[str] | Source, options: Options) -> R
     tagger = Tagger.load(bank, device=options.device)
     source = sources if isinstance(sources, Source) else open_source(sources)
     shares = shares_in(source, tagger, options)
-    waiting = deque[Item]()  # of a table of bytes only those are held whose rows are not known yet
+    waiting = deque[Item]()  # holds only items whose rows are not known yet, since those of a table carry their bytes
 
     def items() -> Iterator[Item]:
         for shard in source.shards(LOCAL_SHARD):
@@ -195,11 +195,11 @@ def tag_rows(bank: Path, sources: Sequence[str] | Source, options: Options) -> R
 
 
 def shares_in(source: Source, tagger: Tagger, options: Options, begin: Begin = unwatched) -> dict[str, float]:
-    """The share of a source's pictures that show each label without a prior: by a sample of them.
+    """The share of a source's pictures that show each label without a prior, estimated from a sample of them.
 
-    A number that is given for all labels is fitted to the sample (`match_shares`), if that is large enough. The sample
-    is the same each time, whatever tags it and however often; what it takes is in the cache afterwards. A label with a
-    threshold of its own keeps the probabilities that it was chosen by.
+    A number given for all labels is fitted to the sample (`match_shares`) if that is large enough. The sample is the
+    same for every run and engine, and in the cache afterwards. A label with its own threshold is left out, and keeps
+    the probabilities that the threshold was chosen by.
     """
     if options.prior == "bank" or (options.prior == "estimate" and len(source) < SMALLEST_SAMPLE):
         return {}
@@ -225,7 +225,7 @@ def shares_in(source: Source, tagger: Tagger, options: Options, begin: Begin = u
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker needs to know to finish a shard."""
+    """All that a worker needs to finish a shard."""
 
     bank: bytes
     scored: Sequence[str] | None
@@ -234,7 +234,7 @@ class Work:
     shares: Mapping[str, float]
 
     def open(self, device: str, threads: int) -> tuple[Tagger, Scorer]:
-        """The bank's tagger in another process, on another machine perhaps."""
+        """The bank's tagger and scorer, in another process and perhaps on another machine."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "bank.fewtag"
             path.write_bytes(self.bank)
@@ -251,7 +251,7 @@ def finish_shards(
     space: ArrayRows | None,
     advance: Advance = lambda _: None,
 ) -> dict[int, Counts]:
-    """Each shard's rows into a part; the network does not wait between one shard and the next."""
+    """Writes each shard's rows as a part; the network does not idle between shards."""
     options = work.options
     items = (item for shard in shards for item in shard.items(options.batch))
     scores, loaders = work.scored is not None, _DOWNLOADS_AT_ONCE if shards[0].is_remote else None
@@ -271,7 +271,7 @@ def finish_shards(
 
 
 def shard_size(pictures: int, workers: int) -> int:
-    """Pictures a shard: many, but few enough for every worker to have some shards.
+    """Pictures per shard: many, but few enough for every worker to get several shards.
 
     >>> shard_size(1_000_000, 8), shard_size(2_000, 2), shard_size(100, 8)
     (1024, 250, 64)

@@ -1,4 +1,4 @@
-"""What is to be tagged: paths, folders, lists, archives, detections, URLs and Parquet tables, cut into shards."""
+"""Sources of pictures to tag: paths, folders, lists, archives, detections, URLs and Parquet tables, cut into shards."""
 
 import io
 import json
@@ -22,38 +22,38 @@ from fewtag.tagger.stream import Item
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-# whatever a file system says of a file that changes with its content
+# facts by which the various file systems tell that a file has changed
 _STAMPS = ("size", "mtime", "LastModified", "last_modified", "ETag", "etag", "md5Hash", "generation")
 _ENDINGS = ", ".join(sorted(IMAGE_ENDINGS))
 _TABLES_AT_ONCE = 16
 _TRIES = 3
 _STRETCHES = 8
-"""Of tables, that a sample is made of: each costs a row group to read."""
+"""Runs of consecutive rows that a sample of tables consists of: each costs reading a row group."""
 SURE = 0.2
-"""Confidence from which a detection is looked at: what MegaDetector itself calls the typical threshold."""
+"""Confidence from which a detection is used: what MegaDetector itself calls the typical threshold."""
 
 
 class Entry(NamedTuple):
-    """A picture to be tagged: its name in the table, where it is, and what changes when the file does."""
+    """A picture to tag: its name in the table, its location, and a stamp that changes with the file."""
 
     name: str
     location: str
     stamp: object = None
     offset: int = 0
     size: int | None = None
-    """Where it is a stretch of an archive."""
+    """Length in bytes, from `offset` on, if the picture is part of an archive."""
     problem: str = ""
-    """Why it cannot be read, if that is known already."""
+    """Why the picture cannot be read, if that is already known."""
     box: tuple[float, ...] | None = None
-    """Left, top, width and height of what is looked at, as shares of the picture."""
+    """Left, top, width and height of the part to tag, as shares of the picture."""
 
     def item(self) -> Item:
-        """With what is to be read: a file or a stretch of one, or itself where that takes more."""
+        """The item to read: a local file or a part of one, or this entry itself if it is remote or cropped."""
         path = None if self.box is not None else local_path(self.location)
         return Item(self.name, self if path is None else Picture(path, self.offset, self.size, self.name, self.problem))
 
     def read(self) -> bytes:
-        """The encoded bytes behind an address, or of the part in the box."""
+        """The encoded bytes of a remote picture, or of the part in the box."""
         if self.problem:
             raise InputError(self.problem)
         if self.box is not None:
@@ -62,17 +62,17 @@ class Entry(NamedTuple):
         for tried in range(1, _TRIES + 1):
             try:
                 return system.cat_file(path)
-            except Exception as error:  # each file system has errors of its own
+            except Exception as error:  # each file system raises its own
                 if tried == _TRIES or isinstance(error, FileNotFoundError | PermissionError):
                     raise InputError(f"cannot read image {self.name}: {reason(error)}; check the path") from error
         raise AssertionError("the last try answers or fails")
 
 
 def _cropped(whole: Image.Image, box: tuple[float, ...]) -> bytes:
-    """A part of a picture, as if it were a file of its own."""
+    """A part of a picture, encoded as if it were a file of its own."""
     sides = []
     for place, size, side in zip(box[:2], box[2:], whole.size, strict=True):
-        # at least a pixel, and none outside: a box may lie on the very edge
+        # at least one pixel, and none outside the picture, even if the box lies on its edge
         first = min(round(place * side), side - 1)
         sides.append((first, min(max(first + 1, round(place * side + size * side)), side)))
     (left, right), (top, bottom) = sides
@@ -83,7 +83,7 @@ def _cropped(whole: Image.Image, box: tuple[float, ...]) -> bytes:
 
 @dataclass(frozen=True)
 class Shard:
-    """The unit of work: pictures, or rows of a table. Its digest says what is in it."""
+    """The unit of work: pictures, or rows of a table, with a digest that identifies them."""
 
     number: int
     digest: str
@@ -92,7 +92,7 @@ class Shard:
     table: str = ""
     first: int = 0
     is_remote: bool = False
-    """Whether reading waits for something far away: then many are read at once."""
+    """Whether reading is bound by latency, so that many pictures are read at once."""
 
     def items(self, batch: int) -> Iterator[Item]:
         """The pictures, in order; a table's rows are read a batch at a time."""
@@ -105,12 +105,12 @@ class Shard:
 
 @dataclass(frozen=True)
 class Source:
-    """Pictures with a place each, or Parquet tables of them."""
+    """Pictures by location, or Parquet tables of them."""
 
     entries: Sequence[Entry] = ()
     tables: Sequence[Any] = ()
     locations: Sequence[str] = ()
-    """What was given, in full."""
+    """The locations that were given, as absolute paths or URLs."""
 
     def __len__(self) -> int:
         return len(self.entries) + sum(sum(table.groups) for table in self.tables)
@@ -128,7 +128,7 @@ class Source:
         ]
 
     def sample(self, count: int, batch: int) -> list[Item]:
-        """So many of the pictures, drawn by chance, but the same each time; of tables rows that lie together."""
+        """A random sample of the pictures, the same each time; from tables, runs of consecutive rows."""
         random = np.random.default_rng(0)
         if self.entries:
             chosen = random.choice(len(self.entries), min(len(self.entries), count), replace=False)
@@ -139,7 +139,7 @@ class Source:
 
 
 def _cuts(groups: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
-    """First row and number of rows; whole row groups together where they fit, so that none is read twice."""
+    """First row and number of rows of each shard; row groups stay whole where they fit, so none is read twice."""
     first = rows = 0
     for group in groups:
         if rows and rows + group > size:
@@ -154,7 +154,7 @@ def _cuts(groups: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
 
 
 def open_source(sources: Sequence[str]) -> Source:
-    """One source: its pictures by their name in it. Several: by the path that was given."""
+    """Opens sources: in a single one pictures are named relative to it, in several by the path that was given."""
     alone = len(sources) == 1
     opened = [_open(source, "" if alone else source) for source in sources]
     entries = [entry for source in opened for entry in source.entries]
@@ -175,7 +175,7 @@ def open_source(sources: Sequence[str]) -> Source:
 
 
 def _open(source: str, prefix: str) -> Source:
-    """`prefix` stands before the names where several sources were given."""
+    """Opens one source; a non-empty `prefix` says that there are several, so that names include the given path."""
     path = local_path(source)
     if path is None:
         return _remote(source)
@@ -200,7 +200,7 @@ def _open(source: str, prefix: str) -> Source:
 
 
 def _folder(folder: Path, prefix: str) -> Source:
-    """Its pictures; where there are none, its tar archives or its Parquet tables."""
+    """The pictures of a folder; if it has none, its tar archives or its Parquet tables."""
     above = f"{folder.as_posix().rstrip('/')}/" if prefix else ""
     entries = [
         Entry(f"{above}{found.name}", str(found.path.absolute()), stamp(found.path), problem=found.problem)
@@ -216,7 +216,7 @@ def _folder(folder: Path, prefix: str) -> Source:
 
 
 def _list(path: Path) -> Iterator[Entry]:
-    """A text file with a path or URL a line, relative to it."""
+    """The entries of a text file with a path or URL per line, relative to the file."""
     try:
         lines = decode_text(path.read_bytes()).splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -230,7 +230,7 @@ def _list(path: Path) -> Iterator[Entry]:
 
 
 def read_detections(path: Path) -> dict[str, Any]:
-    """A file in MegaDetector's output format, checked as far as it is used."""
+    """Reads a file in MegaDetector's output format, and checks the fields that are used."""
     found = read_json(path, "list of detections")
     try:
         for image in found["images"]:
@@ -249,7 +249,7 @@ def read_detections(path: Path) -> dict[str, Any]:
 
 
 def _detections(path: Path) -> Iterator[Entry]:
-    """The boxes that a detector is sure enough of, by the picture's name and their number; pictures are beside it."""
+    """The detections with enough confidence, named by picture and number; paths are relative to the file."""
     for image in read_detections(path)["images"]:
         place = path.parent / image["file"]
         for number, detection in enumerate(image.get("detections") or (), 1):
@@ -270,15 +270,15 @@ def _archive(path: Path, prefix: str) -> Iterator[Entry]:
 def _remote(source: str) -> Source:
     system, root = file_system(source)
     top = root.rstrip("/")
-    # one that goes from folder to folder would pass over those that it cannot read
+    # by default fsspec's HTTP walk skips folders that it cannot read
     strict = {"on_error": "raise"} if source.startswith("http") else {}
     try:
         listed: dict[str, dict[str, Any]] = system.find(root, detail=True, **strict)
         if not listed:
-            system.info(root)  # says what is wrong, if nothing is there
-    except Exception as error:  # each file system has errors of its own
+            system.info(root)  # raises a meaningful error if nothing is there
+    except Exception as error:  # each file system raises its own
         raise InputError(f"cannot list {source}: {reason(error)}; check the location and its permissions") from error
-    # the links of a web page are escaped; the names of files are not
+    # links on a web page are percent-encoded; names of files are not
     unescape: Callable[[str], str] = unquote if source.startswith("http") else str
     entries, tables = list[Entry](), dict[str, Any]()
     for path, facts in listed.items():
@@ -299,7 +299,7 @@ def _remote(source: str) -> Source:
 
 
 def _why_unreadable(name: str) -> str | None:
-    """None too for what lies in hidden folders, and in those of other programs."""
+    """Like `why_unreadable`, but None also for files in hidden folders and in those of other programs."""
     *folders, last = name.split("/")
     hidden = any(part.startswith(".") for part in (*folders, last))
     return None if hidden or {folder.lower() for folder in folders} & OTHERS_FOLDERS else why_unreadable(name)
@@ -314,7 +314,7 @@ def _open_tables(tables: dict[str, Any]) -> Source:
 
 
 def _is_note(name: str) -> bool:
-    """Hidden files and folders, and those that Spark and Arrow keep their notes in, are none of the tables."""
+    """Whether a file is hidden, or a metadata file of Spark or Arrow, and hence no table."""
     return any(part.startswith((".", "_")) for part in name.split("/"))
 
 
@@ -323,7 +323,7 @@ def _digest(content: object) -> str:
 
 
 def is_url(location: str) -> bool:
-    """Whether fsspec is to be asked; a Windows drive is no protocol.
+    """Whether a location is for fsspec; a Windows drive letter is no protocol.
 
     >>> is_url("s3://bucket/photos"), is_url("photos"), is_url("C:/photos")
     (True, False, False)
@@ -332,26 +332,26 @@ def is_url(location: str) -> bool:
 
 
 def local_path(location: str) -> Path | None:
-    """The path behind file://, or the path that it is; None elsewhere.
+    """The path of a file:// URL or of a plain path; None for other URLs.
 
     >>> local_path("file:///photos/two%20dogs.jpg").as_posix()
     '/photos/two dogs.jpg'
     """
     if location.startswith("file://"):
-        from urllib.request import url2pathname  # not above: it takes as long to import as the rest of this module
+        from urllib.request import url2pathname  # imported here: it takes as long as the rest of this module
 
         return Path(url2pathname(location.removeprefix("file://")))
     return None if is_url(location) else Path(location)
 
 
 def absolute(location: str) -> str:
-    """The same place wherever it is named from: paths in full, URLs without a last slash."""
+    """A location independent of the working directory: paths made absolute, URLs without trailing slashes."""
     path = local_path(location)
     return location.rstrip("/") if path is None else str(path.resolve())
 
 
 def file_system(url: str) -> tuple["AbstractFileSystem", str]:
-    """The fsspec file system of a URL or path, and its name there."""
+    """The fsspec file system of a URL or path, and the path within it."""
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
@@ -366,7 +366,7 @@ def file_system(url: str) -> tuple["AbstractFileSystem", str]:
 
 
 def check_folder(out: str) -> None:
-    """Refuses what was hardly meant as a folder of parts: tags.json, tags.csv.gz, or standard output."""
+    """Refuses an output that was hardly meant as a folder of parts: tags.json, tags.csv.gz, or standard output."""
     if out == "-":
         raise InputError("--out - is no file; leave --out out to have the rows in the terminal, with --json as JSON")
     here = local_path(out)

@@ -1,4 +1,4 @@
-"""Tables of tags, and the parts that they are made of: each written whole or not at all, one a finished shard."""
+"""Tables of tags, and the parts that they are assembled from: one per finished shard, each written atomically."""
 
 import csv
 import hashlib
@@ -23,19 +23,19 @@ from fewtag.tagging import parquet, sources
 from fewtag.tagging.parquet import Labels
 from fewtag.tagging.sources import Shard, Source, absolute, local_path
 
-# Arrow and Spark take what begins with "_" for notes, not for a part of the table
+# Arrow and Spark ignore files whose names begin with "_"
 MANIFEST = "_fewtag.json"
-# a part, or what a kill left of one that was being written
+# a part, or a temporary file that a killed process left behind
 _OURS = re.compile(r"part-\d{5,}\.(jsonl|parquet)|(part-\d{5,}\.(jsonl|parquet)|_fewtag\.json)\.[0-9a-f]+\.part")
 _AT_ONCE = 16
 _SHOWN = {"fewtag": "version of fewtag", "bank": "bank", "source": "SOURCE", "scores": "--scores"}
 _SHOWN |= {"threshold": "--threshold", "prior": "--prior", "shard": "--shard"}
 Ending = Literal["jsonl", "parquet"]
 _TABLES = (".csv", ".jsonl", ".parquet")
-# JSON leaves these as they are, but str.splitlines() takes them for ends of lines
+# JSON does not escape these, but str.splitlines() treats them as line ends
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What spreadsheets take a cell for a formula by."""
+"""Initial characters by which spreadsheets take a cell for a formula."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Counts:
 
 
 class Parts:
-    """A folder of parts, one a shard: JSON lines, to be joined to a table, or Parquet, which is the table."""
+    """A folder of parts, one per shard: JSON lines, to be joined into a table, or Parquet, which is the table."""
 
     def __init__(self, folder: str, ending: Ending) -> None:
         self.folder, self.ending = folder.rstrip("/") or folder, ending
@@ -57,7 +57,7 @@ class Parts:
         return f"part-{number:05d}.{self.ending}"
 
     def manifest(self) -> dict[str, Any] | None:
-        """What the run in this folder is about; None where nothing was begun."""
+        """The manifest of the run in this folder; None if none was started."""
         names = names_in(self.folder)
         if MANIFEST not in names:
             if others := {name for name in names if not name.endswith(".part")}:
@@ -72,7 +72,7 @@ class Parts:
         return manifest
 
     def begun(self, about: Mapping[str, Any], shard: int | None) -> dict[str, Any] | None:
-        """The manifest, if this run was begun here; an unfinished table of another run is begun anew."""
+        """The manifest, if this run was started here before; an unfinished table of another run is discarded."""
         before = self.manifest()
         if before is None:
             return None
@@ -87,7 +87,7 @@ class Parts:
         write_file(f"{self.folder}/{MANIFEST}", json.dumps(about, indent=2).encode())
 
     def finished(self, shards: Sequence[Shard]) -> dict[int, Counts]:
-        """Shards whose part is there, of the same pictures; other parts are out of date and go, nobody else's files."""
+        """Shards whose part exists and holds the same pictures; outdated parts are removed, other files are not."""
         names = names_in(self.folder)
         there = [shard for shard in shards if self.name(shard.number) in names]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -98,7 +98,7 @@ class Parts:
         return done
 
     def write(self, shard: Shard, rows: Sequence[Tagged], labels: Labels) -> Counts:
-        """A shard is finished once its part is there."""
+        """Writes a shard's part, whose existence marks the shard as finished."""
         good = [row for row in rows if not row.failure]
         counts = Counts(len(good), len(rows) - len(good), sum(row.cached for row in good))
         note = {"digest": shard.digest, "tagged": counts.tagged, "failed": counts.failed}
@@ -113,12 +113,13 @@ class Parts:
             note["failures"] = [(place, as_text(row.image), row.failure) for place, row in failed]
             parquet.write_records(buffer, (record(row, labels) for row in good), labels, note)
             content = buffer.getvalue()
-        # lines tell by their sum if a power cut took some, and are made again; nobody waits 20 ms for the disk
+        # a checksum detects lines lost in a power cut, which are then made again, so there is no need to wait 20 ms for
+        # fsync
         write_file(f"{self.folder}/{self.name(shard.number)}", content, sync=self.ending != "jsonl")
         return counts
 
     def rows(self, numbers: Sequence[int]) -> Iterator[Tagged]:
-        """The rows of these parts, in their order, failures too; a part at a time in memory."""
+        """The rows of these parts, in order, including failures; one part at a time in memory."""
         for number in numbers:
             content = read_file(f"{self.folder}/{self.name(number)}")
             if self.ending == "jsonl":
@@ -132,7 +133,7 @@ class Parts:
                 yield Tagged(row["image"], tags, scores, row.get("failure", ""))
 
     def failures(self, numbers: Sequence[int]) -> Iterator[Tagged]:
-        """Failures of these parts; those of Parquet stand in its note, so that no page, perhaps damaged, is read."""
+        """The failures in these parts; Parquet has them in its metadata, so that no page, perhaps damaged, is read."""
         for number in numbers:
             if self.ending == "jsonl":
                 yield from (row for row in self.rows([number]) if row.failure)
@@ -141,15 +142,15 @@ class Parts:
                 yield from (Tagged(image, failure=why) for _, image, why in note["failures"])
 
     def remove(self) -> None:
-        """Parts and manifest, and the folder if nothing else is in it; the manifest last, by which they are ours."""
+        """Removes parts and manifest, the latter last, since it marks the folder as ours; and the folder if empty."""
         for name in (*sorted(filter(_OURS.fullmatch, names_in(self.folder))), MANIFEST):
             remove_file(f"{self.folder}/{name}")
-        if (path := local_path(self.folder)) is not None:  # a store behind a URL has no empty folders
+        if (path := local_path(self.folder)) is not None:  # object stores have no empty folders
             with suppress(OSError):
                 path.rmdir()
 
     def _counts(self, shard: Shard) -> Counts | None:
-        """None where the part is of other pictures, or damaged."""
+        """The counts of a shard's part; None if it holds other pictures, or is damaged."""
         try:
             note = self._note(read_file(f"{self.folder}/{self.name(shard.number)}"))
             same = note["digest"] == shard.digest and note["tagged"] + note["failed"] == shard.size
@@ -158,7 +159,7 @@ class Parts:
             return None
 
     def _note(self, content: bytes) -> dict[str, Any]:
-        """What a part says of itself."""
+        """The metadata of a part; raises ValueError if it is damaged."""
         if self.ending == "parquet":
             note = json.loads(parquet.open_part(content).metadata.metadata[parquet.NOTE])
             sound = len([place for place, _image, _why in note["failures"]]) == note["failed"]
@@ -172,11 +173,11 @@ class Parts:
 
 
 class Output:
-    """Where the rows of a run go: a table that parts are joined to, or a folder of parts that is the table.
+    """The output of a run: a table that is joined from parts, or a folder of parts that is the table.
 
-    `begun` is the manifest of an earlier run of the same command, if there was one; `done` are the finished shards, and
-    that run finished `finished_before` of them, which `task` says to people. `shares` of the labels are set before the
-    first row, and are those of the manifest from then on.
+    `begun` is the manifest of an earlier run of the same command, if there was one; `done` are the finished shards, of
+    which that run finished `finished_before`; `task` is the text of the progress bar, which mentions them. The labels'
+    `shares` are set before the first row, and from then on are those of the manifest.
     """
 
     def __init__(self, out: str, table: Path | None, about: dict[str, Any], shard: int | None) -> None:
@@ -188,9 +189,9 @@ class Output:
         self.shares: dict[str, float] = {} if self.begun is None else dict(self.begun.get("shares", {}))
 
     def missing(self, source: Source, size: int) -> list[Shard]:
-        """The shards that are not finished, of so many pictures unless it was begun otherwise.
+        """The unfinished shards, of `size` pictures each unless an earlier run used another size.
 
-        Called once nothing is left to be refused: what is refused leaves nothing behind.
+        Called once all checks have passed, since it is the first to write: a refused command leaves nothing behind.
         """
         if self.begun is None:
             self.begun = self._about | {"shares": self.shares, "shard": size}
@@ -204,12 +205,12 @@ class Output:
         return [shard for shard in shards if shard.number not in self.done]
 
     def rows(self, source: Source) -> Iterator[tuple[Item, Tagged]]:
-        """Pictures and what the parts say of them, before these are joined; a part at a time in memory."""
+        """Pictures and their rows from the parts, before these are joined; one part at a time in memory."""
         for shard in source.shards(int(self.begun["shard"]) if self.begun else 1):
             yield from zip(shard.items(_AT_ONCE), self.parts.rows([shard.number]), strict=True)
 
     def finish(self, labels: Labels) -> None:
-        """The failures' list, then the table with a record by which it is known as ours; then the parts go."""
+        """Writes the list of failures, then the table with a record that marks it as ours; then removes the parts."""
         numbers = sorted(self.done)
         failing = [number for number in numbers if self.done[number].failed]
         failed, where = list(self.parts.failures(failing)), failures_of(self._out)
@@ -219,7 +220,7 @@ class Output:
             remove_file(where)
         if self._table is None:
             return
-        # with all that have probabilities: of a label that was never given they count, too
+        # all labels with scores, since those count even for a label that was never given
         given = {label: number for number, label in enumerate(labels or ())}
         out, guesses = self._table, io.StringIO()
 
@@ -231,9 +232,10 @@ class Output:
                     yield row
 
         def note(part: Path) -> None:
-            # before it takes its place, and with the one that is there: a kill in between makes neither a stranger's
+            # written before the table is replaced, with the digests of both files: a kill in between leaves a known
+            # table
             ours = [_sum(path) for path in (part, out) if path.exists()]
-            # names of several sources' pictures are relative to where the command was run
+            # pictures of several sources are named relative to the working directory
             facts = {**self._about, "cwd": str(Path.cwd()), "shares": self.shares, "tables": ours}
             facts |= {"labels": list(given), "rows": guesses.getvalue()}
             write_atomically(record_of(out), json.dumps(facts, indent=2).encode())
@@ -246,7 +248,7 @@ class Output:
 def open_output(
     out: str, labels: Sequence[str], about: dict[str, Any], *, scores: bool, shard: int | None, force: bool
 ) -> Iterator[Output]:
-    """Checked before hours of work, locked against another run, and not somebody else's."""
+    """Opens the output: checked before hours of work, locked against other runs, and not somebody else's file."""
     here = local_path(out)
     table = here if here is not None and here.suffix.lower() in _TABLES else None
     if table is not None:
@@ -263,7 +265,7 @@ def open_output(
 
 
 def names_in(folder: str) -> set[str]:
-    """Names of the files in a folder, here or behind a URL; none where there is no folder."""
+    """The names of the files in a folder, here or behind a URL; empty if there is no folder."""
     here = local_path(folder)
     try:
         if here is not None:
@@ -289,7 +291,7 @@ def read_file(location: str) -> bytes:
 
 
 def write_file(location: str, content: bytes, *, sync: bool = True) -> None:
-    """Writes a file atomically: behind a URL under another name first, since a store may take a file that broke off."""
+    """Writes a file atomically: behind a URL under a temporary name first, since a store may keep a partial upload."""
     if (here := local_path(location)) is not None:
         write_atomically(here, content, sync=sync)
         return
@@ -299,12 +301,12 @@ def write_file(location: str, content: bytes, *, sync: bool = True) -> None:
         system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
         system.pipe_file(part, content)
         system.mv(part, path)
-    except Exception as error:  # each file system has errors of its own
+    except Exception as error:  # each file system raises its own
         raise InputError(f"cannot write {location}: {sources.reason(error)}; check --out") from error
 
 
 def remove_file(location: str) -> None:
-    """If it is there."""
+    """Removes a file if it exists."""
     here = local_path(location)
     try:
         if here is not None:
@@ -313,7 +315,7 @@ def remove_file(location: str) -> None:
             system, path = sources.file_system(location)
             try:
                 system.rm_file(path)
-            except Exception:  # each file system has errors of its own
+            except Exception:  # each file system raises its own
                 if system.exists(path):
                     raise
     except Exception as error:  # a folder of that name, a table that Excel has open
@@ -321,17 +323,17 @@ def remove_file(location: str) -> None:
 
 
 def failures_of(out: str) -> str:
-    """Where the pictures that could not be read are listed."""
+    """The path of the list of pictures that could not be read."""
     return f"{out.rstrip('/')}.failures.csv"
 
 
 def record_of(out: Path) -> Path:
-    """What a finished table says of its run: from which bank and folder it came, and what it looked like."""
+    """The path of a finished table's record: the bank and folder that it came from, and the rows as written."""
     return out.with_name(f"{out.name}.run.json")
 
 
 def read_record(table: Path) -> dict[str, Any]:
-    """Nothing of a table that no run of ours wrote, or whose record is damaged."""
+    """The record of a table; empty if no run of ours wrote the table, or the record is damaged."""
     try:
         record = json.loads(record_of(table).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -340,7 +342,7 @@ def read_record(table: Path) -> dict[str, Any]:
 
 
 def picture_name(image: str) -> str:
-    """A picture's path as a table's cell has it, in one spelling."""
+    """A picture's path from a table's cell, normalised."""
     return PurePosixPath(image.replace("\\", "/")).as_posix()
 
 
@@ -349,7 +351,7 @@ def picture_mark(image: str) -> str:
 
 
 def _refuse_other_table(out: Path, about: Mapping[str, Any]) -> None:
-    """A table of other pictures, that somebody mended, or that no run of ours wrote, is not replaced without a word."""
+    """Refuses to replace a table of other pictures, one that somebody edited, or one that no run of ours wrote."""
     if not out.exists():
         return
     record = read_record(out)
@@ -366,7 +368,7 @@ def _sum(path: Path) -> str:
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], out: str) -> None:
-    """Refuses to go on with what another command began, and says what differs."""
+    """Refuses to resume what another command began, and says what differs."""
     differs = [key for key in _SHOWN if before.get(key) != now.get(key)]
     if differs:
         values = {key: f" ({_shown(before.get(key))}, now {_shown(now.get(key))})" for key in differs if key != "bank"}
@@ -400,9 +402,9 @@ def check_table(out: Path, labels: Sequence[str], *, scores: bool) -> None:
 def write_table(
     out: Path, rows: Iterable[Tagged], labels: Labels, note: Callable[[Path], None] = lambda _: None
 ) -> None:
-    """The whole table or nothing; rows are taken one by one, so that they need not all be in memory.
+    """Writes the table atomically; rows are consumed one by one, so that they need not fit in memory.
 
-    `note` is told of the finished file before it takes its place.
+    `note` is called with the finished file before it replaces the table.
     """
     with replacing(out) as part:
         if out.suffix.lower() == ".parquet":
@@ -415,13 +417,13 @@ def write_table(
 
 
 def failures_csv(failed: Iterable[Tagged]) -> bytes:
-    """Columns image and reason. A name that is no text is written as Python would."""
+    """A CSV with the columns image and reason; characters that cannot be encoded are escaped as in Python."""
     lines = [csv_line(["image", "reason"]), *(csv_line([_path_cell(row.image), row.failure]) for row in failed)]
     return "".join(lines).encode(errors="backslashreplace")
 
 
 def csv_line(cells: Sequence[str]) -> str:
-    """Ends in a line feed, yet quotes carriage returns too: before Python 3.13 one excludes the other.
+    """A CSV line that ends in a line feed, yet quotes carriage returns too: before Python 3.13 one excludes the other.
 
     >>> csv_line(["a,b.jpg", 'say "dog"'])
     '"a,b.jpg","say ""dog""\"\\n'
@@ -432,23 +434,23 @@ def csv_line(cells: Sequence[str]) -> str:
 
 
 def record(row: Tagged, labels: Labels) -> dict[str, Any]:
-    """A row as JSON and Parquet have it."""
+    """A row as it is stored in JSON and Parquet."""
     facts: dict[str, Any] = {"image": row.image, "tags": list(row.tags)}
     return facts if labels is None else facts | {"scores": {label: row.scores[label] for label in labels}}
 
 
 def json_line(facts: dict[str, Any]) -> str:
-    """One line, whatever is in it."""
+    """A JSON object on one line, whatever characters it contains."""
     return json.dumps(facts, ensure_ascii=False).translate(_LINE_ENDS) + "\n"
 
 
 def _path_cell(name: str) -> str:
-    """The same path, but no formula to a spreadsheet, and with its own blank where it begins with one."""
+    """The same path, in a form that a spreadsheet takes for no formula, and that keeps a leading blank."""
     return f"./{name}" if name.startswith((*_FORMULA, " ")) else name
 
 
 def _text_cell(text: str) -> str:
-    """The same names, which are read without blanks around them, but no formula to a spreadsheet."""
+    """The same text, in a form that a spreadsheet takes for no formula; readers strip the blank."""
     return f" {text}" if text.startswith(_FORMULA) else text
 
 

@@ -1,4 +1,4 @@
-"""Label names to word vectors: `load_words()` is the shipped table, `load_words("glove.6B.300d.txt")` one's own."""
+"""Word vectors of label names: `load_words()` is the shipped table, `load_words("glove.6B.300d.txt")` one's own."""
 
 from fewtag.errors import UnknownWordError
 from fewtag.words.vectors import WordTable, WordVectors, load_words

@@ -1,4 +1,4 @@
-"""Any name to a vector: phrases and words whole, odd words by WordPiece pieces, other languages by their English."""
+"""The shipped word table: vectors for phrases and words, by WordPiece for others, by English for other languages."""
 
 import gzip
 import json
@@ -20,33 +20,33 @@ from fewtag.words.spelling import halves, spelt_like, variants
 FORMAT = 2
 HEADER = "fewtag-words"
 LEVELS = 16
-"""Of a number in the table, half a byte: (code - 7.5) times its row's scale."""
+"""Quantisation levels of a number, half a byte: its value is (code - 7.5) times its row's scale."""
 LONGEST_PHRASE = 3
-"""Words in the longest entry."""
+"""Words in the longest phrase of the table."""
 _CHINESE = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf\U0002f800-\U0002fa1f]")
-# what is longer is no word, and the look-up's time grows with the square
+# anything longer is no word, and the time of a look-up grows with the square of the length
 LONGEST_WORD = 100
-# endings of plurals in the languages of Europe that have them, and the singular's; accents are gone by then
+# plural endings of European languages and the singular endings that replace them, after accents are removed
 _PLURALS = (*((ending, "") for ending in ("s", "e", "n", "es", "en", "er", "x")), ("i", "o"), ("i", "e"), ("e", "a"))
 _SHORTEST = 5
-"""Letters of a word that is taken for a plural."""
-# entries come most frequent first; `tv` and `box` stand among these, `len` and `tis` do not
+"""Letters that a word needs to be taken for a plural."""
+# entries are sorted by frequency; `tv` and `box` are among the first 5,000, `len` and `tis` are not
 FREQUENT = 5_000
 
 
 def split_words(text: str) -> list[str]:
-    """BERT's basic tokens: lower case without accents; punctuation and Chinese characters stand for themselves.
+    """BERT's basic tokens: lower case without accents; punctuation and Chinese characters are tokens by themselves.
 
     >>> split_words("Crème brûlée, x-ray")
     ['creme', 'brulee', ',', 'x', '-', 'ray']
     """
-    if text.isascii() and text.isprintable():  # the same, quickly
+    if text.isascii() and text.isprintable():  # a fast path with the same result
         return re.findall(r"[a-z0-9]+|[^ a-z0-9]", text.lower())
     spaced = re.sub("[\t\n\r]", " ", text).replace("\ufffd", "")
     visible = "".join(letter for letter in spaced if not unicodedata.category(letter).startswith("C"))
     apart = unicodedata.normalize("NFD", _CHINESE.sub(r" \g<0> ", visible))
     plain = (letter for letter in apart if unicodedata.category(letter) != "Mn")
-    # letter by letter: of a whole word, Python would make the last sigma another one
+    # letter by letter: lower-casing a whole word would turn a last sigma into its final form
     lower = "".join(letter.lower() for letter in plain)
     return "".join(f" {letter} " if _is_punctuation(letter) else letter for letter in lower).split()
 
@@ -57,7 +57,7 @@ def _is_punctuation(letter: str) -> bool:
 
 
 def split_pieces(word: str, known: Mapping[str, int]) -> list[str]:
-    """WordPiece: the longest known piece from the left, over and over; none at all where a rest is unknown.
+    """WordPiece: repeatedly the longest known piece from the left; empty if a remainder is unknown.
 
     >>> split_pieces("surfboards", {"surf": 0, "##board": 1, "##s": 2, "##boa": 3})
     ['surf', '##board', '##s']
@@ -76,11 +76,12 @@ def split_pieces(word: str, known: Mapping[str, int]) -> list[str]:
 
 
 class PieceVectors:
-    """Vectors of phrases, words and word pieces, half a byte a number; a name is the mean of its parts.
+    """Vectors of phrases, words and word pieces, quantised to half a byte per number; a name has the mean of its parts.
 
-    From the left, the longest phrase that is an entry, in some spelling, is one part ("teddy bears"); what is in none
-    goes word by word. A word that is no entry is looked for in other spellings, then as two words run together, then
-    taken to pieces. Some part of a name must be found before that, for pieces alone ("z ##z ##q") mean nothing.
+    From the left, the longest phrase that is an entry, in some spelling, is one part ("teddy bears"); other words are
+    looked up one by one. A word that is no entry is looked up in other spellings, then as two words run together, then
+    split into pieces. At least one part of a name must be found without splitting it into pieces, since pieces alone
+    ("z ##z ##q") mean nothing.
     """
 
     def __init__(self, name: str, pieces: Sequence[str], rows: NDArray[np.uint8], scales: NDArray[np.float32]) -> None:
@@ -93,7 +94,7 @@ class PieceVectors:
         return self._look_up(label)[1]
 
     def vector(self, label: str) -> NDArray[np.float32]:
-        """The mean of the name's parts; a name without any known word is refused with the ways out."""
+        """The mean of the name's parts; raises UnknownWordError if none of its words is known."""
         return self.vectors([label])[0]
 
     def vectors(self, labels: Sequence[str]) -> NDArray[np.float32]:
@@ -108,7 +109,7 @@ class PieceVectors:
 
     def nearest(self, word: str, most: int = 3) -> list[str]:
         """The known words spelt most like this one."""
-        first = word[:1].lower()  # which spares the others a closer look
+        first = word[:1].lower()  # a quick filter, before the slower test
         return spelt_like(word, (piece for piece in self._places if piece[:1] == first and is_word(piece)), most)
 
     def _known_places(self, label: str) -> list[int]:
@@ -119,7 +120,7 @@ class PieceVectors:
         return places
 
     def _look_up(self, label: str) -> tuple[list[int], bool]:
-        """The rows of a name, and whether any of its words is known as a whole."""
+        """The rows of a name's parts, and whether any of its words is known as a whole."""
         places: list[int] = []
         known = False
         words = [word for word in split_words(label) if word.isalnum()]
@@ -136,7 +137,7 @@ class PieceVectors:
         return places, known
 
     def _phrase(self, words: Sequence[str]) -> tuple[int, int | None]:
-        """The longest phrase at the head: how many words it has, and its row; one word is none."""
+        """The longest phrase at the beginning: its number of words and its row; (1, None) if there is none."""
         for length in range(min(LONGEST_PHRASE, len(words)), 1, -1):
             for phrase in phrase_variants(words[:length]):
                 if phrase in self._places:
@@ -144,7 +145,7 @@ class PieceVectors:
         return 1, None
 
     def _whole(self, word: str) -> list[int]:
-        """The word's row, or that of another spelling, or that or those of the two words it is made of."""
+        """The row of the word, of another spelling, or of its two halves as a phrase, or the rows of the two halves."""
         if word in self._places:
             return [self._places[word]]
         if len(word) > LONGEST_WORD:
@@ -159,13 +160,13 @@ class PieceVectors:
         return min(pairs, key=max, default=[])  # the split whose rarer half is the most frequent
 
     def _is_compound(self, first: str, last: str) -> bool:
-        """Whether both halves are words; short ones must be everyone's (`tv`), as fragments of anything are entries."""
+        """Whether both halves are words; short ones must be common (`tv`), since the table contains many fragments."""
         known = first in self._places and last in self._places
         return known and len(last) > 2 and all(len(half) > 3 or self._places[half] < FREQUENT for half in (first, last))
 
 
 def phrase_variants(words: Sequence[str]) -> Iterator[str]:
-    """The phrase, then it with one of its words in another spelling, the last word's first.
+    """The phrase, then variants with one word in another spelling, those of the last word first.
 
     >>> "teddy bear" in phrase_variants(["teddy", "bears"])
     True
@@ -179,19 +180,19 @@ def phrase_variants(words: Sequence[str]) -> Iterator[str]:
 
 
 def pack(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Two numbers below `LEVELS` in a byte: those of the first half of the row in the low bits."""
+    """Packs two codes below `LEVELS` into a byte: those of the first half of a row into the low bits."""
     half = codes.shape[1] // 2
     return codes[:, :half] | codes[:, half:] << np.uint8(4)
 
 
 def unpack(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """What `pack` packed, around zero."""
+    """Unpacks what `pack` packed, centred at zero."""
     codes = np.concatenate([rows & (LEVELS - 1), rows >> 4], axis=1)
     return codes.astype(np.float32) - np.float32((LEVELS - 1) / 2)
 
 
 def is_word(piece: str) -> bool:
-    """Whether an entry says something by itself: no continuation, no single letter, no number.
+    """Whether an entry means something by itself: no continuation, no single letter, no number.
 
     >>> [is_word(piece) for piece in ("tv", "##board", "x", "747")]
     [True, False, False, False]
@@ -200,7 +201,7 @@ def is_word(piece: str) -> bool:
 
 
 def read_pieces(path: Path, name: str) -> PieceVectors:
-    """A table that `scripts/make_words.py` wrote; one that is damaged anywhere is refused."""
+    """Reads a table that `scripts/make_words.py` wrote; refuses one with any damage."""
     if not path.is_file():
         raise InputError(f"there is no file of word vectors {str(path)!r}; check the path")
     try:
@@ -212,7 +213,7 @@ def read_pieces(path: Path, name: str) -> PieceVectors:
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, MemoryError) as error:
         raise InputError(
             f"words {str(path)!r} cannot be read ({type(error).__name__}); get the file again"
-        ) from None  # the cause may cite the file
+        ) from None  # the cause may quote the file
     kinds = (rows.dtype, rows.ndim, scales.dtype, scales.shape)
     fits = kinds == (np.uint8, 2, np.float32, (len(pieces),)) and len(rows) == len(pieces) and rows.size
     if written != (FORMAT, checksum((text, rows, scales))) or not fits or not np.isfinite(scales).all():
@@ -236,9 +237,9 @@ def shipped_pieces() -> PieceVectors:
 
 
 def names_a_thing(label: str) -> float:
-    """How likely a name is a noun for a thing, an animal, a plant, food, or a part of a body: itself or its last word.
+    """How likely a name, or its last word, is a noun for a thing, an animal, a plant, food, or a part of a body.
 
-    Half where it is a given name as well: a daisy, or a dog called so.
+    It is 0.5 for a noun that is also a given name: a daisy, or a dog called Daisy.
 
     >>> [names_a_thing(name) for name in ("Teddy bears", "golden retriever", "Daisy", "Rex", "thursday", "SKU-4711")]
     [1.0, 1.0, 0.5, 0.0, 0.0, 0.0]
@@ -265,9 +266,9 @@ def things() -> tuple[frozenset[str], frozenset[str]]:
 
 
 def english(label: str) -> str | None:
-    """What a name of another language means in English; None where it is English, or means nothing known.
+    """The English meaning of a name in another language; None if it is English, or its meaning is unknown.
 
-    English nouns come first, but where the name is written with letters that English has not.
+    English nouns take precedence, unless the name has letters that English does not.
 
     >>> [english(name) for name in ("Hund", "oiseaux", "båt", "自転車", "bat", "Rex")]
     ['dog', 'bird', 'boat', 'bicycle', None, None]
@@ -282,12 +283,12 @@ def english(label: str) -> str | None:
         for plural, singular in _PLURALS
         if word.endswith(plural) and len(word) >= _SHORTEST
     ]
-    marks = ("",) if label.isascii() else ("~", "")  # an English word that has an accent is none
+    marks = ("",) if label.isascii() else ("~", "")  # "~" marks entries that without their accent are English words
     return next(filter(None, (_meaning(mark + each) for each in (word, *singulars) for mark in marks)), None)
 
 
 def normalise(name: str) -> str:
-    """As a name is looked up: its words in lower case, without accents and marks."""
+    """A name in the form in which it is looked up: its words in lower case, without accents and punctuation."""
     return " ".join(word for word in split_words(name) if word.isalnum())
 
 
@@ -301,5 +302,5 @@ def _meaning(word: str) -> str | None:
 
 @cache
 def _table() -> bytes:
-    """A line a meaning, searched as it is: to read it into a dictionary takes ten times as long."""
+    """The translations, a line per meaning, searched as bytes: a dictionary of them takes ten times as long."""
     return gzip.decompress(files("fewtag").joinpath("models", "translations.txt.gz").read_bytes())

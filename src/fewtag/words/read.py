@@ -1,7 +1,7 @@
-"""Readers of GloVe, fastText and word2vec files, text or binary, and of .npz: streamed, as some have gigabytes.
+"""Streaming readers of word vectors: GloVe, fastText and word2vec, text or binary, and .npz; some have gigabytes.
 
-A bank from a stranger may name any file of this machine as its words. So no sentence repeats what a file holds, and no
-file, however large or damaged, costs more memory than the largest that is published.
+A bank from a stranger may name any file of this machine as its words. So no error message quotes a file's content, and
+no file, however large or damaged, needs more memory than the largest one that is published.
 """
 
 import gzip
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fewtag.errors import InputError, nearest
 
 LARGEST = float(np.finfo(np.float32).max)
-# past this, a binary file is out of step: no word of the published files is half as long
+# a longer one means that a binary file is misaligned: no word of the published files is half as long
 LONGEST_WORD = 10_000
 MOST_DIMENSIONS = 10_000
 LONGEST_LINE = LONGEST_WORD + 40 * MOST_DIMENSIONS
@@ -31,14 +31,14 @@ FASTTEXT_MODEL = (793712314).to_bytes(4, "little")
 
 
 class Entries(NamedTuple):
-    """Words and their vectors, a row each, the most frequent first."""
+    """Words and their vectors, one row each, the most frequent first."""
 
     words: list[str]
     vectors: NDArray[np.floating]
 
 
 def read_words(path: Path, key: str | None = None) -> Entries:
-    """The entries of any supported file, told apart by its ending."""
+    """The entries of any supported file, whose format is told by its ending."""
     if not path.is_file():
         raise InputError(f"there is no file of word vectors {str(path)!r}; check the path")
     plain = path.name.removesuffix(".gz")
@@ -56,7 +56,7 @@ def read_words(path: Path, key: str | None = None) -> Entries:
 
 
 def gather(entries: Iterable[tuple[str, bytes]], path: str) -> Entries:
-    """Of a word that occurs twice the first stays, as the published files have some."""
+    """Collects the entries; of a repeated word, which published files contain, the first is kept."""
     rows: dict[str, None] = {}
     content = bytearray()
     for word, values in entries:
@@ -71,7 +71,7 @@ def gather(entries: Iterable[tuple[str, bytes]], path: str) -> Entries:
 
 
 def read_text(file: BufferedIOBase, path: str) -> Iterator[tuple[str, bytes]]:
-    """`word number number …` a line, after an optional line `count dimensions`."""
+    """Reads a line `word number number …` per word, after an optional line `count dimensions`."""
     lines = read_lines(file, path)
     first = next(lines, "")
     if not first:
@@ -102,7 +102,7 @@ def read_text(file: BufferedIOBase, path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def read_lines(file: BufferedIOBase, path: str) -> Iterator[str]:
-    """The lines without their ends, none of them endless."""
+    """The lines without their line ends; refuses one that is too long."""
     number = 0
     while line := file.readline(LONGEST_LINE + 1):
         number += 1
@@ -128,32 +128,32 @@ def is_number(text: str) -> bool:
 
 
 def count_numbers(line: str) -> int:
-    """How many numbers end a line, its first field being a word in any case."""
+    """How many numbers a line ends with; its first field is always a word."""
     fields = line.split(" ")[1:]
     words = [place for place, field in enumerate(fields) if not is_number(field)]
     return len(fields) - (words[-1] + 1 if words else 0)
 
 
 def parse(numbers: list[str], place: str) -> bytes:
-    """Numbers as float32, refused by their place where they are none."""
+    """Numbers as float32 bytes; raises InputError with their place if one is no number."""
     try:
         values = np.array(numbers, dtype=np.float64)
     except ValueError:
         wrong = next(number for number, field in enumerate(numbers, start=1) if not is_number(field))
-        # the cause would repeat what the file holds
+        # the cause would quote the file's content
         raise InputError(f"{place}: field {wrong} after the word is not a number; mend the line") from None
     return as_bytes(values, place)
 
 
 def as_bytes(values: NDArray[np.floating], place: str) -> bytes:
-    """A vector's float32 bytes, finite for sure."""
+    """A vector's float32 bytes; raises InputError if a number is not finite."""
     if not np.abs(values).max() <= LARGEST:  # false for NaN as well
         raise InputError(f"{place}: a number is infinite or none at all; mend the file")
     return values.astype(np.float32).tobytes()
 
 
 def read_binary(file: BufferedIOBase, path: str) -> Iterator[tuple[str, bytes]]:
-    """word2vec's binary: a line `count dimensions`, then a word, a space and float32s, over and over."""
+    """Reads word2vec's binary format: a line `count dimensions`, then for each word the word, a space and float32s."""
     start = file.readline(100)
     if start.startswith(FASTTEXT_MODEL):
         raise InputError(f"word vectors {path!r} are a fastText model, not vectors; give its .vec file")
@@ -175,7 +175,7 @@ def read_binary(file: BufferedIOBase, path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def read_word(file: BufferedIOBase) -> str | None:
-    """The bytes up to the next space; none where there is no space."""
+    """The text up to the next space; None if there is no space."""
     word = bytearray()
     while (byte := file.read(1)) != b" ":
         if not byte or len(word) > LONGEST_WORD:
@@ -189,13 +189,13 @@ def read_npz(path: Path, key: str | None) -> Entries:
     vectors_name = key or "vectors"
     reason = f"an array of more than {MOST_NUMBERS:,} numbers"
     try:
-        with zipfile.ZipFile(path) as archive:  # its members are measured before numpy makes room for them
+        with zipfile.ZipFile(path) as archive:  # the members' sizes are checked before numpy allocates memory for them
             fits = all(member.file_size <= 8 * MOST_NUMBERS for member in archive.infolist())
         with np.load(path, allow_pickle=False) as arrays:
             names = [name for name in names_for(vectors_name) if name in arrays.files]
             wanted = [name for name in (*names[:1], vectors_name) if name in arrays.files and fits]
             held, found = list(arrays.files), [arrays[name] for name in wanted]
-    except Exception as error:  # zipfile and numpy have a dozen kinds for damaged files, and cite their content
+    except Exception as error:  # zipfile and numpy raise a dozen types for damaged files, and quote their content
         fits, reason = False, type(error).__name__
     if not fits:
         raise InputError(f"{str(path)!r} cannot be read as .npz ({reason}); save it with numpy.savez")
@@ -214,7 +214,7 @@ def read_npz(path: Path, key: str | None) -> Entries:
 
 
 def names_for(key: str) -> list[str]:
-    """Where the names of an array's rows may be, the most particular first.
+    """Names of the arrays that may hold the names of an array's rows, the most specific first.
 
     >>> names_for("coco_glove300")
     ['coco_labels', 'labels', 'words']

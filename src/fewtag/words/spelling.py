@@ -1,4 +1,4 @@
-"""Other ways to write an English word: number, British or American, run together."""
+"""Spelling variants of an English word: singular and plural, British and American, compounds written as one."""
 
 import difflib
 import re
@@ -20,10 +20,10 @@ _PLURALS = {
     "leaf": "leaves",
 }
 IRREGULAR = _PLURALS | {plural: singular for singular, plural in _PLURALS.items()}
-"""The plural of a singular and the reverse."""
+"""Irregular plurals by their singulars, and the reverse."""
 Rules = tuple[tuple[re.Pattern[str], str], ...]
 
-# tried in this order, the first that matches is the rule
+# tried in this order; the first that matches applies
 PLURALS: Rules = (
     (re.compile("([^aeiou])y$"), r"\1ies"),
     (re.compile("(s|x|z|ch|sh)$"), r"\1es"),
@@ -65,7 +65,7 @@ _AMERICAN = {
     "yoghurt": "yogurt",
 }
 RESPELT = _AMERICAN | {american: british for british, american in _AMERICAN.items()}
-"""The American spelling of a British word and the reverse, by heart."""
+"""Irregular American spellings by the British ones, and the reverse."""
 
 
 def split_label(label: str) -> list[str]:
@@ -78,17 +78,17 @@ def split_label(label: str) -> list[str]:
 
 
 def variants(word: str) -> list[str]:
-    """The spellings to try, likeliest first, the word itself at the head.
+    """The spellings to try, likeliest first, starting with the word itself.
 
     >>> variants("Dog")[:3]
     ['Dog', 'dog', 'dogs']
     """
     numbers = (word.lower(), *other_number(word.lower()))
     by_heart = [RESPELT[each] for each in numbers if each in RESPELT]
-    # some are no words, and then found nowhere
+    # some of these are no words, and will not be found in any table
     by_rule = [rule.sub(there, each) for each in numbers for rule, there in RESPELLINGS if rule.search(each)]
     tried = [word, *numbers]
-    for other in by_heart + by_rule:  # in this order, or `tyres` would be `tyers`
+    for other in by_heart + by_rule:  # irregular ones first, or `tyres` would become `tyers`
         tried += [other, *other_number(other)]
     return list(dict.fromkeys(spelling for spelling in tried if spelling))
 
@@ -97,7 +97,7 @@ def other_number(word: str) -> Iterator[str]:
     """The singular of a plural, the plural of a singular."""
     if word in IRREGULAR:
         yield IRREGULAR[word]
-    for rules in (SINGULARS, PLURALS):  # of a word in -s too the plural: it may be a singular such as `bus`
+    for rules in (SINGULARS, PLURALS):  # both for a word in -s, which may be a singular such as `bus`
         for ending, replacement in rules:
             if ending.search(word):
                 yield ending.sub(replacement, word)
@@ -105,7 +105,7 @@ def other_number(word: str) -> Iterator[str]:
 
 
 def halves(word: str) -> Iterator[tuple[str, str]]:
-    """Every way to see a run-together name as two words.
+    """Every split of a run-together name into two words.
 
     >>> list(halves("tvset"))
     [('tv', 'set'), ('tvs', 'et')]
@@ -114,7 +114,7 @@ def halves(word: str) -> Iterator[tuple[str, str]]:
 
 
 def spelt_like(word: str, known: Iterable[str], most: int) -> list[str]:
-    """The known words, frequent ones first, spelt most like this one: same first letter and about as long."""
+    """The known words, given by frequency, that are spelt most like this one: same first letter, similar length."""
     word = word.lower()
     alike = [other for other in known if other[:1].lower() == word[:1] and abs(len(other) - len(word)) <= 2]
     return difflib.get_close_matches(word, alike[:CANDIDATES], n=most)

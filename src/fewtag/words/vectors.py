@@ -1,4 +1,4 @@
-"""Tables of whole words from files of one's own, and the one door to every table of words."""
+"""Word-vector tables from one's own files, and `load_words`, which loads any table."""
 
 from collections.abc import Collection, Sequence
 from functools import cached_property
@@ -16,7 +16,7 @@ from fewtag.words.spelling import halves, spelt_like, split_label, variants
 
 @runtime_checkable
 class WordTable(Protocol):
-    """Label names to vectors of so many dimensions; a name that is `in` it has one."""
+    """A table from label names to vectors of so many dimensions; a name that is `in` it has a vector."""
 
     name: str
     dimensions: int
@@ -32,15 +32,15 @@ class WordTable(Protocol):
 
 
 SHIPPED = "pieces"
-# Files come most frequent first. Of the 400,000 words of GloVe 6B the rare ones are typos and fragments ("ze", "bbra"):
-# a name is not taken to pieces for their sake. `potted` stands at 40,745.
+# Files list the most frequent words first. Of the 400,000 words of GloVe 6B the rare ones are typos and fragments
+# ("ze", "bbra"), into which no name should be split. `potted` is number 40,745.
 FREQUENT = 50_000
-# two letters are a fragment of anything, so they must be a word everyone uses: `tv` stands at 816
+# two letters are a fragment of anything, so they must be a very common word: `tv` is number 816
 FREQUENT_TWO_LETTERS = 2_000
 
 
 class WordVectors:
-    """Whole words and their vectors; a name of several is their mean, and each must be known in some spelling."""
+    """Whole words and their vectors; a name of several has their mean, and each must be known in some spelling."""
 
     def __init__(self, name: str, words: Sequence[str], vectors: NDArray[np.floating]) -> None:
         if vectors.ndim != 2 or len(words) != len(vectors) or not vectors.size:
@@ -48,7 +48,7 @@ class WordVectors:
         self.name = name
         self.dimensions = int(vectors.shape[1])
         self._vectors = vectors
-        # from the back, so that of a word that occurs twice the first stays
+        # in reverse, so that of a repeated word the first row is kept
         self._rows = dict(zip(reversed(words), range(len(words) - 1, -1, -1), strict=True))
 
     def __contains__(self, label: str) -> bool:
@@ -58,7 +58,7 @@ class WordVectors:
             return False
 
     def vector(self, label: str) -> NDArray[np.float32]:
-        """The label's own vector, or the mean of its words'; an unknown word is refused with the ways out."""
+        """The label's own vector, or the mean of its words'; raises UnknownWordError for an unknown word."""
         mean = self._vectors[self._label_rows(label)].astype(np.float64).mean(axis=0)
         with np.errstate(over="ignore"):
             vector: np.ndarray = mean.astype(np.float32)
@@ -72,11 +72,11 @@ class WordVectors:
 
     def nearest(self, word: str, most: int = 3) -> list[str]:
         """The known words spelt most like this one."""
-        return spelt_like(word, reversed(self._rows), most)  # insertion went from the back
+        return spelt_like(word, reversed(self._rows), most)  # the rows were inserted in reverse
 
     @cached_property
     def _folded(self) -> dict[str, int]:
-        """Rows by case-folded spelling; made when first needed, as most labels are found without."""
+        """Rows by case-folded spelling; built when first needed, since most labels are found without it."""
         return {word.casefold(): row for word, row in self._rows.items()}
 
     def _row(self, word: str) -> int | None:
@@ -92,7 +92,7 @@ class WordVectors:
         for whole in (label.strip(), " ".join(words), "_".join(words)):
             if (row := self._row(whole)) is not None:
                 return [row]
-        # "x-ray" says more than x and ray do; a hyphen that few people write says less than the words' mean
+        # "x-ray" means more than x and ray do; a rarely used hyphenation means less than the mean of the words
         if (row := self._row("-".join(words))) is not None and row < FREQUENT:
             return [row]
         try:
@@ -117,12 +117,12 @@ class WordVectors:
 
 
 def is_frequent(word: str, row: int) -> bool:
-    """Whether a word stands early enough in its file to be half of a run-together name."""
+    """Whether a word is frequent enough, by its row in the file, to be half of a run-together name."""
     return row < (FREQUENT if len(word) > 2 else FREQUENT_TWO_LETTERS)
 
 
 def parse_source(source: str, names: Collection[str] = (SHIPPED,)) -> tuple[str | None, Path | None, str | None]:
-    """Where words come from: the name of a table, or a file and perhaps an array in it (`FILE.npz#ARRAY`).
+    """Parses a source of words: the name of a table, or a file and perhaps an array in it (`FILE.npz#ARRAY`).
 
     >>> parse_source("labels.npz#coco_glove50")[2]
     'coco_glove50'
@@ -137,7 +137,7 @@ def parse_source(source: str, names: Collection[str] = (SHIPPED,)) -> tuple[str 
 
 
 def load_words(source: str = SHIPPED) -> WordTable:
-    """The shipped table, or a file of one's own (GloVe, fastText, word2vec, `FILE.npz#ARRAY`, `make_words.py`'s)."""
+    """The shipped table, or one's own file: GloVe, fastText, word2vec, `FILE.npz#ARRAY`, or by `make_words.py`."""
     _, path, key = parse_source(source)
     if path is None:
         return shipped_pieces()
@@ -147,11 +147,11 @@ def load_words(source: str = SHIPPED) -> WordTable:
 
 
 SYNONYMS = 3
-"""Of a class that are looked at: further ones are often species and brands."""
+"""How many synonyms of a class are used: further ones are often species and brands."""
 
 
 def class_vectors(table: WordTable, classes: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Of a classifier's classes ("tench, Tinca tinca"): the mean of the first synonyms known; which have any."""
+    """Mean vectors of the known ones of a class's first synonyms ("tench, Tinca tinca"), and which classes have any."""
     known = [[each for each in name.split(", ")[:SYNONYMS] if each in table] for name in classes]
     every = iter(table.vectors([each for synonyms in known for each in synonyms]))
     means = [np.mean([next(every) for _ in synonyms], axis=0) for synonyms in known if synonyms]

@@ -27,13 +27,13 @@ Made = TypeVar("Made")
 ACCELERATORS = ("auto", "cpu", "gpu")
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
 TIMEOUT = timedelta(days=30)
-"""How long a rank waits for the others: one may read pictures for hours."""
+"""How long a rank waits for the others: one may be reading pictures for hours."""
 FAREWELL = timedelta(seconds=10)
-"""How long a rank that refuses waits for the others to have refused as well."""
+"""How long a rank that refuses waits for the others to refuse as well."""
 
 
 class Bench(NamedTuple):
-    """Where recipes run: the ranks, the folder of the feature cache, and who is told of progress."""
+    """The environment of a run: the ranks, the folder of the feature cache, and the progress callback."""
 
     fabric: Fabric
     cache: Path
@@ -52,13 +52,13 @@ def open_fabric(accelerator: str, precision: str) -> Fabric:
 
 
 def _join_ranks() -> None:
-    """Makes the process group before anything can be refused, so that all ranks refuse together."""
-    # Fabric goes by this group. Objects and flags travel by gloo on any device; tensors of a GPU by NCCL
+    """Creates the process group before anything can be refused, so that all ranks refuse together."""
+    # Fabric uses this group. Objects and flags travel by gloo on any device; tensors of a GPU by NCCL
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     torch.distributed.init_process_group(backend, timeout=TIMEOUT)
     if backend == "gloo":
-        # else its threads may still run when the process ends, which then aborts instead of telling its exit code.
-        # NCCL's group is not left so: that waits for the other ranks, which may have crashed
+        # otherwise gloo's threads may still run at exit, which aborts the process instead of returning its exit code.
+        # NCCL's group is not destroyed: that would wait for the other ranks, which may have crashed
         atexit.register(torch.distributed.destroy_process_group)
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     if torch.distributed.get_rank() != 0:
@@ -86,7 +86,7 @@ def _fabric(accelerator: str, precision: str, *, launched: bool) -> Fabric:
     if gpu:
         torch.set_float32_matmul_precision("high")
     elif here > 1:
-        # torchrun says OMP_NUM_THREADS=1 to each, whatever the cores
+        # torchrun sets OMP_NUM_THREADS=1 for each process, however many cores there are
         torch.set_num_threads(max(1, usable_cores() // here))
     chosen: Any = ("bf16-mixed" if gpu else "32-true") if precision == "auto" else precision
     return Fabric(
@@ -99,12 +99,12 @@ def _fabric(accelerator: str, precision: str, *, launched: bool) -> Fabric:
 
 
 def rank_share(fabric: Fabric, items: Sequence[Item]) -> Sequence[Item]:
-    """This rank's part of the items: dealt out in turn, so that the parts differ by one at most."""
+    """This rank's part of the items: dealt round-robin, so that the parts differ by at most one."""
     return items[fabric.global_rank :: fabric.world_size]
 
 
 def share_out(fabric: Fabric, items: Sequence[Item], work: Callable[[Sequence[Item]], list[Made]]) -> list[Made]:
-    """What `work` makes of all items, in their order: each rank does its part, then all have everything."""
+    """The results of `work` for all items, in order: each rank does its part, then all ranks get all results."""
     with collective_refusal():
         mine = work(rank_share(fabric, items))
     shares = [mine] * fabric.world_size
@@ -115,9 +115,9 @@ def share_out(fabric: Fabric, items: Sequence[Item], work: Callable[[Sequence[It
 
 @contextmanager
 def collective_refusal() -> Iterator[None]:
-    """What one rank refuses all ranks refuse, in its words; so none waits for one that is gone.
+    """Makes all ranks raise the InputError that one of them raised, so that none waits for a rank that is gone.
 
-    Within, the ranks must not wait for each other.
+    Within this context, the ranks must not wait for each other.
     """
     refusal: InputError | None = None
     try:
@@ -128,7 +128,7 @@ def collective_refusal() -> Iterator[None]:
         refusal = error
     if not torch.distributed.is_initialized():
         return
-    # a flag first, which costs a fraction of gathering sentences: this is asked at every training step
+    # a flag first, which is far cheaper than gathering messages: this happens at every training step
     refused = torch.tensor([refusal is not None], dtype=torch.int32)
     torch.distributed.all_reduce(refused)
     if not refused.item():
@@ -139,7 +139,7 @@ def collective_refusal() -> Iterator[None]:
 
 
 def on_rank_zero(fabric: Fabric, work: Callable[[], Item]) -> Item:
-    """What rank zero makes of it, broadcast to all: it alone reads and writes the folders of runs and results."""
+    """The result of `work` on rank zero, broadcast: only it reads and writes the folders of runs and results."""
     made: list[Item] = []
     with collective_refusal():
         if fabric.is_global_zero:
@@ -148,9 +148,9 @@ def on_rank_zero(fabric: Fabric, work: Callable[[], Item]) -> Item:
 
 
 def broadcast_buffers(fabric: Fabric, module: nn.Module) -> None:
-    """Gives every rank the buffers of rank zero, batch-norm's running statistics above all.
+    """Gives every rank the buffers of rank zero, above all batch-norm's running statistics.
 
-    DDP does so before each forward pass of training; this is for what looks at them after it.
+    DDP does so before each forward pass of training; this is for code that uses them afterwards.
     """
     if fabric.world_size > 1:
         for buffer in module.buffers():
@@ -158,9 +158,9 @@ def broadcast_buffers(fabric: Fabric, module: nn.Module) -> None:
 
 
 def rows_by_all_ranks(bench: Bench, images: LabelledImages, read: Callable[..., Rows], what: str) -> Rows:
-    """The rows of all images, which `read` keeps in the cache: each rank reads its part, then finds all there.
+    """The rows of all images, which `read` stores in the cache: each rank reads its part, then finds all rows there.
 
-    Ranks that do not see each other's cache read the rest as well.
+    Ranks that do not share a cache read the rest as well.
     """
     if bench.fabric.world_size > 1:
         mine = images.select(rank_share(bench.fabric, range(len(images))))
@@ -174,9 +174,9 @@ def rows_by_all_ranks(bench: Bench, images: LabelledImages, read: Callable[..., 
 
 
 def print_once(sentence: str) -> None:
-    """Prints a refusal on standard error: by rank zero, where the ranks have refused together.
+    """Prints an error on standard error: by rank zero only, if the ranks refused together.
 
-    torchrun ends all ranks once one has left, so none leaves before rank zero has spoken.
+    torchrun ends all ranks once one has exited, so none exits before rank zero has printed.
     """
     if not torch.distributed.is_initialized():
         print(sentence, file=sys.stderr)
@@ -188,6 +188,6 @@ def print_once(sentence: str) -> None:
         meeting = torch.distributed.all_reduce(torch.zeros(1), async_op=True)
         assert meeting is not None
         meeting.wait(FAREWELL)
-    except RuntimeError:  # the others did not come: this rank refuses alone, and speaks for itself
+    except RuntimeError:  # the others did not come: this rank refused alone, and prints the error itself
         if not is_zero:
             print(sentence, file=sys.stderr, flush=True)

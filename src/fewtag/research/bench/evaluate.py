@@ -1,4 +1,4 @@
-"""Episodes in, numbers out."""
+"""Evaluation of methods on episodes: metrics for each episode."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from fewtag.research.types import Logits, Targets, Words
 
 
 class Pool(NamedTuple):
-    """The pictures of one phase, ready to make episodes of."""
+    """The pictures of one phase, from which episodes are made."""
 
     labels: tuple[str, ...]
     rows: Rows
@@ -34,7 +34,7 @@ class Pool(NamedTuple):
         return as_named(self.split(torch.tensor([*draw.support, *draw.query]), len(draw.support)), draw)
 
     def split(self, rows: Int[Tensor, "*episodes rows"], shots: int) -> Episode:
-        """An episode of these rows, of which the first are the support; or several, stacked."""
+        """An episode of these rows, the first of which are the support; or several episodes, stacked."""
         maps, targets = self.maps(rows.flatten()), self.targets[rows.flatten().to(self.targets.device)]
         sides = [
             torch.split(taken.reshape(*rows.shape, *taken.shape[1:]), [shots, rows.shape[-1] - shots], rows.ndim - 1)
@@ -50,7 +50,7 @@ class Pool(NamedTuple):
 
 
 def as_named(episode: Episode, draw: Draw) -> Episode:
-    """The episode with what its support pictures are said to show, where that is one label each."""
+    """The episode with support pictures that name one label each, if the draw says so."""
     if not draw.named:
         return episode
     targets = episode.support.targets
@@ -59,18 +59,18 @@ def as_named(episode: Episode, draw: Draw) -> Episode:
 
 
 MOST_ENCODED = 2**29
-"""Bytes of encoded pictures that are kept for the episodes to come."""
+"""The most bytes of encoded pictures that are kept for later episodes."""
 ENCODED_AT_ONCE = 64
 EPISODES_AT_ONCE = 8
-"""Stacked, where a method can: fewer calls, and their pictures still stay in the processor's cache."""
+"""Episodes stacked at once, if a method can: fewer calls, and their pictures still fit the processor's cache."""
 
 
 def encode_once(
     method: Precoded, pool: Pool, rows: list[Int[Tensor, "_"]]
 ) -> tuple[Pool, list[Int[Tensor, "_"]]] | None:
-    """A pool of the episodes' pictures alone, encoded, and the episodes by its row numbers.
+    """A pool of only the episodes' pictures, encoded, and the episodes' row numbers in it.
 
-    None where that would take too much memory, or no picture is used twice.
+    None if that would take too much memory, or no picture is used twice.
     """
     used, numbers = torch.unique(torch.cat(rows), return_inverse=True)
     if len(used) == len(numbers):
@@ -103,7 +103,7 @@ def score_draws(method: Method, pool: Pool, draws: Sequence[Draw]) -> Iterator[t
 
 
 class Judged(NamedTuple):
-    """One episode's numbers."""
+    """The results of one episode."""
 
     metrics: dict[str, float]
     label_aps: list[float]
@@ -113,18 +113,18 @@ class Judged(NamedTuple):
 def evaluate(
     method: Method, pool: Pool, draws: Sequence[Draw], *, advance: Callable[[int], None] = lambda _: None
 ) -> list[Judged]:
-    """The numbers of each episode. Memory is bounded by one episode and `MOST_ENCODED`."""
+    """The results of each episode. Memory is bounded by one episode and `MOST_ENCODED`."""
     was_training = method.training
     method.eval()
     judged = []
-    with torch.no_grad():  # not inference mode: a method may train something small on the support
+    with torch.no_grad():  # not inference mode, since a method may train something small on the support
         for logits, targets in score_draws(method, pool, draws):
             if logits.isnan().any():
                 raise InputError(
                     "a score is not a number, and would be ranked as if it were; look at the features, the weights and "
                     "the method's options"
                 )
-            # double: in single precision all logits over 17 are probability 1, a tie that would spoil the ranking
+            # double: in single precision all logits over 17 have probability 1, a tie that would spoil the ranking
             found = logits.cpu().double().sigmoid().numpy(), targets.cpu().numpy()
             judged.append(Judged(episode_metrics(*found), label_aps(*found)))
             advance(1)

@@ -24,9 +24,9 @@ from fewtag.words.vectors import WordTable, class_vectors
 
 
 class Experiment:
-    """What a recipe names, each loaded when first asked for. `root` is the folder that paths are relative to.
+    """What a recipe names, each part loaded when first needed. `root` is the folder that paths are relative to.
 
-    `compiled` has the network compiled where it is trained.
+    `compiled` compiles the network for training.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class Experiment:
         self._phases: dict[str, LabelledImages] = {}
 
     def share(self, before: "Experiment | None") -> "Experiment":
-        """Takes over what another one of the same folders has read, and returns itself.
+        """Takes over what another experiment with the same folders has read, and returns itself.
 
-        Runs of a recipe mostly have the same pictures and words; COCO's annotations and GloVe's file, read again for
-        each run, would take longer than most of them.
+        Runs of a recipe mostly have the same pictures and words; reading COCO's annotations and GloVe's file again for
+        each run would take longer than most of them.
         """
         if before is not None and (before.root, before.recipe_folder) == (self.root, self.recipe_folder):
             if before.recipe.data == self.recipe.data and not self.skip_bad:
@@ -60,12 +60,12 @@ class Experiment:
         return load_words(self._locate(self.recipe.words.source))
 
     def build(self) -> tuple[AnyBackbone, Method]:
-        """The backbone with its published weights and the method, untrained; new ones each time."""
+        """The backbone with its published weights and the untrained method; new ones at each call."""
         settings = self.recipe.backbone
         weights = None if settings.weights is None else self._locate(settings.weights)
-        torch.manual_seed(self.recipe.seed)  # random weights are the same ones when a run goes on or is measured
+        torch.manual_seed(self.recipe.seed)  # so that random weights are the same when a run is resumed or measured
         backbone = open_backbone(settings.name, weights=weights, size=settings.size, grid=settings.grid)
-        torch.manual_seed(self.recipe.seed)  # the parameters' first values
+        torch.manual_seed(self.recipe.seed)  # for the initial values of the parameters
         space = self.recipe.space
         channels = backbone.channels if space is None else min(space.size, backbone.channels)
         method = create_method(
@@ -82,7 +82,7 @@ class Experiment:
         return backbone, method
 
     def build_classifier(self) -> ImageClassifier:
-        """The network whose class names a recipe gives."""
+        """The network for whose class names the recipe asks."""
         settings = self.recipe.names
         assert settings is not None
         weights = None if settings.weights is None else self._locate(settings.weights)
@@ -96,7 +96,7 @@ class Experiment:
         return classifier
 
     def class_words(self) -> tuple[Words, list[int]]:
-        """The word vectors of the classes that have one, less those that a clean list leaves out, and their numbers."""
+        """The word vectors of classes that have one, without those that a clean list leaves out; and their numbers."""
         settings = self.recipe.names
         assert settings is not None
         vectors, known = class_vectors(self.vectors, class_names(settings.classes))
@@ -137,16 +137,16 @@ class Experiment:
 
     @cached_property
     def training_digest(self) -> str:
-        """Names what is trained, pictures and labels included; experiments that only measure otherwise share it."""
+        """A digest of what is trained, pictures and labels included; experiments that differ in evaluation share it."""
         training = self.recipe.training
         assert training is not None
         phases = ("train", "val") if training.patience else ("train",)
         return digest_of([self.recipe.training_settings, {name: self.phase(name).digest for name in phases}])
 
     def test_draws(self, phase: str) -> list[Draw]:
-        """The episodes to measure a phase on: saved ones, or drawn, the same ones whatever the training's seed.
+        """The episodes to measure a phase on: saved or drawn ones, the same for every training seed.
 
-        Names alone are measured on the queries of one shot.
+        With zero shots, labels are measured by name on the queries of one shot.
         """
         evaluation, draws = self.recipe.evaluation, self._shot_draws(phase)
         if evaluation.supports == "single":
@@ -164,7 +164,7 @@ class Experiment:
                 self._check_at_least(path, draws, phase)
                 return draws[: evaluation.episodes]
             found = len(draws[0].support) if draws else 0
-            # examples from a half serve several labels at once, so that their number is not known beforehand
+            # examples from a half may serve several labels at once, so their number is not known beforehand
             halves = evaluation.sampling == "halves"
             wanted = found if halves else len(images.labels) * max(1, evaluation.shots)
             if len(draws) < evaluation.episodes or found != wanted:
@@ -176,7 +176,7 @@ class Experiment:
         return self.sample_draws(phase)
 
     def sample_draws(self, phase: str, seed: int = 0) -> list[Draw]:
-        """Test episodes that no file names."""
+        """Test episodes drawn from a seed, for which no file is given."""
         evaluation, images = self.recipe.evaluation, self.phase(phase)
         options: dict[str, Any] = {"shots": max(1, evaluation.shots), "queries": evaluation.queries}
         if evaluation.sampling == "at-least":
@@ -185,7 +185,7 @@ class Experiment:
         return [sampler.draw(index) for index in range(evaluation.episodes)]
 
     def _check_at_least(self, path: Path, draws: Sequence[Draw], phase: str) -> None:
-        """Refuses saved draws that show a label too seldom, or use a picture on the other side."""
+        """Refuses saved draws that show a label too rarely, or use a picture on the wrong side."""
         evaluation, images = self.recipe.evaluation, self.phase(phase)
         fewest = []
         for side in ("support", "query"):
@@ -215,7 +215,7 @@ class Experiment:
         return served
 
     def _side(self, phase: str, role: str) -> list[int]:
-        """The rows of a phase that may serve the support, or the query."""
+        """The rows of a phase that may serve as support, or as query."""
         sources = [(number, source) for number, source in self._sources(phase) if source.role in (None, role)]
         names = {name for number, source in sources for name in self._read_source(number, source).ids}
         return [row for row, name in enumerate(self.phase(phase).ids) if name in names]
@@ -238,7 +238,7 @@ class Experiment:
         return self._read[number]
 
     def _locate(self, source: str) -> str:
-        """`keras:weights.safetensors` or `vectors.npz#key` with the file's place filled in, if there is such a file."""
+        """A source such as `keras:weights.safetensors` or `vectors.npz#key`, with the file's full path if it exists."""
         if "+" in source:
             return "+".join(self._locate(part.strip()) for part in source.split("+"))
         kind, colon, rest = source.rpartition(":")

@@ -40,20 +40,20 @@ from fewtag.research.methods import METHODS, Base, ClassNames, EndToEnd, Method
 from fewtag.research.types import pool
 
 _base_features: dict[tuple[tuple[str, ...], str, str], Tensor] = {}
-"""Of the last pictures and network: runs of a recipe mostly share them, and reading takes longer than solving."""
+"""Global features of the last pictures and network, which runs mostly share: reading takes longer than solving."""
 
 
 def measure(
     experiment: Experiment, bench: Bench, *, runs: Path, out: Path, command: str, force: bool = False
 ) -> dict[str, list[ResultRow]]:
-    """The rows of each phase; a phase already measured by the same recipe is read back, not run again."""
+    """The rows of each phase; a phase already measured with the same recipe is read back, not run again."""
     recipe, fabric = experiment.recipe, bench.fabric
     files = {phase: out / f"{recipe.name}.{phase}.parquet" for phase in recipe.evaluation.phases}
     rows = {} if force else on_rank_zero(fabric, lambda: measured_rows(ResultRow, files, experiment))
     if len(rows) == len(files):
         return rows
 
-    # whatever is wrong with them is said now, not hours later
+    # checked now, so that mistakes are reported before hours of work
     with collective_refusal():
         draws = {phase: experiment.test_draws(phase) for phase in files if phase not in rows}
         words = {phase: experiment.words(experiment.phase(phase).labels) for phase in draws}
@@ -67,7 +67,7 @@ def measure(
                 solve(method, experiment, backbone, bench)
             for phase, phase_draws in draws.items():
                 images = experiment.phase(phase)
-                used, numbered = _used(images, phase_draws)  # a large pool is not encoded for a few draws
+                used, numbered = _used(images, phase_draws)  # so that a large pool is not encoded for a few draws
                 features = read_features(used, backbone, bench, phase)
                 if fabric.is_global_zero:
                     _warn_of_copies(used, features, phase)
@@ -96,7 +96,7 @@ def _warn_of_copies(images: LabelledImages, rows: Rows, phase: str) -> None:
 
 
 def _used(images: LabelledImages, draws: Sequence[Draw]) -> tuple[LabelledImages, list[Draw]]:
-    """The pictures that are drawn, in their order, and the draws by their row numbers among these."""
+    """The pictures that are drawn, in order, and the draws renumbered to them."""
     rows = sorted({row for draw in draws for row in (*draw.support, *draw.query)})
     number = {row: place for place, row in enumerate(rows)}
     sides = [[tuple(number[row] for row in side) for side in (draw.support, draw.query)] for draw in draws]
@@ -104,7 +104,7 @@ def _used(images: LabelledImages, draws: Sequence[Draw]) -> tuple[LabelledImages
 
 
 def _train(experiment: Experiment, run: RunFolder, bench: Bench, out: Path) -> dict[str, Any]:
-    """Trains the run, unless it is trained already; returns what its rows tell of that."""
+    """Trains the run, unless it is already trained; returns the facts about it for the rows."""
     recipe, fabric = experiment.recipe, bench.fabric
     assert recipe.training is not None
     if on_rank_zero(fabric, lambda: run.summary) is None:
@@ -134,7 +134,7 @@ def read_features(images: LabelledImages, backbone: AnyBackbone, bench: Bench, w
 
 
 def solve(method: Method, experiment: Experiment, backbone: AnyBackbone, bench: Bench) -> None:
-    """Fits a method that solves on the global features of all base pictures."""
+    """Runs the base stage of a method that solves on the global features of all base pictures."""
     with collective_refusal():
         images = experiment.phase("train")
         words = experiment.words(images.labels)
@@ -146,7 +146,7 @@ def solve(method: Method, experiment: Experiment, backbone: AnyBackbone, bench: 
         soft = read_features(images, classifier, bench, "class probabilities of train")
         chances = torch.cat([some[:, numbers].float() for some in take_all(soft)])
         names = ClassNames(class_words.to(device), chances.to(device), settings.weight)
-    key = (images.ids, images.digest, backbone.fingerprint)  # the digest says nothing of their order
+    key = (images.ids, images.digest, backbone.fingerprint)  # with the ids, since the digest ignores their order
     if key not in _base_features:
         _base_features.clear()
         _base_features[key] = global_features(rows)
@@ -160,7 +160,7 @@ def global_features(rows: Rows) -> Float[Tensor, "images channels"]:
 
 
 def load_trained(experiment: Experiment, run: RunFolder | None) -> tuple[AnyBackbone, Method]:
-    """The recipe's backbone and method with the best weights of the run; as built where the recipe trains nothing."""
+    """The recipe's backbone and method with the run's best weights; as built if the recipe trains nothing."""
     backbone, method = experiment.build()
     if run is not None:
         run.load_best(method if experiment.recipe.backbone.frozen else EndToEnd(backbone, method))
@@ -169,7 +169,7 @@ def load_trained(experiment: Experiment, run: RunFolder | None) -> tuple[AnyBack
 
 @contextmanager
 def _ready(experiment: Experiment, run: RunFolder | None, bench: Bench) -> Iterator[tuple[AnyBackbone, Method]]:
-    """Network and method on the device; features of a fine-tuned network are used once, and dropped afterwards."""
+    """Network and method on the device; features of a fine-tuned network are used once, and removed afterwards."""
     fabric = bench.fabric
     with collective_refusal():
         backbone, method = load_trained(experiment, run) if fabric.is_global_zero else experiment.build()
@@ -180,7 +180,7 @@ def _ready(experiment: Experiment, run: RunFolder | None, bench: Bench) -> Itera
     try:
         yield backbone, method
     finally:
-        # kept untrained, it is the published network, whose features other runs share
+        # if the untrained weights were kept, it is the published network, whose features other runs share
         tuned = run is not None and run.summary is not None and run.summary.best_episode > 0
         if not experiment.recipe.backbone.frozen and tuned and fabric.is_global_zero:
             drop_features(backbone, bench.cache)
@@ -188,20 +188,20 @@ def _ready(experiment: Experiment, run: RunFolder | None, bench: Bench) -> Itera
 
 @contextmanager
 def _results_folder(fabric: Fabric, folder: Path) -> Iterator[None]:
-    """Makes it now, not after hours of work, and takes it away again if nothing came of it."""
+    """Makes the folder now, not after hours of work, and removes it again if it stays empty."""
     made = on_rank_zero(fabric, lambda: [place for place in (folder, *folder.parents) if not place.exists()])
     on_rank_zero(fabric, lambda: make_folder(folder))
     try:
         yield
     finally:
         if fabric.is_global_zero:
-            with suppress(OSError):  # it is not empty
+            with suppress(OSError):  # not empty
                 for place in made:
                     place.rmdir()
 
 
 def measured_rows(kind: type[Row], files: Mapping[str, Path], experiment: Experiment) -> dict[str, list[Row]]:
-    """The phases measured already; rows of another recipe or of other pictures are refused, lest they be lost."""
+    """The rows of phases already measured; those of another recipe or of other pictures are refused, not replaced."""
     found = {phase: rows for phase, path in files.items() if path.exists() and (rows := read_rows_of(kind, path))}
     for phase, rows in found.items():
         same_recipe = rows[0].recipe_digest == experiment.recipe.digest
@@ -214,7 +214,7 @@ def measured_rows(kind: type[Row], files: Mapping[str, Path], experiment: Experi
 
 
 def draws_digest(draws: Sequence[Draw], images: LabelledImages) -> str:
-    """A fingerprint of the draws: which pictures, on which side, in which order."""
+    """A digest of the draws: which pictures, on which side, in which order."""
     named = [[[images.ids[row] for row in side] for side in (draw.support, draw.query)] for draw in draws]
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""The schema of a recipe: a run's settings, checked, and the digests that name them."""
+"""The schema of a recipe: a run's settings, validated, and digests that identify them."""
 
 import hashlib
 import inspect
@@ -24,17 +24,17 @@ SOURCE_KEYS: dict[str, tuple[str, ...]] = {
     "table": ("images", "where"),
     "folders": (),
 }
-"""The keys that a format has beside `path`, `most_a_label`, `phases` and `role`."""
+"""The keys that a format has besides `path`, `most_a_label`, `phases` and `role`."""
 
 
 class Source(Settings):
-    """Where labelled pictures are. Paths are relative to --data, or else to the recipe."""
+    """A source of labelled pictures. Paths are relative to --data, or else to the recipe."""
 
     format: Literal["coco", "voc", "table", "folders"]
     path: str | list[str]
     """coco: annotation files; voc: devkits; table: a CSV or TSV; folders: the folder of label folders."""
     images: str | list[str] | None = None
-    """coco: the folders or tar archives of the pictures; table: one such place, its own folder unless said."""
+    """coco: the folders or tar archives of the pictures; table: one such place, by default the table's own folder."""
     where: dict[str, list[str]] = {}
     """table: other columns and the values to keep."""
     sets: list[str] = ["trainval"]
@@ -42,18 +42,18 @@ class Source(Settings):
     keep_difficult: bool = False
     """voc: whether objects marked difficult count."""
     most_a_label: int | None = Field(default=None, gt=0)
-    """Leaves out a picture whose labels are all shown so often by those before it; none unless said."""
+    """Leaves out a picture if each of its labels is shown by so many earlier ones; by default none is left out."""
     phases: list[str] | None = None
-    """The phases this source serves; all unless said."""
+    """The phases that this source serves; all by default."""
     role: Literal["support", "query"] | None = None
-    """The side of an episode that its pictures serve when measured with "at-least"; both unless said."""
+    """The side of an episode that its pictures serve with sampling "at-least"; both by default."""
 
     @model_validator(mode="after")
     def suit_the_format(self) -> "Source":
-        """Refuses what the format's reader would not look at."""
+        """Refuses keys that the format's reader does not use."""
         own = ("path", *SOURCE_KEYS[self.format], "most_a_label", "phases", "role")
         for key, field in type(self).model_fields.items():
-            # the recipe saved beside weights gives every key, so a foreign one at its default is none
+            # the recipe saved beside weights has every key, so another format's key at its default does not count
             if key not in ("format", *own) and getattr(self, key) != field.default:
                 raise InputError(f"format {self.format!r} takes no {key!r}; its keys are {', '.join(own)}")
         for key in ("path", "images"):
@@ -78,7 +78,7 @@ class Data(Settings):
     other_labels: Literal["refuse", "ignore"] = "refuse"
     """What to do with labels that the split does not know."""
     note: str = ""
-    """What a reader of the results must know of the pictures; shown above their table."""
+    """What a reader of the results must know about the pictures; shown above their table."""
 
 
 class BackboneSettings(Settings):
@@ -88,10 +88,10 @@ class BackboneSettings(Settings):
     weights: str | None = None
     size: int = Field(default=224, gt=0)
     grid: int | None = Field(default=None, gt=0)
-    """Places a side, at most: a finer map is pooled. Without it maps stay as they are."""
+    """The most places per side: a finer map is pooled. By default maps are left as they are."""
     frozen: bool = True
     tuned: str | None = None
-    """Where the network learns: the one stage that does, by the beginning of its parameters' names; all unless said."""
+    """The one stage of the network that is trained, given by the prefix of its parameters' names; all by default."""
 
     @model_validator(mode="after")
     def tune_what_is_not_frozen(self) -> "BackboneSettings":
@@ -109,28 +109,28 @@ class WordSettings(Settings):
 
 
 class NameSettings(Settings):
-    """A classifier's classes by name, which teach the map from words to features beside the base labels."""
+    """A classifier's class names, on which the map from words to features is fitted besides the base labels."""
 
     classifier: str = "tf_efficientnet_lite2"
-    """The network whose own head says how much of each class a base picture is."""
+    """The network whose head gives each base picture's class probabilities."""
     weights: str | None = None
     size: int = Field(default=224, gt=0)
     classes: str = "imagenet-1k"
     variant: Literal["all", "clean"] = "all"
     """Whether classes that overlap a validation or novel label of the split are left out."""
     weight: float = Field(default=0.3, gt=0)
-    """Of a class's name beside a base label's."""
+    """Weight of a class name relative to a base label's."""
 
 
 class SpaceSettings(Settings):
-    """The whitened space that a method's maps are projected to; without this table it sees them as they are."""
+    """The whitened space that a method's maps are projected to; without this table they are not projected."""
 
     size: int = Field(default=512, gt=0)
     shrinkage: float = Field(default=2.0, ge=0)
 
 
 class MethodSettings(BaseModel):
-    """A method by name; every further key is one of its options."""
+    """A method by name; every other key is one of its options."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
@@ -142,7 +142,7 @@ class MethodSettings(BaseModel):
 
 
 class Training(Settings):
-    """Episodes of base labels, stopped early by the validation labels. The defaults are the paper's."""
+    """Training on episodes of base labels, stopped early by the validation labels. Defaults are the paper's."""
 
     episodes: int = Field(default=80_000, gt=0)
     shots: int = Field(default=1, gt=0)
@@ -150,53 +150,53 @@ class Training(Settings):
     episodes_per_step: int = Field(default=1, gt=0)
     learning_rate: float = Field(default=1e-3, gt=0)
     warmup: int = Field(default=4_000, ge=0)
-    """Episodes over which the rate climbs in a line from `warmup_from`; 10 epochs of 400."""
+    """Episodes over which the rate rises linearly from `warmup_from`; 10 epochs of 400."""
     warmup_from: float = Field(default=0.0, ge=0)
     validate_every: int = Field(default=50, gt=0)
     validation_episodes: int = Field(default=100, gt=0)
     patience: int = Field(default=10, ge=0)
-    """Validations without a gain before training stops; 0: none are made, all `episodes` count."""
+    """Validations without improvement before training stops; 0: there are none, and all `episodes` are trained."""
     keep: Literal["best", "last"] = "best"
-    """Last: nothing stops training early, and the weights after all `episodes` count; validations make the curve."""
+    """With "last" training never stops early, and the final weights are kept; validations only make the curve."""
     cycle: int = Field(default=0, ge=0)
-    """Steps in which the rate falls in a line to a thousandth, again and again (cyclic rate); the mean of the weights
-    at the cycles' ends is judged and kept (stochastic weight averaging). 0: neither."""
+    """Steps in which the rate falls linearly to a thousandth, repeatedly (cyclic rate); the mean of the weights at the
+    cycles' ends is validated and kept (stochastic weight averaging). 0: neither."""
     backbone_share: float = Field(default=1.0, gt=0)
-    """The rate of a backbone that learns, as a share of `learning_rate`."""
+    """The learning rate of a backbone that is trained, as a share of `learning_rate`."""
     checkpoint_every: int = Field(default=500, gt=0)
-    """Episodes between the states that a killed run goes on from; saved at the next validation."""
+    """Episodes between checkpoints from which a killed run resumes; each is saved at the next validation."""
 
 
 class Evaluation(Settings):
-    """Which phases to measure on how many episodes."""
+    """The phases to measure, and on how many episodes."""
 
     sampling: Literal["per-label", "with-replacement", "at-least", "halves"] = "per-label"
-    """Whether pictures are drawn for each label as many as said, all different or with replacement, until each label
-    is shown so often, or from one half of the phase's pictures, all of the other half being queries."""
+    """How pictures are drawn: a fixed number for each label, all different or with replacement; until each label is
+    shown that often; or from one half of the phase's pictures, with all of the other half as queries."""
     phases: list[str] = Field(default=["test"], min_length=1)
     episodes: int = Field(default=200, gt=0)
     shots: int = Field(default=1, ge=0)
-    """None: by their names alone, on the queries of one shot."""
+    """0: labels are known by their names alone, and measured on the queries of one shot."""
     queries: int = Field(default=4, gt=0)
     supports: Literal["complete", "single"] = "complete"
     """Whether a support picture names all that it shows, or only the label that it was drawn for."""
     draws: dict[str, str] = {}
-    """Saved draws by phase, relative to the recipe; drawn, alike for all seeds, where none or an empty name is said."""
+    """Saved draws by phase, relative to the recipe; without a name episodes are drawn, the same for all seeds."""
 
 
 class SessionSettings(Settings):
     """Correction sessions: a simulated person answers, label by label, whether a picture shows it."""
 
     examples: int = Field(default=1, ge=0)
-    """Random pictures of the label that a session begins with; none: its name alone."""
+    """Random pictures of the label that a session starts with; 0: its name alone."""
     orders: list[Literal["likeliest", "unsure", "mixed"]] = Field(
         default=["likeliest", "unsure", "mixed"], min_length=1
     )
-    """Which picture is asked about next; mixed: the two in turns."""
+    """Which picture is asked about next; mixed: the two in turn."""
     answers: list[int] = Field(default=[0, 8, 16, 32, 64], min_length=1)
-    """After how many the label's average precision is written down."""
+    """The numbers of answers after which the label's average precision is recorded."""
     seeds: int = Field(default=5, gt=0)
-    """How often the pictures are cut into those that may be asked about and those that measure."""
+    """How often the pictures are split into those that may be asked about and those that measure."""
 
 
 class Recipe(Settings):
@@ -214,11 +214,11 @@ class Recipe(Settings):
     sessions: SessionSettings | None = None
     seed: int = 0
     not_measured: str = ""
-    """Why this run cannot be measured where the recipe was written; the table then shows the reason instead."""
+    """Why this run could not be measured where the recipe was written; the table then shows the reason."""
 
     @model_validator(mode="after")
     def fit_together(self) -> "Recipe":
-        """Refuses tables that rule each other out."""
+        """Refuses tables that are incompatible."""
         evaluation, method = self.evaluation, METHODS.get(self.method.name)
         roles = [source.role for source in self.data.sources if source.role is not None]
         if roles and evaluation.sampling != "at-least":
@@ -254,12 +254,12 @@ class Recipe(Settings):
 
     @property
     def digest(self) -> str:
-        """Names the recipe by all its settings, defaults included; the note does not count."""
+        """A digest of all settings, defaults included, except the note."""
         return digest_of(counted(self.effective.model_dump(mode="json", exclude={"data": {"note"}})))
 
     @property
     def training_settings(self) -> dict[str, Any]:
-        """The settings that trained weights depend on: not how they are measured, nor what things are called."""
+        """The settings that trained weights depend on: neither those of the evaluation, nor names."""
         kept = self.effective.model_dump(mode="json", include={"backbone", "words", "method", "training", "seed"})
         kept["training"].pop("checkpoint_every")
         sources = [
@@ -276,11 +276,12 @@ LATER: dict[str, object] = {
     **dict.fromkeys(("propagation", "encoder_episodes", "cycle"), 0),
     **{"supports": "complete", "keep": "best", "backbone_share": 1.0},
 }
-"""Settings that came after rows had been published, as things were before there were any: so they do not count."""
+"""Settings that were added after rows had been published, with the values that stand for the earlier behaviour: at
+these they are left out of digests."""
 
 
 def counted(settings: Any) -> Any:
-    """The settings without those that came later, where they are as things were before."""
+    """The settings without those added later, where these stand for the earlier behaviour."""
     if isinstance(settings, dict):
         return {key: counted(value) for key, value in settings.items() if key not in LATER or value != LATER[key]}
     return [counted(value) for value in settings] if isinstance(settings, list) else settings

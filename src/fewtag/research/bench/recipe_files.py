@@ -1,4 +1,4 @@
-"""Recipe files: TOML with common settings, runs and grids of runs; a file may extend others, or include them."""
+"""Recipe files: TOML with common settings, runs and grids of runs; a file may extend or include others."""
 
 import json
 import re
@@ -17,17 +17,17 @@ from fewtag.research.methods import check_method
 
 
 def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str] = ()) -> list[tuple[Path, Recipe]]:
-    """The runs of a recipe file, or of all files it includes, each with its file.
+    """The runs of a recipe file, or of all files that it includes, each with its file.
 
-    `[[runs]]` each override the file's common settings, a `grid` makes several runs of one, and `changes` override all
-    runs that are chosen.
+    Each of `[[runs]]` overrides the file's common settings, a `grid` makes several runs of one, and `changes` override
+    all selected runs.
     """
     settings = [(file, run, grid) for file, over in _files(path, {}) for run, grid in _runs(file, over)]
     known = [str(run["name"]) for _, run, _ in settings]
     for name in only:
         if name not in known:
             raise InputError(f"recipe {path} has no run {name!r}; {nearest(name, known)}")
-    # a change such as method.heads=4 need not suit the runs that are left out
+    # applied only to selected runs, since a change such as method.heads=4 need not suit the others
     chosen = [each for each in settings if not only or each[1]["name"] in only]
     recipes = []
     for file, run, grid in chosen:
@@ -49,7 +49,7 @@ def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str]
 
 
 def _files(path: Path, over: dict[str, Any]) -> list[tuple[Path, dict[str, Any]]]:
-    """The file itself, or those it consists of, each with the settings that go over its own."""
+    """The file itself, or the files that it includes, each with the settings that override its own."""
     settings = _read(path)
     if "include" not in settings:
         return [(path, over)]
@@ -64,9 +64,9 @@ def _files(path: Path, over: dict[str, Any]) -> list[tuple[Path, dict[str, Any]]
 
 
 def _runs(path: Path, over: dict[str, Any]) -> list[tuple[dict[str, Any], frozenset[str]]]:
-    """Each run's settings, the common ones filled in, with the keys that its grid set.
+    """Each run's settings, merged with the common ones, and the keys that its grid set.
 
-    `over` goes above both, but a run's own network stays.
+    `over` overrides both, except for a run's own network.
     """
     common = _common(path)
     runs = common.pop("runs", [{}])
@@ -78,7 +78,7 @@ def _runs(path: Path, over: dict[str, Any]) -> list[tuple[dict[str, Any], frozen
 
 
 def _expand(run: dict[str, Any], path: Path) -> Iterator[tuple[dict[str, Any], frozenset[str]]]:
-    """The run, or the cartesian product of its grid: a run for each choice of values, the last key varying fastest."""
+    """The run, or the cartesian product of its grid: a run for each combination, the last key varying fastest."""
     axes = dict(_leaves(run.pop("grid", {})))
     for key, values in axes.items():
         if not key or not isinstance(values, list) or not values:
@@ -98,7 +98,7 @@ def _expand(run: dict[str, Any], path: Path) -> Iterator[tuple[dict[str, Any], f
 
 
 def _leaves(settings: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of a table by dotted key; a value of a grid may itself be a table."""
+    """Every value of a table by dotted key; a grid's value may itself be a table."""
     if isinstance(settings, dict):
         for key, value in settings.items():
             yield from _leaves(value, f"{prefix}.{key}" if prefix else key)
@@ -120,7 +120,7 @@ def _fill(name: str, settings: dict[str, Any], path: Path) -> str:
 
 
 def _common(path: Path) -> dict[str, Any]:
-    """What the file says, over the common settings of the file that it `extends`."""
+    """The file's settings, merged over the common settings of the file that it `extends`."""
     settings = _read(path)
     if "extends" not in settings:
         return settings
@@ -144,7 +144,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _parse_change(change: str) -> dict[str, Any]:
-    """`method.heads=4`; a value that is no TOML is taken as a string, so that names need no quotes."""
+    """Parses `method.heads=4`; a value that is no TOML is taken as a string, so that names need no quotes."""
     key, equals, value = change.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--set {change!r} is not of the form key=value; write for example --set method.heads=4")
@@ -168,7 +168,7 @@ def _validate(settings: dict[str, Any], path: Path) -> Recipe:
     try:
         recipe = Recipe.model_validate(settings)
     except ValidationError as error:
-        # a misspelt key is both unknown and missing; its misspelling says more
+        # a misspelt key causes both an unknown and a missing one; the unknown one says more
         first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
@@ -176,7 +176,7 @@ def _validate(settings: dict[str, Any], path: Path) -> Recipe:
             raise InputError(
                 f"recipe {path}: unknown key {key!r}; {nearest(str(first['loc'][-1]), siblings)}"
             ) from error
-        if first["type"] == "value_error":  # our own sentence
+        if first["type"] == "value_error":  # our own message
             where = f"recipe {path}: {key}" if key else f"recipe {path}"
             raise InputError(f"{where}: {first['ctx']['error']}") from error
         raise InputError(f"recipe {path}: {key}: {first['msg'].lower()}, found {first['input']!r}") from error
@@ -185,7 +185,7 @@ def _validate(settings: dict[str, Any], path: Path) -> Recipe:
 
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that the table has in which an unknown one was found."""
+    """The known keys of the table in which an unknown key was found."""
     table: Any = Recipe
     for key in (part for part in location[:-1] if isinstance(part, str)):
         table = table.model_fields[key].annotation

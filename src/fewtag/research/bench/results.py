@@ -1,4 +1,4 @@
-"""Result rows: one an episode, with all that is needed to measure it again, in Parquet files."""
+"""Result rows: one per episode, with all that is needed to measure it again, in Parquet files."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def episode_metrics(
     """Precision, recall, F1 and AP, micro and macro, of one episode's query images.
 
     Macro-F1 is the harmonic mean of macro-precision and macro-recall, as in the paper, not the mean of the labels' F1.
-    AP is not interpolated. A label that nothing is tagged with has precision 0, one that no image shows AP 0.
+    AP is not interpolated. A label that no image is tagged with has precision 0, one that no image shows has AP 0.
     """
     predicted = probabilities > threshold
     right, tagged, shown = (np.sum(each, axis=0) for each in (predicted & targets, predicted, targets))
@@ -75,7 +75,7 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def means_by_label(values: Mapping[tuple[int, str], float]) -> Iterator[float]:
-    """Each label's mean over the sessions' seeds, which cut the same pictures in other ways and so are no new labels.
+    """Each label's mean over the sessions' seeds, which only split the same pictures anew: they are no new labels.
 
     >>> list(means_by_label({(0, "dog"): 1.0, (1, "dog"): 3.0, (0, "cat"): 5.0}))
     [2.0, 5.0]
@@ -88,12 +88,12 @@ Summary = dict[str, dict[str, float]]
 
 
 class MeasuredRow(Settings):
-    """What every row tells of its run. What a row does not tell is None, and null in the file."""
+    """The columns about a run that every row has. An unknown value is None, and null in the file."""
 
     run: str
     method: str
     options: Json[dict[str, Any]]
-    """What the recipe says of the method, given and stored as JSON."""
+    """The method's options in the recipe, given and stored as JSON."""
     data: str
     split: str
     phase: str
@@ -103,9 +103,9 @@ class MeasuredRow(Settings):
     size: int
     words: str
     names: str | None = None
-    """Which class names the method knew: all, or clean of those that overlap new labels."""
+    """Which class names the method used: all, or a clean list without those that overlap new labels."""
     space: str | None = None
-    """The whitened space that a method without one of its own worked in."""
+    """The whitened space in which a method without its own worked."""
     seed: int
     recipe_digest: str
     command: str
@@ -114,7 +114,7 @@ class MeasuredRow(Settings):
     torch: str | None = None
     timm: str | None = None
     seconds: float | None = None
-    """How long the whole phase took."""
+    """The duration of the whole phase."""
     data_digest: str | None = None
 
 
@@ -127,16 +127,17 @@ class ResultRow(MeasuredRow):
     queries: int
     draws_digest: str | None = None
     base_pictures: int | None = None
-    """How many the method learnt from, by training or solving."""
+    """The number of pictures that the method learnt from, by training or solving."""
     training: Json[dict[str, Any]] | None = None
-    """The training settings, all of them, given and stored as JSON."""
+    """All training settings, given and stored as JSON."""
     trained_episodes: int | None = None
-    """None for a run without training; the best on the validation labels, if there were any; 0: kept untrained."""
+    """The episode of the kept weights, the best on validation labels if there are any; 0: untrained; None: never
+    trained."""
     planned_episodes: int | None = None
     episodes_a_step: int | None = None
     validation_macro_ap: float | None = None
     label_aps: Json[dict[str, float]] | None = None
-    """Each label's average precision, its mean over the phase's episodes, given and stored as JSON."""
+    """Each label's average precision, averaged over the phase's episodes, given and stored as JSON."""
     episode: int
     micro_precision: float
     micro_recall: float
@@ -149,7 +150,7 @@ class ResultRow(MeasuredRow):
 
 
 class SessionRow(MeasuredRow):
-    """One label of one session after so many answers."""
+    """One label of one session after a number of answers."""
 
     examples: int
     order: str
@@ -159,11 +160,11 @@ class SessionRow(MeasuredRow):
     ap: float
     """Average precision on the half that measures."""
     least: float
-    """The lowest it has been since the session began."""
+    """The lowest average precision since the session began."""
 
 
 SESSIONS = ".sessions.parquet"
-"""How the name of a file of session rows ends."""
+"""The ending of the names of files of session rows."""
 
 Row = TypeVar("Row", bound=MeasuredRow)
 _ARROW_TYPES = {str: pa.string(), dict: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
@@ -181,7 +182,7 @@ def schema(kind: type[MeasuredRow]) -> pa.Schema:
 
 
 def run_columns(recipe: Recipe, phase: str, *, command: str, device: str) -> dict[str, Any]:
-    """The columns of `MeasuredRow` that follow from the recipe and from where it runs."""
+    """The columns of `MeasuredRow` that depend only on the recipe and on where it runs."""
     names, space = recipe.names, recipe.space
     return {
         "run": recipe.name,
@@ -216,7 +217,7 @@ def result_rows(
     device: str,
     facts: Mapping[str, Any] | None = None,
 ) -> list[ResultRow]:
-    """A row for each episode's metrics; `facts` (of training, say) are columns that the recipe does not know."""
+    """A row for each episode's metrics; `facts` (about training, say) are columns that the recipe does not set."""
     evaluation, training = recipe.evaluation, recipe.training
     shared = {
         **run_columns(recipe, phase, command=command, device=device),
@@ -233,10 +234,10 @@ def result_rows(
 def write_rows(
     path: Path, rows: Sequence[MeasuredRow], kind: type[MeasuredRow] = ResultRow, *, recipe: Recipe | None = None
 ) -> None:
-    """All rows or nothing; with the whole recipe, every default written out, in the file's metadata as `recipe`."""
+    """Writes all rows or nothing; the recipe, with every default, goes into the file's metadata as `recipe`."""
     table = pa.Table.from_pylist([row.model_dump(round_trip=True) for row in rows], schema=schema(kind))
     content = BytesIO()
-    # statistics and a second schema would be half of a file of a few hundred rows
+    # statistics and a second schema would take half of a file with a few hundred rows
     options = {"compression": "zstd", "write_statistics": False, "store_schema": False}
     with pq.ParquetWriter(content, table.schema, **options) as writer:
         writer.write_table(table)
@@ -246,12 +247,12 @@ def write_rows(
 
 
 def read_rows(path: Path) -> list[ResultRow]:
-    """The episodes' rows of one file; columns that came later than the file are None."""
+    """The episodes' rows of one file; columns that were added after the file was written are None."""
     return read_rows_of(ResultRow, path)
 
 
 def read_rows_of(kind: type[Row], path: Path) -> list[Row]:
-    """The rows of a file that holds such rows."""
+    """The rows of this kind in a file."""
     try:
         return [kind.model_validate(row) for row in pq.read_table(BytesIO(path.read_bytes())).to_pylist()]
     except pa.ArrowException as error:
@@ -263,7 +264,7 @@ def read_rows_of(kind: type[Row], path: Path) -> list[Row]:
 
 
 def write_reason(folder: Path, recipe: Recipe) -> None:
-    """Why a run has no rows, beside the rows of the others."""
+    """Records why a run has no rows, beside the rows of the others."""
     facts = {"run": recipe.name, "method": recipe.method.name, "data": recipe.data.name, "reason": recipe.not_measured}
     write_atomically(folder / f"{recipe.name}.not-measured.json", json.dumps(facts, indent=2).encode())
 
@@ -275,7 +276,7 @@ def summarise(rows: Sequence[ResultRow]) -> Summary:
 
 
 def commit() -> str:
-    """The commit this code is of; FEWTAG_COMMIT says it where the code runs outside its repository."""
+    """The commit of this code; where it runs outside its repository, FEWTAG_COMMIT gives it."""
     return os.environ.get("FEWTAG_COMMIT") or _commit_of_repository()
 
 

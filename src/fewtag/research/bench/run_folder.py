@@ -23,29 +23,29 @@ Facts = dict[str, Any]
 
 @dataclass(kw_only=True)
 class TrainingState:
-    """How far training has come."""
+    """The progress of training."""
 
     episode: int = 0
     best: float | None = None
-    """The kept weights' macro-AP on the validation labels; None where nothing was validated."""
+    """Macro-AP of the kept weights on the validation labels; None if nothing was validated."""
     best_episode: int = 0
-    """The episode after which the kept weights were saved; 0 if training gained nothing over the untrained ones."""
+    """The episode after which the kept weights were saved; 0 if training never improved on the untrained ones."""
     stale: int = 0
-    """Validations since then."""
+    """The number of validations since then."""
     seconds: float = 0.0
     processes: int = 1
 
 
 @dataclass(kw_only=True)
 class TrainingSummary(TrainingState):
-    """What training came to."""
+    """The outcome of training."""
 
     stopped_early: bool
     episodes_planned: int
 
 
 class Checkpoint(NamedTuple):
-    """All that training needs to go on to the very same weights."""
+    """All that is needed to resume training and arrive at the very same weights."""
 
     state: TrainingState
     method: dict[str, Tensor]
@@ -54,7 +54,7 @@ class Checkpoint(NamedTuple):
 
 
 class RunFolder:
-    """`recipe.json`, `best.safetensors`, `log.jsonl`; `last.pt` while it trains, `summary.json` once done."""
+    """Files `recipe.json`, `best.safetensors`, `log.jsonl`; `last.pt` during training, `summary.json` once done."""
 
     def __init__(self, folder: Path, recipe: Recipe) -> None:
         self.folder, self.recipe = folder, recipe
@@ -63,21 +63,21 @@ class RunFolder:
 
     @classmethod
     def of(cls, experiment: Experiment, runs: Path) -> "RunFolder":
-        """`runs/<method>-<digest>`: experiments that train the same find each other's weights there."""
+        """`runs/<method>-<digest>`, so that experiments that train the same share their weights."""
         recipe = experiment.recipe
         return cls(runs / f"{recipe.method.name}-{experiment.training_digest}", recipe)
 
     def lock(self) -> AbstractContextManager[None]:
-        """To be held while training: another command that would train the same is refused meanwhile."""
+        """A lock to hold while training: another command that would train the same is refused meanwhile."""
         return locked(self.folder, seconds=0.0)
 
     def claim(self) -> None:
-        """Makes the folder, with the settings for people to read; once nothing else can be wrong with them."""
+        """Makes the folder, with the settings for people to read; called once the settings have passed all checks."""
         write_atomically(self._recipe, json.dumps(self.recipe.effective.model_dump(mode="json"), indent=2).encode())
 
     @property
     def summary(self) -> TrainingSummary | None:
-        """What training came to, once it is done."""
+        """The outcome of training; None until it is done."""
         return TrainingSummary(**json.loads(self._summary.read_text())) if self._summary.exists() else None
 
     def finish(self, summary: TrainingSummary) -> None:
@@ -103,9 +103,9 @@ class RunFolder:
             torch.save(content, part)
 
     def load_checkpoint(self, *, processes: int = 1) -> Checkpoint | None:
-        """Where training stood; the log's later lines are dropped, since they will be written anew.
+        """The last checkpoint, or None; later lines of the log are dropped, since they will be written anew.
 
-        Another number of processes would make every step one over more or fewer episodes, and is refused.
+        Another number of processes would change the number of episodes per step, and is refused.
         """
         if not self._last.exists():
             self._log.unlink(missing_ok=True)
@@ -121,7 +121,7 @@ class RunFolder:
                 f"the run {self.folder} was begun by {begun} process{'es' * (begun > 1)}, here are {processes}: go on "
                 f"with torchrun --nproc-per-node {begun}, name other --runs, or remove that folder"
             )
-        # a kill may have cut the last line short
+        # a kill may have truncated the last line
         whole = self._log.read_text().splitlines(keepends=True) if self._log.exists() else []
         kept = [
             line for line in whole if line.endswith("\n") and json.loads(line)["episode"] <= checkpoint.state.episode
@@ -131,7 +131,7 @@ class RunFolder:
 
     @property
     def curve(self) -> list[Facts]:
-        """Loss and validation scores, as training went."""
+        """Loss and validation scores over the course of training."""
         return [json.loads(line) for line in self._log.read_text().splitlines()] if self._log.exists() else []
 
     def log(self, facts: Facts) -> None:
@@ -140,7 +140,7 @@ class RunFolder:
 
 
 def read_facts(path: Path) -> Facts:
-    """What the best weights say of themselves: the training state, and the recipe with all its settings."""
+    """The metadata of the best weights: the training state, and the recipe with all its settings."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -153,7 +153,7 @@ def read_facts(path: Path) -> Facts:
 
 @contextmanager
 def _saving(path: Path) -> Iterator[None]:
-    """The libraries' own errors on a full disk, in a sentence."""
+    """Turns the libraries' errors on a full disk into an InputError."""
     try:
         yield
     except (SafetensorError, RuntimeError) as error:

@@ -1,8 +1,8 @@
 """Correction sessions: a simulated person answers a system's questions, and what the system has learnt is measured.
 
-Half of a phase's pictures can be asked about, the other half measures. A label is a problem of its own: it begins with
-random examples or with its name alone, its system asks about one picture after another, and learns each answer before
-the next question. All problems of an order go on together, so that a pass over the pictures scores all of them.
+Half of a phase's pictures can be asked about, the other half measures. Each label is a separate problem: it starts with
+random examples or with its name alone, and the system asks about one picture after another, learning each answer before
+the next question. All problems of an order advance together, so that one pass over the pictures scores all of them.
 """
 
 import time
@@ -35,12 +35,12 @@ from fewtag.research.features.rows import take_all
 from fewtag.research.types import Maps, Words
 
 AT_ONCE = 128
-"""Pictures scored at once, so that what lies between places and scores stays in the processor's cache."""
+"""Pictures scored at once, so few that the intermediate arrays stay in the processor's cache."""
 
 
 @runtime_checkable
 class Corrigible(Protocol):
-    """A method that learns a label from single answers, in a whitened space."""
+    """A method that can learn a label from single answers, in a whitened space."""
 
     strengths: Strengths
     serves_words_alone: bool
@@ -53,7 +53,7 @@ class Corrigible(Protocol):
 
 
 class Problem(NamedTuple):
-    """A label in one cut of the pictures into halves."""
+    """A label in one split of the pictures into halves."""
 
     seed: int
     label: int
@@ -62,11 +62,11 @@ class Problem(NamedTuple):
     shown: NDArray[np.bool_]
     """images"""
     first: tuple[int, ...]
-    """The examples that it begins with."""
+    """The examples that it starts with."""
 
 
 class Gallery:
-    """All pictures of a phase, to be scored again and again."""
+    """All pictures of a phase, to be scored repeatedly."""
 
     def __init__(self, pictures: Pictures) -> None:
         self.pictures = pictures
@@ -81,7 +81,7 @@ class Gallery:
 
 
 def problems(targets: NDArray[np.bool_], labels: Sequence[str], settings: SessionSettings, seed: int) -> list[Problem]:
-    """Every label in every cut; the examples depend on the label's name, not on its column."""
+    """Every label in every split; the examples depend on the label's name, not on its column."""
     found = []
     for number in range(settings.seeds):
         askable = halve(targets, labels, [seed, number])
@@ -94,7 +94,7 @@ def problems(targets: NDArray[np.bool_], labels: Sequence[str], settings: Sessio
 
 
 Measured = Callable[[NDArray[np.float32], Problem, Sequence[int]], float]
-"""Of a problem's logits, given the pictures that were answered."""
+"""A measure of a problem's logits, given the pictures that were answered."""
 
 
 def held_precision(logits: NDArray[np.float32], problem: Problem, _asked: Sequence[int]) -> float:
@@ -112,7 +112,7 @@ def run_sessions(
     most: int,
     measured: Measured = held_precision,
 ) -> Iterator[NDArray[np.float64]]:
-    """The average precision of each problem before any answer, after the first, and so on to the last."""
+    """The measure (by default average precision) of each problem before any answer, after the first, and so on."""
     asked = [list(problem.first) for problem in started]
     askable = np.stack([problem.askable for problem in started])
     for answer in range(most + 1):
@@ -136,7 +136,7 @@ def session_columns(
     labels: Sequence[str],
     settings: SessionSettings,
 ) -> Iterator[dict[str, object]]:
-    """What each problem came to after each number of answers that is written down."""
+    """The results of each problem after each recorded number of answers."""
     least = np.minimum.accumulate(precisions, axis=0)
     for number, problem in enumerate(started):
         for answers in settings.answers:
@@ -152,7 +152,7 @@ def session_columns(
 def measure_sessions(
     experiment: Experiment, bench: Bench, *, out: Path, command: str, force: bool = False
 ) -> dict[str, list[SessionRow]]:
-    """The rows of each phase; a phase already measured by the same recipe is read back, not run again."""
+    """The rows of each phase; a phase already measured with the same recipe is read back, not run again."""
     recipe, settings, fabric = experiment.recipe, experiment.recipe.sessions, bench.fabric
     assert settings is not None
     files = {phase: out / f"{recipe.name}.{phase}{SESSIONS}" for phase in recipe.evaluation.phases}
@@ -193,13 +193,13 @@ def measure_sessions(
 
 
 def mean_over_labels(values: Sequence[float], started: Sequence[Problem]) -> tuple[float, float]:
-    """The mean of a number of each session, and its 95 % interval over labels."""
+    """The mean of one number per session, and its 95 % interval over labels."""
     by_problem = {(each.seed, str(each.label)): value for each, value in zip(started, values, strict=True)}
     return mean_and_interval(list(means_by_label(by_problem)))
 
 
 def summarise_sessions(rows: Sequence[SessionRow]) -> dict[str, Summary]:
-    """By order: the mean of AP after each number of answers, with its 95 % interval over labels."""
+    """By order: the mean AP after each number of answers, with its 95 % interval over labels."""
     found: dict[str, Summary] = {}
     for order in dict.fromkeys(row.order for row in rows):
         mine = [row for row in rows if row.order == order]

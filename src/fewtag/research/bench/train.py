@@ -36,14 +36,14 @@ from fewtag.research.methods import METHODS, EndToEnd, Method
 
 
 class Episodes(NamedTuple):
-    """Episodes by number: of the base labels to train on, or of the validation labels."""
+    """Episodes by number, of the base labels for training, or of the validation labels."""
 
     pool: Pool
     sampler: EpisodeSampler
 
 
 def train(experiment: Experiment, run: RunFolder, bench: Bench) -> TrainingSummary:
-    """Trains the recipe's method, or goes on training it; `run.best` then holds the best weights."""
+    """Trains the recipe's method, or resumes training it; `run.best` then holds the best weights."""
     recipe, training, fabric = experiment.recipe, experiment.recipe.training, bench.fabric
     if training is None:
         raise InputError(f"recipe {recipe.name!r} has no [training] table, so there is nothing to train")
@@ -69,7 +69,7 @@ def train(experiment: Experiment, run: RunFolder, bench: Bench) -> TrainingSumma
         advance = bench.begin(f"training {recipe.name}", training.episodes)
         advance(state.episode)
         if validation is not None and state.episode == 0:
-            learner.judge(run, validation, None, advance)  # the untrained weights are the ones to beat
+            learner.judge(run, validation, None, advance)  # the untrained weights set the score to beat
         saved_at = state.episode
         while state.episode < training.episodes and not learner.is_stale:
             loss = learner.learn(base, advance)
@@ -84,7 +84,7 @@ def train(experiment: Experiment, run: RunFolder, bench: Bench) -> TrainingSumma
 
 
 class Learner:
-    """A method in training: its optimiser, its ranks, and how far it has come."""
+    """A method in training: its optimiser, its ranks, and its progress."""
 
     def __init__(self, method: Method, training: Training, seed: int, fabric: Fabric) -> None:
         self.method, self.training, self.seed, self.fabric = method, training, seed, fabric
@@ -96,15 +96,15 @@ class Learner:
         self.model, self.optimizer = fabric.setup(method, optimizer)
         self.model.mark_forward_method("loss")
         self.model.mark_forward_method("encoder_loss")
-        # batch-norm statistics are averaged along: to count them anew would take a pass over all base pictures. By this
-        # function, as torch's default for many tensors at once divides no integers, and batch norms count their batches
+        # batch-norm statistics are averaged too, since recomputing them would take a pass over all base pictures. With
+        # this function, as torch's default for many tensors cannot divide integers, and batch-norms count their batches
         mean = get_swa_avg_fn()  # type: ignore[no-untyped-call]
         self.averaged = AveragedModel(method, avg_fn=mean, use_buffers=True) if training.cycle else None
         self.state = TrainingState(processes=fabric.world_size)
         self._begun = time.perf_counter()
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Goes on from a checkpoint."""
+        """Resumes from a checkpoint."""
         self.method.load_state_dict(checkpoint.method)
         self.optimizer.load_state_dict(checkpoint.optimizer)
         if self.averaged is not None and checkpoint.averaged is not None:
@@ -114,7 +114,7 @@ class Learner:
 
     @property
     def is_stale(self) -> bool:
-        """Whether training stops early."""
+        """Whether training should stop early."""
         return self.training.keep == "best" and 0 < self.training.patience <= self.state.stale
 
     def checkpoint(self) -> Checkpoint:
@@ -123,7 +123,7 @@ class Learner:
 
     @property
     def kept(self) -> Method:
-        """The method with the weights to judge and to keep: their average, once there is one."""
+        """The method with the weights to validate and keep: their average, once there is one."""
         if self.averaged is None or not self.averaged.n_averaged:
             return self.method
         assert isinstance(self.averaged.module, Method)
@@ -138,9 +138,9 @@ class Learner:
         while not losses or (self.state.episode % validate_every and self.state.episode < self.training.episodes):
             losses.append(self.take_step(base))
             self.state.episode += a_step
-            # reading the loss waits for the device, so not at every step
+            # not at every step, since reading the loss waits for the device
             advance(a_step, **({"loss": losses[-1].item()} if len(losses) % 10 == 0 else {}))
-        # every rank sees the mean of all, so that all of them stop, or none
+        # the mean over all ranks, so that all of them stop, or none
         mean = self.fabric.all_reduce(torch.stack(losses).mean(), reduce_op="mean")
         assert isinstance(mean, Tensor)
         loss = mean.item()
@@ -149,7 +149,7 @@ class Learner:
         return loss
 
     def take_step(self, base: Episodes) -> Tensor:
-        """One gradient step over some episodes; all its randomness comes from the seed and the episodes' numbers."""
+        """One gradient step over some episodes; all its randomness derives from the seed and the episodes' numbers."""
         training, turns = self.training, self.training.episodes_per_step
         since = self.state.episode - self.method.encoder_episodes
         rate, step = learning_rate(training, self.state.episode), since // (turns * self.fabric.world_size)
@@ -163,7 +163,7 @@ class Learner:
                 episode = base.pool.episode(base.sampler.draw(index))
             last = index == first + turns - 1
             with nullcontext() if last else self.fabric.no_backward_sync(self.model):
-                # on one device Fabric calls `loss` directly, without its precision
+                # on a single device Fabric calls `loss` directly, without its precision
                 with self.fabric.autocast():
                     loss = (self.model.loss if since >= 0 else self.model.encoder_loss)(episode) / turns
                 self.fabric.backward(loss + self._touch_all_parameters())
@@ -175,15 +175,15 @@ class Learner:
         return total
 
     def _touch_all_parameters(self) -> Tensor | float:
-        """Zero, by way of every parameter: DDP waits for the gradient of each, and a loss may use only some."""
+        """Zero as a function of every parameter: DDP waits for the gradient of each, and a loss may use only some."""
         if self.fabric.world_size == 1:
             return 0.0
         return 0.0 * torch.stack([each.sum() for each in self.method.parameters() if each.requires_grad]).sum()
 
     def judge(self, run: RunFolder, validation: Episodes | None, loss: float | None, advance: Advance) -> None:
-        """Validates the weights to keep, saves them if they are the best so far, and logs what they came to.
+        """Validates the weights to keep, saves them if they are the best so far, and logs the scores.
 
-        Without validation, or where the last are to be kept, the latest weights are the best.
+        Without validation, or if the last weights are to be kept, the latest weights count as the best.
         """
         state, scores = self.state, dict[str, float]()
         if validation is not None:
@@ -205,7 +205,7 @@ class Learner:
 
 
 def learning_rate(training: Training, episode: int) -> float:
-    """Climbs in a line during the warm-up, then stays."""
+    """The learning rate: rises linearly during the warm-up, then stays constant."""
     if episode >= training.warmup:
         return training.learning_rate
     climbed = (episode + 1) / training.warmup
@@ -213,12 +213,12 @@ def learning_rate(training: Training, episode: int) -> float:
 
 
 def cyclic_share(cycle: int, step: int) -> float:
-    """Of the rate: from all of it in a line to a thousandth at the last step of each cycle."""
+    """The factor of a cyclic rate: falls linearly from 1 to a thousandth at the last step of each cycle."""
     return 1.0 - 0.999 * (step % cycle) / max(1, cycle - 1) if cycle else 1.0
 
 
 def validate(fabric: Fabric, method: Method, held: Episodes, episodes: int) -> dict[str, float]:
-    """Mean metrics over the validation episodes, which the ranks share among them."""
+    """Mean metrics over the validation episodes, which are divided among the ranks."""
     broadcast_buffers(fabric, method)
     with fabric.autocast():
         judged = share_out(
@@ -230,9 +230,9 @@ def validate(fabric: Fabric, method: Method, held: Episodes, episodes: int) -> d
 
 
 def prepare(experiment: Experiment, bench: Bench) -> tuple[Method, Episodes, Episodes | None]:
-    """The method, and the base and validation phases as the rows it works on: features, or pixels if end to end.
+    """The method, and the base and validation phases as the rows that it works on: features, or pixels if end to end.
 
-    Without patience nothing is validated, and the split needs no validation labels.
+    Without patience there is no validation, and the split needs no validation labels.
     """
     recipe, training, device = experiment.recipe, experiment.recipe.training, bench.fabric.device
     assert training is not None
@@ -247,7 +247,7 @@ def prepare(experiment: Experiment, bench: Bench) -> tuple[Method, Episodes, Epi
             with collective_refusal():
                 tune_stage(backbone, recipe.backbone.tuned)
         if experiment.compiled:
-            backbone.compile()  # in place: weights keep their names
+            backbone.compile()  # in place, so that weights keep their names
         read = partial(pixel_rows, size=backbone.size, cache=bench.cache)
     if not any(parameter.requires_grad for parameter in method.parameters()):
         raise InputError(
@@ -269,7 +269,7 @@ def prepare(experiment: Experiment, bench: Bench) -> tuple[Method, Episodes, Epi
 
 
 def tune_stage(backbone: AnyBackbone, stage: str) -> None:
-    """Holds the weights of all other stages of the network; batch-norm statistics move in all of them."""
+    """Freezes the weights of all other stages of the network; batch-norm statistics are updated in all of them."""
     named = [(name.rpartition("network.")[2], parameter) for name, parameter in backbone.named_parameters()]
     if not any(name.startswith(stage) for name, _ in named):
         stages = sorted({name.partition(".")[0] for name, _ in named})
@@ -279,11 +279,11 @@ def tune_stage(backbone: AnyBackbone, stage: str) -> None:
 
 
 MOST_IN_MEMORY = 2**31
-"""Bytes of rows that are held by a process which trains on a CPU: reading them takes as long as learning from them."""
+"""The most bytes of rows that training on a CPU keeps in memory: reading them takes as long as learning from them."""
 
 
 def on_device(rows: Rows, device: torch.device) -> Rows:
-    """The same rows in the device's memory: an accelerator's if they fit in half of what is free."""
+    """The same rows in the device's memory, if they fit: for a GPU, in half of what is free."""
     first = rows.take([0])
     room = torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else MOST_IN_MEMORY
     if first.nbytes * len(rows) > room:

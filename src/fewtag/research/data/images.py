@@ -1,4 +1,4 @@
-"""Labelled data sets: pictures and the labels they show, joined and filtered."""
+"""Labelled data sets: pictures and the labels that they show, joined and filtered."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from fewtag.pictures.prefetch import usable_cores
 
 @dataclass(frozen=True, eq=False)
 class LabelledImages:
-    """A data set: pictures known by id, and which of the labels each one shows."""
+    """A data set: pictures with ids, and which of the labels each one shows."""
 
     ids: tuple[str, ...]
     pictures: tuple[Picture, ...]
@@ -39,7 +39,7 @@ class LabelledImages:
 
     @cached_property
     def digest(self) -> str:
-        """A fingerprint of who shows what; the order of images and of labels does not change it."""
+        """A digest of which image shows which labels; it does not depend on the order of images and labels."""
         shown = [(name, sorted(self.shown(row))) for row, name in enumerate(self.ids)]
         text = json.dumps([sorted(self.labels), sorted(shown)], ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -62,7 +62,7 @@ class LabelledImages:
         return [self._row_of[name] for name in ids]
 
     def select(self, rows: Sequence[int] | np.ndarray) -> "LabelledImages":
-        """These images alone, in this order, with the same labels."""
+        """A data set of only these images, in this order, with the same labels."""
         numbers = [int(row) for row in rows]
         return LabelledImages(
             ids=tuple(self.ids[row] for row in numbers),
@@ -72,9 +72,9 @@ class LabelledImages:
         )
 
     def thin(self, most: int) -> "LabelledImages":
-        """A part in which every label is shown by `most` images, or by all that show it; the first images come first.
+        """A subset in which `most` images, or all there are, show each label; earlier images are preferred.
 
-        A label may be shown more often, beside rarer ones.
+        A label may be shown more often, in images of rarer ones.
         """
         shown, kept = np.zeros(len(self.labels), int), []
         for row, targets in enumerate(self.targets):
@@ -84,7 +84,7 @@ class LabelledImages:
         return self.select(kept)
 
     def check(self) -> None:
-        """Refuse pictures whose file is missing, before hours of work find out one by one."""
+        """Refuses pictures whose file is missing, before hours of work find them one by one."""
         present = {path: path.is_file() for path in {picture.path for picture in self.pictures}}
         missing = [picture for picture in self.pictures if not present[picture.path]]
         if missing:
@@ -95,7 +95,7 @@ class LabelledImages:
 
 
 def from_shown(images: Sequence[tuple[str, Picture, set[str]]], labels: Sequence[str]) -> LabelledImages:
-    """A data set from (id, picture, labels shown) triples: what every reader ends with."""
+    """A data set from (id, picture, labels shown) triples, with which every reader ends."""
     column = {label: number for number, label in enumerate(labels)}
     targets = np.zeros((len(images), len(column)), dtype=bool)
     for row, (_, _, shown) in enumerate(images):
@@ -118,7 +118,7 @@ def concatenate(parts: Sequence[LabelledImages]) -> LabelledImages:
 
 
 def readable(images: LabelledImages) -> tuple[LabelledImages, list[str]]:
-    """The images that can be decoded, and the reasons why the others cannot. Decodes every one."""
+    """The images that can be decoded, and the reasons why the others cannot. Decodes every image."""
 
     def reason(row: int) -> str | None:
         try:

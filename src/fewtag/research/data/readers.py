@@ -1,4 +1,4 @@
-"""Readers of data sets: CSV and TSV tables, a folder per label, COCO, VOC; pictures in folders and tar archives."""
+"""Readers of data sets: CSV and TSV tables, one folder per label, COCO, VOC; pictures in folders and tar archives."""
 
 import xml.etree.ElementTree as ElementTree
 from collections import Counter, defaultdict
@@ -14,20 +14,20 @@ from fewtag.research.data.images import LabelledImages, from_shown
 
 
 class ImageIndex:
-    """Pictures by path, name and stem; `find` refuses what is missing or means several pictures."""
+    """Pictures by path, name and stem; `find` refuses names that are missing or ambiguous."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
         self.pictures: dict[str, list[Picture]] = {}
 
     def add(self, member: str, picture: Picture) -> None:
-        """List a picture under everything a person may call it."""
+        """Adds a picture under all its names: path, name and stem."""
         path = PurePosixPath(member)
         for key in dict.fromkeys((member, path.name, path.stem)):
             self.pictures.setdefault(key, []).append(picture)
 
     def find(self, name: str) -> Picture:
-        """The one picture of this name; copies with the same bytes are one picture."""
+        """The one picture of this name; copies with the same bytes count as one."""
         if name not in self.pictures:
             raise InputError(f"image {name!r} is not in {self.place}; check the name and the folder of the images")
         picture, *others = self.pictures[name]
@@ -60,10 +60,11 @@ def index_images(folder_or_tar: Path) -> ImageIndex:
 def read_table(
     path: Path, images: Path | None = None, where: Mapping[str, Sequence[str]] | None = None
 ) -> LabelledImages:
-    """Images and labels of a table (.csv, .tsv, also .gz); `where` keeps the rows whose columns hold these values.
+    """Reads images and labels from a table (.csv, .tsv, also .gz); `where` selects rows by the values of columns.
 
-    An image is a path relative to `images` (or else to the table's folder), or a bare id found there among the files
-    and the *.tar archives. A path that leads nowhere is refused by `check()` or when read, so that callers may skip it.
+    An image is a path relative to `images` (or else to the table's folder), or a bare id, which is looked up there
+    among the files and the *.tar archives. A path that does not exist is refused by `check()` or when read, so that
+    callers may skip it.
     """
     if not path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv")):
         raise InputError(f"the table {path} ends neither in .csv nor in .tsv (or these with .gz); rename it")
@@ -83,7 +84,7 @@ def read_table(
 
 
 def _labels(path: Path, rows: Sequence[tuple[int, dict[str, str]]]) -> dict[str, tuple[int, set[str]]]:
-    """Of each image its first line and its labels; lines of one add up, but none may deny what another says."""
+    """The first line and the labels of each image; its lines are merged, and must not contradict each other."""
     said: dict[str, dict[str, int]] = {}
     for line, row in rows:
         if not row["image"].strip():
@@ -122,9 +123,10 @@ def _filtered(path: Path, where: Mapping[str, Sequence[str]]) -> list[tuple[int,
 
 
 def read_folders(path: Path) -> LabelledImages:
-    """Image "dog/1.jpg" shows "dog"; sub-folders are not descended, hidden files and other endings are skipped.
+    """Reads a folder per label: image "dog/1.jpg" shows "dog"; sub-folders, hidden files and other endings are skipped.
 
-    Copies in several folders are one image that shows all their labels, lest it be support and query of one episode.
+    Copies in several folders are one image that shows all their labels, since otherwise it could be support and query
+    of one episode.
     """
     if not path.is_dir():
         raise InputError(f"{path} is no folder; give the folder that holds one folder for each label")
@@ -153,10 +155,10 @@ def read_folders(path: Path) -> LabelledImages:
 
 
 def read_coco(annotations: Sequence[Path], images: Sequence[Path]) -> LabelledImages:
-    """Image-level labels of one or several annotation files (2014 has two); ids are the images' file names.
+    """Reads image-level labels from one or several annotation files (2014 has two); ids are the images' file names.
 
-    Crowd regions do not count; an image without another label is left out. Labels stand in the order of their ids.
-    An image whose file is missing is refused by `check()` or when read, so that callers may skip it.
+    Crowd regions do not count; an image without another label is left out. Labels are sorted by their ids. An image
+    whose file is missing is refused by `check()` or when read, so that callers may skip it.
     """
     if not images:
         raise InputError("the annotations name pictures, and no folder of pictures was given; give one or several")
@@ -173,7 +175,7 @@ def read_coco(annotations: Sequence[Path], images: Sequence[Path]) -> LabelledIm
 
 
 def _coco_labels(path: Path) -> tuple[dict[int, str], dict[str, set[str]]]:
-    """The categories by number, and the labels each image shows, by file name, in the file's order."""
+    """The categories by number, and the labels that each image shows, by file name, in the file's order."""
     content, wanted = read_json(path, "file of annotations"), ("images", "annotations", "categories")
     if not isinstance(content, dict) or not all(isinstance(content.get(key), list) for key in wanted):
         raise InputError(f"{path} lacks one of the lists {', '.join(wanted)}; give COCO's instances_*.json")
@@ -199,12 +201,12 @@ def _coco_labels(path: Path) -> tuple[dict[int, str], dict[str, set[str]]]:
 
 
 def _find(file_name: str, indices: Sequence[ImageIndex]) -> Picture:
-    """The picture in the first place that has it, or one that leads nowhere and says where it was looked for."""
+    """The picture in the first place that has it, or one that does not exist and says where it was looked for."""
     for index in indices:
         if file_name in index.pictures:
             return index.find(file_name)
         nested = index.place / file_name
-        if nested.is_file():  # a file name may hold folders
+        if nested.is_file():  # a file name may include folders
             return Picture(nested, name=str(nested))
     place = indices[0].place
     nowhere = Path(f"{place}:{file_name}") if place.is_file() else place / file_name
@@ -214,7 +216,7 @@ def _find(file_name: str, indices: Sequence[ImageIndex]) -> Picture:
 def read_voc(
     devkits: Sequence[Path], sets: Sequence[str] = ("trainval",), keep_difficult: bool = False
 ) -> LabelledImages:
-    """Image-level labels of one or several years; ids are the images' names, after their year's where two share one.
+    """Reads image-level labels of some years; ids are the images' names, prefixed by their year if two share one.
 
     A year without one of the sets (2012 has no public test) skips it. Objects marked difficult do not count unless
     kept; an image without another object is left out. An image whose file is missing is refused by `check()` or when
@@ -227,7 +229,7 @@ def read_voc(
         if not files:
             searched = ", ".join(str(year) for year in years)
             raise InputError(f"no year has an image set {name!r}; looked for ImageSets/Main/{name}.txt in {searched}")
-        for year, file in files.items():  # each image once: "train" is a part of "trainval"
+        for year, file in files.items():  # each image once, since "train" is a part of "trainval"
             lines = file.read_text(encoding="utf-8").splitlines()
             listed[year] |= dict.fromkeys(line.split()[0] for line in lines if line.strip())
     times = Counter(image for images in listed.values() for image in images)

@@ -1,7 +1,8 @@
 """Episode sampling: which images are an episode's support and query.
 
-Row numbers only, so that no pixel is needed to test it. `EpisodeSampler` gives each label so many images of its own;
-`ReplacingSampler` draws with replacement, `AtLeastSampler` until each label is shown at least so often.
+It handles only row numbers, so that it can be tested without pixels. `EpisodeSampler` gives each label a fixed number
+of images of its own; `ReplacingSampler` draws with replacement, `AtLeastSampler` until each label is shown at least a
+given number of times, and `HalvesSampler` at the images' own frequencies.
 """
 
 import json
@@ -29,12 +30,12 @@ class Draw:
     support: tuple[int, ...]
     query: tuple[int, ...]
     named: tuple[int, ...] = ()
-    """The one label (column) that each support image names; all that it shows, where nothing is said."""
+    """The one label (column) that each support image names; if empty, each names all that it shows."""
 
 
 @dataclass(eq=False)
 class Sampler:
-    """Draws episodes over all labels by number: the same for the same seed, in any order and in any process."""
+    """Draws episodes over all labels by number: reproducible for a seed, in any order and in any process."""
 
     targets: Bool[np.ndarray, "images labels"]
     labels: Sequence[str]
@@ -48,7 +49,7 @@ class Sampler:
             if getattr(self, name) < least:
                 raise InputError(f"`{name}` is {getattr(self, name)}; it must be at least {least}")
         self._pools = [np.flatnonzero(column) for column in self.targets.T]
-        # by name, so that the order of the columns does not matter
+        # sorted by name, so that the order of the columns does not matter
         self._order = sorted(range(len(self.labels)), key=lambda column: self.labels[column])
 
     def draw(self, index: int) -> Draw:
@@ -56,7 +57,7 @@ class Sampler:
         raise NotImplementedError
 
     def _deal(self, chosen: Sequence[np.ndarray]) -> Draw:
-        """Label by label: support[k * shots] shows label k, whatever else it shows."""
+        """A draw by label: support[k * shots] shows label k, whatever else it shows."""
         return Draw(
             support=tuple(int(row) for rows in chosen for row in rows[: self.shots]),
             query=tuple(int(row) for rows in chosen for row in rows[self.shots :]),
@@ -82,7 +83,7 @@ class EpisodeSampler(Sampler):
         return self._deal(self._match(generator))
 
     def _choose(self, generator: np.random.Generator) -> list[np.ndarray] | None:
-        """Each label in turn takes unused images at random; None where one finds too few left."""
+        """Each label in turn takes unused images at random; None if too few are left for one."""
         used = np.zeros(len(self.targets), dtype=bool)
         chosen: list[np.ndarray] = [np.empty(0, dtype=int)] * len(self._pools)
         for column in self._order:
@@ -95,7 +96,7 @@ class EpisodeSampler(Sampler):
         return chosen
 
     def _match(self, generator: np.random.Generator) -> list[np.ndarray]:
-        """An exact matching of a shuffled data set, for requests so tight that chance keeps missing."""
+        """An exact matching on shuffled data, for requests so tight that random choice keeps failing."""
         rows = generator.permutation(len(self.targets))
         # shuffle in the order of _order, so that the order of the columns does not matter here either
         columns = generator.permutation(self._order)
@@ -106,7 +107,7 @@ class EpisodeSampler(Sampler):
         return chosen
 
     def _refuse_impossible(self) -> None:
-        """Names the labels that stand in each other's way, where not every one can have images of its own."""
+        """Refuses episodes in which not every label can have images of its own, and names the labels that compete."""
         needs = f"{self._wanted} ({self.shots} support + {self.queries} query)"
         for label, pool in zip(self.labels, self._pools, strict=True):
             if len(pool) < self._wanted:
@@ -118,7 +119,8 @@ class EpisodeSampler(Sampler):
         short = np.flatnonzero(np.bincount(owner[owner >= 0], minlength=len(self.labels)) < self._wanted)
         if not len(short):
             return
-        # Hall's theorem: whoever holds an image that a short label shows is short too; followed until nobody new comes
+        # Hall's theorem: a label that owns an image that a short label shows is short too; repeated until no label is
+        # added
         together: set[int] = set()
         following = [int(short[0])]
         while following:
@@ -136,10 +138,10 @@ class EpisodeSampler(Sampler):
 
 
 class ReplacingSampler(Sampler):
-    """Episodes drawn with replacement, as the paper's authors' public loader draws them: an image may come twice.
+    """Draws with replacement, like the public loader of the paper's authors: an image may occur twice.
 
-    For each label `shots` support and `queries` query images that show it, each drawn from all of them. So a query may
-    be a support image, with its labels known: a leak, which is why this is an option of measuring alone.
+    For each label `shots` support and `queries` query images that show it are drawn independently from all of them. So
+    a query may be a support image, whose labels are known: a leak, which is why this is only an option of measuring.
     """
 
     def __post_init__(self) -> None:
@@ -165,9 +167,9 @@ class AtLeastSampler(Sampler):
     """Each label shown by at least `shots` support and `queries` query images, all different.
 
     The setting of Alfassy et al., LaSO: Label-Set Operations networks for multi-label few-shot learning (CVPR 2019).
-    Support and query may come from two parts of a data set. The label that was shown least so far has its turn: that is
-    how their code balances its test pictures, and it gives support sets of their size. Unlike there, no picture is used
-    twice, and it counts for every label that it shows, whichever it was drawn for.
+    Support and query may come from two parts of a data set. Each draw is for the label shown least so far: that is how
+    the authors' code balances its test pictures, and it gives support sets of their size. Unlike there, no picture is
+    used twice, and each counts for every label that it shows, whichever it was drawn for.
     """
 
     support: Sequence[int] | None = field(default=None, kw_only=True)
@@ -176,7 +178,7 @@ class AtLeastSampler(Sampler):
     def draw(self, index: int) -> Draw:
         everything = range(len(self.targets))
         first, second = (np.array(everything if side is None else side, int) for side in (self.support, self.query))
-        # a generator each: the query does not depend on the shots where the two parts share no picture
+        # separate generators: the query does not depend on the shots if the two parts share no picture
         support = self._cover(first, self.shots, "support", np.random.default_rng([self.seed, index, 0]))
         rest = second[~np.isin(second, support)]
         query = self._cover(rest, self.queries, "query", np.random.default_rng([self.seed, index, 1]))
@@ -192,7 +194,7 @@ class AtLeastSampler(Sampler):
                     f"label {label!r} has {images} images for the {part}, which needs at least {least}; "
                     f"lower `{'shots' if part == 'support' else 'queries'}`, or drop the label"
                 )
-        # the first of equals has its turn first: another one in each draw
+        # ties go to the first in this order, which differs between draws
         order = [int(column) for column in generator.permutation(self._order)]
         waiting = {column: iter(generator.permutation(rows[self.targets[rows, column]])) for column in order}
         shown = np.zeros(len(order), dtype=int)
@@ -206,17 +208,17 @@ class AtLeastSampler(Sampler):
 
 
 class HalvesSampler(Sampler):
-    """Episodes at the images' own frequencies: examples from one half of them, all of the other half as queries.
+    """Episodes at the images' own frequencies: examples from one half of them, and all of the other half as queries.
 
-    For each label `shots` images of the first half that show it, or all there are; an image counts for all that it
-    shows. More shots of one seed and number add images and leave the queries as they are.
+    For each label `shots` images of the first half that show it, or all there are; an image counts for all labels that
+    it shows. For the same seed and number, more shots add images and leave the queries unchanged.
     """
 
     def draw(self, index: int) -> Draw:
         first = halve(self.targets, self.labels, [self.seed, index])
         support: dict[int, None] = {}
         for column in self._order:
-            # a generator for each label, by its name: what other labels take does not matter, nor does their order
+            # a generator for each label, by its name, so that other labels and their order do not matter
             generator = np.random.default_rng([self.seed, index, *self.labels[column].encode()])
             pool = np.flatnonzero(first & self.targets[:, column])
             support |= dict.fromkeys(generator.permutation(pool)[: self.shots].tolist())
@@ -247,7 +249,7 @@ def halve(
 
 
 def assign(targets: Bool[np.ndarray, "images labels"], wanted: int) -> Int[np.ndarray, "images"]:
-    """Maximum flow: each image to one label it shows, or to none (-1), so that labels get `wanted` as far as can be."""
+    """Maximum flow: assigns each image to a label that it shows, or to none (-1); labels get up to `wanted` images."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
 

@@ -1,4 +1,4 @@
-"""Splits: which labels belong to which phase, and which images serve it; rules kept as data, in splits/*.json.
+"""Splits: which labels belong to which phase, and which images serve it; the rules are data, in splits/*.json.
 
 A classifier's classes that overlap a split's new labels are data as well, with reasons, in overlaps/*.json.
 """
@@ -21,7 +21,7 @@ Names = Annotated[list[Name], Field(min_length=1)]
 
 
 class Phase(BaseModel):
-    """A phase's labels, and what its images must not, or must also, show: by group in the file, here label by label."""
+    """A phase's labels, and those that its images must or must not show: groups in the file, labels once loaded."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -31,7 +31,7 @@ class Phase(BaseModel):
 
 
 class Split(BaseModel):
-    """Disjoint groups of labels, made into phases such as "train", "val" and "test"; every name refers to something."""
+    """Disjoint groups of labels, combined into phases such as "train", "val" and "test"; all references are checked."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -68,7 +68,7 @@ class Split(BaseModel):
 
     @classmethod
     def load(cls, name_or_path: str) -> "Split":
-        """A split that comes with the package ("coco", "voc", "laso"), or a JSON file of one's own."""
+        """A split that comes with the package ("coco", "voc", "laso"), or one's own JSON file."""
         folder = resources.files("fewtag.research.data") / "splits"
         packaged = {Path(file.name).stem: file for file in folder.iterdir() if file.name.endswith(".json")}
         path = packaged.get(name_or_path, Path(name_or_path))
@@ -89,7 +89,7 @@ class Split(BaseModel):
         return tuple(label for group in self.groups.values() for label in group)
 
     def spelt(self, label: str) -> str:
-        """What to look up for a label: "tvmonitor" is "tv monitor", most labels are themselves."""
+        """The words to look a label up by: "tvmonitor" is "tv monitor", most labels are themselves."""
         return self.words.get(label, label)
 
     def phase(
@@ -120,7 +120,7 @@ class Split(BaseModel):
         return replace(images.select(rows), labels=tuple(phase.labels), targets=shown)
 
     def _columns(self, images: LabelledImages, other_labels: Literal["refuse", "ignore"]) -> dict[str, np.ndarray]:
-        """The data set's targets by the split's names; two spellings of one label are one column."""
+        """The data set's targets by the split's label names; two spellings of one label are merged."""
         known = set(self.labels)
         columns: dict[str, np.ndarray] = {}
         for number, spelling in enumerate(images.labels):
@@ -142,7 +142,7 @@ def _wrong(error: ValidationError) -> str:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return f"is not valid JSON ({first['msg']}); mend it there"
-    if first["type"] == "value_error":  # of the checks above
+    if first["type"] == "value_error":  # raised by the checks above
         return f"is wrong: {first['ctx']['error']}"
     where = " → ".join(str(part) for part in first["loc"]) or "the whole"
     if first["type"] == "extra_forbidden":
@@ -160,7 +160,7 @@ def _refuse_unknown(names: Iterable[str], known: Iterable[str], what: str) -> No
 
 def class_names(classes: str) -> list[str]:
     """The names of all classes, synonyms joined by commas: "tench, Tinca tinca"."""
-    from timm.data.imagenet_info import ImageNetInfo  # not above: a split does not wait for timm
+    from timm.data.imagenet_info import ImageNetInfo  # imported here, so that a split does not wait for timm
 
     try:
         info = ImageNetInfo(classes)
@@ -170,9 +170,9 @@ def class_names(classes: str) -> list[str]:
 
 
 def overlapping_classes(classes: str, split: str) -> set[int]:
-    """What a clean list leaves out: classes that are, contain, are a kind of or are called by a split's new label.
+    """Numbers of classes that a clean list omits: those that are, contain, are a kind of or are named by a new label.
 
-    By number; the splits that have such a list come with the package.
+    The splits that have such a list come with the package.
     """
     folder = resources.files("fewtag.research.data") / "overlaps"
     known = {Path(file.name).stem: file for file in folder.iterdir() if file.name.endswith(".json")}

@@ -1,4 +1,4 @@
-"""Backbones: any timm network from pixels to local feature maps, fed the way its weights were trained; or several."""
+"""Backbones: any timm network, or several joined, from pixels to feature maps, with its weights' preprocessing."""
 
 import copy
 import hashlib
@@ -20,11 +20,11 @@ from fewtag.research.features.weights import Network, Preprocessing, load_weight
 Layout = Literal["NCHW", "NHWC", "tokens"]
 
 TOLERANCE = 1e-3
-"""Of the greatest number in the maps; what fusion rounds otherwise is a hundred times less."""
+"""Relative to the greatest number in the maps; the rounding error of fusion is a hundred times less."""
 
 
 class Backbone(nn.Module):
-    """Any timm network that yields local maps, with the preprocessing its weights were made for."""
+    """Any timm network that yields local maps, with the preprocessing that its weights were trained with."""
 
     mean: Tensor
     std: Tensor
@@ -47,7 +47,7 @@ class Backbone(nn.Module):
         self.grid, self.layout = grid, layout
         self.known_as: str | None = None
         self.network: Network = network.to(memory_format=torch.channels_last)
-        # not persistent: a state dict holds what was learnt, and these were not
+        # not persistent: a state dict holds what was learnt, which these were not
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1), persistent=False)
 
@@ -58,7 +58,7 @@ class Backbone(nn.Module):
         return maps if self.grid is None else F.adaptive_avg_pool2d(maps, min(self.grid, maps.shape[-1]))
 
     def normalise(self, pixels: UInt8[Tensor, "images 3 height width"]) -> Float[Tensor, "images 3 height width"]:
-        """What the network takes; done here so that no caller can do it differently."""
+        """Normalised pixels for the network; done here so that no caller can do it differently."""
         if tuple(pixels.shape[2:]) != (self.size, self.size):
             found = " × ".join(str(side) for side in pixels.shape[2:])
             raise InputError(
@@ -67,13 +67,13 @@ class Backbone(nn.Module):
             )
         if self.preprocessing.order == "BGR":
             pixels = pixels.flip(1)
-        # channels last: convolutions run twice as fast on a CPU, and on tensor cores
+        # channels last, which makes convolutions twice as fast on a CPU, and on tensor cores
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         return (pixels.to(self.mean.dtype) - self.mean) / self.std
 
     @property
     def fingerprint(self) -> str:
-        """A digest of all that decides the maps: name, size, preprocessing, layer variant and every tensor."""
+        """A digest of all that determines the maps: name, size, preprocessing, layer variant and every tensor."""
         if self.known_as is not None:
             return self.known_as
         digest = hashlib.sha256(repr((self.name, self.size, self.preprocessing, self.variant)).encode())
@@ -88,7 +88,7 @@ def create_backbone(
 ) -> Backbone:
     """A timm network by name, in evaluation mode, with weights from one of `weights.CHOICES`.
 
-    A map finer than `grid` × `grid` places is pooled, as the product's graphs do it.
+    A map finer than `grid` × `grid` places is pooled, as in the product's graphs.
     """
     network, loaded = load_network(name, weights, size, head=False)
     resize_network(network, name, size)
@@ -102,7 +102,7 @@ class JoinedBackbone(nn.Module):
     def __init__(self, parts: Sequence[Backbone]) -> None:
         super().__init__()
         self.parts = tuple(parts)
-        self.networks = nn.ModuleList(parts)  # for torch, which moves and saves what it finds in one
+        self.networks = nn.ModuleList(parts)  # so that torch moves and saves them
         self.name = "+".join(part.name for part in parts)
         self.size = parts[0].size
         self.channels = sum(part.channels for part in parts)
@@ -112,7 +112,7 @@ class JoinedBackbone(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """A digest of all that decides the maps."""
+        """A digest of all that determines the maps."""
         return hashlib.sha256(" ".join(part.fingerprint for part in self.parts).encode()).hexdigest()
 
 
@@ -120,13 +120,13 @@ AnyBackbone = Backbone | JoinedBackbone
 
 
 def join_maps(maps: Sequence[Float[Tensor, "images _ _ _"]]) -> Float[Tensor, "images channels rows columns"]:
-    """Channels side by side, on the coarsest of the grids."""
+    """Concatenates channels, on the coarsest of the grids."""
     grid = min(single.shape[2] for single in maps), min(single.shape[3] for single in maps)
     return torch.cat([F.adaptive_avg_pool2d(single.float(), grid).to(single.dtype) for single in maps], dim=1)
 
 
 def open_backbone(name: str, *, weights: str | None = None, size: int = 224, grid: int | None = None) -> AnyBackbone:
-    """A backbone by name, or several joined by `+`, with as many weights sources joined by `+`, or none."""
+    """A backbone by name, or several joined by `+`, with as many sources of weights joined by `+`, or none."""
     names = [part.strip() for part in name.split("+")]
     if len(names) == 1:
         return create_backbone(name, weights=weights, size=size, grid=grid)
@@ -141,7 +141,7 @@ def open_backbone(name: str, *, weights: str | None = None, size: int = 224, gri
 
 
 def load_network(name: str, weights: str | None, size: int, *, head: bool) -> tuple[Network, dict[str, Any]]:
-    """timm's network with its weights, and what a backbone must know of these."""
+    """timm's network with its weights, and the facts about them that a backbone needs."""
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
         raise InputError(f"there is no backbone {name!r} in timm; {nearest(architecture, timm.list_models())}")
@@ -155,7 +155,7 @@ def load_network(name: str, weights: str | None, size: int, *, head: bool) -> tu
         network: Network = timm.create_model(name, **options)  # at its weights' own size where it can be resized later
         if network.pretrained_cfg.get("fixed_input_size") and not hasattr(network, "set_input_size"):
             network = timm.create_model(name, img_size=size, **options)
-    # what a failed download raises depends on the versions of timm, the hub's client and its transport
+    # what a failed download raises depends on the versions of timm, of the hub's client and of its transport
     except Exception as error:
         if kind != "timm":
             raise size_error(name, size, error) from error
@@ -165,13 +165,13 @@ def load_network(name: str, weights: str | None, size: int, *, head: bool) -> tu
         ) from error
     if network.pretrained_cfg["input_size"][0] != 3:
         raise InputError(f"backbone {name!r} does not take colour images; choose another")
-    # Keras' strides and epsilon are in no tensor, yet change the maps
+    # Keras' strides and epsilon are in no tensor, yet they change the maps
     variant, preprocessing = "keras" if kind == "keras" else "timm", load_weights(network, name, kind, argument)
     return network, {"size": size, "preprocessing": preprocessing, "variant": variant}
 
 
 def resize_network(network: Network, name: str, size: int) -> None:
-    """Let a network of fixed size take another, resampling its position embeddings."""
+    """Lets a network of fixed size take another one, by resampling its position embeddings."""
     now = getattr(getattr(network, "patch_embed", None), "img_size", None) or network.pretrained_cfg["input_size"][1:]
     if hasattr(network, "set_input_size") and size != now[-1]:
         try:
@@ -182,7 +182,7 @@ def resize_network(network: Network, name: str, size: int) -> None:
 
 @torch.no_grad()
 def find_layout(network: Network, name: str, size: int) -> tuple[Layout, int]:
-    """How one image's features come out, and with how many channels; nets without maps are refused."""
+    """The layout of one image's features, and their number of channels; networks without maps are refused."""
     network.eval()
     try:
         features = network.forward_features(torch.zeros(1, 3, size, size))
@@ -208,7 +208,7 @@ def to_maps(features: Tensor, layout: Layout, prefix_tokens: int) -> Tensor:
         return features.permute(0, 3, 1, 2)
     places = features[:, prefix_tokens:]
     side = math.isqrt(places.shape[1])
-    # not len(places): that is a plain number, to which an exported graph would be bound
+    # not len(places): that is a plain number, to which an exported graph would be fixed
     return places.transpose(1, 2).reshape(places.shape[0], -1, side, side)
 
 
@@ -221,14 +221,14 @@ def size_error(name: str, size: int, error: Exception) -> InputError:
 
 
 def fuse_batch_norms(backbone: Backbone) -> Backbone:
-    """Batch-norm fusion: the same maps in less time, not for training; itself where no layer can be fused.
+    """Batch-norm fusion: the same maps in less time, not for training; the backbone itself if nothing can be fused.
 
-    A layer that follows a convolution in a module need not follow it in the network, so the outcome is compared.
+    A layer that follows a convolution in a module need not follow it in the network, so the results are compared.
     """
     if not fusable(backbone.network):
         return backbone
     faster = copy.copy(backbone)
-    # a copy of a module shares its table of parts: it needs one of its own
+    # a shallow copy of a module shares its table of submodules: it needs one of its own
     faster._modules = dict(backbone._modules)
     faster.network = _fuse_in_place(copy.deepcopy(backbone.network)).to(memory_format=torch.channels_last)
     faster.eval()
@@ -247,7 +247,7 @@ def fusable(network: Network) -> list[tuple[nn.Module, str, str]]:
 
 
 def _fuse_in_place(network: Network) -> Network:
-    """In place; an activation that timm keeps in the batch-norm stays in its stead."""
+    """Fuses in place; an activation that timm keeps in the batch-norm takes its place."""
     network.eval()
     for module, name, next_name in fusable(network):
         convolution, following = getattr(module, name), getattr(module, next_name)
@@ -268,7 +268,7 @@ def _agree(backbone: Backbone, faster: Backbone) -> bool:
 
 
 class ImageClassifier(Backbone):
-    """A backbone that goes on to its head: its classes' probabilities, which serve as soft labels of pictures."""
+    """A backbone with its head: its classes' probabilities, which serve as soft labels of pictures."""
 
     def forward(self, pixels: UInt8[Tensor, "images 3 height width"]) -> Float[Tensor, "images classes"]:
         return self.network(self.normalise(pixels)).softmax(dim=-1)
@@ -277,7 +277,7 @@ class ImageClassifier(Backbone):
 def create_classifier(
     name: str = "tf_efficientnet_lite2", *, weights: str | None = None, size: int = 224
 ) -> ImageClassifier:
-    """A timm network by name with its head, in evaluation mode; weights as for a backbone, the head's among them."""
+    """A timm network by name with its head, in evaluation mode; weights as for a backbone, including the head's."""
     network, loaded = load_network(name, weights, size, head=True)
     known_as = f"{name}, class probabilities"
     return ImageClassifier(known_as, network, channels=network.num_classes, layout="NCHW", **loaded).eval()

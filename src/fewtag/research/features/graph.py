@@ -1,8 +1,8 @@
-"""ONNX export: a backbone as the graph that the product runs, pixels and a space in, places out.
+"""ONNX export of a backbone as the graph that the product runs: pixels and a space in, places out.
 
 Batch-norm is fused into the convolutions, and weights are stored as integers with a scale for each channel: of 16 bits,
 as small as half precision and ten times as exact, or of 8. A grid finer than 8 × 8 is pooled; the fine one is a second
-output. The squares may be of any size that the network allows.
+output. The squares may have any size that the network allows.
 """
 
 import copy
@@ -25,16 +25,16 @@ from fewtag.research.features.backbone import Backbone, fuse_batch_norms
 from fewtag.runtime import INPUTS, OUTPUTS
 
 TOLERANCE = {16: 1e-3, 8: 0.1}
-"""How far a place of the graph may be from torch's, of the greatest number in it, by the bits of its weights."""
+"""How far a place of the graph may be from torch's, relative to its greatest number, by the bits of its weights."""
 Constants = dict[str, NDArray[np.float32]]
 """Inputs of a graph that are the same for all pictures of one size."""
 IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 SIDE = 8
-"""Of a map's places, at most: a finer grid is pooled."""
+"""The most places per side of a map: a finer grid is pooled."""
 
 
 class PlacesGraph(nn.Module):
-    """Pixels to the places of their map in a space, pooled and fine; `positions` and `pool` are for one size each."""
+    """Pixels to the places of their map in a space, pooled and fine; `positions` and `pool` are each for one size."""
 
     scale: Tensor
     shift: Tensor
@@ -61,11 +61,11 @@ class PlacesGraph(nn.Module):
         else:
             features = features[:, self.prefix_tokens :]
         fine = (features - mean) @ basis
-        return pool @ fine, fine  # projecting is linear, so that it does not matter which of the two comes first
+        return pool @ fine, fine  # projection and pooling are linear, so their order does not matter
 
 
 def _tokens(network: Any, pixels: Tensor, positions: Tensor) -> Tensor:
-    """timm's plain vision transformer with its table of positions as an input, so that one graph serves all sizes."""
+    """timm's plain vision transformer with its position embeddings as an input, so that one graph serves all sizes."""
     patches = network.patch_embed.proj(pixels).flatten(2).transpose(1, 2)
     # not network._pos_embed, which resamples its own table to one size
     tokens = torch.cat([network.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1) + positions
@@ -84,14 +84,14 @@ def takes_positions(network: Any) -> bool:
 
 
 def write_graph(backbone: Backbone, path: Path, bits: Literal[8, 16] = 16) -> tuple[dict[str, Any], Constants]:
-    """Writes the graph, checks it against torch; what a model says of its network, and its inputs of this size."""
+    """Writes the graph and checks it against torch; returns facts for a model's header, and this size's constants."""
     import onnx
 
     network = with_static_padding(copy.deepcopy(fuse_batch_norms(backbone).network).float().cpu())
     constants = size_constants(backbone)
     named = {name: torch.from_numpy(value) for name, value in constants.items()}
     with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore")  # of torch's own inner workings
+        warnings.simplefilter("ignore")  # about torch's internals
         pixels = torch.zeros(2, 3, backbone.size, backbone.size, dtype=torch.uint8)
         space = torch.zeros(backbone.channels), torch.zeros(backbone.channels, 2)
         torch.onnx.export(
@@ -119,7 +119,7 @@ def write_graph(backbone: Backbone, path: Path, bits: Literal[8, 16] = 16) -> tu
 
 
 def _write(graph: Any, path: Path, name: str, size: int, channels: int, constants: Constants) -> dict[str, Any]:
-    """Writes a sound graph without torch's notes, which name folders of the machine that it was made on; its facts."""
+    """Writes a valid graph, without torch's metadata, which names folders of this machine; returns its facts."""
     import onnx
 
     for noted in (graph.graph, *graph.graph.node, *graph.graph.input, *graph.graph.output, *graph.graph.value_info):
@@ -135,7 +135,7 @@ def _write(graph: Any, path: Path, name: str, size: int, channels: int, constant
 
 
 def wrap_graph(source: Path, path: Path, size: int) -> tuple[dict[str, Any], Constants]:
-    """An ONNX file, from pixels normalised as ImageNet's to a feature map, as a graph that the product runs."""
+    """Wraps an ONNX file, from pixels normalised as for ImageNet to a feature map, as a graph that the product runs."""
     import onnx.parser
     import onnxruntime
 
@@ -144,7 +144,7 @@ def wrap_graph(source: Path, path: Path, size: int) -> tuple[dict[str, Any], Con
         session = onnxruntime.InferenceSession(str(source), providers=["CPUExecutionProvider"])
         wanted, given = session.get_inputs()[0].name, session.get_outputs()[0].name
         features = session.run([given], {wanted: np.zeros((1, 3, size, size), np.float32)})[0]
-    except Exception as error:  # onnxruntime has many kinds, without a base of their own
+    except Exception as error:  # onnxruntime raises many types without a common base
         found = f"{source} cannot be run on 1 × 3 × {size} × {size} numbers ({first_line(error)})"
         raise InputError(f"{found}; check --size") from error
     shape, turned = _to_places(features.shape, source)
@@ -181,7 +181,7 @@ def wrap_graph(source: Path, path: Path, size: int) -> tuple[dict[str, Any], Con
 
 
 def _to_places(shape: Sequence[int], source: Path) -> tuple[list[int], bool]:
-    """A network's output as images × places × channels, or as images × channels × places, which is to be turned."""
+    """An output's shape as images × places × channels, or as images × channels × places, to be transposed."""
     if len(shape) == 4 and shape[2] == shape[3]:  # images × channels × rows × columns
         return [0, shape[1], shape[2] * shape[3]], True
     if len(shape) == 4 and shape[1] == shape[2]:
@@ -194,7 +194,7 @@ def _to_places(shape: Sequence[int], source: Path) -> tuple[list[int], bool]:
 
 @torch.inference_mode()
 def size_constants(backbone: Backbone) -> Constants:
-    """What of a graph depends on the size of the pictures: how places are pooled, and a transformer's positions."""
+    """Inputs of a graph that depend on the pictures' size: the pooling of places, a transformer's positions."""
     pixels = torch.zeros(1, 3, backbone.size, backbone.size, dtype=torch.uint8)
     side = int(backbone.eval().cpu()(pixels).shape[-1])
     constants = {"pool": pooling(side, min(side, SIDE))}
@@ -210,7 +210,7 @@ def pooling(fine: int, coarse: int) -> NDArray[np.float32]:
 
 
 def with_static_padding(network: Any) -> Any:
-    """TensorFlow's 'same' padding as constants: for any even size of the input it is the same."""
+    """TensorFlow's 'same' padding as constants, which are the same for any even size of the input."""
     for parent in list(network.modules()):
         for name, part in list(parent.named_children()):
             if type(part).__name__ == "Conv2dSame":

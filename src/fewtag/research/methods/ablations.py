@@ -24,7 +24,7 @@ class NotFinetuned(WordAttention):
 
 @options
 class NoCmwLoss(NotFinetuned):
-    """Ablation "without CMW-loss": words and images meet in the attention alone, and learn from that."""
+    """Ablation "without CMW-loss": words and images are only related by the attention, and learn from its loss."""
 
     gamma: float = field(init=False, default=1.0)
 
@@ -43,7 +43,7 @@ class GlobalAttention(WordAttention):
 
 @options
 class SimpleLocalAttention(NotFinetuned):
-    """Ablation "simple attention with local features": a mean of places, weighted by their cosine with the word.
+    """Ablation "simple attention with local features": the mean of places, weighted by their cosine with the word.
 
     Softmax of λ·cos(word, place) over all places of a label's images; no heads and no MLP.
     """
@@ -52,7 +52,7 @@ class SimpleLocalAttention(NotFinetuned):
     dropout: float = field(init=False, default=0.0)
 
     def build_attention(self, inner: int) -> None:
-        """Nothing beside the joint space."""
+        """Builds nothing: there is only the joint space."""
 
     def prototypes(self, support: Support, words: Joint) -> Joint:
         support.need_images()
@@ -67,14 +67,14 @@ class SimpleLocalAttention(NotFinetuned):
 
 
 class SimpleAttention(SimpleLocalAttention):
-    """Ablation "simple attention": a mean of images' global features, weighted by their cosine with the word."""
+    """Ablation "simple attention": the mean of images' global features, weighted by their cosine with the word."""
 
     def prototypes(self, support: Support, words: Joint) -> Joint:
         return super().prototypes(support._replace(maps=pool(support.maps)[:, :, None, None]), words)
 
 
 class BilinearPooling(SimpleLocalAttention):
-    """Ablation "low-rank bilinear pooling": places weighted as KGGR weights them, in place of multi-head attention."""
+    """Ablation "low-rank bilinear pooling": places are weighted as in KGGR instead of by multi-head attention."""
 
     def build_attention(self, inner: int) -> None:
         self.bilinear = LowRankScores(self.joint, self.joint, inner)

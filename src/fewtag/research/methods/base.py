@@ -1,4 +1,4 @@
-"""The contract of every method: prepare on base labels, train on episodes of them, adapt to a support of new ones."""
+"""The interface of every method: prepare on base labels, train on episodes of them, adapt to a support of new ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ Classifier = Callable[[Maps], Logits]
 
 
 class Support(NamedTuple):
-    """What `adapt` may see of an episode: no query image can leak in, by type."""
+    """What `adapt` may see of an episode; the type rules out that query images leak in."""
 
     labels: tuple[str, ...]
     words: Words
@@ -23,9 +23,9 @@ class Support(NamedTuple):
     targets: Targets
 
     def need_images(self) -> None:
-        """Refuses the first label that no support image shows, in one of several episodes where they are stacked."""
+        """Refuses the first label that no support image shows; with stacked episodes, in any of them."""
         if self.targets.is_cuda and torch.is_grad_enabled():
-            return  # training draws its episodes so that none is empty, and to look would stall the device at each step
+            return  # training draws episodes in which none is empty, and checking would stall the device at each step
         shown = self.targets.any(dim=-2).reshape(-1, len(self.labels)).all(dim=0).tolist()
         empty = [label for label, is_shown in zip(self.labels, shown, strict=True) if not is_shown]
         if empty:
@@ -36,7 +36,7 @@ class Support(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """A support and the query images, with their targets, on which it is judged."""
+    """A support, and the query images with their targets on which it is evaluated."""
 
     support: Support
     maps: Maps
@@ -44,11 +44,11 @@ class Episode(NamedTuple):
 
     @property
     def batch(self) -> tuple[Maps, Targets]:
-        """All images alike, those of the support first."""
+        """Support and query images as one batch, the support first."""
         return torch.cat([self.support.maps, self.maps]), torch.cat([self.support.targets, self.targets])
 
     def base_batch(self, labels: tuple[str, ...]) -> tuple[Maps, Targets]:
-        """The same, for a method that was prepared for these base labels and learns a part for each."""
+        """`batch`, for a method that was prepared for these base labels and has parameters for each of them."""
         if self.support.labels != labels:
             raise InputError(
                 f"this method was prepared for {len(labels)} base labels, and the episode has "
@@ -58,13 +58,13 @@ class Episode(NamedTuple):
 
 
 class ClassNames(NamedTuple):
-    """A classifier's classes by name: further words with prototypes, for a map from words to features."""
+    """A classifier's class names: further words with prototypes, for fitting a map from words to features."""
 
     words: Words
     chances: Float[Tensor, "images labels"]
-    """The probability of each class on each base image (soft labels)."""
+    """The probability of each class for each base image (soft labels)."""
     weight: float = 0.3
-    """Of a class's name beside a base label's."""
+    """Weight of a class name relative to a base label's."""
 
 
 class Base(NamedTuple):
@@ -74,12 +74,12 @@ class Base(NamedTuple):
     words: Words
     targets: Targets
     global_features: Float[Tensor, "images channels"] | None = None
-    """Of the same images; not extracted for a method whose `base_stage` does not ask for them."""
+    """Global features of the same images; extracted only for a method whose `base_stage` is "features"."""
     names: ClassNames | None = None
 
     @property
     def features(self) -> Float[Tensor, "images channels"]:
-        """The global features, which must be there."""
+        """The global features, which must have been extracted."""
         assert self.global_features is not None, 'a method that looks at them says base_stage = "features"'
         return self.global_features
 
@@ -89,68 +89,68 @@ Kind = TypeVar("Kind")
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(field,))
 def options(kind: type[Kind]) -> type[Kind]:
-    """A method whose hyper-parameters are its annotated attributes, keyword-only; `__post_init__` makes its layers."""
+    """Makes annotated attributes of a method its keyword-only hyper-parameters; `__post_init__` builds its layers."""
     return dataclass(eq=False, repr=False, kw_only=True)(kind)
 
 
 @dataclass(eq=False, repr=False)
 class Method(nn.Module):
-    """Turns a support into a classifier. Hyper-parameters are keyword-only and default to the paper."""
+    """Turns a support into a classifier. Hyper-parameters are keyword-only and default to the paper's."""
 
     channels: int
-    """Of the maps."""
+    """Channels of the maps."""
     dimensions: int
-    """Of the word vectors."""
+    """Dimensions of the word vectors."""
 
     serves_words_alone = False
-    """Whether a label without any support image is served from its word vector instead of refused."""
+    """Whether a label without any support image is classified by its word vector instead of refused."""
 
     uses_images = True
-    """Whether support images have a say; not so for a method that goes by the words alone."""
+    """Whether support images are used; False for a method that uses only the words."""
 
     differentiable = True
-    """Whether gradients reach the maps, and so a backbone; not so for a method that `fewtag.core` solves."""
+    """Whether gradients reach the maps, and so a backbone; False for a method that `fewtag.core` solves."""
 
     uses_names = False
-    """Whether `prepare` looks at a classifier's class names, where a recipe gives them."""
+    """Whether `prepare` uses a classifier's class names, if a recipe gives them."""
 
     base_stage: ClassVar[Literal["labels", "features"] | None] = None
-    """What `prepare` looks at, if the method has such a stage.
+    """What `prepare` needs, if the method has such a stage.
 
-    "labels": it makes parts for the base labels, so it comes before training and before trained weights are loaded.
-    "features": it solves on the base images' features, so it comes once the backbone is as it will be used.
+    "labels": it creates parameters for the base labels, so it runs before training and before trained weights are
+    loaded. "features": it solves on the base images' features, so it runs once the backbone is in its final state.
     """
 
     encoder_episodes = 0
-    """So many episodes of training come first, and lower `encoder_loss` alone."""
+    """The number of training episodes that come first and minimise only `encoder_loss`."""
 
     def __post_init__(self) -> None:
         super().__init__()
 
     def prepare(self, base: Base) -> None:
-        """The base stage, once, on all base labels: makes or solves for what they decide."""
+        """The base stage, run once on all base labels: creates or solves for what depends on them."""
 
     def adapt(self, support: Support) -> Classifier:
-        """A classifier of the support's labels. Changes nothing in the method."""
+        """A classifier for the support's labels. Does not change the method."""
         raise NotImplementedError
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
-        """What training lowers: how wrongly the adapted classifier tags the query images."""
+        """The training loss: by default that of the adapted classifier on the query images."""
         return bce(self.adapt(episode.support)(episode.maps), episode.targets)
 
     def encoder_loss(self, episode: Episode) -> Float[Tensor, ""]:
-        """What the encoder's own stage lowers, in a method that has one."""
+        """The loss of the encoder's own stage, in a method that has one."""
         raise NotImplementedError
 
 
 class Precoded(Method):
-    """A method that first encodes each picture by itself: over many episodes, each picture is encoded once."""
+    """A method that first encodes each picture by itself, so that over many episodes each picture is encoded once."""
 
     stacks_episodes = False
-    """Whether `adapt_encoded` and its classifier serve several episodes at once, all with one more axis in front."""
+    """Whether `adapt_encoded` and its classifier accept several episodes at once, with one more leading axis."""
 
     def encode(self, maps: Maps) -> Encoded:
-        """What of a picture does not depend on the labels."""
+        """The part of a picture's computation that does not depend on the labels."""
         raise NotImplementedError
 
     def adapt_encoded(self, support: Support) -> Classifier:
@@ -163,7 +163,7 @@ class Precoded(Method):
 
 
 class EndToEnd(Method):
-    """End-to-end training: a backbone and a method as one method of pixels, so that frozen runs share all code."""
+    """End-to-end training: a backbone and a method as one method on pixels, so that frozen runs share all code."""
 
     def __init__(self, backbone: nn.Module, method: Method) -> None:
         super().__init__(channels=3, dimensions=method.dimensions)

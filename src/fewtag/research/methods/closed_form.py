@@ -1,8 +1,8 @@
-"""Methods that `fewtag.core` solves: tensors are handed over as arrays, and no gradient flows through.
+"""Methods that `fewtag.core` solves: tensors are passed to it as arrays, and no gradient flows through.
 
-The base images span a whitened space, and ridge regression leads from word vectors to prototypes in it: what a word
-suggests that an image of it looks like. The closed form and the posterior, the tagger's own, take that as a prior on
-the prototype, rather than as the query of a learnt attention.
+The base images span a whitened space, and ridge regression maps word vectors to prototypes in it: what images of a word
+are expected to look like. The closed form and the posterior, which is the tagger's own, use that as a prior on the
+prototype, rather than as the query of a learnt attention.
 """
 
 from dataclasses import field, fields, replace
@@ -24,14 +24,14 @@ from fewtag.research.types import Encoded, Logits, Maps, Words, places, pool
 Vector = NDArray[np.float32]
 """space"""
 ENOUGH = 8
-"""Rejected pictures by which a prototype moves as far as it ever will; with fewer, less far in proportion."""
+"""Rejected pictures after which a prototype has moved as far as it ever will; with fewer, in proportion."""
 
 
 @options
 class WordMapped(Method):
     """A method that solves for a whitened feature space and for a linear map from words into it.
 
-    `parts` are the channels of each network where several are joined: each has its own principal directions.
+    `parts` are the numbers of channels of the networks, if several are joined: each has its own principal directions.
     """
 
     base_stage = "features"
@@ -72,23 +72,23 @@ class WordMapped(Method):
 
     def base_prototypes(self, projected: core.Features, targets: NDArray[np.bool_]) -> Vectors:
         """The base labels' mean images in the whitened space, as unit vectors."""
-        # sums serve as means: only their direction counts, and a label without image has none
+        # sums instead of means: only their direction counts, and a label without images has no mean
         return core.unit(targets.T.astype(np.float64) @ projected).astype(np.float32)
 
     def word_cosines(self, features: Float[Tensor, "images channels"], words: Words) -> Logits:
-        """Cosine of each image with what each word alone suggests."""
+        """Cosine of each image with the prototype that each word alone suggests."""
         return to_tensor(core.unit(self.space_.project(to_array(features))) @ self.guides(words).T, features)
 
     def guides(self, words: Words) -> Vectors:
-        """What the words alone suggest."""
+        """The prototypes that the words alone suggest."""
         return self.word_map_.prototypes(to_array(words.float()))
 
 
 @options
 class WordOnly(WordMapped):
-    """The word alone: cosine with what ridge regression on the base labels expects for it; no support image counts.
+    """Words only: cosine with the prototype that ridge regression predicts for a word; support images are ignored.
 
-    A measure of how much of a result comes from the words: whatever learns from pictures should beat it.
+    It measures how much of a result comes from the words: any method that learns from pictures should beat it.
     """
 
     serves_words_alone = True
@@ -102,9 +102,9 @@ class WordOnly(WordMapped):
 
 @options
 class ClosedForm(WordMapped, Precoded):
-    """`prepare` solves, `adapt` builds prototypes. The strengths default to what the validation labels chose.
+    """The closed form: `prepare` solves, `adapt` builds prototypes. Strengths default to the validation's choice.
 
-    `parts` are the channels of each network where several are joined.
+    `parts` are the numbers of channels of the networks, if several are joined.
     """
 
     serves_words_alone = True
@@ -127,7 +127,7 @@ class ClosedForm(WordMapped, Precoded):
         self.strengths = core.Strengths(**chosen)
 
     def base_prototypes(self, projected: core.Features, targets: NDArray[np.bool_]) -> Vectors:
-        """By least squares, not by means: labels that occur together are told apart."""
+        """Prototypes by least squares rather than by means, which separates labels that occur together."""
         return core.base_prototypes(projected, targets, self.strengths.separation)
 
     def local(self, maps: Maps) -> Places:
@@ -143,7 +143,7 @@ class ClosedForm(WordMapped, Precoded):
         return lambda encoded: to_tensor(classifiers.logits(to_array(encoded), self.strengths), encoded)
 
     def classifiers(self, local: Places, shown: NDArray[np.bool_], guides: Vectors) -> core.Classifiers:
-        """From the places of some images, which show these labels, and from what the labels' words suggest."""
+        """The labels' classifiers, from the places of images that show them and from what their words suggest."""
         pictures = Pictures.of(local)
         return core.Classifiers.of([self.fit(pictures, *label) for label in zip(shown.T, guides, strict=True)])
 
@@ -155,11 +155,11 @@ class ClosedForm(WordMapped, Precoded):
     def prototype(
         self, pictures: Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """The mean of its images' attended features, with what its word suggests mixed in."""
+        """The mean of the images' attended features, with what the word suggests mixed in."""
         return core.prototype(pictures.take(shown), guide, 1.0, self.strengths)
 
     def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: Vector) -> core.Fitted:
-        """One label's classifier from pictures that a person said show it or not; the latter teach it nothing."""
+        """One label's classifier from pictures that a person said show it or not; the latter are ignored."""
         return core.prior(self.prototype(pictures, shown, guide), self.strengths)
 
 
@@ -167,9 +167,9 @@ class ClosedForm(WordMapped, Precoded):
 class Posterior(ClosedForm):
     """MAP logistic regression whose prior is the word-and-picture prototype; the strengths are those of the core.
 
-    With `complete` supports what a picture does not name is absent; otherwise it weighs as a 'no' by `unnamed` only.
-    The options that begin with `name` are those of `NameEvidence`; labels of a data set are believed as a bank believes
-    words for things.
+    With `complete` supports a label that a picture does not name is absent; otherwise it counts as a 'no' only with
+    weight `unnamed`. The options that begin with `name` are those of `NameEvidence`; a data set's labels have the prior
+    that a bank gives words for things.
     """
 
     scale: float = field(init=False, default=1.0)
@@ -211,7 +211,7 @@ class Posterior(ClosedForm):
 class Rocchio(ClosedForm):
     """Relevance feedback after Rocchio (1971): prototypes move away from the pictures that do not show their label.
 
-    They are the closed form's, moved by `rejection` from the attended mean of those.
+    They are the closed form's, less `rejection` times the normalised attended mean of those pictures.
     """
 
     rejection: float = 0.4
@@ -226,7 +226,7 @@ class Rocchio(ClosedForm):
 
 
 class Whitened(Precoded):
-    """A rival in the closed form's own space: maps are projected place by place, the rest is left to its method."""
+    """A rival in the closed form's own space: maps are projected place by place, and passed to the wrapped method."""
 
     base_stage = "features"
     differentiable = False
@@ -242,7 +242,7 @@ class Whitened(Precoded):
         self.stacks_episodes = isinstance(method, Precoded) and method.stacks_episodes
 
     def prepare(self, base: Base) -> None:
-        """Solves for the space; the method's own base stage then sees the base pictures in it."""
+        """Solves for the space; the method's own base stage then gets the base pictures in it."""
         features = to_array(base.features.float())
         self.space_ = core.fit_space(features, self.method.channels, self.shrinkage)
         projected = to_tensor(self.space_.project(features), base.features)
@@ -253,11 +253,11 @@ class Whitened(Precoded):
         return self.space_.project(to_array(places(maps.float())))
 
     def guides(self, words: Words) -> Vectors:
-        """None: a rival in this space learns from answers alone."""
+        """Zeros: a rival in this space learns only from answers."""
         return np.zeros((len(words), self.space_.size), np.float32)
 
     def encode(self, maps: Maps) -> Encoded:
-        """Maps of the same grid in the whitened space, as the method encodes them."""
+        """Maps on the same grid in the whitened space, encoded by the method."""
         local = to_tensor(self.local(maps), maps)
         projected = local.transpose(1, 2).reshape(len(maps), -1, *maps.shape[2:])
         return self.method.encode(projected) if isinstance(self.method, Precoded) else projected
@@ -268,7 +268,7 @@ class Whitened(Precoded):
         return self.method.adapt(support)
 
     def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: Vector) -> core.Fitted:
-        """One label's logistic regression on whole pictures of unit length; its name plays no part."""
+        """One label's logistic regression on pictures' normalised means; its name is not used."""
         if not isinstance(self.method, LogisticRegression) or not self.method.unit_length:
             raise InputError(
                 "of the rivals only logistic-regression with unit_length = true learns from single answers"
@@ -280,10 +280,10 @@ class Whitened(Precoded):
 
 
 def to_array(tensor: Tensor) -> NDArray[Any]:
-    """The tensor's numbers, for the core; shared, not copied, where they are on the processor."""
+    """The tensor as an array, for the core; memory is shared if it is on the CPU."""
     return tensor.detach().cpu().numpy()
 
 
 def to_tensor(array: NDArray[np.float32], like: Tensor) -> Tensor:
-    """What the core made of it, on the device of what it was given."""
+    """An array of the core as a tensor, on the device of `like`."""
     return torch.from_numpy(array).to(like.device)

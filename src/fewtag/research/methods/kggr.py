@@ -1,10 +1,10 @@
 """KGGR (Chen et al., TPAMI 2020): label-specific features, propagated on a graph of the labels.
 
-A word looks for its label's places by low-rank bilinear pooling; what it finds starts the label's node in a gated graph
-network, whose edges are how often base labels occur together or how similar new labels' words are. A label's classifier
-judges its node's first and last state together; new labels get fresh classifiers, trained on the support. No code of it
-is public: the network follows SSGRL (Chen et al., ICCV 2019), the propagation among classifiers KGTN (Chen R. et al.,
-AAAI 2020), the same authors' forerunners, and docs/methods.md says what we chose.
+A word finds its label's places by low-rank bilinear pooling; what it finds is the initial state of the label's node in
+a gated graph network, whose edges are the base labels' co-occurrence or the similarity of new labels' words. A label's
+classifier takes its node's first and last state together; new labels get fresh classifiers, trained on the support. No
+code of it is public: the network follows SSGRL (Chen et al., ICCV 2019), the propagation among classifiers KGTN (Chen
+R. et al., AAAI 2020), the same authors' earlier work, and docs/methods.md lists our choices.
 """
 
 from copy import deepcopy
@@ -26,10 +26,10 @@ Edges = Float[Tensor, "labels labels"]
 Nodes = Float[Tensor, "images labels joint"]
 
 AT_ONCE = 2**26
-"""How many products are held at a time: a quarter of a gigabyte in full precision."""
+"""The most products held at a time: a quarter of a gigabyte in full precision."""
 
 AT_ONCE_ON_CPU = 2**20
-"""The same where they can stay in a core's cache, in place of passing through memory three times."""
+"""The same on a CPU, so that they stay in a core's cache instead of passing through memory three times."""
 
 
 @options
@@ -59,18 +59,18 @@ class KGGR(Method):
         self.propagate = Propagation(self.joint, self.propagation) if self.propagation else None
 
     def prepare(self, base: Base) -> None:
-        """The base labels' graph and classifiers."""
+        """Builds the base labels' graph and classifiers."""
         self.base_labels = base.labels
         self.register_buffer("base_words", base.words.clone())
         self.register_buffer("base_edges", co_occurrence(base.targets))
-        # new labels' edges come to the mean strength that the network was trained with
+        # new labels' edges are scaled to the mean strength that the network was trained with
         alike = similarity(base.words)
         self.register_buffer("edge_scale", self.base_edges.mean() / alike.mean().clamp_min(1e-6))
         self.base_weight = nn.Parameter(torch.empty(len(base.labels), self.joint).uniform_(-1, 1) / self.joint**0.5)
         self.base_bias = nn.Parameter(torch.zeros(len(base.labels)))
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
-        """Binary cross-entropy of the base classifiers, over support and query images alike."""
+        """Binary cross-entropy of the base classifiers, over support and query images together."""
         maps, targets = episode.base_batch(self.base_labels)
         nodes = self.network(maps, episode.support.words, self.base_edges)
         weight = self.propagate(self.base_weight, self.base_words) if self.propagate else self.base_weight
@@ -79,7 +79,7 @@ class KGGR(Method):
     def adapt(self, support: Support) -> Classifier:
         support.need_images()
         words, edges = support.words.detach(), self.edge_scale * similarity(support.words)
-        # from zero and on all images at once: so neither the order of labels nor that of images has a say
+        # from zero and on all images at once, so that neither the order of labels nor that of images matters
         weight = torch.zeros(len(words), self.joint, device=words.device, requires_grad=True)
         bias = torch.zeros(len(words), device=words.device, requires_grad=True)
         network, tuned = self.network, [weight, bias]
@@ -87,7 +87,7 @@ class KGGR(Method):
             network = deepcopy(network)
             tuned += network.parameters()
         maps = support.maps.detach().float()
-        # not before tuning: autocast would go on with the half-precision copies of weights that it makes here
+        # not if the network is tuned: autocast would reuse the half-precision copies of weights that it makes here
         nodes = None if self.tune_network else network(maps, words, edges, mutual=True).detach().float()
 
         def loss() -> Float[Tensor, ""]:
@@ -99,7 +99,7 @@ class KGGR(Method):
         return lambda maps: judge(network(maps, words, edges, mutual=True), *fitted)
 
     def _informed(self, weight: Float[Tensor, "labels joint"], words: Words) -> Float[Tensor, "labels joint"]:
-        """New labels' classifiers after they have heard the base labels' and one another."""
+        """New labels' classifiers after propagation from the base labels' and among themselves."""
         if self.propagate is None:
             return weight
         everything = torch.cat([self.base_weight.detach(), weight]), torch.cat([self.base_words, words])
@@ -108,7 +108,7 @@ class KGGR(Method):
 
 
 class LabelNetwork(nn.Module):
-    """From an image to a vector for each label, in the light of the other labels."""
+    """Maps an image to one vector per label, which depends on the other labels."""
 
     def __init__(self, channels: int, dimensions: int, joint: int, steps: int) -> None:
         super().__init__()
@@ -127,9 +127,9 @@ class LabelNetwork(nn.Module):
 class LowRankScores(nn.Module):
     """Low-rank bilinear pooling (Kim et al., 2017) of places and words: attention scores before the softmax.
 
-    Both are projected, multiplied entry by entry, squashed by tanh, and mapped to one number. The products exist for
-    every image, label and place, so they are made for a few images at a time. Constants are left out, since a softmax
-    does not see them.
+    Both are projected, multiplied elementwise, passed through tanh, and mapped to one number. The products exist for
+    every image, label and place, so they are computed for a few images at a time. Constants are left out, since a
+    softmax ignores them.
     """
 
     def __init__(self, channels: int, dimensions: int, joint: int) -> None:
@@ -143,22 +143,22 @@ class LowRankScores(nn.Module):
         self, local: Float[Tensor, "images places channels"], words: Words
     ) -> Float[Tensor, "images labels places"]:
         place, word = self.place(local), self.word(words)
-        # the source's two layers after tanh have nothing between them: applied one after the other they are one vector
+        # the source's two layers after tanh have no activation in between, so together they are one vector
         weight = (self.score.weight @ self.mix.weight).flatten().to(place.dtype)
         at_once = AT_ONCE if place.is_cuda else min(AT_ONCE, AT_ONCE_ON_CPU)
         chunks = place.split(max(1, at_once // (len(word) * place[0].numel())))
-        # products are forgotten once they are weighed, and made anew for the gradients
+        # products are discarded once they are weighted, and recomputed for the gradients
         remade = partial(checkpoint, products, use_reentrant=False, preserve_rng_state=False)
         return torch.cat([remade(chunk, word, weight) for chunk in chunks])
 
 
 def products(place: Tensor, word: Tensor, weight: Tensor) -> Float[Tensor, "images labels places"]:
-    """Images × places × joint by labels × joint, weighed by joint."""
+    """Products of images × places × joint and labels × joint, summed over joint with these weights."""
     return (place[:, None] * word[:, None]).tanh_() @ weight
 
 
 class GatedGraph(nn.Module):
-    """A gated graph network (Li et al., 2016): in each step a node hears its neighbours, and gates say what stays."""
+    """A gated graph network (Li et al., 2016): in each step a node receives its neighbours' messages through gates."""
 
     def __init__(self, size: int, steps: int) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class GatedGraph(nn.Module):
         self.fresh = nn.Linear(size, size)
 
     def forward(self, states: Nodes, edges: Edges, *, mutual: bool = False) -> Nodes:
-        """Where all edges are mutual, the same is heard along and against them, so it is made once."""
+        """With `mutual` (symmetric) edges, messages along and against them are the same, and computed once."""
         weight = self.heard.weight
         if mutual:
             weight = weight[:, : states.shape[-1]] + weight[:, states.shape[-1] :]
@@ -183,9 +183,9 @@ class GatedGraph(nn.Module):
 
 
 class Propagation(nn.Module):
-    """KGTN: labels' classifiers are nodes, edges the similarity of their words; what they hear is added to them.
+    """KGTN: labels' classifiers are nodes, the similarity of their words edges; what propagates is added to them.
 
-    The map of what was heard starts at zero, so that untrained it changes nothing.
+    The output layer starts at zero, so that untrained propagation changes nothing.
     """
 
     def __init__(self, joint: int, steps: int) -> None:
@@ -203,20 +203,20 @@ class Propagation(nn.Module):
 
 
 def judge(nodes: Nodes, weight: Float[Tensor, "labels joint"], bias: Float[Tensor, "labels"]) -> Logits:
-    """Each label's node by its own classifier, in full precision."""
+    """Applies each label's classifier to its node, in full precision."""
     with full_precision(nodes):
         return torch.einsum("ilj,lj->il", nodes.float(), weight) + bias
 
 
 def co_occurrence(targets: Targets) -> Edges:
-    """Row c: how probable each other label is in an image that shows c."""
+    """Row c: the probability of each other label in an image that shows c."""
     shown = targets.float()
     counts = shown.T @ shown
     return (counts / counts.diagonal().clamp_min(1)[:, None]).fill_diagonal_(0)
 
 
 def similarity(words: Words) -> Edges:
-    """Cosine of the words, where it is positive; a label hears itself by its state already, so not by an edge."""
+    """Cosine of the words, clipped at zero, without self-loops, since a node's own state already enters its update."""
     with full_precision(words):
         unit = F.normalize(words.float(), dim=-1)
         return (unit @ unit.T).clamp_min(0).fill_diagonal_(0)

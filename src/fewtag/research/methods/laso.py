@@ -1,8 +1,8 @@
-"""LaSO: networks that make, of two images' features, features of the union of their labels, to augment a small support.
+"""LaSO: networks that combine two images' features into those of the union of their labels, to augment a small support.
 
 Alfassy et al., "LaSO: Label-Set Operations networks for multi-label few-shot learning", CVPR 2019. On the base labels
-three networks learn union, intersection and subtraction, judged by a classifier that knows real images only. At test a
-fresh classifier is trained on the support images and on the unions of their pairs.
+three networks learn union, intersection and subtraction, judged by a classifier that is trained on real images only. At
+test a fresh classifier is trained on the support images and on the unions of their pairs.
 """
 
 import math
@@ -24,7 +24,7 @@ Features = Float[Tensor, "images channels"]
 
 
 class Operations(NamedTuple):
-    """Two sets of labels a row, or their features, put together in the three ways."""
+    """The three combinations of two sets of labels per row, or of their features."""
 
     union: Tensor
     intersection: Tensor
@@ -37,12 +37,12 @@ def operate(left: Targets, right: Targets) -> Operations:
 
 
 def subtract(left: Features, right: Features) -> Features:
-    """What is left of one image's features without the other's; with their minimum it adds up to the image."""
+    """One image's features less the other's, clipped at zero; added to their minimum it gives the image again."""
     return F.relu(left - right)
 
 
 class Operation(nn.Module):
-    """One operation on features: what arithmetic suggests, corrected by a network that sees both images."""
+    """One operation on features: plain arithmetic, corrected by a network that sees both images."""
 
     def __init__(
         self, channels: int, plain: Callable[..., Tensor], *, hidden: int, blocks: int, dropout: float
@@ -51,7 +51,7 @@ class Operation(nn.Module):
         self.plain = plain
         sizes = [2 * channels] + [hidden] * blocks
         layers = [
-            # layer-norm where the source has batch-norm: no statistics to keep, so `adapt` changes nothing
+            # layer-norm where the source has batch-norm: there are no running statistics, so `adapt` changes nothing
             nn.Sequential(nn.Linear(before, after), nn.LayerNorm(after), nn.LeakyReLU(0.2), nn.Dropout(dropout))
             for before, after in pairwise(sizes)
         ]
@@ -87,15 +87,15 @@ class LaSO(Method):
         )
 
     def prepare(self, base: Base) -> None:
-        """Makes the classifier of the base labels that judges real and made features."""
+        """Creates the classifier of the base labels that judges real and synthesised features."""
         self.head = nn.Linear(self.channels, len(base.labels))
-        # knows the labels' frequencies and nothing else: a random judge would first teach the networks to please it
+        # initialised to the labels' frequencies only: a random judge would first teach the networks to please it
         nn.init.zeros_(self.head.weight)
         with torch.no_grad():
             self.head.bias.copy_(base.targets.float().mean(dim=0).clamp(1e-4, 1 - 1e-4).logit())
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
-        """All images of the episode, each paired with another: real and made features against their labels."""
+        """Losses of real and synthesised features against their labels, with each image paired with another."""
         maps, targets = episode.batch
         features = self._features(maps)
         images, device = len(features), features.device
@@ -107,7 +107,7 @@ class LaSO(Method):
         judged = sum(bce(self._judge(features), labels) for features, labels in zip(made, wanted, strict=True))
         swapped = F.mse_loss(made.union, self.union(others, features))
         swapped = swapped + F.mse_loss(made.intersection, self.intersection(others, features))
-        # what only this image shows and what both show make up the image; against networks that forget the image
+        # what only this image shows and what both show make up the image; keeps networks from forgetting the image
         rebuilt = F.mse_loss(self.union(made.subtraction, made.intersection), features.detach())
         return bce(self.head(features), targets) + judged + self.symmetry * swapped + self.rebuild * rebuilt
 
@@ -121,7 +121,7 @@ class LaSO(Method):
 
     @torch.no_grad()
     def _augment(self, features: Features, targets: Targets) -> tuple[Tensor, Tensor]:
-        """The images and what all pairs of them make, in both orders, since no network is quite symmetric."""
+        """The images and the syntheses of all their pairs, in both orders, since no network is exactly symmetric."""
         left, right = (~torch.eye(len(features), dtype=torch.bool, device=features.device)).nonzero().T
         shown = operate(targets[left], targets[right])
         names = {"none": (), "union": ("union",), "all": Operations._fields}[self.augment]
@@ -129,7 +129,7 @@ class LaSO(Method):
         return torch.cat([features, *made]), torch.cat([targets, *(getattr(shown, name) for name in names)])
 
     def _judge(self, features: Features) -> Logits:
-        """The base classifier, which made features must convince and may not change."""
+        """The base classifier, which synthesised features must satisfy but do not train."""
         return F.linear(features, self.head.weight.detach(), self.head.bias.detach())
 
     def _features(self, maps: Maps) -> Features:

@@ -1,4 +1,4 @@
-"""Linear heads on global features: trained by gradient descent at test time, or the optimum of logistic regression."""
+"""Linear heads on global features: trained by gradient descent at test time, or by exact logistic regression."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -32,7 +32,7 @@ Features = Float[Tensor, "images size"]
 
 
 def fit_head(features: Features, targets: Targets, *, epochs: int, learning_rate: float, weight_decay: float) -> Head:
-    """A head trained by AdamW on all images at once, from zero: the order of images and of labels has no say."""
+    """A head trained by AdamW on all images at once, from zero: the order of images and labels does not matter."""
     features, labels = features.detach().float(), targets.shape[1]
     weight = torch.zeros(labels, features.shape[1], device=features.device, requires_grad=True)
     bias = torch.zeros(labels, device=features.device, requires_grad=True)
@@ -44,7 +44,7 @@ def fit_head(features: Features, targets: Targets, *, epochs: int, learning_rate
 def descend(
     loss: Callable[[], Tensor], parameters: Sequence[Tensor], *, epochs: int, rate: float, weight_decay: float = 0.0
 ) -> None:
-    """AdamW in these parameters alone, also where gradients are off, and in full precision."""
+    """Minimises a loss by AdamW in these parameters only, in full precision, even where gradients are disabled."""
     fused = parameters[0].device.type in ("cpu", "cuda")
     optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=weight_decay, fused=fused)
     with torch.enable_grad(), full_precision(parameters[0]):
@@ -74,11 +74,11 @@ class HeadMethod(Method):
 
 @options
 class LinearClassifier(HeadMethod):
-    """A classifier on a backbone: the rows named after their network alone (ResNet-50, …) in the paper's tables.
+    """A classifier on a backbone: the rows named only after their network (ResNet-50, …) in the paper's tables.
 
-    First a linear multi-label head learns the base labels, and end to end the backbone with it. Then the backbone stays
-    as it is, and new labels get a fresh head, trained on the support for 40 epochs as all the paper's baselines are.
-    Words play no part.
+    First a linear multi-label head learns the base labels and, end to end, the backbone with it. Then the backbone is
+    frozen, and new labels get a fresh head, trained on the support for 40 epochs like all the paper's baselines. Words
+    are not used.
     """
 
     base_stage = "labels"
@@ -88,7 +88,7 @@ class LinearClassifier(HeadMethod):
     weight_decay: float = 0.0
 
     def prepare(self, base: Base) -> None:
-        """Makes the head for the base labels."""
+        """Creates the head for the base labels."""
         self.base_labels = base.labels
         self.base_head = nn.Linear(self.channels, len(base.labels))
 
@@ -104,10 +104,11 @@ class LinearClassifier(HeadMethod):
 
 @options
 class LogisticRegression(HeadMethod):
-    """One label against the rest, on frozen global features: what many users would reach for first.
+    """One label against the rest, on frozen global features: the baseline that many users would try first.
 
-    The optimum is scikit-learn's, `LogisticRegression(C=1 / penalty, class_weight="balanced")` for each label, found
-    for all labels at once by Newton's method in the span of the support images: the features' width costs nothing.
+    The optimum is that of scikit-learn's `LogisticRegression(C=1 / penalty, class_weight="balanced")` for each label,
+    found for all labels at once by Newton's method in the span of the support images, so that its cost does not depend
+    on the features' width.
     """
 
     penalty: float = 1e-4
@@ -119,13 +120,13 @@ class LogisticRegression(HeadMethod):
 
 @torch.no_grad()
 def fit_logistic(features: Features, targets: Targets, *, penalty: float, balanced: bool) -> Head:
-    """For each label: least log-loss, summed over the images, + penalty/2 · ‖weight‖², the bias free.
+    """For each label, minimises the log-loss, summed over the images, + penalty/2 · ‖weight‖², with a free bias.
 
-    Balanced, the images that show a label weigh as much in all as those that do not. A label that every image shows has
-    no optimum, since its bias could grow for ever; its bias is then penalised like a weight, which leaves a score by
-    likeness to the images.
+    If balanced, the images that show a label have the same total weight as those that do not. A label that every image
+    shows has no optimum, since its bias could grow without bound; its bias is then penalised like a weight, which
+    leaves a score by similarity to the images.
     """
-    # the optimum is a mix of the images, so their span is all that has to be searched
+    # the optimum is a linear combination of the images, so the search is confined to their span
     basis = torch.linalg.qr(features.double().T).Q
     inputs = F.pad(features.double() @ basis, (0, 1), value=1.0)
     shown = targets.T.double()
@@ -144,7 +145,7 @@ def newton(
     importance: Float[Tensor, "labels images"],
     ridge: Float[Tensor, "labels size"],
 ) -> Points:
-    """Newton's method for every label at once, each with the longest of its halved steps that lowers its objective."""
+    """Newton's method for all labels at once, each with the longest of its halved steps that lowers its objective."""
 
     def objective(points: Points) -> Float[Tensor, "*several labels"]:
         scores = points @ inputs.T
@@ -163,8 +164,8 @@ def newton(
         diagonal += 1e-13 * diagonal.amax(dim=-1, keepdim=True)  # where a free bias has next to no curvature left
         step = torch.cholesky_solve(gradient[..., None], torch.linalg.cholesky(hessian))[..., 0]
         lower = objective(point - lengths[:, None, None] * step) < objective(point)
-        longest = lengths[lower.to(inputs.dtype).argmax(dim=0)]  # argmax names the first
+        longest = lengths[lower.to(inputs.dtype).argmax(dim=0)]  # argmax returns the first
         point = point - torch.where(lower.any(dim=0), longest, 0.0)[:, None] * step
-        if (step * gradient).sum(dim=1).max() < TOLERANCE:  # twice what there was still to gain
+        if (step * gradient).sum(dim=1).max() < TOLERANCE:  # twice the remaining decrease
             break
     return point

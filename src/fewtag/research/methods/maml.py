@@ -1,8 +1,8 @@
-"""MAML for several labels an image: a start from which a few gradient steps on the support make a good classifier.
+"""Multi-label MAML: learns initial weights from which a few gradient steps on the support make a good classifier.
 
 Finn et al., "Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks", ICML 2017. The learner is a hidden
-layer on global features and a linear score for each label; as the number of labels varies, all labels start from one
-learnt vector and bias. Training lowers the query images' loss after the steps; docs/methods.md gives the reasons.
+layer on global features and a linear score for each label; since the number of labels varies, all labels start from one
+learnt vector and bias. Training minimises the query images' loss after the steps; docs/methods.md gives the reasons.
 """
 
 import math
@@ -22,7 +22,7 @@ Features = Float[Tensor, "images channels"]
 
 
 class FastWeights(NamedTuple):
-    """What the inner loop changes: a hidden layer that all labels share, and a linear score for each label."""
+    """Weights that the inner loop changes: a hidden layer shared by all labels, and a linear score for each label."""
 
     hidden_weight: Float[Tensor, "hidden channels"]
     hidden_bias: Float[Tensor, "hidden"]
@@ -39,7 +39,7 @@ Rates = Float[Tensor, "4"]
 
 
 class MAML(Method):
-    """Adapts copies of its start by gradient descent on the support, the same way in training and at test."""
+    """Adapts copies of its initial weights by gradient descent on the support, the same way in training and at test."""
 
     def __init__(
         self,
@@ -61,7 +61,8 @@ class MAML(Method):
             )
         self.scale, self.steps, self.test_steps, self.order = scale, steps, test_steps, order
         self.hidden = nn.Linear(channels, hidden)
-        # from zero, the first step makes each label's weight the difference between its images' mean and the others'
+        # from zero, the first step sets each label's weight to the difference of the means of its images and of the
+        # others
         self.weight = nn.Parameter(torch.zeros(hidden))
         self.bias = nn.Parameter(torch.zeros(()))
         # logarithms, so that a learnt rate stays positive
@@ -72,11 +73,12 @@ class MAML(Method):
         return self._learn(support, self.test_steps)
 
     def loss(self, episode: Episode) -> Float[Tensor, ""]:
-        """The query images' loss after the steps of training, which are fewer than those at test."""
+        """The query images' loss after the inner steps of training, which are fewer than at test."""
         logits = self._learn(episode.support, self.steps)(episode.maps)
         if self.order == 2:
             return bce(logits, episode.targets)
-        # blind to what the steps do, the start would be pulled against them for ever if the two losses disagreed
+        # first order ignores the effect of the steps: if the two losses disagreed, the start would be pulled against
+        # them forever
         return balanced_bce(logits, episode.targets)
 
     def _learn(self, support: Support, steps: int) -> Classifier:
@@ -105,13 +107,13 @@ class MAML(Method):
 def inner_loop(
     start: FastWeights, features: Features, targets: Targets, rates: Rates, *, steps: int, order: Literal[1, 2]
 ) -> FastWeights:
-    """Gradient descent on the support; of order 1, the outer gradient takes the inner ones for constants."""
+    """Gradient descent on the support; with order 1, the outer gradient treats the inner ones as constants."""
 
     def wrong(weights: FastWeights) -> Float[Tensor, ""]:
         return balanced_bce(weights(features), targets)
 
     weights = start
-    # the mean over labels divides the slopes of what is a label's own by their number, which varies: undone
+    # undoes the mean over labels, which divides the gradients of per-label weights by the varying number of labels
     sizes = rates[0], rates[1], rates[2] * targets.shape[1], rates[3] * targets.shape[1]
     for _ in range(steps):
         slopes = grad(wrong)(weights)
@@ -122,7 +124,7 @@ def inner_loop(
 
 
 def balanced_bce(logits: Logits, targets: Targets) -> Float[Tensor, ""]:
-    """BCE in which a label's images weigh as much as all others together, however few they are; the labels' mean."""
+    """BCE in which the images that show a label have the same total weight as the others; averaged over labels."""
     shown = targets.to(logits.dtype)
     wrong = F.binary_cross_entropy_with_logits(logits, shown, reduction="none")
     with_label = (shown * wrong).sum(dim=0) / shown.sum(dim=0).clamp_min(1)

@@ -1,6 +1,6 @@
-"""Support images most like a picture vote for what they show: k nearest neighbours, and Tip-Adapter's cache model.
+"""Votes of the support images most like a picture: k nearest neighbours, and Tip-Adapter's cache model.
 
-Votes are shared out: a picture's neighbours have one vote between them, so a label's score is already a probability.
+The votes of a picture's neighbours sum to one, so a label's share of them is already a probability.
 """
 
 import torch
@@ -10,12 +10,12 @@ from fewtag.research.methods.base import Classifier, Method, Support, options
 from fewtag.research.methods.closed_form import WordMapped, to_tensor
 from fewtag.research.types import Logits, Maps, cosine, full_precision, pool
 
-EPSILON = 1e-6  # no neighbour, or every one: a probability that still has a finite logit
+EPSILON = 1e-6  # keeps the logit finite if no neighbour, or every one, shows a label
 
 
 @options
 class NearestNeighbours(Method):
-    """The k nearest support images by cosine, weighted by exp(cosine / temperature). Nothing to learn."""
+    """The k nearest support images by cosine, weighted by exp(cosine / temperature). Nothing is learnt."""
 
     k: int = 10
     temperature: float = 0.07
@@ -42,10 +42,10 @@ class NearestNeighbours(Method):
 
 @options
 class TipAdapter(WordMapped):
-    """A cache of the support beside a word prior, after Tip-Adapter (Zhang et al., 2022), for several labels an image.
+    """A cache of the support plus a word prior, after Tip-Adapter (Zhang et al., 2022), for multi-label images.
 
-    Where the original has CLIP's text encoder, a map from word vectors to features, solved on the base labels, stands
-    here; the evidence of images and of words is added, as logits. Trains nothing.
+    In place of CLIP's text encoder there is a map from word vectors to features, solved on the base labels; the
+    evidence of images and of words is added as logits. Nothing is trained.
     """
 
     serves_words_alone = True
@@ -61,8 +61,8 @@ class TipAdapter(WordMapped):
         def classify(maps: Maps) -> Logits:
             with full_precision(maps):
                 features = pool(maps.float())
-                # shares of one, where the original leaves sums to a softmax over labels, which several labels do not
-                # allow; without either, a picture that is a little like everything would come before all others
+                # normalised over the support images; the original has a softmax over labels instead, which does not fit
+                # several labels. Without either, a picture slightly similar to everything would rank above all others
                 affinity = (self.sharpness * cosine(features - mean, examples)).softmax(dim=1)
                 by_images = (affinity @ shows).clamp(EPSILON, 1 - EPSILON).logit()
                 by_words = self.word_weight * self.word_cosines(features, support.words)

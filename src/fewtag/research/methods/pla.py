@@ -1,10 +1,10 @@
 """PLA (Yazici et al., "Orderless Recurrent Models for Multi-label Classification", CVPR 2020).
 
-An LSTM looks at an image through attention and emits its labels one at a time, until it emits a stop token. The truth
-is a set, without an order: a true label that the network emits of its own accord keeps its step, and the others go to
-the other steps in the way that makes the cross-entropy least; the stop token follows the last. Its first stage trains
-the encoder alone, as a plain classifier. New labels get a fresh output layer and fresh embeddings, trained on the
-support, as in the few-shot comparison of Yan et al. (AAAI 2022).
+An LSTM with attention over an image emits its labels one at a time, until it emits a stop token. The targets are a set
+without an order: a true label that the network emits by itself keeps its step, and the others are assigned to the
+remaining steps so that the cross-entropy is least; the stop token follows the last. The first stage trains only the
+encoder, as a plain classifier. New labels get a fresh output layer and fresh embeddings, trained on the support, as in
+the few-shot comparison of Yan et al. (AAAI 2022).
 """
 
 import math
@@ -26,22 +26,22 @@ from fewtag.research.methods.linear import Head, descend
 from fewtag.research.types import Encoded, Logits, Maps, Targets, Words, bce, full_precision, places, pool
 
 StepLogits = Float[Tensor, "images steps tokens"]
-"""At each step a score for each label and, last, for the stop token."""
+"""The score of each label and, last, of the stop token at each step."""
 
 Sequences = Int[Tensor, "images steps"]
-"""The token that each step should emit, or none."""
+"""The token that each step should emit, or `NONE`."""
 
 NONE = -1
 
 
 def alignment_loss(logits: StepLogits, targets: Targets) -> Float[Tensor, ""]:
-    """Mean cross-entropy of the steps with the tokens that they should have emitted."""
+    """Mean cross-entropy of the steps with the tokens that they are assigned."""
     return F.cross_entropy(logits.float().flatten(0, 1), align(logits, targets).flatten(), ignore_index=NONE)
 
 
 @torch.no_grad()
 def align(logits: StepLogits, targets: Targets) -> Sequences:
-    """Every true label once, as far as the steps suffice, then the stop token, then nothing."""
+    """The assigned tokens: every true label once, as far as the steps suffice, then the stop token, then `NONE`."""
     steps, stop = torch.arange(logits.shape[1], device=logits.device), logits.shape[2] - 1
     counts = targets.sum(dim=1, keepdim=True)
     predicted = logits.argmax(dim=-1)
@@ -49,7 +49,7 @@ def align(logits: StepLogits, targets: Targets) -> Sequences:
     placed = (F.one_hot(predicted, stop + 1).bool() & kept[:, :, None]).any(dim=1)[:, :stop]
     open_pairs = ((steps < counts) & ~kept)[:, :, None] & (targets & ~placed)[:, None, :]
     costs = -logits.float().log_softmax(dim=-1)[:, :, :stop]
-    # the one transfer from the device; what is not to be matched is infinite
+    # the only transfer from the device; pairs that must not be matched have infinite cost
     matched = match(costs.masked_fill(~open_pairs, math.inf).cpu().numpy())
     sequences = torch.where(kept, predicted, torch.from_numpy(matched).to(logits.device))
     return sequences.masked_fill(steps == counts, stop)
@@ -64,7 +64,7 @@ def first_correct_emission(predicted: Sequences, targets: Targets) -> Bool[Tenso
 
 def match(costs: Float[np.ndarray, "images steps labels"]) -> Int[np.ndarray, "images steps"]:
     """Hungarian matching of labels to steps, image by image, among the pairs of finite cost."""
-    from scipy.optimize import linear_sum_assignment  # not above: it takes longer to import than all methods
+    from scipy.optimize import linear_sum_assignment  # imported here: it takes longer than all methods
 
     matched = np.full(costs.shape[:2], NONE)
     finite = np.isfinite(costs)
@@ -77,11 +77,11 @@ def match(costs: Float[np.ndarray, "images steps labels"]) -> Int[np.ndarray, "i
 
 
 def best_logits(logits: StepLogits) -> Logits:
-    """The logit of each label's highest probability over the steps, up to the one that emits the stop token."""
+    """The logit of each label's highest probability over the steps up to the one that emits the stop token."""
     stop = logits.shape[2] - 1
     likeliest = logits.argmax(dim=-1, keepdim=True)
     log_probabilities = logits.log_softmax(dim=-1)
-    # all but the likeliest have at most one half; of that one, 1 - p would round to 0, the sum of the others does not
+    # only the likeliest token can exceed one half; its 1 - p would round to 0, so the sum of the others is used instead
     odds = log_probabilities - torch.log1p(-log_probabilities.exp().clamp_max(0.5))
     others = logits.scatter(2, likeliest, -math.inf).logsumexp(dim=-1, keepdim=True)
     odds = odds.scatter(2, likeliest, logits.gather(2, likeliest) - others)
@@ -94,7 +94,7 @@ Embeddings = Float[Tensor, "labels embedding"]
 
 
 class View(NamedTuple):
-    """Images as the decoder sees them: their places, and the keys that its attention compares."""
+    """Images as the decoder sees them: their places, and the attention's keys."""
 
     places: Float[Tensor, "images places joint"]
     keys: Float[Tensor, "images places joint"]
@@ -105,9 +105,9 @@ class View(NamedTuple):
 
 @options
 class PLA(Precoded):
-    """The labels' embeddings are learnt: on the base labels, and from zero on a support.
+    """PLA with learnt label embeddings: trained on the base labels, and from zero on a support.
 
-    `encoder_episodes` of training come first that teach the encoder alone: a backbone that learns, and the projection
+    The first `encoder_episodes` of training teach only the encoder: the backbone, if it is trained, and the projection
     of places that the decoder attends to.
     """
 
@@ -137,7 +137,7 @@ class PLA(Precoded):
         self.decoder = Decoder(self.joint, self.embedding)
 
     def prepare(self, base: Base) -> None:
-        """Makes the output layer and the embeddings of the base labels."""
+        """Creates the output layer and the embeddings of the base labels."""
         self.base_labels = base.labels
         self.output = nn.Linear(self.joint, len(base.labels) + 1)
         self.embed = (
@@ -149,7 +149,7 @@ class PLA(Precoded):
             self.base_classifier = nn.Linear(self.joint, len(base.labels))
 
     def encoder_loss(self, episode: Episode) -> Float[Tensor, ""]:
-        """Binary cross-entropy of a linear classifier of the mean places, in which the decoder has no part."""
+        """Binary cross-entropy of a linear classifier on the mean of the places, without the decoder."""
         maps, targets = episode.base_batch(self.base_labels)
         return bce(self.base_classifier(self.visual(pool(maps))), targets)
 
@@ -157,7 +157,7 @@ class PLA(Precoded):
         maps, targets = episode.base_batch(self.base_labels)
         local = self.drop(self.visual(places(maps)))
         view = View(local.float(), self.key(local).float())
-        # the recurrent part is small, and the alignment compares probabilities: in full precision
+        # in full precision: the recurrent part is small, and the alignment compares probabilities
         with full_precision(local):
             order, running = sort_by_length(targets, self.steps)
             output = Head(self.output.weight, self.output.bias)
@@ -175,7 +175,7 @@ class PLA(Precoded):
 
     def adapt_encoded(self, support: Support) -> Classifier:
         support.need_images()
-        # of labels that score the same the first is emitted: so by name, lest the order of the labels decide
+        # ties are broken by the order of the labels: sorted by name, so that their given order does not matter
         order = sorted(range(len(support.labels)), key=support.labels.__getitem__)
         back = sorted(range(len(order)), key=order.__getitem__)
         decode = self.tune(self.view(support.maps), support.words[order], support.targets[:, order])
@@ -219,29 +219,30 @@ class PLA(Precoded):
 
 
 class WordPLA(PLA):
-    """PLA (GloVe): the labels' embeddings are their word vectors, projected; for new labels they begin there."""
+    """PLA (GloVe): the labels' embeddings are their projected word vectors; those of new labels start there."""
 
     embeds_words = True
 
 
 class Decoder(nn.Module):
-    """An LSTM with additive attention over an image's places; it is told which token it emitted before."""
+    """An LSTM with additive attention over an image's places; its input is the token that it emitted last."""
 
     def __init__(self, joint: int, embedding: int) -> None:
         super().__init__()
         self.first_hidden = nn.Linear(joint, joint)
         self.first_cell = nn.Linear(joint, joint)
-        self.query = nn.Linear(joint, joint, bias=False)  # the keys have one
-        self.relevance = nn.Linear(joint, 1, bias=False)  # the softmax would not see one
+        self.query = nn.Linear(joint, joint, bias=False)  # the keys have a bias
+        self.relevance = nn.Linear(joint, 1, bias=False)  # a softmax ignores a constant
         self.gate = nn.Linear(joint, joint)
         self.lstm = nn.LSTMCell(embedding + joint, joint)
         self.start = nn.Parameter(torch.zeros(embedding))
         self.stop = nn.Parameter(torch.zeros(embedding))
 
     def forward(self, view: View, embeddings: Embeddings, output: Head, running: Sequence[int]) -> StepLogits:
-        """The scores of all tokens at each step; a step is told of the likeliest token of the step before it.
+        """The scores of all tokens at each step; the input of a step is the likeliest token of the step before it.
 
-        Only the first `running[step]` images take a step, so those that take most come first; the others score 0 there.
+        Only the first `running[step]` images take part in a step, so images are sorted by number of steps, longest
+        first; the others score 0 there.
         """
         summary = view.places.mean(dim=1)
         hidden, cell = self.first_hidden(summary), self.first_cell(summary)
@@ -256,15 +257,15 @@ class Decoder(nn.Module):
         return torch.stack([F.pad(step, (0, 0, 0, len(summary) - len(step))) for step in logits], dim=1)
 
     def attend(self, hidden: Float[Tensor, "images joint"], view: View) -> Float[Tensor, "images joint"]:
-        """Additive attention: each image's places, weighted by how well their keys suit the state's query."""
+        """Additive attention: each image's places, weighted by how well their keys match the state's query."""
         scores = self.relevance(F.relu(view.keys + self.query(hidden)[:, None]))[:, :, 0]
         return torch.einsum("ip,ipj->ij", scores.softmax(dim=1), view.places)
 
 
 def sort_by_length(targets: Targets, most: int) -> tuple[Int[Tensor, "images"], list[int]]:
-    """Images by falling number of labels, and how many have a token to emit at each step: their labels, then the stop.
+    """Images by descending number of labels, and how many have a token to emit at each step: labels, then the stop.
 
-    A later step has no target and teaches nothing, so it need not be taken.
+    A later step has no target and teaches nothing, so it is skipped.
     """
     counts, order = targets.sum(dim=1).sort(descending=True, stable=True)
     running = (counts >= torch.arange(most, device=counts.device)[:, None]).sum(dim=1)

@@ -1,4 +1,4 @@
-"""Prototypical networks (Snell et al., 2017) for several labels an image: on raw features, centred, and with words.
+"""Multi-label prototypical networks (Snell et al., 2017): on raw features, on centred ones, and with words.
 
 A label's prototype is the mean of its images' global features, with which images are compared by cosine.
 """
@@ -16,7 +16,7 @@ Vectors = Float[Tensor, "labels channels"]
 
 @options
 class ProtoNet(Precoded):
-    """Mean features as prototypes. Nothing to learn but, end to end, the backbone."""
+    """Mean features as prototypes. Only the backbone is learnt, if trained end to end."""
 
     stacks_episodes = True
 
@@ -30,14 +30,14 @@ class ProtoNet(Precoded):
         support.need_images()
         shows = support.targets.mT.float()
         with full_precision(shows):
-            prototypes = shows @ support.maps  # sums serve as means: a cosine does not see their length
+            prototypes = shows @ support.maps  # sums instead of means: a cosine ignores their length
         return lambda features: self.scale * cosine(features, prototypes)
 
 
 class CentredProtoNet(ProtoNet):
-    """ProtoNet on features from the mean of all base images, after SimpleShot (Wang et al., 2019).
+    """ProtoNet on features centred at the mean of all base images, after SimpleShot (Wang et al., 2019).
 
-    What all pictures have in common tells no label from another, yet fills most of the cosine of two raw features.
+    What all pictures have in common distinguishes no labels, yet dominates the cosine of two raw features.
     """
 
     base_stage = "features"
@@ -49,7 +49,7 @@ class CentredProtoNet(ProtoNet):
         self.register_buffer("mean", torch.zeros(self.channels))
 
     def prepare(self, base: Base) -> None:
-        """Takes the mean of all base images."""
+        """Computes the mean of all base images."""
         self.mean.copy_(base.features.double().mean(dim=0))
 
     def encode(self, maps: Maps) -> Encoded:
@@ -57,11 +57,11 @@ class CentredProtoNet(ProtoNet):
 
 
 class AM3(Method):
-    """Adaptive mixing of what is seen and what is said (Xing et al., "Adaptive Cross-Modal Few-Shot Learning", 2019).
+    """Adaptive mixing of image and word features (Xing et al., "Adaptive Cross-Modal Few-Shot Learning", 2019).
 
-    A label's prototype is λ · the mean feature of its images + (1 − λ) · what its word turns into, and λ depends on the
-    word: words that say much about looks count for more. Both networks have one hidden layer and learn on episodes,
-    as do scale and margin of the logits; unit vectors are compared by squared distance.
+    A label's prototype is λ · the mean feature of its images + (1 − λ) · its transformed word, and λ depends on the
+    word: words that say much about looks get more weight. Both networks have one hidden layer and are trained on
+    episodes, as are the scale and margin of the logits; unit vectors are compared by squared distance.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class AM3(Method):
         self.margin = nn.Parameter(torch.ones(()))
 
     def say(self, words: Words) -> Vectors:
-        """What the words turn into, as unit vectors, which features can be mixed with."""
+        """The words transformed to unit vectors in feature space."""
         return F.normalize(self.transform(words.float()), dim=-1)
 
     def prototypes(self, support: Support) -> Vectors:
-        """What is seen and what is said, mixed by a weight that the word decides."""
+        """Image and word features, mixed with a weight that depends on the word."""
         shows = support.targets.T.float()
         seen = F.normalize(shows @ unit_features(support.maps), dim=-1)
         said = self.say(support.words)
@@ -99,10 +99,10 @@ class AM3(Method):
 
 
 def squared_distances(images: Float[Tensor, "images channels"], labels: Vectors) -> Logits:
-    """Each image's to each label, without a root, whose slope is infinite at 0."""
+    """Squared distances of images to labels, without a root, whose slope is infinite at 0."""
     return images.square().sum(dim=1, keepdim=True) + labels.square().sum(dim=1) - 2 * images @ labels.T
 
 
 def perceptron(inputs: int, hidden: int, outputs: int, dropout: float) -> nn.Sequential:
-    """One hidden layer."""
+    """A perceptron with one hidden layer."""
     return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, outputs))

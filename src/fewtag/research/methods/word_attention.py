@@ -1,4 +1,4 @@
-"""The paper: prototypes inferred from support images by an attention that the labels' word vectors guide.
+"""The paper's method: prototypes inferred from support images by an attention that the labels' word vectors guide.
 
 Yan et al., "Inferring Prototypes for Multi-Label Few-Shot Image Classification with Word Vector Guided Attention",
 AAAI 2022. Two faithful readings: `WordAttention` follows the text, `ReferenceWordAttention` the authors' public code.
@@ -27,7 +27,7 @@ Local = Float[Tensor, "images places joint"]
 Scores = Float[Tensor, "heads labels images places"]
 
 _EPSILON = 1e-6
-"""Of the layer norms in the authors' code."""
+"""Epsilon of the layer norms in the authors' code."""
 
 
 @options
@@ -55,18 +55,18 @@ class WordAttention(Method):
         self.build_attention(self.width * heads)
 
     def build_attention(self, inner: int) -> None:
-        """What infers prototypes in the joint space, from heads that are `inner` wide together."""
+        """Builds the layers that infer prototypes in the joint space; `inner` is the total width of the heads."""
         self.query, self.key, self.value = (nn.Linear(self.joint, inner, bias=self.bias) for _ in range(3))
         self.block = self.build_block(inner)
 
     def build_block(self, inner: int) -> nn.Module:
-        """What turns the joined heads into a prototype."""
+        """The layers from the concatenated heads to a prototype."""
         return nn.Sequential(
             nn.Linear(inner, self.joint), nn.GELU(), nn.Dropout(self.dropout), nn.Linear(self.joint, self.joint)
         )
 
     def similarity(self, images: Float[Tensor, "images joint"], labels: Joint) -> Logits:
-        """λ·cos: probability one half at a right angle."""
+        """λ·cos: the probability is one half at a right angle."""
         return self.scale * cosine(images, labels)
 
     def local(self, maps: FloatMaps) -> Local:
@@ -74,16 +74,16 @@ class WordAttention(Method):
         return self.visual(places(maps))
 
     def scores(self, words: Joint, local: Local) -> Scores:
-        """Attention before the softmax: how relevant a place is for a label, in the eyes of each head."""
+        """Attention scores before the softmax: how relevant each place is to a label, by head."""
         query = self.query(words).unflatten(-1, (self.heads, self.width))
         key = self.key(local).unflatten(-1, (self.heads, self.width))
         return torch.einsum("lhw,iphw->hlip", query, key) / math.sqrt(self.width)
 
     def prototypes(self, support: Support, words: Joint) -> Joint:
-        """One for each label, from the places of all support images that show it.
+        """One prototype per label, from the places of all support images that show it.
 
-        All maps before the MLP are linear, so a label's query goes backwards through key and projection, and what it
-        gathers forwards through projection and value: the same numbers, without projecting any place.
+        All maps before the MLP are linear, so a label's query is carried backwards through key and projection, and what
+        it gathers forwards through projection and value: the numbers are the same, without projecting any place.
         """
         support.need_images()
         label, image = support.targets.T.nonzero(as_tuple=True)
@@ -101,7 +101,7 @@ class WordAttention(Method):
         return self.block(self.answer(self.visual(means)).flatten(1))
 
     def ask(self, words: Joint) -> Float[Tensor, "labels heads joint"]:
-        """Each head's query, carried back through its key; a key's bias would move all places alike."""
+        """Each head's query, carried back through its key; a bias of the key would shift all places alike."""
         query = self.query(words).unflatten(-1, (self.heads, self.width))
         return torch.einsum("lhw,hwj->lhj", query, self._by_head(self.key)) / math.sqrt(self.width)
 
@@ -113,11 +113,11 @@ class WordAttention(Method):
         return layer.weight.view(self.heads, self.width, -1)
 
     def compare(self, maps: FloatMaps, prototypes: Joint) -> Logits:
-        """Query images with prototypes, by their global features."""
+        """The similarity of query images, by their global features, to prototypes."""
         return self.similarity(self.visual(pool(maps)), prototypes)
 
     def infer(self, support: Support) -> Classifier:
-        """Prototypes from the support and the parameters as they are."""
+        """A classifier with prototypes from the support, without fine-tuning."""
         prototypes = self.prototypes(support, self.text(support.words))
         return lambda maps: self.compare(maps, prototypes)
 
@@ -143,7 +143,7 @@ class WordAttention(Method):
         return alignment + self.gamma * bce(self.infer(episode.support)(episode.maps), episode.targets)
 
     def relevance(self, maps: FloatMaps, words: Words) -> Float[Tensor, "images labels height width"]:
-        """The paper's figure: the scores before the softmax, summed over the heads, for each place and label."""
+        """The paper's figure: attention scores before the softmax, summed over the heads, for each place and label."""
         scores = self.scores(self.text(words), self.local(maps)).sum(dim=0)
         return scores.transpose(0, 1).reshape(len(maps), len(words), *maps.shape[2:]).float()
 
@@ -164,13 +164,13 @@ class ReferenceWordAttention(WordAttention):
         return ResidualBlock(inner, self.joint, self.dropout)
 
     def similarity(self, images: Float[Tensor, "images joint"], labels: Joint) -> Logits:
-        """λ·(1 − distance of the unit vectors): probability one half at a cosine of one half."""
+        """λ·(1 − distance of the unit vectors): the probability is one half at a cosine of one half."""
         # the distance of unit vectors is √(2 − 2·cos); its slope is infinite at 0
         squared = 2 - 2 * cosine(images, labels)
         return self.scale * (1 - squared.clamp_min(1e-6).sqrt())
 
     def local(self, maps: FloatMaps) -> Local:
-        """By a projection of their own, with dropout, then the layer norm that words and places share."""
+        """The places by their own projection, with dropout, then the layer norm that words and places share."""
         return self.norm(self.drop(self.visual_local(places(maps))))
 
     def scores(self, words: Joint, local: Local) -> Scores:
@@ -183,21 +183,21 @@ class ReferenceWordAttention(WordAttention):
         asked = self.ask(self.norm(words))[label]
         attention = self.drop(torch.einsum("nhj,npj->nhp", asked, local).float().softmax(dim=-1))
         gathered = torch.einsum("nhp,npj->nhj", attention.to(local.dtype), local)
-        # dropout leaves weights that do not sum to one, and the values' bias is weighed like the values
+        # after dropout the weights do not sum to one, and the values' bias is weighted like the values
         bias = attention.sum(dim=-1)[..., None] * self.value.bias.view(self.heads, self.width)
         within = self.block((self.answer(gathered) + bias.to(gathered.dtype)).flatten(1))
         encoded = within.new_zeros(*shows.shape, self.joint)
         encoded[label, image] = within
 
         match = self.similarity(self.visual(pool(support.maps)), words).T
-        # finite, lest the row of a label without image become not-a-number
+        # finite, so that the row of a label without images does not become NaN
         weights = match.masked_fill(~shows, torch.finfo(match.dtype).min).softmax(dim=-1)
         means = torch.einsum("li,lij->lj", weights.to(encoded.dtype), encoded)
         return torch.where(shows.any(dim=1, keepdim=True), means, words.to(means.dtype))
 
 
 class ResidualBlock(nn.Module):
-    """The authors' code, from the joined heads to a prototype: a projection o, o + MLP(LayerNorm(o)), a layer norm."""
+    """The authors' block, from joined heads to a prototype: a projection o, o + MLP(LayerNorm(o)), a layer norm."""
 
     def __init__(self, inner: int, joint: int, dropout: float) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Paired t-tests with Holm's correction: whether two runs on the same episodes differ.
 
-Over episodes, over labels, and over training seeds where there are several: the widest interval decides.
+Tests are over episodes, over labels, and over training seeds if there are several: the widest interval decides.
 """
 
 import math
@@ -16,14 +16,14 @@ from fewtag.research.bench.results import ResultRow
 
 LEVEL = 0.05
 ONE_SEED = "one seed"
-"""What stands in place of a test where a run was trained once: how far another seed would move it is not known."""
+"""Stands in place of a test if a run was trained once: how much another seed would change it is unknown."""
 PHASES = ("test", "mixed", "any")
-"""Those that systems are compared on."""
+"""The phases on which systems are compared."""
 _EPISODE = ("data", "split", "phase", "shots", "queries", "data_digest", "episode")
 
 
 class Difference(NamedTuple):
-    """One run less another: the mean, half the width of its 95 % interval, the test's p-value, and over what."""
+    """One run less another: the mean, half the width of its 95 % interval, the test's p-value, and what it is over."""
 
     mean: float
     interval: float
@@ -32,15 +32,15 @@ class Difference(NamedTuple):
 
     @property
     def real(self) -> bool:
-        """Whether a difference of nothing would seldom look like this."""
+        """Whether the difference is significant."""
         return self.p < LEVEL
 
 
 def paired(one: Sequence[ResultRow], other: Sequence[ResultRow]) -> bool:
     """Whether two runs were measured on the same episodes: pictures, draws and their order.
 
-    Where both tell the digest of their draws it decides; else the seed does, since draws follow from the pictures, the
-    shots, the queries and the seed. Rows that do not tell their pictures are of no pair.
+    If both have the digest of their draws, it decides; else the seed does, since draws follow from the pictures, the
+    shots, the queries and the seed. Rows without the digest of their pictures are never paired.
     """
     if min(len(one), len(other)) < 2 or one[0].data_digest is None:
         return False
@@ -50,13 +50,13 @@ def paired(one: Sequence[ResultRow], other: Sequence[ResultRow]) -> bool:
 
 
 def difference(one: Sequence[ResultRow], other: Sequence[ResultRow], metric: str = "macro_ap") -> Difference | None:
-    """`one` less `other` by the episodes' differences; None for runs on different episodes."""
+    """`one` less `other`, by the episodes' differences; None for runs on different episodes."""
     if not paired(one, other):
         return None
     ours, theirs = ([getattr(row, metric) for row in rows] for rows in (one, other))
     apart = np.subtract(ours, theirs)
     mean = float(apart.mean())
-    if np.ptp(apart) == 0:  # the test divides by the spread, which a run compared with itself has none of
+    if np.ptp(apart) == 0:  # the test divides by the spread, which is zero for a run compared with itself
         return Difference(mean, 0.0, 1.0 if mean == 0 else 0.0)
     return _tested(mean, stats.ttest_rel(ours, theirs), "episodes")
 
@@ -67,7 +67,7 @@ def _tested(mean: float, test: Any, over: str) -> Difference:
 
 
 def widest_difference(run: MeasuredRun, baseline: MeasuredRun, phase: str) -> Difference | None:
-    """The difference of macro-AP with the widest of its intervals: over episodes, labels, or training seeds."""
+    """The difference of macro-AP, with the widest of its intervals over episodes, labels and training seeds."""
     found = difference(run.phases[phase], baseline.phases[phase])
     if found is None or (found.interval, found.mean) == (0.0, 0.0):
         return found
@@ -91,7 +91,7 @@ def widest_difference(run: MeasuredRun, baseline: MeasuredRun, phase: str) -> Di
 
 
 def _over_seeds(mean: float, several: Sequence[float], single: MeasuredRun) -> Difference:
-    """A run of several training seeds beside one that has no seed, or one of many: then its own spread counts, too."""
+    """A run with several training seeds against one that has no seed, or a single one, whose spread then counts too."""
     extra = 1.0 if single.seeded else 0.0
     spread = float(np.std(several, ddof=1)) * math.sqrt(1 / len(several) + extra)
     freedom = len(several) - 1
@@ -100,7 +100,7 @@ def _over_seeds(mean: float, several: Sequence[float], single: MeasuredRun) -> D
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: the chance of even one false difference among all stays below the level.
+    """Holm's step-down correction: the probability of even one false positive among all stays below the level.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
@@ -113,7 +113,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 class Pair(NamedTuple):
-    """A run and what it is compared with, on a phase."""
+    """A run and its baseline, on a phase."""
 
     run: MeasuredRun
     baseline: MeasuredRun
@@ -124,7 +124,7 @@ Differences = dict[Pair, Difference]
 
 
 def compare(pairs: Iterable[Pair]) -> Differences:
-    """The differences of macro-AP with p-values corrected for their number; pairs on other episodes are left out."""
+    """Differences of macro-AP, with p-values corrected for their number; pairs on different episodes are left out."""
     found: Differences = {}
     for pair in pairs:
         if pair.phase in pair.run.phases and pair.phase in pair.baseline.phases:

@@ -1,4 +1,4 @@
-"""The report's plots: scores with their intervals, the paper's numbers as hollow marks beside them."""
+"""The report's plots: scores with their intervals, and the paper's numbers as hollow marks beside them."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 OURS, PAPER, INK, FAINT = "#1f5fa8", "#c8641b", "#333333", "#d9d9d9"
 _COLUMNS = (1.08, 1.25)
-"""Where the numbers stand, right of the axes by parts of their width."""
+"""Positions of the columns of numbers, right of the axes, in units of their width."""
 _SERIES = (OURS, "#2a8a5f", "#8a4fa3", "#b0324f", "#6b6b6b", "#a07a12", "#1d8ea3")
 
 
 class Mark(NamedTuple):
-    """A line of a plot, in percent: what was measured, what was published, or both."""
+    """A line of a plot, in percent: a measured score, a published one, or both."""
 
     label: str
     mean: float | None
@@ -43,7 +43,7 @@ class Mark(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A place on a curve, in percent."""
+    """A point of a curve, in percent."""
 
     at: float
     mean: float
@@ -51,9 +51,9 @@ class Point(NamedTuple):
 
 
 def draw_figures(results: Results, paper: Published, folder: Path) -> dict[str, Path]:
-    """The plots by the name of what they show: a data set's systems, a published table, or curves of shots.
+    """The plots by name: of a data set's systems, of a published table, or of curves over shots.
 
-    A plot is drawn where there are at least two points to see.
+    A plot is drawn only if it has at least two points.
     """
     drawn: dict[str, Path] = {}
     for data_set, table, runs in systems(results, paper):
@@ -77,7 +77,7 @@ def draw_figures(results: Results, paper: Published, folder: Path) -> dict[str, 
             for name, curve in curves.items()
         }
         points = {name: curve for name, curve in points.items() if len(curve) > 1}
-        if sum(map(len, points.values())) > 2:  # two points alone are better read in the table
+        if sum(map(len, points.values())) > 2:  # two points are better read in the table
             name = shots_figure(data_set)
             title = f"{_title(paper, data_set)}, more examples a label"
             drawn[name] = draw_curves(folder / f"{name}.png", title, "examples a label", points, logarithmic=True)
@@ -85,18 +85,18 @@ def draw_figures(results: Results, paper: Published, folder: Path) -> dict[str, 
 
 
 def shots_figure(data_set: DataSet) -> str:
-    """What the plot of a data set's curves is called."""
+    """The name of the plot of a data set's curves over shots."""
     return f"{data_set.name}-shots"
 
 
 def _title(paper: Published, data_set: DataSet) -> str:
-    """`PASCAL VOC`, where the paper has a title for the data set; else its own name."""
+    """The paper's title of the data set (`PASCAL VOC`), if it has one, else its own name."""
     table = paper.comparison(data_set.split)
     return table.title.partition(":")[0] if table and table.data == data_set.data else data_set.name
 
 
 def _system_marks(runs: Iterable[MeasuredRun], table: PublishedTable | None) -> list[Mark]:
-    """Measured runs from the best down, then the published systems that none of them stands beside."""
+    """Measured runs, the best first, then the published systems without a run."""
     if table is None:
         return [_mark(run.run, run, None) for run in runs]
     marks, seen = [], set()
@@ -113,7 +113,7 @@ def _system_marks(runs: Iterable[MeasuredRun], table: PublishedTable | None) -> 
 
 
 def _variants(results: Results, table: PublishedTable) -> dict[str, MeasuredRun | None]:
-    """Each system of a table with its first run on test; systems with neither a run nor a number are left out."""
+    """Each system of a table with its first run on test; systems with neither a run nor numbers are left out."""
     first = {row.system: next(iter(tested(results.beside(row, table))), None) for row in table.rows}
     return {row.system: first[row.system] for row in table.rows if first[row.system] or row.numbers}
 
@@ -136,7 +136,7 @@ def _point(at: float, run: MeasuredRun) -> Point:
 
 
 def draw_marks(path: Path, title: str, marks: Sequence[Mark]) -> Path:
-    """A line for each mark from the top, its numbers written at the right."""
+    """Draws a line for each mark, from the top, with its numbers at the right."""
     with _axes(path, title, height=0.95 + 0.27 * len(marks)) as axes:
         heights = [float(height) for height in range(len(marks))][::-1]
         for height, mark in zip(heights, marks, strict=True):
@@ -167,7 +167,7 @@ def draw_curves(
     *,
     logarithmic: bool = False,
 ) -> Path:
-    """A curve for each name, named at its end; dotted once the colours are used up; the paper's dashed and hollow."""
+    """Draws a curve per name, labelled at its end, dotted once colours run out; the paper's is dashed and hollow."""
     with _axes(path, title, height=max(3.6, 0.3 * len(curves))) as axes:
         ends: list[tuple[float, str, str]] = []
         for number, (name, points) in enumerate(curves.items()):
@@ -193,14 +193,14 @@ def draw_curves(
 
 
 def _name_ends(axes: "Axes", ends: Sequence[tuple[float, str, str]]) -> None:
-    """Names right of the curves' ends, pushed apart where they would lie on each other."""
+    """Writes names at the right ends of the curves, moved apart where they would overlap."""
     low, high = axes.get_ylim()
     ordered = sorted(ends)
     heights = [end[0] for end in ordered]
     gap = min(0.065, 1 / len(ends)) * (high - low)
     for below, above in pairwise(range(len(heights))):
         heights[above] = max(heights[above], heights[below] + gap)
-    heights[-1] = min(heights[-1], high)  # and back down, where they rose over the plot
+    heights[-1] = min(heights[-1], high)  # and down again, if they rose above the plot
     for above, below in pairwise(reversed(range(len(heights)))):
         heights[below] = min(heights[below], heights[above] - gap)
     for height, (_, name, colour) in zip(heights, ordered, strict=True):
@@ -208,14 +208,14 @@ def _name_ends(axes: "Axes", ends: Sequence[tuple[float, str, str]]) -> None:
 
 
 def _write(axes: "Axes", across: float, height: float, number: float | str, colour: str) -> None:
-    transform = axes.get_yaxis_transform()  # across as a part of the axes, upwards in lines
+    transform = axes.get_yaxis_transform()  # x in units of the axes, y in data units
     text = number if isinstance(number, str) else f"{number:.1f}"
     axes.text(across, height, text, color=colour, ha="center", va="center_baseline", transform=transform)
 
 
 @contextmanager
 def _axes(path: Path, title: str, *, height: float) -> Iterator["Axes"]:
-    """Axes without frills, saved when done."""
+    """Plain axes, which are saved to the file at the end."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -235,5 +235,5 @@ def _axes(path: Path, title: str, *, height: float) -> Iterator["Axes"]:
         drawn = BytesIO()
         figure.savefig(drawn, format="png", dpi=150, bbox_inches="tight", facecolor="white")
     with replacing(path) as part, Image.open(drawn) as picture:
-        # so few colours need no more than a palette, and a third of the bytes
+        # with so few colours a palette is enough, at a third of the bytes
         picture.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(part, format="png", optimize=True)

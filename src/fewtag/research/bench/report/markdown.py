@@ -32,7 +32,7 @@ _DETAILS = tuple(f"{scope}_{name}" for scope in ("macro", "micro") for name in (
 
 
 def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:
-    """A table; a bar in a cell does not end it."""
+    """A table; bars in cells are escaped."""
     for number, cells in enumerate((head, *lines)):
         assert len(cells) == len(head), cells
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -49,7 +49,7 @@ def score_cell(run: MeasuredRun, phase: str) -> str:
 
 
 def difference_cell(difference: Difference | None) -> str:
-    """`+4.55 ± 0.40`, or `≈ +0.13 ± 0.52` where the test does not tell it from nothing; over what, if not episodes."""
+    """`+4.55 ± 0.40`, or `≈ +0.13 ± 0.52` if it is not significant; followed by what it is over, if not episodes."""
     if difference is None:
         return NONE
     mean = f"{100 * difference.mean:+z.2f}".replace("-", "−")
@@ -58,7 +58,7 @@ def difference_cell(difference: Difference | None) -> str:
 
 
 def spread_cell(run: MeasuredRun) -> str:
-    """`5 seeds ± 0.61; labels ± 9.80`: the intervals of macro-AP on test over what the episodes do not vary."""
+    """`5 seeds ± 0.61; labels ± 9.80`: intervals of macro-AP on test over what the episodes do not vary."""
     if "test" not in run.phases:
         return NONE
     seeds, labels = run.seed_means("test"), list(run.label_aps("test").values())
@@ -73,7 +73,7 @@ def spread_cell(run: MeasuredRun) -> str:
 
 
 def overview_table(systems: Systems) -> Iterator[str]:
-    """The runs by their macro-AP, each with its lead on the next one; the paper's own number among them."""
+    """The runs by macro-AP, each with its lead over the next one; the paper's own number among them."""
     _, table, runs = systems
     phases = [phase for phase in phases_of(runs) if phase in PHASES]
     neighbours = {run: Pair(run, next_) for run, next_ in pairwise(runs)}
@@ -97,7 +97,7 @@ def overview_table(systems: Systems) -> Iterator[str]:
 
 
 def comparison_section(comparison: SystemComparison) -> Iterator[str]:
-    """How many differences are real, a table of the systems that are not told apart, and one of all comparisons."""
+    """The number of significant differences, a table of systems not told apart, and one of all comparisons."""
     differences = comparison.differences
     if not differences:
         return
@@ -119,7 +119,7 @@ def comparison_section(comparison: SystemComparison) -> Iterator[str]:
 
 
 def published_table(table: PublishedTable, results: Results) -> Iterator[str]:
-    """The paper's table, with a line for each run that stands beside a system, or the reason why there is none."""
+    """The paper's table, with a line for each run beside its system, or the reason why there is none."""
     runs = [run for system in table.rows for run in results.beside(system, table)]
     phases = phases_of(runs) or ["test"]
     measured = {run.reference: run for run in tested(results.runs)}
@@ -156,7 +156,7 @@ def precision_and_recall_table(runs: Sequence[MeasuredRun], table: PublishedTabl
 
 
 def setting_table(runs: Sequence[MeasuredRun]) -> Iterator[str]:
-    """Runs of one setting that no published system stands beside, by their macro-AP."""
+    """Runs of one setting that belong to no published system, by macro-AP."""
     phases = phases_of(runs)
     ranked = sorted(runs, key=lambda run: (phases[0] not in run.phases, -run.mean(next(iter(run.phases)))))
     yield from markdown_table(
@@ -176,7 +176,7 @@ def setting_table(runs: Sequence[MeasuredRun]) -> Iterator[str]:
 
 
 def shots_tables(curves: Curves) -> Iterator[str]:
-    """A table a phase: a line a method, a column a number of examples."""
+    """A table per phase: a line per method, a column per number of examples."""
     shots = sorted({number for curve in curves.values() for number in curve})
     for phase in phases_of(run for curve in curves.values() for run in curve.values()):
         lines = [
@@ -197,7 +197,7 @@ def _published_cell(table: PublishedTable, system: PublishedSystem) -> str:
 
 
 def _made_of(run: MeasuredRun) -> str:
-    """The backbone and the words, as short as they can be told."""
+    """The backbone and the words, abbreviated."""
     words = [part.rpartition("#")[2].rpartition("/")[2] for part in run.shared.words.split("+")]
     short = " + ".join(word.removeprefix(f"{run.shared.split}_") for word in words)
     names = f", {run.shared.names} class names" if run.shared.names else ""
@@ -206,7 +206,7 @@ def _made_of(run: MeasuredRun) -> str:
 
 
 def training_cell(run: MeasuredRun) -> str:
-    """What the run's model, or the models of its seeds, had learnt from, in a few words."""
+    """What the run's model, or the models of its seeds, learnt from, in a few words."""
     row, seeds = run.shared, [rows[0] for rows in run.by_seed(next(iter(run.phases)))]
     pictures = "" if row.base_pictures is None else f" on {row.base_pictures:,} base pictures"
     if row.trained_episodes is None:
@@ -226,7 +226,7 @@ def training_cell(run: MeasuredRun) -> str:
 
 
 def _untrained(run: MeasuredRun) -> str:
-    """Says so where training was judged and untrained weights were kept, by all seeds or by some."""
+    """A remark that training was validated and the untrained weights were kept, by all seeds or by some; else empty."""
     kept = [rows[0].trained_episodes for rows in run.by_seed(next(iter(run.phases)))]
     if 0 not in kept:
         return ""
@@ -234,7 +234,7 @@ def _untrained(run: MeasuredRun) -> str:
 
 
 def _seconds(run: MeasuredRun) -> str:
-    """How long its first phase took to measure."""
+    """The duration of measuring the first phase."""
     return NONE if run.shared.seconds is None else str(run.shared.seconds)
 
 
@@ -255,7 +255,7 @@ def _not_told_apart(differences: Differences) -> Iterator[str]:
 def _tested_cell(difference: Difference | None) -> str:
     if difference is None:
         return NONE
-    if difference.over == ONE_SEED:  # no test
+    if difference.over == ONE_SEED:  # there was no test
         return difference_cell(difference)
     p = "< 0.001" if difference.p < 0.001 else f"= {difference.p:.3f}"
     return f"{difference_cell(difference)}, p {p}"

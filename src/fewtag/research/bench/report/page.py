@@ -55,7 +55,7 @@ which has none, by the one that did best on the test, which favours it.
 
 
 class Report(NamedTuple):
-    """What was written, and the numbers in it."""
+    """The files that were written, and the numbers in them."""
 
     page: Path
     plots: list[Path]
@@ -64,7 +64,7 @@ class Report(NamedTuple):
 
 
 def write_report(folder: Path, out: Path) -> Report:
-    """All rows under the folder as one page of Markdown, its plots in a folder `plots` beside it."""
+    """Writes all rows below the folder as one page of Markdown, with its plots in a folder `plots` beside it."""
     paper = published()
     results = read_results(folder)
     figures = draw_figures(results, paper, out.parent / "plots")
@@ -93,7 +93,7 @@ def _page(
 
 
 def _contents(headings: Sequence[str]) -> Iterator[str]:
-    """A line a section, with links to what is under it; of headings alike, GitHub numbers all but the first."""
+    """A line per section, with links to its parts; GitHub numbers all but the first of identical headings."""
     lines: list[list[str]] = []
     seen: Counter[str] = Counter()
     for heading in headings:
@@ -205,7 +205,7 @@ def _folded(summary: str, lines: Iterator[str]) -> Iterator[str]:
 
 
 def use_sections(results: Results) -> Iterator[str]:
-    """Whatever was measured on other episodes than the paper's."""
+    """Sections on runs measured on other episodes than the paper's, and on correction sessions."""
     halves = [run for run in results.use if run.shared.sampling == "halves"]
     single = [run for run in results.use if run not in halves]
     for runs, title, says in (
@@ -241,7 +241,7 @@ def use_sections(results: Results) -> Iterator[str]:
 
 
 Session = tuple[str, str, str, str, int]
-"""Data, phase, backbone, words and examples: what sessions that are compared have in common."""
+"""Data, phase, backbone, words and examples, which sessions that are compared have in common."""
 
 
 def _session_section(session: Session, runs: Mapping[str, Sequence[SessionRow]]) -> Iterator[str]:
@@ -253,7 +253,7 @@ def _session_section(session: Session, runs: Mapping[str, Sequence[SessionRow]])
     lines = []
     for order, (run, mine) in product(dict.fromkeys(row.order for row in rows), runs.items()):
         names = mine[0].names
-        # the closed form of the run's own class names; any, for a run that knows none
+        # the closed form with the run's own class names; any, for a run that uses none
         closed = [each for each in runs.values() if each[0].method == "closed-form" and names in (None, each[0].names)]
         baseline = closed[0] if closed and closed[0] is not mine else None
         cells = [_precision_cell(mine, baseline, order, number) for number in answers]
@@ -263,7 +263,7 @@ def _session_section(session: Session, runs: Mapping[str, Sequence[SessionRow]])
 
 
 def _precision_cell(rows: Sequence[SessionRow], baseline: Sequence[SessionRow] | None, order: str, answers: int) -> str:
-    """The mean of AP after so many answers, and its lead on the baseline."""
+    """The mean AP after a number of answers, and its lead over the baseline."""
     mine = _precisions(rows, order, answers)
     if not mine:
         return NONE
@@ -277,7 +277,7 @@ def _precision_cell(rows: Sequence[SessionRow], baseline: Sequence[SessionRow] |
 
 
 def _precisions(rows: Sequence[SessionRow], order: str, answers: int) -> dict[tuple[int, str], float]:
-    """AP of each seed and label after so many answers."""
+    """AP of each seed and label after a number of answers."""
     return {(row.session_seed, row.label): row.ap for row in rows if (row.order, row.answers) == (order, answers)}
 
 

@@ -1,4 +1,4 @@
-"""Measured runs, published systems, and which of them stand together on the page."""
+"""Measured runs and published systems, and how they are grouped on the page of results."""
 
 import re
 from collections import Counter
@@ -26,12 +26,12 @@ from fewtag.research.bench.results import (
 
 
 class PublishedSystem(Settings):
-    """A line of a table; one without numbers is a run of ours that the table is the place for."""
+    """A line of a published table; one without numbers is a place for runs of ours."""
 
     system: str
     numbers: list[float]
     runs: list[str]
-    """`recipe/run` of what stands beside it."""
+    """The runs beside it, as `recipe/run`."""
     own: bool = False
     """Whether it is the paper's own model, in one of its readings."""
 
@@ -42,15 +42,15 @@ class PublishedTable(Settings):
     name: str
     title: str
     data: str
-    """The split that it is about."""
+    """The split that the table is about."""
     shots: int = 1
     note: str = ""
     against: str = ""
-    """The run whose variants the table is about; a table without one compares systems."""
+    """The run whose variants the table is about; empty for a table that compares systems."""
     equal: str = ""
-    """The full model's runs by their length: a run `NAME-after-400` is compared with `EQUAL-after-400`."""
+    """The full model's runs of equal length: a run `NAME-after-400` is compared with `EQUAL-after-400`."""
     figure: Literal["marks", "curve"] | None = None
-    """How the systems are drawn: a mark each, or as a curve over the numbers that name them."""
+    """How the systems are drawn: as a mark each, or as a curve over the numbers that are their names."""
     along: str = ""
     """What those numbers count."""
     metrics: list[str]
@@ -64,15 +64,15 @@ class PublishedTable(Settings):
 
     @property
     def model(self) -> PublishedSystem:
-        """The line of the paper's own model; the last, where it has several."""
+        """The line of the paper's own model; the last, if there are several."""
         return [row for row in self.rows if row.own][-1]
 
     def system_of(self, run: "MeasuredRun") -> PublishedSystem | None:
-        """The system that the run stands beside."""
+        """The system that the run is listed beside."""
         return next((row for row in self.rows if run.reference in row.runs), None)
 
     def baseline(self, run: "MeasuredRun") -> str:
-        """The run that a variant is compared with: the full model, after as many episodes where it says so many."""
+        """The run that a variant is compared with: the full model, after as many episodes as its name says."""
         after = re.search(r"-after-\d+$", run.reference)
         return f"{self.equal}{after[0]}" if self.equal and after else self.against
 
@@ -88,14 +88,14 @@ class Published(Settings):
     tables: list[PublishedTable]
 
     def comparison(self, split: str) -> PublishedTable | None:
-        """The table that compares systems on a data set from one support image a label, if the paper has one."""
+        """The table that compares systems on a data set with one support image a label, if the paper has one."""
         tables = [table for table in self.tables if (table.data, table.shots, table.against) == (split, 1, "")]
         return tables[0] if tables else None
 
 
 @cache
 def published() -> Published:
-    """The numbers that come with the package."""
+    """The published numbers that come with the package."""
     return Published.model_validate_json(files("fewtag.research.bench.report").joinpath("published.json").read_text())
 
 
@@ -107,23 +107,23 @@ class DataSet(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The data's, or that of a variant of its split, so that `laso-novel-free` stands beside `laso`."""
+        """The name of the data, or of a variant of its split, so that `laso-novel-free` is listed beside `laso`."""
         split = Path(self.split).stem
         return split if split.startswith(self.data) else self.data
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """One run of one recipe, with its rows by phase. Equal are runs of one folder, name and recipe."""
+    """One run of one recipe, with its rows by phase. Runs with the same folder, name and recipe are equal."""
 
     folder: Path
-    """Where its rows lie; the folder has the name of the recipe file."""
+    """The folder of its rows, which has the name of the recipe file."""
     run: str
     recipe_digest: str
     phases: Mapping[str, Sequence[ResultRow]] = field(compare=False, repr=False)
-    """Of a run with several training seeds, each episode's mean over them."""
+    """For a run with several training seeds, each episode's mean over them."""
     seeds: Mapping[str, Sequence[Sequence[ResultRow]]] = field(compare=False, repr=False, default_factory=dict)
-    """The rows of each training seed by phase, where there are several."""
+    """The rows of each training seed by phase, if there are several."""
 
     @property
     def recipe(self) -> str:
@@ -131,7 +131,7 @@ class MeasuredRun:
 
     @property
     def shared(self) -> ResultRow:
-        """A row, for the columns in which all rows of the run are alike."""
+        """Any row, for the columns that all rows of the run share."""
         return next(iter(self.phases.values()))[0]
 
     @property
@@ -140,12 +140,12 @@ class MeasuredRun:
 
     @property
     def reference(self) -> str:
-        """What published tables call it."""
+        """The run's name in published tables."""
         return f"{self.recipe}/{self.run}"
 
     @property
     def family(self) -> str:
-        """The run's name, less the number of shots where that is its end: `knn` of `knn-5-shots`."""
+        """The run's name without the number of shots at its end: `knn` for `knn-5-shots`."""
         return re.sub(f"-{self.shared.shots}-shots?$", "", self.run)
 
     def values(self, phase: str = "test", metric: str = "macro_ap") -> list[float]:
@@ -156,7 +156,7 @@ class MeasuredRun:
         return fmean(self.values(phase))
 
     def by_seed(self, phase: str = "test") -> Sequence[Sequence[ResultRow]]:
-        """The rows of each training seed, of the one there is where there are not several."""
+        """The rows of each training seed, or of the only one."""
         return self.seeds.get(phase) or [self.phases[phase]]
 
     def seed_means(self, phase: str) -> list[float]:
@@ -164,11 +164,11 @@ class MeasuredRun:
 
     @property
     def seeded(self) -> bool:
-        """Whether another training seed would give other numbers."""
+        """Whether another training seed would give different numbers."""
         return self.shared.trained_episodes is not None
 
     def label_aps(self, phase: str = "test") -> dict[str, float]:
-        """Each label's average precision over episodes and seeds; empty where the rows do not tell."""
+        """Each label's average precision over episodes and seeds; empty if the rows do not have it."""
         told = [rows[0].label_aps for rows in self.by_seed(phase)]
         known = [each for each in told if each]
         if len(known) < len(told):
@@ -178,7 +178,7 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything under a folder of results."""
+    """Everything below a folder of results."""
 
     runs: Sequence[MeasuredRun]
     reasons: Mapping[str, str]
@@ -188,7 +188,7 @@ class Results:
     sessions: Sequence[SessionRow] = ()
 
     def beside(self, system: PublishedSystem, table: PublishedTable) -> list[MeasuredRun]:
-        """The runs that stand beside a published system: those it names, if of its split and shots."""
+        """The runs listed beside a published system: those that it names, if of its split and shots."""
         return [
             run
             for name in system.runs
@@ -197,12 +197,12 @@ class Results:
         ]
 
     def are_about(self, table: PublishedTable) -> bool:
-        """Whether a run stands beside one of its systems, or a reason why there is none."""
+        """Whether a run, or a reason why there is none, is listed beside one of its systems."""
         return any(self.beside(row, table) or self.reasons.keys() & set(row.runs) for row in table.rows)
 
 
 def read_results(folder: Path) -> Results:
-    """All rows and reasons under the folder; a reason for a run that has rows by now is out of date."""
+    """All rows and reasons below the folder; a reason for a run that has rows by now is outdated, and left out."""
     for path in folder.glob("**/*.jsonl"):
         raise InputError(f"{path} is of before rows were Parquet; delete it, and measure its run with fewtag bench")
     paths = [path for path in sorted(folder.glob("**/*.parquet")) if not path.name.endswith(SESSIONS)]
@@ -211,7 +211,7 @@ def read_results(folder: Path) -> Results:
     first: dict[tuple[Path, str], str] = {}
     for place, run, rows in sorted(found, key=lambda each: each[:2]):
         name, digest = re.sub(r"-seed-\d+$", "", run), rows[0].recipe_digest
-        if name != run:  # one of several training seeds: together they are known by the recipe of the first
+        if name != run:  # one of several training seeds, which are grouped under the recipe of the first
             digest = first.setdefault((place, name), digest)
         seeds.setdefault((place, name, digest), {}).setdefault(rows[0].phase, []).append(rows)
     sessions = [row for path in sorted(folder.glob(f"**/*{SESSIONS}")) for row in read_rows_of(SessionRow, path)]
@@ -257,7 +257,7 @@ def mean_rows(seeds: Sequence[list[ResultRow]]) -> list[ResultRow]:
 
 
 def _apart_from_seed(row: ResultRow) -> str:
-    """The settings in which training seeds of one system are alike, as text."""
+    """The settings that training seeds of one system share, as text."""
     alike = ("method", "options", "backbone", "frozen", "size", "words", "names", "space", "base_pictures")
     training = counted({key: value for key, value in (row.training or {}).items() if key != "checkpoint_every"})
     return repr([*(getattr(row, name) for name in alike), sorted(training.items())])
@@ -285,7 +285,7 @@ class Systems(NamedTuple):
 
     data_set: DataSet
     table: PublishedTable | None
-    """The table of the paper that compares systems there; none for data of one's own."""
+    """The paper's table that compares systems there; None for one's own data."""
     runs: Sequence[MeasuredRun]
 
     @property
@@ -296,9 +296,9 @@ class Systems(NamedTuple):
 
 
 def systems(results: Results, paper: Published) -> list[Systems]:
-    """The runs measured as the paper compares systems; on other data, those of the fewest examples that several have.
+    """Runs measured as the paper compares systems; on other data, those with the fewest examples that several have.
 
-    Variants of the paper's model have tables of their own.
+    Variants of the paper's model have their own tables.
     """
     variants = {run for table in paper.tables if table.against for row in table.rows for run in row.runs}
     ranked = sorted(tested(results.runs), key=lambda run: -run.mean())
@@ -323,14 +323,14 @@ def systems(results: Results, paper: Published) -> list[Systems]:
 
 
 def tested(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
-    """Those that were measured on the phase `test`."""
+    """The runs that were measured on the phase `test`."""
     return [run for run in runs if "test" in run.phases]
 
 
 def best_reading(runs: Sequence[MeasuredRun], table: PublishedTable | None) -> MeasuredRun | None:
-    """Of the runs of the paper's model the best on the validation labels, so that the test has no part in the choice.
+    """The run of the paper's model that is best on the validation labels, so that the test plays no part in the choice.
 
-    Where nothing was validated, as in LaSO's setting, the best on the test: a choice in the paper's favour.
+    If nothing was validated, as in LaSO's setting, the best on the test: a choice in the paper's favour.
     """
     readings = [run for run in runs if table and run.reference in table.model.runs]
 
@@ -341,7 +341,7 @@ def best_reading(runs: Sequence[MeasuredRun], table: PublishedTable | None) -> M
 
 
 def closed_form(runs: Sequence[MeasuredRun], like: MeasuredRun | None) -> MeasuredRun | None:
-    """The closed form on the backbone and words of the run that it is seen beside; else the first there is."""
+    """The closed form with the backbone and words of the run that it is compared with; else the first one."""
 
     def unlike(run: MeasuredRun) -> tuple[bool, bool, bool, str]:
         one, other = run.shared, like.shared if like else None
@@ -352,13 +352,13 @@ def closed_form(runs: Sequence[MeasuredRun], like: MeasuredRun | None) -> Measur
 
 
 Curves = dict[str, dict[int, MeasuredRun]]
-"""Runs by their family and number of shots."""
+"""Runs by family and number of shots."""
 
 
 def shot_curves(runs: Iterable[MeasuredRun], *, fewest: int = 2) -> dict[DataSet, Curves]:
-    """Runs that differ in their number of shots alone: `name-5-shots` beside `name`, of one method, backbone and base.
+    """Runs that differ only in shots: `name-5-shots` and `name`, with the same method, backbone and base.
 
-    A curve has at least so many points; where two have one name, their backbones are said.
+    A curve has at least `fewest` points; if two have the same name, their backbones are added.
     """
     groups: dict[tuple[DataSet, str, str, str, int], dict[int, MeasuredRun]] = {}
     for run in runs:
@@ -377,7 +377,7 @@ def shot_curves(runs: Iterable[MeasuredRun], *, fewest: int = 2) -> dict[DataSet
 
 
 class Setting(NamedTuple):
-    """What runs of one table have in common."""
+    """What the runs of one table have in common."""
 
     data: str
     split: str
@@ -387,7 +387,7 @@ class Setting(NamedTuple):
 
 
 def beyond(results: Results, paper: Published) -> dict[Setting, list[MeasuredRun]]:
-    """The runs that no published table shows, by setting; those named after their shots are in the curves."""
+    """The runs in no published table, by setting; those named after their shots are in the curves."""
     shown = {run for table in paper.tables for row in table.rows for run in results.beside(row, table)}
     for curves in shot_curves(results.runs).values():
         shown |= {run for curve in curves.values() for run in curve.values() if run.family != run.run}
