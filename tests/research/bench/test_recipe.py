@@ -158,13 +158,6 @@ def test_a_frozen_network_has_no_share_of_the_rate(write) -> None:
         only(write(DATA + METHOD + "[training]\nbackbone_share = 0.5\n"))
 
 
-def test_what_is_solved_on_the_base_pictures_is_not_trained(write) -> None:
-    solved = DATA + '[method]\nname = "protonet-centred"\n'
-    with pytest.raises(InputError, match="method 'protonet-centred' is solved on all base pictures, not trained"):
-        only(write(solved + "[training]\nepisodes = 5\n"))
-    assert only(write(solved)).training is None
-
-
 def test_a_role_that_the_sampling_would_not_look_at_is_refused(write) -> None:
     text = source("format='table', path='a.csv', role='query'")
     with pytest.raises(InputError, match=r"pets\.toml: a source has the role 'query', which .* write sampling = "):

@@ -332,7 +332,13 @@ def test_a_bad_recipe_does_not_claim_the_folder(shapes: Path) -> None:
     ("changes", "reason"),
     [
         ([], "'protonet' has nothing to learn on a frozen backbone"),
-        (["method.name='closed-form'", "backbone.frozen=false"], "'closed-form' is solved on the base pictures, not"),
+        *(
+            (
+                [f"method.name='{name}'", "backbone.frozen=false"],
+                f"'{name}' is solved on the base pictures, not trained",
+            )
+            for name in ("closed-form", "protonet-centred")
+        ),
     ],
 )
 def test_a_method_with_nothing_to_learn_is_refused(shapes: Path, changes: list[str], reason: str) -> None:

@@ -231,9 +231,6 @@ class Recipe(Settings):
         if self.training is not None and (self.space is not None or self.sessions is not None):
             table = "space" if self.space is not None else "sessions"
             raise InputError(f"[{table}] is for methods that train nothing; remove it, or [training]")
-        if self.training is not None and method is not None and method.base_stage == "features":
-            solved = f"method {self.method.name!r} is solved on all base pictures, not trained"
-            raise InputError(f"{solved}; remove [training]")
         if self.space is not None and method is not None and issubclass(method, ClosedForm):
             raise InputError(f"method {self.method.name!r} has a whitened space of its own; remove [space]")
         if evaluation.supports == "single" and evaluation.sampling != "per-label":

@@ -47,7 +47,8 @@ def train(experiment: Experiment, run: RunFolder, bench: Bench) -> TrainingSumma
     recipe, training, fabric = experiment.recipe, experiment.recipe.training, bench.fabric
     if training is None:
         raise InputError(f"recipe {recipe.name!r} has no [training] table, so there is nothing to train")
-    if not METHODS[recipe.method.name].differentiable:
+    method_class = METHODS[recipe.method.name]
+    if not method_class.differentiable or method_class.base_stage == "features":
         raise InputError(
             f"method {recipe.method.name!r} is solved on the base pictures, not trained; give `training` only to the "
             f"[[runs]] that train, not to {recipe.name!r}"
