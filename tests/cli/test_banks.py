@@ -240,6 +240,28 @@ def test_a_heat_map_does_not_take_the_place_of_its_picture(cli: Cli, bank: Path)
     assert Path("mine.jpg").read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["other.jpg", "other.png", "other.webp"])
+def test_explain_replaces_its_own_heat_map_and_no_other_file(cli: Cli, bank: Path, name: str) -> None:
+    draw(1, "dog").save("garden.png")
+    draw(2, "cat").save(name)
+    for before in (Path(name).read_bytes(), b"", b"no picture"):
+        Path(name).write_bytes(before)
+        said = cli("explain", bank, "garden.png", "--label", "dog", "--out", name)
+        assert refused(said, "exists and is no heat-map of fewtag's; name another")
+        assert Path(name).read_bytes() == before
+    Path(name).unlink()
+    assert cli("explain", bank, "garden.png", "--label", "dog", "--out", name).code == 0
+    assert cli("explain", bank, "garden.png", "--label", "cat", "--out", name).code == 0
+
+
+def test_a_page_replaces_a_page_of_fewtag_and_no_other(cli: Cli, bank: Path) -> None:
+    Path("mine.html").write_text("my own page")
+    for command in (("examples", bank, "dog"), ("tag", bank, "examples"), ("tag", bank, "examples", "--out", "t.csv")):
+        assert refused(cli(*command, "--page", "mine.html"), "exists and is no page of fewtag's; name another")
+        assert cli(*command, "--page", "page.html").code == 0
+    assert Path("mine.html").read_text() == "my own page"
+
+
 def test_a_page_does_not_take_the_place_of_what_is_none(cli: Cli, bank: Path) -> None:
     before = bank.read_bytes()
     for command in (("examples", bank, "dog"), ("tag", bank, "examples"), ("tag", bank, "examples", "--out", "t.csv")):

@@ -298,10 +298,14 @@ def explain(
 
     Example: fewtag explain pets.fewtag garden.jpg --label dog --out heat.png
     """
+    from fewtag.tagger.explain import is_heat, save_heat
+
     if out.suffix.lower() not in {".png", ".jpg", ".jpeg", ".webp"}:
         raise InputError(f"--out {out} ends in none of .png, .jpg and .webp; name it heat.png, for example")
     if out.exists() and image.exists() and out.samefile(image):
         raise InputError(f"--out {out} is the picture itself; name another file, such as heat.png")
+    if out.is_file() and not is_heat(out):
+        raise InputError(f"--out {out} exists and is no heat-map of fewtag's; name another, or delete it first")
     if not model.exists():
         raise InputError(f"there is no bank or trained run {model}; make one with fewtag learn, or with fewtag train")
     if model.is_dir() and not (model / "bank.fewtag").exists():
@@ -311,7 +315,6 @@ def explain(
         typer.echo(json.dumps({"out": str(out), "probabilities": {}}) if as_json else out)
         return
     from fewtag.pictures.files import Picture
-    from fewtag.tagger.explain import save_heat
     from fewtag.tagger.tagger import Tagger
 
     tagger, picture = Tagger.load(model), Picture(image).open()

@@ -24,6 +24,8 @@ _GLOW = np.array([[8, 6, 40], [96, 16, 110], [205, 55, 80], [250, 145, 30], [255
 """From cold to hot; brightness rises evenly, so that it reads in grey too."""
 _FORMATS = {".png": ("PNG", 2**31 - 1), ".webp": ("WEBP", 16_383), ".jpg": ("JPEG", 65_500)}
 """By their endings, with the most pixels of a side."""
+_SOFTWARE, _MARK = 0x0131, "fewtag explain"
+"""EXIF's tag of the program that wrote a picture, and what a heat-map has there."""
 
 
 def hide_parts(square: Square) -> list[Square]:
@@ -105,8 +107,19 @@ def save_heat(
             f"the heat-maps are {sheet.width} pixels wide side by side, and {out.name} can be {widest}; take fewer "
             "labels, or a .png"
         )
-    sheet.save(content, format_)
+    exif = Image.Exif()
+    exif[_SOFTWARE] = _MARK
+    sheet.save(content, format_, exif=exif)
     write_atomically(out, content.getvalue())
+
+
+def is_heat(path: Path) -> bool:
+    """Whether `save_heat` wrote it, and it may be written over."""
+    try:
+        with Image.open(path) as found:
+            return found.getexif().get(_SOFTWARE) == _MARK
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # no picture, or a damaged one
+        return False
 
 
 def grid(
