@@ -238,8 +238,16 @@ def test_pictures_that_are_not_read_for_their_kind_are_refused_by_name(learn: Cl
     Path("sorted/dog").mkdir(parents=True)
     shutil.copy(album / "dog0.png", "sorted/dog")
     Path("sorted/dog/raw.CR2").write_bytes(b"raw")
-    assert refused(learn("sorted"), "raw.CR2")
+    assert refused(learn("sorted"), "raw.CR2 is of a kind that is not read (.cr2)")
+    assert refused(learn("sorted/dog/raw.CR2", "--label", "dog"), "raw.CR2 is of a kind that is not read (.cr2)")
     assert learn("sorted", "--skip-bad").code == 0
+
+
+def test_a_raw_file_beside_its_picture_is_one_with_it(learn: Cli, album: Path) -> None:
+    Path("sorted/dog").mkdir(parents=True)
+    shutil.copy(album / "dog0.png", "sorted/dog")
+    Path("sorted/dog/dog0.CR2").write_bytes(b"raw")
+    assert learn("sorted").code == 0
 
 
 def test_pictures_by_path_with_one_label_or_several(learn: Cli, album: Path) -> None:
@@ -324,7 +332,7 @@ def test_a_tag_that_a_person_took_out_of_a_table_of_tags_is_a_no(cli: Cli, bank:
     Path("tags.csv").write_text(written.replace("cat1.png,cat\n", "cat1.png,Cat\n"))
     assert "took out" not in cli("learn", shutil.copy(bank, "copy.fewtag"), "tags.csv").err
     assert Tagger.load(bank).predict(album / "cat1.png") == [()]
-    assert cli("check", bank, "tags.csv", "--root", album).code == 0
+    assert cli("check", bank, "tags.csv", "--root", album, "--all-rows").code == 0
 
 
 def test_tags_that_a_spreadsheet_opened_in_a_wrong_encoding_are_not_learnt(cli: Cli, bank: Path, album: Path) -> None:

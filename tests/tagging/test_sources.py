@@ -98,12 +98,21 @@ def test_a_web_page_is_tagged_by_the_local_engine(cli: Cli, bank: Path, photos: 
 
 def test_archives_and_pages_are_judged_as_folders_are(photos: Path, web: str, tmp_path: Path) -> None:
     shutil.copy(photos / "z.webp", photos / "_MG_1.JPG")
-    (photos / "_MG_1.CR2").write_bytes(b"raw")
+    for name in ("_MG_1.CR2", "_MG_2.CR2"):
+        (photos / name).write_bytes(b"raw")
     with tarfile.open(tmp_path / "photos.tar", "w") as archive:
         archive.add(photos, arcname=".")
     sources = (str(photos), str(tmp_path / "photos.tar"), web)
     judged = [{item.name: bool(failure(item)) for item in items(open_source([source]))} for source in sources]
-    assert judged == [{**dict.fromkeys(NAMES, False), "_MG_1.JPG": False, "_MG_1.CR2": True}] * 3
+    assert judged == [{**dict.fromkeys(NAMES, False), "_MG_1.JPG": False, "_MG_2.CR2": True}] * 3
+
+
+def test_a_raw_file_is_told_apart_from_a_damaged_picture(photos: Path) -> None:
+    (photos / "sub" / "_MG_1.CR2").write_bytes(b"raw")
+    [reason] = filter(None, map(failure, items(open_source([str(photos)]))))
+    assert reason.startswith("image sub/_MG_1.CR2 is of a kind that is not read")
+    [alone] = items(open_source([str(photos / "sub" / "_MG_1.CR2")]))
+    assert "is of a kind that is not read" in failure(alone)
 
 
 def test_a_list_has_a_path_or_address_a_line(photos: Path, web: str) -> None:
