@@ -233,6 +233,8 @@ def test_two_pictures_of_one_name_are_refused(photos: Path, tmp_path: Path) -> N
     [
         ("gone", "there is no folder or picture gone"),
         ("rows.csv", "rows.csv is a table, no picture; give a folder, or a .txt list"),
+        ("photos.zip", "photos.zip is a packed archive, which is not read; unpack it"),
+        ("photos.tar.GZ", "photos.tar.GZ is a packed archive, which is not read; unpack it"),
         ("empty", "empty: there is no picture"),
         ("broken.parquet", "cannot read the table"),
         ("other.parquet", "has neither a column path (or image) nor bytes, but name"),
@@ -248,6 +250,8 @@ def test_what_cannot_be_tagged_is_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "s3fs", None)
+    for name in ("photos.zip", "photos.tar.GZ"):
+        Path(name).write_bytes(b"packed")
     Path("empty").mkdir()
     Path("broken.parquet").write_bytes(b"PAR1 no table PAR1")
     Path("broken.tar").write_bytes(b"no archive" * 100)

@@ -282,6 +282,12 @@ def check(
     show(found.table(), as_json=False, title=f"{plural(found.pictures, 'picture')}, {bank}")
     for line in found.sentences():
         typer.echo(printable(line))
+    if set_priors:
+        none = [repr(label) for label, each in found.labels.items() if not each.pictures]
+        rare = f"; no picture shows {', '.join(none)}: taken for rare from now on" if none else ""
+        typer.echo(printable(f"{bank}: the priors of {plural(len(found.priors), 'label')} are kept{rare}"))
+    if set_thresholds:
+        typer.echo(f"{bank}: the best thresholds of {plural(len(found.best_thresholds), 'label')} are kept")
 
 
 def explain(

@@ -204,6 +204,8 @@ def _open(source: str, prefix: str) -> Source:
             return Source(list(_detections(path)))
         case ".csv" | ".tsv" | ".jsonl":
             raise InputError(f"{source} is a table, no picture; give a folder, or a .txt list with a path a line")
+        case ".zip" | ".gz" | ".tgz" | ".bz2" | ".xz" | ".zst" | ".7z" | ".rar":
+            raise InputError(f"{source} is a packed archive, which is not read; unpack it, or make a .tar of it")
         case _:
             name = path.as_posix() if prefix else path.name
             return Source([Entry(name, str(path.absolute()), stamp(path), problem=why_unreadable(name) or "")])
