@@ -484,7 +484,9 @@ def told_of(labels: object, absent: object | None, complete: bool, *, one: bool 
     missing = [frozenset[str]()] * len(shown) if absent is None else _name_sets(absent, "absent labels", one)
     if len(missing) != len(shown):
         raise InputError(f"labels are given for {len(shown)} pictures and absent ones for {len(missing)}; give as many")
-    told = [Told(*each, complete) for each in zip(shown, missing, strict=True)]
+    if not isinstance(complete, bool | np.bool_):
+        raise InputError(f"complete is {complete!r}; give True or False, which holds for every picture of the call")
+    told = [Told(*each, bool(complete)) for each in zip(shown, missing, strict=True)]
     for number, each in enumerate(told, 1):
         check_told(each, f"image number {number}")
     return told
