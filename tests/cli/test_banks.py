@@ -117,12 +117,24 @@ def test_an_example_is_forgotten_by_name_or_number_when_its_picture_is_gone(
     assert cli("forget", bank, "dog", "--example", "3.png").code == 0
     assert [facts["name"] for facts in json.loads(cli("examples", bank, "dog", "--json").out).values()] == ["0.png"]
     second = json.loads(cli("examples", bank, "cat", "--json").out)["2"]["name"]
-    assert cli("forget", bank, "cat", "--example", "2").code == 0
+    assert cli("forget", bank, "cat", "--example", "2").out == f"{bank}: {second} is no example of 'cat' now\n"
     assert second not in cli("examples", bank, "cat").out
     assert refused(cli("forget", bank, "cat", "--example", "2"), "has examples 1 to 1, there is no number 2")
     assert refused(cli("forget", bank, "cat", "--example", "x.png"), "no example of label 'cat' is called 'x.png'")
     assert refused(cli("forget", bank, "cat", "--example", "²"), "no example of label 'cat' is called '²'")
     assert refused(cli("forget", bank, "cat", "--example", "1", "--image", "x.png"), "is named twice")
+
+
+def test_of_two_examples_of_one_name_none_is_forgotten_by_it(cli: Cli, bank: Path) -> None:
+    """Cameras begin anew with IMG_0001.jpg, and a bank keeps no folders."""
+    for number, folder in enumerate(("2019", "2020")):
+        Path(folder).mkdir()
+        draw(700 + number, "dog").save(f"{folder}/IMG_0001.png")
+        assert cli("learn", bank, f"{folder}/IMG_0001.png", "--label", "pup").code == 0
+    said = cli("forget", bank, "pup", "--example", "IMG_0001.png")
+    assert refused(said, "2 pictures that speak of label 'pup' are called 'IMG_0001.png'; give number 1 or 2")
+    assert cli("forget", bank, "pup", "--example", "1").out == f"{bank}: IMG_0001.png is no example of 'pup' now\n"
+    assert known(cli, bank)["pup"] == 1
 
 
 def test_a_page_of_the_examples_shows_each_of_them(cli: Cli, bank: Path) -> None:

@@ -312,10 +312,12 @@ def forget(
     """
     from fewtag.tagger.tagger import Tagger
 
-    Tagger.load(bank).forget(label, image, example=example).save(bank)
-    gone = image or example
+    tagger = Tagger.load(bank)
+    named, known = image or example, tagger.bank_
+    tagger.forget(label, image, example=example).save(bank)
+    gone = named if example is None else known.examples[known.called(known.find(label), example)[0]].name
     said = f"{label!r} is forgotten" if gone is None else f"{gone} is no example of {label!r} now"
-    tell(bank, said, {"label": label, "example": None if gone is None else str(gone)}, as_json=as_json)
+    tell(bank, said, {"label": label, "example": None if named is None else str(named)}, as_json=as_json)
 
 
 def rename(

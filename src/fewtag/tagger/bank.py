@@ -283,7 +283,7 @@ class Bank:
         return tuple(dict.fromkeys((*self.members[label], *self.refused[label], *silent)))
 
     def called(self, label: str, example: str | int) -> list[str]:
-        """Which of these a person means by a file's name, or by the number of one that shows the label, from 1 on."""
+        """The one that a person means by its file's name, or by the number of one that shows the label, from 1 on."""
         keys, every = self.members[label], self.speaking_of(label)
         names = [self.examples[key].name for key in every]
         if not isinstance(example, str) or (example.isdecimal() and example not in names):
@@ -292,7 +292,12 @@ class Bank:
             return [keys[int(example) - 1]]
         if example not in names:
             raise InputError(f"no example of label {label!r} is called {example!r}; they are {', '.join(names)}")
-        return [key for key, name in zip(every, names, strict=True) if name == example]
+        found = [key for key, name in zip(every, names, strict=True) if name == example]
+        if len(found) > 1:  # of several folders, say
+            numbers = [str(number) for number, key in enumerate(keys, 1) if key in found]
+            ways = f"number {' or '.join(numbers)}, or its picture" if numbers else "its picture"
+            raise InputError(f"{len(found)} pictures that speak of label {label!r} are called {example!r}; give {ways}")
+        return found
 
     def find(self, label: object) -> str:
         """A label by its name; refuses one that is not known."""
