@@ -2,6 +2,7 @@
 
 import io
 import math
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -127,14 +128,25 @@ def grid(
 ) -> Image.Image:
     """The picture and its heat-map for each label, side by side, each under its name and probability."""
     width = max(1, round(height * picture.width / picture.height))
-    panels = {"picture": picture}
-    for label, heat in heats.items():
-        panels[f"{label}  {chances[label]:.0%}" if label in chances else label] = overlay(picture, heat)
+    panels = [("picture", picture)]
+    for number, (label, heat) in enumerate(heats.items(), 1):
+        name = _legible(label, number)
+        panels.append((f"{name}  {chances[label]:.0%}" if label in chances else name, overlay(picture, heat)))
     gap, caption = 8, 28
     sheet = Image.new("RGB", (len(panels) * (width + gap) - gap, height + caption), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=18)
-    for number, (name, panel) in enumerate(panels.items()):
+    for number, (name, panel) in enumerate(panels):
         left = number * (width + gap)
         draw.text((left + width / 2, caption / 2), name, fill="black", font=font, anchor="mm")
         sheet.paste(panel.resize((width, height), Image.Resampling.LANCZOS), (left, caption))
     return sheet
+
+
+def _legible(label: str, number: int) -> str:
+    """A name in ASCII, which is all that the font has: without its accents, or else by its place.
+
+    >>> _legible("dog", 1), _legible("Bäume", 2), _legible("自転車", 3)
+    ('dog', 'Baume', 'label 3')
+    """
+    plain = "".join(sign for sign in unicodedata.normalize("NFD", label) if unicodedata.category(sign) != "Mn")
+    return plain if plain.isascii() else f"label {number}"
