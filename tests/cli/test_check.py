@@ -101,6 +101,24 @@ def test_a_label_that_too_few_pictures_show_or_that_would_go_to_all_keeps_its_th
     assert Tagger.load(bank).thresholds_["dog"] == before["dog"]
 
 
+@pytest.mark.parametrize("option", ["--set-thresholds", "--set-priors"])
+def test_a_bank_in_which_nothing_can_be_kept_is_refused_before_the_work(
+    cli: Cli, bank: Path, truth: Path, option: str
+) -> None:
+    """And so is a project, in place of which its bank was named, which is refused then."""
+    Path("project").mkdir()
+    Path("project/studio.sqlite").touch()
+    bank.rename("project/bank.fewtag")
+    refused = [
+        cli("check", "project/bank.fewtag", truth, option),
+        cli("learn", "project", truth.parent / "0.png", "--label", "x"),
+    ]
+    for said in refused:
+        assert (said.code, said.out, said.err.count("\n")) == (2, "", 1), said.err
+        assert "bank.fewtag is made of the answers in a studio's project" in said.err
+    assert cli("check", "project/bank.fewtag", truth).code == 0
+
+
 def test_for_people_it_is_a_table_and_sentences(cli: Cli, bank: Path, truth: Path) -> None:
     (truth.parent / "0.png").unlink()
     said = cli("check", bank, truth)

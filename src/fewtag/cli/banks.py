@@ -133,6 +133,8 @@ def learn(
         shown = read_shown(examples, label or (), absent or (), root, complete=complete, all_rows=all_rows)
         if not skip_bad and (error := missing(shown)):
             refuse(error)
+    if not dry_run:
+        check_writable(bank)
     tagger = Tagger.open(bank, model=model, words=words, keep_pictures=not no_pictures)
     if from_tags:
         shown, found = from_carried(tagger, examples, only or (), at_most, skip_bad=skip_bad)
@@ -140,7 +142,6 @@ def learn(
             show(found, as_json=as_json, title=f"{plural(len(shown), 'picture')}, {plural(len(found), 'tag')}")
         if dry_run or not agreed(yes=yes):
             return
-    check_writable(bank)
     known, skipped = set(tagger.definitions_), list[InputError]()
 
     on_error = skipped.append if skip_bad else refuse

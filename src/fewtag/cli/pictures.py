@@ -245,6 +245,7 @@ def check(
 
     Example: fewtag check pets.fewtag truth.csv
     """
+    from fewtag.cli.banks import check_writable
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.check import check_bank, shares_of
     from fewtag.tagging.examples import missing, read_examples, without_guesses
@@ -253,6 +254,8 @@ def check(
     setting = set_thresholds or set_priors
     if setting and prior not in {None, "bank"}:
         raise InputError(f"--prior {prior} is for measuring; what is kept is for the bank's own: leave it out")
+    if setting:
+        check_writable(bank)
     asked, kept = read_prior(prior or ("bank" if setting else "estimate")), cache_folder(cache, no_cache)
     shown = read_examples([truth], root=root, complete=True)
     if not skip_bad and (error := missing(shown)):
