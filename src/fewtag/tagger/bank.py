@@ -555,8 +555,6 @@ def label_name(name: object, where: str = "") -> str:
         raise InputError(f"a label{where} is empty; give it a name")
     if not cleaned.isascii() and cleaned.encode(errors="replace").decode() != cleaned:  # of a folder in Latin 1, say
         raise InputError(f"label {cleaned!r}{where} is no text that could be written; name it otherwise")
-    if not cleaned.isprintable() and any(unicodedata.category(letter) == "Cc" for letter in cleaned):
-        raise InputError(f"label {cleaned!r}{where} holds a control character; name it otherwise")
     if ";" in cleaned:
         raise InputError(f'label {cleaned!r} contains ";", which separates labels in tables; name it otherwise')
     if cleaned.startswith("!"):
