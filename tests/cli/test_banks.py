@@ -117,12 +117,24 @@ def test_an_example_is_forgotten_by_name_or_number_when_its_picture_is_gone(
     assert cli("forget", bank, "dog", "--example", "3.png").code == 0
     assert [facts["name"] for facts in json.loads(cli("examples", bank, "dog", "--json").out).values()] == ["0.png"]
     second = json.loads(cli("examples", bank, "cat", "--json").out)["2"]["name"]
-    assert cli("forget", bank, "cat", "--example", "2").code == 0
+    assert cli("forget", bank, "cat", "--example", "2").out == f"{bank}: {second} is no example of 'cat' now\n"
     assert second not in cli("examples", bank, "cat").out
     assert refused(cli("forget", bank, "cat", "--example", "2"), "has examples 1 to 1, there is no number 2")
     assert refused(cli("forget", bank, "cat", "--example", "x.png"), "no example of label 'cat' is called 'x.png'")
     assert refused(cli("forget", bank, "cat", "--example", "²"), "no example of label 'cat' is called '²'")
     assert refused(cli("forget", bank, "cat", "--example", "1", "--image", "x.png"), "is named twice")
+
+
+def test_of_two_examples_of_one_name_none_is_forgotten_by_it(cli: Cli, bank: Path) -> None:
+    """Cameras begin anew with IMG_0001.jpg, and a bank keeps no folders."""
+    for number, folder in enumerate(("2019", "2020")):
+        Path(folder).mkdir()
+        draw(700 + number, "dog").save(f"{folder}/IMG_0001.png")
+        assert cli("learn", bank, f"{folder}/IMG_0001.png", "--label", "pup").code == 0
+    said = cli("forget", bank, "pup", "--example", "IMG_0001.png")
+    assert refused(said, "2 pictures that speak of label 'pup' are called 'IMG_0001.png'; give number 1 or 2")
+    assert cli("forget", bank, "pup", "--example", "1").out == f"{bank}: IMG_0001.png is no example of 'pup' now\n"
+    assert known(cli, bank)["pup"] == 1
 
 
 def test_a_page_of_the_examples_shows_each_of_them(cli: Cli, bank: Path) -> None:
@@ -238,6 +250,28 @@ def test_a_heat_map_does_not_take_the_place_of_its_picture(cli: Cli, bank: Path)
         said = cli("explain", bank, "mine.jpg", "--label", "dog", "--out", out)
         assert refused(said, "is the picture itself; name another file")
     assert Path("mine.jpg").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["other.jpg", "other.png", "other.webp"])
+def test_explain_replaces_its_own_heat_map_and_no_other_file(cli: Cli, bank: Path, name: str) -> None:
+    draw(1, "dog").save("garden.png")
+    draw(2, "cat").save(name)
+    for before in (Path(name).read_bytes(), b"", b"no picture"):
+        Path(name).write_bytes(before)
+        said = cli("explain", bank, "garden.png", "--label", "dog", "--out", name)
+        assert refused(said, "exists and is no heat-map of fewtag's; name another")
+        assert Path(name).read_bytes() == before
+    Path(name).unlink()
+    assert cli("explain", bank, "garden.png", "--label", "dog", "--out", name).code == 0
+    assert cli("explain", bank, "garden.png", "--label", "cat", "--out", name).code == 0
+
+
+def test_a_page_replaces_a_page_of_fewtag_and_no_other(cli: Cli, bank: Path) -> None:
+    Path("mine.html").write_text("my own page")
+    for command in (("examples", bank, "dog"), ("tag", bank, "examples"), ("tag", bank, "examples", "--out", "t.csv")):
+        assert refused(cli(*command, "--page", "mine.html"), "exists and is no page of fewtag's; name another")
+        assert cli(*command, "--page", "page.html").code == 0
+    assert Path("mine.html").read_text() == "my own page"
 
 
 def test_a_page_does_not_take_the_place_of_what_is_none(cli: Cli, bank: Path) -> None:

@@ -95,9 +95,28 @@ def test_a_label_that_too_few_pictures_show_or_that_would_go_to_all_keeps_its_th
     truth.write_text("\n".join(["image,labels", *lines]) + "\n")
     told = cli("check", bank, truth, "--set-thresholds")
     assert "no best threshold for 'cat', 'dog': fewer than 5 pictures show it" in told.out
+    assert told.out.endswith(f"{bank}: the best thresholds of 1 label are kept\n")
     own = {label: each.threshold for label, each in Tagger.load(bank).definitions_.items()}
     assert (own["cat"], own["dog"], own["sofa"] is None) == (None, None, False)
     assert Tagger.load(bank).thresholds_["dog"] == before["dog"]
+
+
+@pytest.mark.parametrize("option", ["--set-thresholds", "--set-priors"])
+def test_a_bank_in_which_nothing_can_be_kept_is_refused_before_the_work(
+    cli: Cli, bank: Path, truth: Path, option: str
+) -> None:
+    """And so is a project, in place of which its bank was named, which is refused then."""
+    Path("project").mkdir()
+    Path("project/studio.sqlite").touch()
+    bank.rename("project/bank.fewtag")
+    refused = [
+        cli("check", "project/bank.fewtag", truth, option),
+        cli("learn", "project", truth.parent / "0.png", "--label", "x"),
+    ]
+    for said in refused:
+        assert (said.code, said.out, said.err.count("\n")) == (2, "", 1), said.err
+        assert "bank.fewtag is made of the answers in a studio's project" in said.err
+    assert cli("check", "project/bank.fewtag", truth).code == 0
 
 
 def test_for_people_it_is_a_table_and_sentences(cli: Cli, bank: Path, truth: Path) -> None:
@@ -137,7 +156,10 @@ def test_a_label_that_no_picture_shows_has_no_average_precision(cli: Cli, bank: 
 
 def test_the_priors_that_are_kept_are_the_shares_of_the_pictures(cli: Cli, bank: Path, truth: Path) -> None:
     assert cli("define", bank, "zebra").code == 0
-    assert cli("check", bank, truth, "--set-priors").code == 0
+    told = cli("check", bank, truth, "--set-priors").out
+    assert told.endswith(
+        f"{bank}: the priors of 4 labels are kept; no picture shows 'zebra': taken for rare from now on\n"
+    )
     targets = measured(bank, truth)[1]
     priors = Tagger.load(bank).priors_
     assert [priors[label] for label in LABELS] == pytest.approx(((targets.sum(axis=0) + 0.5) / 41).tolist())

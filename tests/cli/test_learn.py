@@ -238,8 +238,16 @@ def test_pictures_that_are_not_read_for_their_kind_are_refused_by_name(learn: Cl
     Path("sorted/dog").mkdir(parents=True)
     shutil.copy(album / "dog0.png", "sorted/dog")
     Path("sorted/dog/raw.CR2").write_bytes(b"raw")
-    assert refused(learn("sorted"), "raw.CR2")
+    assert refused(learn("sorted"), "raw.CR2 is of a kind that is not read (.cr2)")
+    assert refused(learn("sorted/dog/raw.CR2", "--label", "dog"), "raw.CR2 is of a kind that is not read (.cr2)")
     assert learn("sorted", "--skip-bad").code == 0
+
+
+def test_a_raw_file_beside_its_picture_is_one_with_it(learn: Cli, album: Path) -> None:
+    Path("sorted/dog").mkdir(parents=True)
+    shutil.copy(album / "dog0.png", "sorted/dog")
+    Path("sorted/dog/dog0.CR2").write_bytes(b"raw")
+    assert learn("sorted").code == 0
 
 
 def test_pictures_by_path_with_one_label_or_several(learn: Cli, album: Path) -> None:

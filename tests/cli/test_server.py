@@ -124,7 +124,7 @@ def test_a_folder_of_pictures_does_not_become_a_project_by_a_slip(cli: Cli, phot
         refused = cli("studio", *arguments)
         assert refused.code == 2
         assert "name the project first: fewtag studio PROJECT" in refused.err
-    assert "there is no project" in cli("serve", photos).err
+    assert f"is no project; name the project first: fewtag studio PROJECT {photos}" in cli("serve", photos).err
     assert sorted(photos.rglob("*")) == before
 
 

@@ -285,12 +285,17 @@ def test_boxes_of_a_detector_are_tagged_as_pictures_and_go_back(cli: Cli, bank: 
         (("learn", "new.fewtag", "half.json"), "the data set half.json is not whole"),
         (("learn", "new.fewtag", "bare.json"), "the data set bare.json is not whole"),
         (("learn", "new.fewtag", "min.json"), "of Label Studio's exports take JSON, not JSON-MIN"),
+        (("learn", "new.fewtag", "min.json"), "write rows of your own as .jsonl"),
+        (("learn", "new.fewtag", "row.json"), "row.json is no data set of COCO, FiftyOne or Label Studio"),
+        (("learn", "new.fewtag", "number.json"), "number.json is no data set of COCO, FiftyOne or Label Studio"),
         (("tag", "pets.fewtag", "odd.json"), "odd.json is no file in MegaDetector's format"),
     ],
 )
 def test_bad_input_is_one_sentence(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
     Path("odd.json").write_text("{}")
     Path("torn.json").write_text("{")
+    Path("row.json").write_text('{"image": "dog.jpg", "labels": ["dog"]}')
+    Path("number.json").write_text("5")
     Path("bare.json").write_text('[{"data": {"number": 1}, "annotations": []}]')
     Path("min.json").write_text('[{"image": "/data/upload/1/0a-dog.jpg", "id": 1, "shown": {"choices": ["Dog"]}}]')
     Path("half.json").write_text('{"annotations": [{"image_id": 1}], "categories": [], "images": []}')

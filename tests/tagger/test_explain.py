@@ -109,6 +109,17 @@ def test_more_heat_maps_than_a_format_holds_are_refused(tmp_path: Path) -> None:
     save_heat(tmp_path / "heat.png", Image.new("RGB", (30, 10)), heats)
 
 
+def test_a_name_that_the_font_lacks_letters_of_is_written_in_letters_that_it_has() -> None:
+    """They were empty boxes, and of two labels that look alike in it neither is lost."""
+    heat, picture = np.zeros((40, 80), np.float32), Image.new("RGB", (80, 40))
+
+    def sheet(*labels: str) -> Image.Image:
+        return grid(picture, dict.fromkeys(labels, heat), dict.fromkeys(labels, 0.5), height=60)
+
+    assert sheet("Bäume", "自転車") == sheet("Baume", "label 2")
+    assert sheet("Bär", "Bar").width == sheet("dog", "cat").width
+
+
 def test_every_panel_of_a_grid_has_its_name_and_probability_above() -> None:
     heat = np.zeros((40, 80), np.float32)
     heats, chances = {"dog": heat, "teddy bear": heat}, {"dog": 0.1, "teddy bear": 0.1}

@@ -38,6 +38,15 @@ LEARNING: dict[str, tuple[list[Any], Any, str]] = {
 }
 
 
+@pytest.mark.parametrize("complete", [[True, False], "no", None, 1])
+def test_what_is_complete_is_said_of_all_pictures_at_once(model: Model, complete: Any) -> None:
+    """It was taken as it came, and the bank that was saved then could not be read."""
+    tagger = Tagger(model=model)
+    with pytest.raises(InputError, match="give True or False, which holds for every picture of the call"):
+        tagger.fit([GOOD, GOOD + 1], [["dog"], ["cat"]], complete=complete)
+    assert tagger.fit([GOOD], [["dog"]], complete=np.bool_(True)).examples_("dog")
+
+
 @pytest.fixture
 def taught(tagger: Tagger, draw: Draw) -> Tagger:
     return tagger.fit([draw(1, "dog"), draw(2, "cat")], ["dog", "cat"])

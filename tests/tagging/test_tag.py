@@ -134,6 +134,12 @@ def test_kinds_that_are_not_read_are_failures_and_never_left_out(cli: Cli, bank:
     assert failures["RAW_1.CR2"].endswith("is of a kind that is not read (.cr2); convert it to JPEG")
 
 
+def test_a_raw_file_beside_its_picture_is_no_failure(cli: Cli, bank: Path, photos: Path) -> None:
+    (photos / "Z.CR2").write_bytes(b"of a kind of its own")
+    assert cli("tag", bank, photos, "--out", "tags.csv").code == 0
+    assert [row["image"] for row in read_csv("tags.csv")] == NAMES
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="links and pipes of POSIX")
 def test_links_are_followed_but_not_in_circles_and_never_hang(cli: Cli, bank: Path, photos: Path) -> None:
     (photos / "sub" / "up").symlink_to("..")

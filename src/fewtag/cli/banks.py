@@ -133,6 +133,8 @@ def learn(
         shown = read_shown(examples, label or (), absent or (), root, complete=complete, all_rows=all_rows)
         if not skip_bad and (error := missing(shown)):
             refuse(error)
+    if not dry_run:
+        check_writable(bank)
     tagger = Tagger.open(bank, model=model, words=words, keep_pictures=not no_pictures)
     if from_tags:
         shown, found = from_carried(tagger, examples, only or (), at_most, skip_bad=skip_bad)
@@ -140,7 +142,6 @@ def learn(
             show(found, as_json=as_json, title=f"{plural(len(shown), 'picture')}, {plural(len(found), 'tag')}")
         if dry_run or not agreed(yes=yes):
             return
-    check_writable(bank)
     known, skipped = set(tagger.definitions_), list[InputError]()
 
     on_error = skipped.append if skip_bad else refuse
@@ -312,10 +313,12 @@ def forget(
     """
     from fewtag.tagger.tagger import Tagger
 
-    Tagger.load(bank).forget(label, image, example=example).save(bank)
-    gone = image or example
+    tagger = Tagger.load(bank)
+    named, known = image or example, tagger.bank_
+    tagger.forget(label, image, example=example).save(bank)
+    gone = named if example is None else known.examples[known.called(known.find(label), example)[0]].name
     said = f"{label!r} is forgotten" if gone is None else f"{gone} is no example of {label!r} now"
-    tell(bank, said, {"label": label, "example": None if gone is None else str(gone)}, as_json=as_json)
+    tell(bank, said, {"label": label, "example": None if named is None else str(named)}, as_json=as_json)
 
 
 def rename(

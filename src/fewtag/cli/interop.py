@@ -183,7 +183,6 @@ def _of_project(
 
 def _of_bank(source: Path, photos: Path, threshold: float | None, device: str) -> Rows:
     from fewtag.files import user_cache_folder
-    from fewtag.interop.carried import paired_raws
     from fewtag.tagger.bank_file import read_header
     from fewtag.tagging.run import Options, tag_rows
     from fewtag.tagging.sources import open_source
@@ -192,16 +191,12 @@ def _of_bank(source: Path, photos: Path, threshold: float | None, device: str) -
     options = Options(threshold=threshold, device=device, cache=user_cache_folder())
     folder = photos if photos.is_dir() else photos.parent
     pictures = open_source([str(photos)])
-    paired = paired_raws([Path(each.name) for each in pictures.entries])
 
     def rows() -> Iterator[tuple[str, Path, Sequence[str] | InputError]]:
         for item, row in tag_rows(source, pictures, options):
-            if not row.failure:
-                yield row.image, folder / item.name, row.tags
-            elif Path(item.name) not in paired:  # else the tags go beside the picture that was made from the RAW file
-                yield row.image, folder / item.name, InputError(row.failure)
+            yield row.image, folder / item.name, InputError(row.failure) if row.failure else row.tags
 
-    return labels, rows(), len(pictures) - len(paired)
+    return labels, rows(), len(pictures)
 
 
 def _of_examples(source: Path, photos: Path) -> Rows:

@@ -245,6 +245,7 @@ def check(
 
     Example: fewtag check pets.fewtag truth.csv
     """
+    from fewtag.cli.banks import check_writable
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.check import check_bank, shares_of
     from fewtag.tagging.examples import missing, read_examples, without_guesses
@@ -253,6 +254,8 @@ def check(
     setting = set_thresholds or set_priors
     if setting and prior not in {None, "bank"}:
         raise InputError(f"--prior {prior} is for measuring; what is kept is for the bank's own: leave it out")
+    if setting:
+        check_writable(bank)
     asked, kept = read_prior(prior or ("bank" if setting else "estimate")), cache_folder(cache, no_cache)
     shown = read_examples([truth], root=root, complete=True)
     if not skip_bad and (error := missing(shown)):
@@ -282,6 +285,12 @@ def check(
     show(found.table(), as_json=False, title=f"{plural(found.pictures, 'picture')}, {bank}")
     for line in found.sentences():
         typer.echo(printable(line))
+    if set_priors:
+        none = [repr(label) for label, each in found.labels.items() if not each.pictures]
+        rare = f"; no picture shows {', '.join(none)}: taken for rare from now on" if none else ""
+        typer.echo(printable(f"{bank}: the priors of {plural(len(found.priors), 'label')} are kept{rare}"))
+    if set_thresholds:
+        typer.echo(f"{bank}: the best thresholds of {plural(len(found.best_thresholds), 'label')} are kept")
 
 
 def explain(
@@ -298,10 +307,14 @@ def explain(
 
     Example: fewtag explain pets.fewtag garden.jpg --label dog --out heat.png
     """
+    from fewtag.tagger.explain import is_heat, save_heat
+
     if out.suffix.lower() not in {".png", ".jpg", ".jpeg", ".webp"}:
         raise InputError(f"--out {out} ends in none of .png, .jpg and .webp; name it heat.png, for example")
     if out.exists() and image.exists() and out.samefile(image):
         raise InputError(f"--out {out} is the picture itself; name another file, such as heat.png")
+    if out.is_file() and not is_heat(out):
+        raise InputError(f"--out {out} exists and is no heat-map of fewtag's; name another, or delete it first")
     if not model.exists():
         raise InputError(f"there is no bank or trained run {model}; make one with fewtag learn, or with fewtag train")
     if model.is_dir() and not (model / "bank.fewtag").exists():
@@ -311,7 +324,6 @@ def explain(
         typer.echo(json.dumps({"out": str(out), "probabilities": {}}) if as_json else out)
         return
     from fewtag.pictures.files import Picture
-    from fewtag.tagger.explain import save_heat
     from fewtag.tagger.tagger import Tagger
 
     tagger, picture = Tagger.load(model), Picture(image).open()

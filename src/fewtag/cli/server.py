@@ -229,6 +229,7 @@ def _is_project(folder: Path) -> bool:
 
 def _check_project(folder: Path) -> None:
     if not _is_project(folder):
+        _check_new(folder, None)
         raise InputError(f"there is no project {folder}; make one with: {_command(folder)} PICTURES")
 
 

@@ -2,7 +2,7 @@
 
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -94,13 +94,6 @@ def keywords(records: bytes) -> tuple[str, ...]:
         except UnicodeDecodeError:
             texts.append(value.decode("utf-8" if utf8 else "latin-1", "replace"))
     return tuple(texts)
-
-
-def paired_raws(paths: Sequence[Path]) -> frozenset[Path]:
-    """RAW files whose converted picture is among these too, and is read instead: photo.cr2 beside photo.jpg."""
-    read = {(path.parent, path.stem.casefold()) for path in paths if path.suffix.lower() in IMAGE_ENDINGS}
-    raws = (path for path in paths if path.suffix.lower() in RAW_ENDINGS)
-    return frozenset(path for path in raws if (path.parent, path.stem.casefold()) in read)
 
 
 class Folders:

@@ -216,14 +216,20 @@ def read_set(path: Path, root: Path | None = None, *, complete: bool = False) ->
     try:
         if isinstance(content, list):
             if content and "data" not in content[0]:
-                raise InputError(f"{path} has no tasks with `data`; of Label Studio's exports take JSON, not JSON-MIN")
+                raise InputError(
+                    f"{path} has no tasks with `data`; of Label Studio's exports take JSON, not JSON-MIN, and write "
+                    "rows of your own as .jsonl, each in a line"
+                )
             found = _of_tasks(content)
-        elif "annotations" in content and "categories" in content:
+        elif isinstance(content, dict) and "annotations" in content and "categories" in content:
             found = _of_coco(content)
-        elif "labels" in content:
+        elif isinstance(content, dict) and isinstance(content.get("labels"), dict):
             found = _of_fiftyone(content, place)
         else:
-            raise InputError(f"{path} is no data set of COCO, FiftyOne or Label Studio; give one of these, or a CSV")
+            raise InputError(
+                f"{path} is no data set of COCO, FiftyOne or Label Studio; give one of these, a CSV, or .jsonl with a "
+                "row a line"
+            )
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, InputError):
             raise

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from fewtag.core.posterior import unit
 from fewtag.errors import InputError, nearest
-from fewtag.interop.carried import Folders, paired_raws, read_embedded, tags_in
+from fewtag.interop.carried import Folders, read_embedded, tags_in
 from fewtag.interop.keywords import Tags, fold, label_of, path_of
-from fewtag.pictures.files import Picture, walk
+from fewtag.pictures.files import Picture, paired_raws, walk
 from fewtag.pictures.prefetch import prefetch
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import BATCH, Item, places_of, read_ahead

@@ -3,10 +3,10 @@
 import io
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
@@ -129,7 +129,8 @@ def archived(path: Path) -> Iterator[tuple[str, int, int]]:
 def walk(folder: Path) -> list[Picture]:
     """The pictures of a folder and its sub-folders, including those that cannot be read, whose `problem` says why.
 
-    They are sorted by name, which is relative to the folder, with slashes.
+    They are sorted by name, which is relative to the folder, with slashes. A RAW file beside its JPEG counts as one
+    picture with it.
     """
     found = []
     for name, entry in walk_files(folder):
@@ -142,9 +143,19 @@ def walk(folder: Path) -> list[Picture]:
             elif is_image_name(name):
                 why = f"cannot read image {name}: {entry.strerror}; mend the link"
                 found.append(Picture(folder / name, name=name, problem=why))
-        elif not entry.name.startswith(".") and (problem := _why_unreadable(entry)) is not None:
+        elif not entry.name.startswith(".") and (problem := _why_unreadable(entry, name)) is not None:
             found.append(Picture(folder / name, name=name, problem=problem))
-    return sorted(found, key=lambda each: each.name)
+    paired = paired_raws([each.path for each in found])
+    return sorted((each for each in found if each.path not in paired), key=lambda each: each.name)
+
+
+def paired_raws(paths: Sequence[PurePath]) -> frozenset[PurePath]:
+    """RAW files whose picture is among these as well, and is read in their place: photo.cr2 beside photo.jpg."""
+    raws = [path for path in paths if path.suffix.lower() in RAW_ENDINGS]
+    folders = {path.parent for path in raws}
+    beside = (path for path in paths if path.parent in folders and path.suffix.lower() in IMAGE_ENDINGS) if raws else ()
+    read = {(path.parent, path.stem.casefold()) for path in beside}
+    return frozenset(path for path in raws if (path.parent, path.stem.casefold()) in read)
 
 
 def walk_files(folder: Path) -> Iterator[tuple[str, os.DirEntry[str] | OSError]]:
@@ -183,12 +194,12 @@ def _walk_files(
             yield from _walk_files(folder / entry.name, f"{name}/", inside)
 
 
-def _why_unreadable(entry: os.DirEntry[str]) -> str | None:
-    """Like `why_unreadable`, for an existing file."""
-    problem = why_unreadable(entry.name)
+def _why_unreadable(entry: os.DirEntry[str], name: str) -> str | None:
+    """Like `why_unreadable`, for an existing file; `name` is its name relative to the folder."""
+    problem = why_unreadable(name)
     if problem == "":
         # a broken link counts as a picture that fails; a pipe would block
-        return "" if entry.is_file() or entry.is_symlink() else f"image {entry.name} is no regular file; leave it out"
+        return "" if entry.is_file() or entry.is_symlink() else f"image {name} is no regular file; leave it out"
     if problem is None and not Path(entry.name).suffix and entry.is_file():  # without an ending: by its first bytes
         with suppress(OSError), Path(entry.path).open("rb") as file:
             head = file.read(12)

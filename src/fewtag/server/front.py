@@ -129,7 +129,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise InputError(
-            f"cannot listen on {host} port {port}: {error.strerror}; name another --port, or 0 for any free one"
+            f"cannot listen on {host} port {port}: {error.strerror}; if a studio or server is running there, use that "
+            "one, or name another --port, or 0 for any free one"
         ) from error
     return bound
 

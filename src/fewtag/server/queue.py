@@ -41,7 +41,7 @@ class BusyError(Exception):
 
     def __init__(self, seconds: int) -> None:
         self.seconds = seconds
-        super().__init__(f"the server has more pictures to tag than it can take; try again in {seconds} seconds")
+        super().__init__(f"the server has more to do than it can take; try again in {seconds} seconds")
 
 
 Waiting = tuple[Future[Tagged], Read]

@@ -284,7 +284,7 @@ class Bank:
         return tuple(dict.fromkeys((*self.members[label], *self.refused[label], *silent)))
 
     def called(self, label: str, example: str | int) -> list[str]:
-        """A label's examples with this file name, or the one with this number among those that show it, from 1 on."""
+        """The label's example with this file name, or with this number among those that show it, from 1 on."""
         keys, every = self.members[label], self.speaking_of(label)
         names = [self.examples[key].name for key in every]
         if not isinstance(example, str) or (example.isdecimal() and example not in names):
@@ -293,7 +293,12 @@ class Bank:
             return [keys[int(example) - 1]]
         if example not in names:
             raise InputError(f"no example of label {label!r} is called {example!r}; they are {', '.join(names)}")
-        return [key for key, name in zip(every, names, strict=True) if name == example]
+        found = [key for key, name in zip(every, names, strict=True) if name == example]
+        if len(found) > 1:  # of several folders, say
+            numbers = [str(number) for number, key in enumerate(keys, 1) if key in found]
+            ways = f"number {' or '.join(numbers)}, or its picture" if numbers else "its picture"
+            raise InputError(f"{len(found)} pictures that speak of label {label!r} are called {example!r}; give {ways}")
+        return found
 
     def find(self, label: object) -> str:
         """A label by its name; raises MissingError if it is unknown."""
@@ -487,7 +492,9 @@ def told_of(labels: object, absent: object | None, complete: bool, *, one: bool 
     missing = [frozenset[str]()] * len(shown) if absent is None else _name_sets(absent, "absent labels", one)
     if len(missing) != len(shown):
         raise InputError(f"labels are given for {len(shown)} pictures and absent ones for {len(missing)}; give as many")
-    told = [Told(*each, complete) for each in zip(shown, missing, strict=True)]
+    if not isinstance(complete, bool | np.bool_):
+        raise InputError(f"complete is {complete!r}; give True or False, which holds for every picture of the call")
+    told = [Told(*each, bool(complete)) for each in zip(shown, missing, strict=True)]
     for number, each in enumerate(told, 1):
         check_told(each, f"image number {number}")
     return told

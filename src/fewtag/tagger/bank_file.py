@@ -33,10 +33,11 @@ _EXAMPLE = {"digest": str, "name": str, "complete": bool}
 
 def refuse_derived(path: Path) -> None:
     """Refuses to write to the bank of a studio's project: it is derived from the answers, and rewritten at the next."""
-    if path.name == "bank.fewtag" and (path.parent / "studio.sqlite").exists():
+    bank = path / "bank.fewtag" if path.is_dir() else path
+    if bank.name == "bank.fewtag" and (bank.parent / "studio.sqlite").exists():
         raise InputError(
-            f"{path} is made of the answers in a studio's project, which would write over it; teach it there "
-            f"(fewtag studio {path.parent}), or change a copy of the bank"
+            f"{bank} is made of the answers in a studio's project, which would write over it; teach it there "
+            f"(fewtag studio {bank.parent}), or change a copy of the bank"
         )
 
 

@@ -2,6 +2,7 @@
 
 import io
 import math
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +25,8 @@ _GLOW = np.array([[8, 6, 40], [96, 16, 110], [205, 55, 80], [250, 145, 30], [255
 """Colours from cold to hot; brightness rises evenly, so that the map can be read in grey too."""
 _FORMATS = {".png": ("PNG", 2**31 - 1), ".webp": ("WEBP", 16_383), ".jpg": ("JPEG", 65_500)}
 """Formats by file ending, with the most pixels of a side."""
+_SOFTWARE, _MARK = 0x0131, "fewtag explain"
+"""EXIF's tag for the program that wrote a picture, and its value in a heat-map."""
 
 
 def hide_parts(square: Square) -> list[Square]:
@@ -105,8 +108,19 @@ def save_heat(
             f"the heat-maps are {sheet.width} pixels wide side by side, and {out.name} can be {widest}; take fewer "
             "labels, or a .png"
         )
-    sheet.save(content, format_)
+    exif = Image.Exif()
+    exif[_SOFTWARE] = _MARK
+    sheet.save(content, format_, exif=exif)
     write_atomically(out, content.getvalue())
+
+
+def is_heat(path: Path) -> bool:
+    """Whether `save_heat` wrote it, and it may be written over."""
+    try:
+        with Image.open(path) as found:
+            return found.getexif().get(_SOFTWARE) == _MARK
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # no picture, or a damaged one
+        return False
 
 
 def grid(
@@ -114,14 +128,25 @@ def grid(
 ) -> Image.Image:
     """The picture and its heat-map for each label, side by side, each under its name and probability."""
     width = max(1, round(height * picture.width / picture.height))
-    panels = {"picture": picture}
-    for label, heat in heats.items():
-        panels[f"{label}  {chances[label]:.0%}" if label in chances else label] = overlay(picture, heat)
+    panels = [("picture", picture)]
+    for number, (label, heat) in enumerate(heats.items(), 1):
+        name = _legible(label, number)
+        panels.append((f"{name}  {chances[label]:.0%}" if label in chances else name, overlay(picture, heat)))
     gap, caption = 8, 28
     sheet = Image.new("RGB", (len(panels) * (width + gap) - gap, height + caption), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=18)
-    for number, (name, panel) in enumerate(panels.items()):
+    for number, (name, panel) in enumerate(panels):
         left = number * (width + gap)
         draw.text((left + width / 2, caption / 2), name, fill="black", font=font, anchor="mm")
         sheet.paste(panel.resize((width, height), Image.Resampling.LANCZOS), (left, caption))
     return sheet
+
+
+def _legible(label: str, number: int) -> str:
+    """A name in ASCII, which is all that the font has: without its accents, or else by its place.
+
+    >>> _legible("dog", 1), _legible("Bäume", 2), _legible("自転車", 3)
+    ('dog', 'Baume', 'label 3')
+    """
+    plain = "".join(sign for sign in unicodedata.normalize("NFD", label) if unicodedata.category(sign) != "Mn")
+    return plain if plain.isascii() else f"label {number}"

@@ -133,7 +133,8 @@ def check_bank(
     labels = scorer.labels
     unknown = sorted({name for each in shown for name in each.labels} - set(labels))
     if unknown and not set(labels) & {name for each in shown for name in each.labels}:
-        raise InputError(f"none of the pictures shows a label of the bank: they show {', '.join(unknown[:5])}")
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        raise InputError(f"none of the pictures shows a label of the bank: they show {', '.join(unknown[:5])}{more}")
     rows, targets, skipped = [], [], []
     with cached_places(tagger.model, cache) as space:
         batches = tag_stream(tagger.model, scorer, items_of([each.picture for each in shown]), space=space)

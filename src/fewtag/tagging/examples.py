@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fewtag.errors import InputError, plural
 from fewtag.files import digest
 from fewtag.pictures import tables
-from fewtag.pictures.files import Picture, is_image_name, own_entries, walk
+from fewtag.pictures.files import Picture, is_image_name, own_entries, walk, why_unreadable
 from fewtag.pictures.tables import ABSENT, COLUMNS, NOT, folded, split_labels
 from fewtag.tagger.bank import path_name
 from fewtag.tagger.stream import Tagged
@@ -143,9 +143,9 @@ def _joined(shown: Sequence[Shown]) -> list[Shown]:
 def _pictures(source: Path) -> list[Picture]:
     """The pictures of a folder and its sub-folders, or the one picture."""
     if not source.is_dir():
-        return [Picture(source, name=str(source))]
+        return [Picture(source, name=str(source), problem=why_unreadable(str(source)) or "")]
     # pictures in a format that is not read are included, so that they are refused by name rather than left out
-    return [Picture(found.path, name=str(found.path)) for found in walk(source)]
+    return [Picture(found.path, name=str(found.path), problem=found.problem) for found in walk(source)]
 
 
 def read_table(path: Path, root: Path | None = None, *, complete: bool = False) -> list[Shown]:

@@ -18,10 +18,11 @@ from fewtag.tagger.stream import Item, Tagged
 
 MOST = 1000
 """The most pictures on one page, at about 20 KB each."""
+_MARK = '<meta name="generator" content="fewtag">'
 _PAGE = Template(
     """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>$title</title><style>
+$mark<title>$title</title><style>
 :root { color-scheme: light dark; font: 15px/1.4 system-ui, sans-serif }
 body { margin: 1.5rem auto; max-width: 90rem; padding: 0 1rem }
 main { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: 1rem }
@@ -56,9 +57,15 @@ class Card:
 
 def write_page(out: Path, title: str, facts: str, cards: Iterable[Card]) -> None:
     page = _PAGE.substitute(
-        title=html.escape(title), facts=html.escape(facts), cards="\n".join(card.html() for card in cards)
+        mark=_MARK, title=html.escape(title), facts=html.escape(facts), cards="\n".join(card.html() for card in cards)
     )
     write_atomically(out, page.encode(errors="backslashreplace"))  # file names may not be valid text
+
+
+def is_page(path: Path) -> bool:
+    """Whether `write_page` wrote it."""
+    with path.open("rb") as file:
+        return _MARK.encode() in file.read(1000)
 
 
 def tagged_card(item: Item, row: Tagged) -> Card:

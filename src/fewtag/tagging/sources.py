@@ -3,7 +3,7 @@
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,7 +15,16 @@ from PIL import Image
 
 from fewtag.errors import InputError
 from fewtag.files import digest, read_json
-from fewtag.pictures.files import IMAGE_ENDINGS, OTHERS_FOLDERS, Picture, archived, stamp, walk, why_unreadable
+from fewtag.pictures.files import (
+    IMAGE_ENDINGS,
+    OTHERS_FOLDERS,
+    Picture,
+    archived,
+    paired_raws,
+    stamp,
+    walk,
+    why_unreadable,
+)
 from fewtag.pictures.tables import decode_text
 from fewtag.tagger.stream import Item
 
@@ -28,7 +37,8 @@ _ENDINGS = ", ".join(sorted(IMAGE_ENDINGS))
 _TABLES_AT_ONCE = 16
 _TRIES = 3
 _STRETCHES = 8
-"""Runs of consecutive rows that a sample of tables consists of: each costs reading a row group."""
+"""Runs of consecutive rows that a sample of tables consists of, more where row groups are smaller: each costs reading a
+row group."""
 SURE = 0.2
 """Confidence from which a detection is used: what MegaDetector itself calls the typical threshold."""
 
@@ -134,8 +144,9 @@ class Source:
             chosen = random.choice(len(self.entries), min(len(self.entries), count), replace=False)
             return [self.entries[number].item() for number in sorted(chosen)]
         shards = self.shards(count // _STRETCHES)
-        chosen = random.choice(len(shards), min(len(shards), _STRETCHES), replace=False)
-        return [item for number in sorted(chosen) for item in shards[number].items(batch)]
+        order = random.permutation(len(shards))
+        enough = int(np.searchsorted(np.cumsum([shards[number].size for number in order]), count)) + 1
+        return [item for number in sorted(order[:enough]) for item in shards[number].items(batch)][:count]
 
 
 def _cuts(groups: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
@@ -187,16 +198,18 @@ def _open(source: str, prefix: str) -> Source:
         case ".parquet":
             return _open_tables({str(path.resolve()): stamp(path)})
         case ".tar":
-            return Source(list(_archive(path, prefix)))
+            return Source(_without_raws(_archive(path, prefix)))
         case ".txt" | ".lst":
             return Source(list(_list(path)))
         case ".json":
             return Source(list(_detections(path)))
         case ".csv" | ".tsv" | ".jsonl":
             raise InputError(f"{source} is a table, no picture; give a folder, or a .txt list with a path a line")
+        case ".zip" | ".gz" | ".tgz" | ".bz2" | ".xz" | ".zst" | ".7z" | ".rar":
+            raise InputError(f"{source} is a packed archive, which is not read; unpack it, or make a .tar of it")
         case _:
             name = path.as_posix() if prefix else path.name
-            return Source([Entry(name, str(path.absolute()), stamp(path))])
+            return Source([Entry(name, str(path.absolute()), stamp(path), problem=why_unreadable(name) or "")])
 
 
 def _folder(folder: Path, prefix: str) -> Source:
@@ -210,7 +223,7 @@ def _folder(folder: Path, prefix: str) -> Source:
         return Source(entries)
     inside = [path for path in sorted(folder.rglob("*")) if not _is_note(path.relative_to(folder).as_posix())]
     if archives := [path for path in inside if path.suffix.lower() == ".tar"]:
-        return Source([*entries, *(entry for path in archives for entry in _archive(path, above))])
+        return Source([*entries, *(entry for path in archives for entry in _without_raws(_archive(path, above)))])
     tables = [path for path in inside if path.suffix.lower() == ".parquet"]
     return _open_tables({str(path.resolve()): stamp(path) for path in tables}) if tables else Source(entries)
 
@@ -292,7 +305,7 @@ def _remote(source: str) -> Source:
         elif path.endswith(".parquet") and not _is_note(path.removeprefix(top)):
             tables[url] = stamp
     if any(not entry.problem for entry in entries):
-        return Source(sorted(entries, key=lambda entry: entry.name))
+        return Source(sorted(_without_raws(entries), key=lambda entry: entry.name))
     if not tables and not entries:
         raise InputError(f"{source} holds no picture ({_ENDINGS}) and no Parquet table; check the location")
     return _open_tables(tables) if tables else Source(entries)
@@ -303,6 +316,13 @@ def _why_unreadable(name: str) -> str | None:
     *folders, last = name.split("/")
     hidden = any(part.startswith(".") for part in (*folders, last))
     return None if hidden or {folder.lower() for folder in folders} & OTHERS_FOLDERS else why_unreadable(name)
+
+
+def _without_raws(entries: Iterable[Entry]) -> list[Entry]:
+    """As `walk` does: a RAW file beside its JPEG is one picture with it."""
+    found = {PurePosixPath(entry.name): entry for entry in entries}
+    paired = paired_raws(list(found))
+    return [entry for path, entry in found.items() if path not in paired]
 
 
 def _open_tables(tables: dict[str, Any]) -> Source:
