@@ -893,3 +893,197 @@ def test_a_dialog_that_follows_another_at_once_stays_open(opened: Opened) -> Non
         expect(page.get_by_role("dialog", name="Deliver the tags")).to_be_visible(timeout=2000)
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def said(opened: Opened, label: str) -> dict[str, int]:
+    return dict(opened.client.get("/v1/review", label=label)["answered"])
+
+
+@pytest.mark.parametrize(("status", "kept"), [(400, False), (503, True), (429, True)])
+def test_what_was_marked_stays_until_the_server_took_it(opened: Opened, status: int, kept: bool) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    learn(opened, "dog")
+    page.keyboard.press("Space")
+    unknown = page.get_by_role("button", name=re.compile(": unknown"))
+    expect(unknown).to_have_count(1)
+    refusal = {"detail": "the project cannot be written: no space left on device; make room"}
+    page.route("**/v1/answers", lambda route: route.fulfill(status=status, json=refusal))
+    had = answers(opened)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert").filter(has_text="no space left on device")).to_be_visible()
+    expect(unknown).to_have_count(1)
+    expect(opened.toast("Answered")).to_have_count(0)
+    assert page.evaluate("Object.keys(localStorage).some((key) => key.startsWith('fewtag.answers'))") is kept
+    page.unroute("**/v1/answers")
+    size = page.locator("[data-place]").count()
+    if not kept:
+        expect(page.locator("[aria-busy=true]")).to_have_count(0)
+        page.keyboard.press("Enter")
+    expect(opened.toast("Answered")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="kept here")).to_have_count(0)
+    assert answers(opened) == had + size
+    assert said(opened, "dog")["unknown"] == 1
+
+
+def test_a_picture_whose_answer_was_refused_is_shown_without_it(opened: Opened) -> None:
+    page = opened.page
+    opened.client.define("dog")
+    page.evaluate("location.hash = '#/?q=dog'")
+    expect(page.locator("main").get_by_role("link", name="Review")).to_be_visible()
+    opened.client.answer(opened.client.search("")["pictures"][0]["digest"], "dog", "yes")
+    expect(opened.cell("00-dog-cat.png: dog, confirmed")).to_be_visible()
+    page.route("**/v1/answers", lambda route: route.fulfill(status=403, json={"detail": "this server only reads"}))
+    page.get_by_role("button", name=re.compile("^00-dog-cat.png")).click()
+    page.keyboard.press("x")
+    expect(page.get_by_role("alert")).to_contain_text("This server only reads")
+    page.keyboard.press("Escape")
+    expect(opened.cell("00-dog-cat.png: dog, confirmed")).to_be_visible()
+    expect(opened.toast("1 picture: not “dog”")).to_have_count(0)
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_an_undo_while_the_studio_is_away_takes_back_what_may_have_arrived(opened: Opened, arrived: bool) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    expect(page.locator(".bar.fixed")).to_be_visible()
+    had = said(opened, "dog")
+
+    def lost(route: Route) -> None:
+        if arrived:
+            route.fetch()
+        route.abort()
+
+    page.route("**/v1/**", lambda route: route.abort())
+    page.route("**/v1/answers", lost, times=1)
+    page.keyboard.press("x")
+    expect(page.get_by_role("alert").filter(has_text="kept here")).to_be_visible()
+    page.keyboard.press("Backspace")
+    expect(opened.toast("It is taken back as soon as")).to_be_visible()
+    page.unroute_all()
+    expect(opened.toast("1 answer about dog taken back")).to_be_visible()
+    assert said(opened, "dog") == had
+    opened.toast("taken back").get_by_role("button", name="Redo").click()
+    expect(opened.toast("1 answer about dog done again")).to_be_visible()
+    assert said(opened, "dog") == had | {"no": had["no"] + 1}
+
+
+def test_backspace_right_after_a_threshold_takes_back_the_threshold_alone(opened: Opened) -> None:
+    page, slider = opened.page, opened.page.get_by_role("slider", name="Threshold")
+    teach(opened, "00-dog-cat.png", "dog")
+    answer_page(opened, lambda: page.keyboard.press("a"))
+    had, value = said(opened, "dog"), slider.input_value()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(f"{request.method} {request.url}"))
+    page.clock.install()  # hands that are faster than any timer
+    page.keyboard.press("]")
+    page.keyboard.press("]")
+    expect(slider).not_to_have_value(value)
+    page.keyboard.press("Backspace")
+    expect(slider).to_have_value(value)
+    page.clock.run_for(1000)
+    assert not [each for each in asked if "undo" in each or "PATCH" in each]
+    assert said(opened, "dog") == had
+    page.keyboard.press("]")
+    page.clock.run_for(1000)
+    expect(opened.toast("% on")).to_be_visible()
+    page.keyboard.press("Backspace")
+    expect(opened.toast("A threshold taken back")).to_be_visible()
+
+
+def test_thresholds_of_two_labels_moved_at_once_are_both_kept(opened: Opened) -> None:
+    page = opened.page
+    for label in ("dog", "cat"):
+        opened.client.define(label)
+    slider = page.get_by_role("slider", name="Threshold")
+    expect(page.get_by_role("link", name="Review dog")).to_be_visible()
+    page.clock.install()
+    for label in ("dog", "cat"):
+        page.evaluate("label => (location.hash = `#/review/${label}`)", label)
+        expect(page.get_by_role("heading", name=f"Is there a {label}?")).to_be_visible()
+        value = slider.input_value()
+        page.keyboard.press("]")
+        expect(slider).not_to_have_value(value)
+    own = {each.name: each.threshold for each in opened.client.labels()}
+    with page.expect_response("**/v1/labels/dog"), page.expect_response("**/v1/labels/cat"):
+        page.clock.run_for(1000)
+    assert all(each.threshold != own[each.name] for each in opened.client.labels())
+
+
+def test_the_undo_beside_a_sentence_takes_back_what_the_sentence_says(opened: Opened) -> None:
+    page = opened.page
+    opened.client.define("dog")
+    opened.client.define("cat")
+    first, other = (each["digest"] for each in opened.client.search("")["pictures"][:2])
+    opened.cell("00-dog-cat.png").click()
+    page.keyboard.press("t")
+    page.get_by_label("Label", exact=True).fill("dog")
+    page.get_by_role("button", name="Tag", exact=True).last.click()
+    expect(opened.toast("1 picture: “dog”")).to_be_visible()
+    opened.client.answer(other, "cat", "yes")  # by another person
+    opened.toast("1 picture: “dog”").get_by_role("button", name="Undo").click()
+    expect(opened.toast("1 answer about dog taken back")).to_be_visible()
+    assert (said(opened, "dog")["yes"], said(opened, "cat")["yes"]) == (0, 1)
+    page.evaluate("location.hash = '#/review/dog'")
+    page.get_by_role("button", name="Rename, merge or delete dog").click()
+    page.get_by_role("button", name="Delete the label").click()
+    undo = opened.toast("“dog” is deleted").get_by_role("button", name="Undo")
+    expect(undo).to_be_visible()
+    version = opened.client.get("/v1/project")["version"]
+    opened.client.answer(first, "cat", "yes")
+    page.wait_for_function("version => studio.store.version.value > version", arg=version)
+    undo.click()
+    expect(page.get_by_role("alert").filter(has_text="Something else was done since")).to_be_visible()
+    assert said(opened, "cat")["yes"] == 2
+
+
+def test_one_undo_takes_back_all_of_more_pictures_than_a_request_holds(opened: Opened) -> None:
+    page = opened.page
+    known = opened.client.search("")["pictures"]
+    opened.client.define("dog")
+    sent: list[list[str]] = []
+    undone: list[str] = []
+
+    def take(route: Route) -> None:
+        sent.append([each["id"] for each in route.request.post_data_json["answers"]])
+        route.fulfill(json={"acknowledged": sent[-1], "undo": str(uuid.uuid4())})
+
+    def turn(route: Route) -> None:
+        asked = route.request.post_data_json.get("id") or sent[-1][0]
+        ids = next(each for each in sent if asked in each)
+        undone.append(ids[0])
+        reverted = [{"id": each, "picture": "", "label": "dog", "was": "yes", "now": None} for each in ids]
+        what = f"{len(ids):,} answers about dog taken back"
+        route.fulfill(json={"id": str(uuid.uuid4()), "what": what, "undone": reverted, "left": 0})
+
+    page.route("**/v1/search", lambda route: route.fulfill(json=many(route.request.post_data_json, known, 2345)))
+    page.route("**/v1/answers", take)
+    page.route("**/v1/undo", turn)
+    page.evaluate("location.hash = '#/?q=is%3Aany'")
+    expect(page.get_by_text("2,345 pictures")).to_be_visible()
+    for by_key in (True, False):
+        sent.clear()
+        undone.clear()
+        page.keyboard.press("Control+a")
+        expect(page.get_by_text("2,345 selected")).to_be_visible()
+        page.keyboard.press("t")
+        page.get_by_label("Label", exact=True).fill("dog")
+        page.get_by_role("button", name="Tag", exact=True).last.click()
+        toast = opened.toast("2,345 pictures: “dog”")
+        expect(toast).to_be_visible()
+        assert [len(each) for each in sent] == [1000, 1000, 345]
+        if by_key:
+            page.keyboard.press("Backspace")
+        else:
+            toast.get_by_role("button", name="Undo").click()
+        expect(opened.toast("2,345 answers about dog taken back")).to_be_visible()
+        assert undone == [each[0] for each in reversed(sent)]
+
+
+def many(asked: dict[str, Any], known: list[dict[str, Any]], total: int) -> dict[str, Any]:
+    """As many pictures as that, each its own."""
+    if asked.get("only") == "digests":
+        return {"total": total, "digests": [f"{place:032x}" for place in range(total)]}
+    places = range(asked["offset"], min(total, asked["offset"] + asked["limit"]))
+    cells = [{**known[place % len(known)], "digest": f"{place:032x}", "name": f"{place}.png"} for place in places]
+    return {"total": total, "members": total, "offset": asked["offset"], "query_means": [], "pictures": cells}

@@ -104,6 +104,7 @@ function Toasts() {
   const waiting = store.unsent.value.length;
   return html`<div class="toasts" role="status">
     ${!store.online.value && html`<p class="toast bad" role="alert">The studio does not answer. ${waiting ? "Your answers are kept here and sent when it is back." : "Start it again with fewtag studio."}</p>`}
+    ${store.trouble.value && html`<p class="toast bad" role="alert">${store.trouble.value} Your answers are kept here and sent again.</p>`}
     ${store.project.value?.notice && html`<p class="toast bad" role="alert">${store.project.value.notice}</p>`}
     ${store.toasts.value.map((toast) => html`<p key=${toast.id} class=${toast.bad ? "toast bad" : "toast"} role=${toast.bad ? "alert" : undefined}>
       <span>${toast.text}</span>
@@ -192,7 +193,6 @@ async function start() {
   render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById("app")));
   await store.loadProject();
   if (store.locked.value) return;
-  store.recoverAnswers();
   await painted();
   await store.loadLabels();
   listen();

@@ -95,19 +95,16 @@ async function learn(typed, digests, refused) {
     store.say(`There is a label “${known}” already.`);
     return store.go("review", known);
   }
-  const made = await store.attempt(async () => {
-    if (!digests.length) return api.define(name, true);
-    const stacks = store.route.value.screen === "library";
-    let row = null;
-    for (let first = 0; first < digests.length; first += store.MOST) row = await api.teach(name, digests.slice(first, first + store.MOST), stacks);
-    return row;
-  }, refused);
+  const stack = store.route.value.screen === "library";
+  const made = await store.attempt(() => (digests.length ? api.teach(name, digests.slice(0, store.MOST), stack) : api.define(name, true)), refused);
   if (!made) return; // the dialog stays, with what was typed
   store.dialog.value = "";
   selection.value = new Set();
-  await store.loadLabels();
+  const others = digests.slice(store.MOST).map((picture) => /** @type {const} */ ({ picture, label: made.name, answer: "yes", stack }));
+  const more = others.length ? Object.assign(store.answer(others), { under: 1 }) : undefined;
+  const learnt = (await more?.taken) === false ? store.MOST : digests.length;
   const meant = made.means?.match(/ \(.+\)$/)?.[0] ?? ""; // a name of another language: “Hund” (dog)
-  store.say(`“${made.name}”${meant} ${digests.length ? `learnt from ${plural(digests.length)}` : "starts from its name"}.`, { action: { text: "Undo", run: store.undo } });
+  await store.sayChange(`“${made.name}”${meant} ${learnt ? `learnt from ${plural(learnt)}` : "starts from its name"}.`, more);
   store.go("review", made.name);
 }
 
@@ -143,15 +140,13 @@ function EditLabel() {
     // what lies under both names becomes one, too
     const made = await store.attempt(() => api.change(name, { name: to, merge: merge || names.some((each) => each.startsWith(`${to}/`)) }));
     if (!made) return;
-    await store.loadLabels();
-    store.say(merge ? `“${name}” is now part of “${made.name}”.` : `“${name}” is now “${names.includes(name) ? made.name : to}”.`, { action: { text: "Undo", run: store.undo } });
+    await store.sayChange(merge ? `“${name}” is now part of “${made.name}”.` : `“${name}” is now “${names.includes(name) ? made.name : to}”.`);
     store.go("review", made.name);
   };
   const forget = async () => {
     store.dialog.value = "";
     if ((await store.attempt(() => api.forget(name).then(() => true))) !== true) return;
-    await store.loadLabels();
-    store.say(`“${name}” is deleted.`, { action: { text: "Undo", run: store.undo } });
+    await store.sayChange(`“${name}” is deleted.`);
     store.go("library");
   };
   return html`<${Dialog} title=${`Label “${name}”`}>

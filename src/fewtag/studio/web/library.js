@@ -24,13 +24,15 @@ export function labelOfList() {
 const promised = () => !(listing.value?.means.value ?? []).some((mean) => mean.as === "word" || mean.as === "like");
 
 /** Says yes or no of all that is selected, or of the picture under the cursor. @param {string} label @param {import("./api.js").Verdict} verdict @param {string[]} digests */
-export function answerFor(label, verdict, digests) {
+export async function answerFor(label, verdict, digests) {
   if (!digests.length) return;
   listing.value?.mark(digests, label, verdict);
   const what = { yes: `“${label}”`, no: `not “${label}”`, unknown: `“${label}” open` }[verdict];
-  store.say(`${plural(listing.value?.count(digests) ?? digests.length)}: ${what}.`, { action: { text: "Undo", run: store.undo } });
   // one cell stands for its stack; the open picture speaks for itself alone
-  store.answer(digests.map((picture) => ({ picture, label, answer: verdict, stack: store.route.value.screen === "library" })));
+  const stack = store.route.value.screen === "library";
+  const held = plural((stack && listing.value?.count(digests)) || digests.length);
+  const gesture = store.answer(digests.map((picture) => ({ picture, label, answer: verdict, stack })));
+  if (await gesture.taken) store.say(`${held}: ${what}.`, { action: { text: "Undo", run: () => store.takeBack(gesture) } });
 }
 
 const columns = (/** @type {number} */ width) => columnsOf(width, width < 600 ? 104 : Math.max(168, width / 10));

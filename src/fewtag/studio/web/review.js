@@ -39,6 +39,8 @@ export function Review() {
     else if (page.value) store.go("library"); // its making was taken back
     else unknown.value = true;
   };
+  /** Whether this label is still asked about. */
+  const here = () => Boolean(area.current) && store.route.value.screen === "review" && store.route.value.name === label;
   const load = async () => {
     const turn = ++asked.current;
     // as many as one sees at once, so that Enter answers nothing unseen
@@ -89,16 +91,19 @@ export function Review() {
     busy.value = true;
     const touched = changes.get(label) ?? {};
     const given = shown.pictures.map((cell) => ({ picture: cell.digest, label, answer: verdicts.value[cell.digest], stack: cell.stack > 1 && shown.order !== "audit", marked: !(cell.digest in touched) }));
-    changes.delete(label);
-    const safe = await store.answer(given, shown.order === "audit" ? "audit" : "page");
-    if (safe) {
-      const said = given.length > 1 ? count(given.map((each) => each.answer)) : given[0].answer;
-      await load();
-      store.say(`Answered: ${said}.`, { action: { text: "Undo", run: store.undo } });
-      store.announcement.value = `${plural(page.value?.left ?? 0)} left.`;
-      cursor.set(0);
-    }
+    const gesture = store.answer(given, shown.order === "audit" ? "audit" : "page");
+    // where the studio is away or its disk is full this takes as long as that; what was marked stays until it is taken
+    const taken = await gesture.taken;
+    if (taken) changes.delete(label);
+    if (taken && here()) await load();
     busy.value = false;
+    if (!taken) return;
+    const held = shown.pictures.flatMap((cell, place) => Array(given[place].stack ? cell.stack : 1).fill(given[place].answer));
+    const said = held.length > 1 ? count(held) : held[0];
+    if (!gesture.undone) store.say(`Answered: ${said}${held.length > given.length ? ", stacks included" : ""}.`, { action: { text: "Undo", run: () => store.takeBack(gesture) } });
+    if (!here()) return;
+    store.announcement.value = `${plural(page.value?.left ?? 0)} left.`;
+    cursor.set(0);
   };
   /** @param {Verdict} verdict */
   const giveHere = (verdict) => {
@@ -198,18 +203,20 @@ const nearest = (curve, threshold) =>
 async function setThreshold(label, page, to) {
   const row = await store.attempt(() => api.change(label, { threshold: to }));
   if (!row) return;
-  if (page.value && row.threshold !== null) page.value = { ...page.value, threshold: row.threshold };
-  const text = to === null ? "The threshold is the model's own again." : `“${label}” from ${percent(to)} on.`;
-  store.say(text, { action: { text: "Undo", run: store.undo } });
-  store.loadLabels();
+  show(label, page, row.threshold);
+  store.sayChange(to === null ? "The threshold is the model's own again." : `“${label}” from ${percent(to)} on.`);
 }
 
-let later = 0;
-/** Told to the server once keys and slider rest: held down, they would be an undo for every step. @param {string} label @param {import("./view.js").Signal<api.ReviewPage | null>} page @param {number | null} to */
+/** @param {string} label @param {import("./view.js").Signal<api.ReviewPage | null>} page @param {number | null | undefined} threshold */
+function show(label, page, threshold) {
+  if (page.value?.label === label && threshold != null) page.value = { ...page.value, threshold };
+}
+
+/** Told to the server once keys and slider rest. @param {string} label @param {import("./view.js").Signal<api.ReviewPage | null>} page @param {number | null} to */
 function settle(label, page, to) {
-  if (to !== null && page.value) page.value = { ...page.value, threshold: to };
-  clearTimeout(later);
-  later = setTimeout(() => setThreshold(label, page, to), 400);
+  const before = page.value?.threshold;
+  show(label, page, to);
+  store.rest(`threshold of ${label}`, () => setThreshold(label, page, to), () => show(label, page, before));
 }
 
 /** Moves the threshold by points. @param {string} label @param {import("./view.js").Signal<api.ReviewPage | null>} page @param {number} steps */
@@ -268,9 +275,9 @@ function Example({ label, digest, influence }) {
   const points = influence === null ? 0 : Math.round(100 * influence);
   // influence is what precision would lose without it; a single point is noise
   const says = Math.abs(points) < 2 ? "" : points > 0 ? `helps +${points}` : `hurts −${-points}`;
-  const remove = () => {
-    store.answer([{ picture: digest, label, answer: "unknown", stack: true }]);
-    store.say("No longer an example.", { action: { text: "Undo", run: store.undo } });
+  const remove = async () => {
+    const gesture = store.answer([{ picture: digest, label, answer: "unknown", stack: true }]);
+    if (await gesture.taken) store.say("No longer an example.", { action: { text: "Undo", run: () => store.takeBack(gesture) } });
   };
   return html`<a href=${store.address("picture", digest, { label })}><img src=${api.thumbnail(digest)} alt=${`Example${says && `, ${says} points of precision`}`} loading="lazy" /></a>
     <button class="remove" aria-label="Remove this example" title="Remove this example" onClick=${remove}>×</button>
