@@ -10,6 +10,9 @@ export const selection = signal(new Set());
 /** The list that is shown. @type {import("./view.js").Signal<store.Listing | null>} */
 export const listing = signal(/** @type {store.Listing | null} */ (null));
 
+/** The search that this was selected in. */
+let selectedIn = "";
+
 export const percent = (/** @type {number} */ p) => `${Math.round(100 * p)} %`;
 export const plural = (/** @type {number} */ n, one = "picture") => `${n.toLocaleString("en")} ${one}${n === 1 ? "" : "s"}`;
 
@@ -69,7 +72,9 @@ export function Library() {
   }, [key]);
   useEffect(() => {
     listing.value = list;
-    selection.value = new Set();
+    // a look at a picture, and back, keeps it
+    if (key !== selectedIn) selection.value = new Set();
+    selectedIn = key;
     list.need(0, 1);
   }, [list]);
   useRefresh(list, cursor);
@@ -88,8 +93,12 @@ export function Library() {
   /** @param {number} from @param {number} to */
   const range = async (from, to) => {
     const [low, high] = [Math.min(from, to), Math.max(from, to)];
-    await list.need(low, high + 1);
+    await list.readOn(low, high + 1);
     choose(Array.from({ length: high - low + 1 }, (_, step) => low + step));
+  };
+  const all = async () => {
+    const digests = await list.all();
+    if (listing.value === list) selection.value = new Set(digests);
   };
   /** @param {number} place @param {MouseEvent} event */
   const press = (place, event) => {
@@ -103,7 +112,7 @@ export function Library() {
   const open = (place) => {
     const cell = list.at(place);
     if (!cell) return;
-    store.walk.value = { at: (step) => list.at(step)?.digest, total: total ?? 0, place, back: location.hash, top: cursor.top };
+    store.walk.value = { at: (step) => list.at(step)?.digest, need: (step) => list.need(step, step + 1), total: total ?? 0, place, back: location.hash, top: cursor.top };
     store.go("picture", cell.digest);
   };
   const chosen = () => (selection.value.size ? [...selection.value] : [list.at(cursor.place.value)?.digest ?? ""].filter(Boolean));
@@ -117,7 +126,7 @@ export function Library() {
   useKeys([
     ...cursor.keys(range),
     { keys: ["Space"], says: "Select, or let go", run: () => press(cursor.place.value, new MouseEvent("click")) },
-    { keys: ["ctrl-a"], says: "Select all", run: () => range(0, (total ?? 1) - 1) },
+    { keys: ["ctrl-a"], says: "Select all", run: all },
     { keys: ["Escape"], says: "Select nothing, or show all", run: () => (selection.value.size ? (selection.value = new Set()) : key.trim() && store.go("library")) },
     { keys: ["Enter"], says: "Open the picture", run: () => open(cursor.place.value) },
     { keys: ["a"], says: "Yes: the label searched for is there", run: () => answer("yes") },
@@ -135,7 +144,7 @@ export function Library() {
       ? html`<${Nothing} query=${query} refusal=${list.refusal.value} />`
       : html`<${Grid} label="Pictures" total=${total ?? 0} at=${(/** @type {number} */ place) => list.at(place)} cursor=${cursor}
           columns=${columns} look=${look} onPress=${press} onOpen=${open} onWindow=${window_}
-          onBand=${(/** @type {number[]} */ places) => choose(places)} version=${list.version.value} />`}
+          onBand=${(/** @type {number[]} */ places) => choose(places)} />`}
     ${selection.value.size > 0 && html`<${SelectionBar} ...${{ open: () => open(cursor.place.value), answer }} />`}
   </main>`;
 }
@@ -174,7 +183,7 @@ function Heading({ list, query, total }) {
       ${project?.indexing && html`<span aria-live="off"> · reading ${(project.indexed + project.failures).toLocaleString("en")} of ${project.pictures.toLocaleString("en")}</span>`}
       ${only && row?.expected_precision != null && html` · expected precision ${percent(row.expected_precision)}`}
       ${list.means.value.filter((mean) => mean.as === "name" && mean.detail).map((mean) => html` · “${mean.text}” is no known word: looked for in the names of files`)}
-      ${words.length > 0 && html`, best first: no label yet, found by the word${words.length > 1 ? "s" : ""} ${words.join(", ")}`}
+      ${words.length > 0 && html`, ranked by the word${words.length > 1 ? "s" : ""} ${words.map((word) => `“${word}”`).join(", ")}, which ${words.length > 1 ? "are no labels" : "is not a label"} yet`}
     </p>
     ${words.length === 1 && !label && html`<button onClick=${() => store.ask("new", words[0])}>Make “${words[0]}” a label</button>`}
     ${(like || query.get("q")) && html`<a class="button" href="#/">Show all</a>`}

@@ -368,6 +368,7 @@ export class Listing {
 
   /** @param {number} place @returns {Cell | undefined} */
   at(place) {
+    void this.version.value; // who draws it draws it anew when a page comes
     return this.pages.get(Math.floor(place / PAGE))?.[place % PAGE];
   }
 
@@ -380,6 +381,25 @@ export class Listing {
       waits.push(this.asked.get(page));
     }
     return Promise.all(waits);
+  }
+
+  /** Reads many pages one after the other: asked for at once they would hold up whatever else is said. @param {number} first @param {number} end */
+  async readOn(first, end) {
+    for (let place = first; place < end; place += PAGE) {
+      if (end - first > 5 * PAGE) say(`Reading ${place.toLocaleString("en")} of ${end.toLocaleString("en")}…`);
+      await this.need(place, Math.min(end, place + PAGE));
+    }
+  }
+
+  /** The digests of all that is found. */
+  async all() {
+    const found = await attempt(() => api.digests(this.wanted), (sentence, status) => status !== 422 && say(sentence, { bad: true }));
+    if (found) return found.digests;
+    await this.need(0, 1);
+    const total = this.total.peek() ?? 0;
+    if (online.value) await this.readOn(0, total);
+    const digests = Array.from({ length: total }, (_, place) => this.at(place)?.digest ?? "");
+    return digests.every(Boolean) ? digests : [];
   }
 
   /** @param {number} page */
@@ -411,7 +431,8 @@ export class Listing {
   /** How many pictures these cells stand for. @param {string[]} digests */
   count(digests) {
     const cells = new Map([...this.pages.values()].flat().map((cell) => [cell.digest, cell]));
-    return digests.reduce((sum, digest) => sum + (cells.get(digest)?.stack ?? 1), 0);
+    const seen = digests.reduce((sum, digest) => sum + (cells.get(digest)?.stack ?? 1), 0);
+    return digests.length === this.total.peek() ? Math.max(seen, this.members) : seen;
   }
 
   /** Shows answers before the server has them. @param {Iterable<string>} digests @param {string} label @param {import("./api.js").Verdict} verdict */
@@ -427,4 +448,4 @@ export class Listing {
 }
 
 /** The list that the arrows of the Picture screen walk along, where one is in it, and how far its grid was scrolled. */
-export const walk = signal({ at: /** @type {(place: number) => string | undefined} */ (() => undefined), total: 0, place: 0, back: "#/", top: 0 });
+export const walk = signal({ at: /** @type {(place: number) => string | undefined} */ (() => undefined), need: /** @type {((place: number) => Promise<unknown>) | undefined} */ (undefined), total: 0, place: 0, back: "#/", top: 0 });
