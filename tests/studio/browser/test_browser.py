@@ -1370,15 +1370,23 @@ def test_a_drag_from_a_field_onto_the_backdrop_leaves_the_dialog_open(opened: Op
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
+def tell_of_project(opened: Opened, **facts: Any) -> dict[str, Any]:
+    """The project as it is but for these facts; the page asks for them again and again, since it gets no events."""
+    expect(opened.cell("00-dog-cat.png")).to_be_visible()
+    told = opened.client.get("/v1/project") | facts
+    opened.page.route("**/v1/events", lambda route: route.abort())
+    opened.page.route("**/v1/project", lambda route: route.fulfill(json=told))
+    opened.page.reload()
+    return told
+
+
 def test_a_notice_of_the_project_is_closed_until_there_is_another(opened: Opened) -> None:
     page = opened.page
-    expect(opened.cell("00-dog-cat.png")).to_be_visible()
-    notices = "notice => (studio.store.project.value = { ...studio.store.project.value, notice })"
     notice = page.get_by_role("alert").filter(has_text="Project: the folder")
-    page.evaluate(notices, "the folder album is gone; plug its disk in")
+    told = tell_of_project(opened, notice="the folder album is gone; plug its disk in")
     notice.get_by_role("button", name="Close").click()
     expect(notice).to_have_count(0)
-    page.evaluate(notices, "the folder holidays is gone; plug its disk in")
+    told["notice"] = "the folder holidays is gone; plug its disk in"
     expect(notice).to_contain_text("holidays")
 
 
@@ -1394,10 +1402,9 @@ def test_a_label_that_goes_while_a_picture_is_read_does_not_hide_the_picture(ope
 
 def test_unreadable_pictures_are_tried_again_at_a_click(opened: Opened) -> None:
     page = opened.page
-    expect(opened.cell("00-dog-cat.png")).to_be_visible()
+    told = tell_of_project(opened, failures=1)
     page.route("**/v1/failures", lambda route: route.fulfill(json={"failures": [{"name": "a.jpg", "reason": "torn"}]}))
-    page.route("**/v1/rescan", lambda route: route.fulfill(json=opened.client.get("/v1/project")))
-    page.evaluate("studio.store.project.value = { ...studio.store.project.value, failures: 1 }")
+    page.route("**/v1/rescan", lambda route: route.fulfill(json=told))
     page.get_by_role("button", name="1 unreadable").click()
     expect(page.get_by_role("dialog").get_by_text("a.jpg")).to_be_visible()
     with page.expect_request("**/v1/rescan"):

@@ -237,12 +237,13 @@ function Deliver() {
     if (!closed.current) return;
     const result = job.value?.result;
     if (refusal.value) store.say(refusal.value, { bad: true });
-    else if (result?.failures) store.say(`${ended(result, take_back)} ${failed(result)}`, { bad: true });
+    else if (result?.failures) store.say(`${ended(result, take_back)} ${failed(result.failures, take_back)}`, { bad: true });
     else if (result) store.say(ended(result, take_back), { seconds: 20 });
   };
   const done = job.value?.state === "done" ? job.value : null;
   const file = done?.result?.file;
-  const lost = (done?.result?.sample ?? []).filter((/** @type {Record<string, any>} */ row) => row.failure);
+  const lost = done?.result?.failures ?? 0;
+  const why = (done?.result?.sample ?? []).filter((/** @type {Record<string, any>} */ row) => row.failure);
   const { format: form } = wanted.value;
   const [sidecars, graph] = [form === "xmp", form === "onnx"];
   const table = ["csv", "jsonl", "parquet"].includes(form);
@@ -257,8 +258,8 @@ function Deliver() {
       <span>With probabilities</span></label>`}
     <div class="plan" aria-live="polite">
       ${refusal.value && html`<p class="bad">${refusal.value}</p>`}
-      ${plan.value && html`<p><strong>${plural(plan.value.rows, unit)}</strong>, ${plan.value.changes.toLocaleString("en")} ${says}.</p><${Sample} rows=${plan.value.sample} />`}
-      ${done?.result?.failures > 0 && html`<p class="bad" role="alert">${failed(done?.result)}</p>${lost.length > 0 && html`<${Sample} rows=${lost} />`}`}
+      ${lost > 0 && html`<p class="bad" role="alert">${failed(lost, back.value)}</p>${why.length > 0 && html`<${Sample} rows=${why} />`}`}
+      ${plan.value && (!lost || back.value) && html`<p><strong>${plural(plan.value.rows, unit)}</strong>, ${plan.value.changes.toLocaleString("en")} ${says}.</p><${Sample} rows=${plan.value.sample} />`}
       ${!plan.value && !refusal.value && html`<p class="dim">Looking at what would be written…</p>`}
     </div>
     <footer>
@@ -276,8 +277,8 @@ function Deliver() {
 /** @param {{file: string | null, changes: number}} result @param {boolean} [back] */
 const ended = ({ file, changes }, back) =>
   file ? `Written: deliveries/${file} in the project's folder.` : `${plural(changes, "sidecar")} ${back ? "taken back" : "written"}.`;
-/** @param {{failures: number}} result */
-const failed = ({ failures }) => `${plural(failures, "sidecar")} could not be written.`;
+/** @param {number} many @param {boolean} back */
+const failed = (many, back) => `${plural(many, "sidecar")} could not be ${back ? "taken back" : "written"}.`;
 
 /** What becomes of a sidecar's labels. @param {Record<string, any>} row */
 const signed = ({ added = [], removed = [], failure }) =>
