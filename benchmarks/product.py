@@ -171,10 +171,11 @@ def memory(setting: Setting) -> Iterator[Figure]:
 
 
 def ray(setting: Setting) -> Iterator[Figure]:
-    """Two workers beside the local engine, once they are up; pictures enough that the second one may be later."""
+    """Two workers beside the local engine, once the first is up; a minute's pictures, as the second comes later."""
     startup = []
-    folder = write_jpegs(setting.folder / "shared", 48 if setting.quick else 2048, (500, 375))
-    count = len(list(folder.iterdir()))
+    plainly = ("--no-cache", "--prior", "bank")
+    count = 48 if setting.quick else round(60 * setting.count / tag(setting, setting.bank, BENCH, *plainly))
+    folder = write_jpegs(setting.folder / "shared", count, (500, 375))
 
     def on_ray() -> float:
         out = setting.folder / "ray.csv"
@@ -184,7 +185,6 @@ def ray(setting: Setting) -> Iterator[Figure]:
         startup.append(said["startup_seconds"])
         return float(said["seconds"])
 
-    plainly = ("--no-cache", "--prior", "bank")
     local = {"local": lambda: tag(setting, setting.bank, BENCH, *plainly, folder=folder), "ray": on_ray}
     found = in_turns(local, 1 if setting.quick else 2)
     facts = {name: round(count / seconds, 1) for name, seconds in found.items()}

@@ -130,7 +130,7 @@ def tagger_heats(labels: list[str]) -> Heats:
 
 def pictures(data: Path, recipes: Path) -> dict[str, LabelledImages]:
     """The pictures of the phases that the figure and the scores need."""
-    ((file, recipe),) = load_recipes(recipes / "part.toml", only=["word-attention-frozen"])
+    ((file, recipe),) = load_recipes(recipes / "part.toml", only=["word-attention-frozen-seed-0"])
     experiment = Experiment(recipe, data, file.parent)
     return {phase: experiment.phase(phase) for phase in ("test", "val", "any")}
 

@@ -10,13 +10,14 @@ fitted in the span of its examples (a Gaussian process with a linear kernel), so
 Cholesky factors of one row an example.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from fewtag.research.bench.results import mean_and_interval
 
 SPACE = 512
 NEWTON_STEPS = 12
@@ -306,7 +307,7 @@ def average_precision(scores: Tensor, targets: Tensor) -> Tensor:
 
 def summary(values: Tensor) -> list[float]:
     """Mean over episodes and half the width of its 95 % interval."""
-    return [round(values.mean().item(), 2), round(1.96 * values.std().item() / math.sqrt(len(values)), 2)]
+    return [round(value, 2) for value in mean_and_interval(values.tolist())]
 
 
 def row(scores: Scores) -> dict[str, list[float] | float]:

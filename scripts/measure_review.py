@@ -27,8 +27,8 @@ from fewtag.core.metrics import average_precision
 from fewtag.core.posterior import Classifiers, Pictures, Places, unit
 from fewtag.files import write_atomically
 from fewtag.research.bench.recipe import SessionSettings
-from fewtag.research.bench.results import commit, mean_and_interval
-from fewtag.research.bench.sessions import Gallery, Problem, problems, run_sessions
+from fewtag.research.bench.results import commit
+from fewtag.research.bench.sessions import Gallery, Problem, mean_over_labels, problems, run_sessions
 from fewtag.research.methods import METHODS
 from fewtag.studio.project import FileRow, PictureRow, Project
 from fewtag.studio.studio import Studio
@@ -113,7 +113,7 @@ def main() -> None:
     for screen in arguments.screens:
         rows = [list(session(each, images.labels[each.label], model, digests, places, screen)) for each in started]
         ap = 100 * np.array(rows).T
-        gains = [[round(value, 2) for value in mean_and_interval(each.tolist())] for each in ap - usual]
+        gains = [[round(value, 2) for value in mean_over_labels(each.tolist(), started)] for each in ap - usual]
         name = "Review, picture after picture" if screen == 1 else f"Review, pages on a screen for {screen}"
         found[name] = {"ap": ap.mean(axis=1).round(2).tolist(), "less_sessions": gains}
         print(name, found[name], flush=True)

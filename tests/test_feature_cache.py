@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewtag import cache as cache_module
-from fewtag.cache import FILE, PAGE_BYTES, Cache, Space, content_digest
+from fewtag.cache import FILE, PAGE_BYTES, ArrayRows, Cache, content_digest
 from fewtag.cache_upkeep import CacheUpkeep
 from fewtag.errors import InputError
 from fewtag.files import UNITS, format_size, parse_size, user_cache_folder
@@ -41,15 +41,15 @@ def values(numbers: Sequence[int]) -> np.ndarray:
     return np.array(rows, np.float16).reshape(len(numbers), 10_000)
 
 
-def open_space(folder: Path, limit: int | None = None) -> Space:
+def open_space(folder: Path, limit: int | None = None) -> ArrayRows:
     return Cache(folder, limit).space(*FACTS)
 
 
-def put(space: Space, numbers: Sequence[int]) -> None:
+def put(space: ArrayRows, numbers: Sequence[int]) -> None:
     space.put_many([digest(number) for number in numbers], values(numbers))
 
 
-def held(space: Space, numbers: Sequence[int]) -> list[int]:
+def held(space: ArrayRows, numbers: Sequence[int]) -> list[int]:
     """The numbers whose rows are there; they must be right."""
     found = space.get_many([digest(number) for number in numbers])
     there = [(number, row) for number, row in zip(numbers, found, strict=True) if row is not None]
@@ -266,7 +266,7 @@ def test_a_kill_in_the_middle_of_writing_loses_no_finished_row(tmp_path: Path) -
     assert is_sound(tmp_path)
 
 
-def _put_in_fork(space: Space, numbers: range) -> None:
+def _put_in_fork(space: ArrayRows, numbers: range) -> None:
     put(space, numbers)
     space.cache.close()
 
@@ -472,7 +472,7 @@ def test_another_version_of_ours_is_begun_anew(tmp_path: Path) -> None:
 # What a cache cannot do without
 
 
-def check_goes_on(space: Space, warned: list[str], reason: str) -> None:
+def check_goes_on(space: ArrayRows, warned: list[str], reason: str) -> None:
     """Nothing is kept, nothing raised, and one sentence says so."""
     for _ in range(3):
         put(space, range(100, 103))

@@ -300,6 +300,15 @@ def test_what_is_another_kind_or_missing_is_named(written: Path, tmp_path: Path)
             read_arrays(path, KIND)
 
 
+def test_a_file_that_may_not_be_read_is_not_called_damaged(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(InputError, match="may not be read: Permission denied; check its permissions"):
+        read_arrays(written, KIND)
+
+
 HEADERS = {
     "a list": "[]",
     "a number": "7",

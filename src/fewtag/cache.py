@@ -20,7 +20,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fewtag.files import cache_limit
@@ -30,8 +30,6 @@ if TYPE_CHECKING:  # the studio's first page waits for no arrays
 
 FILE, PRIVATE_FILE = "features.sqlite", "private.sqlite"
 PRIVATE_LIMIT = 2 * 10**9
-_OLDER_FILES = "thumbnails.sqlite*"
-"""What thumbnails were kept in before they were rows of a cache; they go with, or for, the private file."""
 PROTECTED_SECONDS = 86_400.0
 """New rows evict none that was used since the cache was opened; in a session that lasts, none used so recently."""
 TOUCH_SECONDS = 5.0
@@ -81,6 +79,17 @@ Identity = tuple[int, int]
 """What tells a file from another one that has come into its place: device and inode."""
 
 
+def sqlite_address(path: PurePath) -> str:
+    r"""A file as SQLite takes it: with the server of a share as a part of the path, since it knows no other machines.
+
+    >>> from pathlib import PureWindowsPath
+    >>> sqlite_address(PureWindowsPath(r"\\nas\photos\x.sqlite")), sqlite_address(PureWindowsPath(r"C:\x.sqlite"))
+    ('file:////nas/photos/x.sqlite', 'file:///C:/x.sqlite')
+    """
+    address = path.as_uri()
+    return address if address.startswith("file:///") else address.replace("file://", "file:////", 1)
+
+
 def content_digest(data: bytes) -> bytes:
     """What a picture is known by: 16 bytes of the SHA-256 of its encoded bytes."""
     return hashlib.sha256(data).digest()[:16]
@@ -127,11 +136,11 @@ class Cache:
         while idle:
             idle.pop()[1].close()
 
-    def space(self, kind: str, what: str, key: str, shape: Sequence[int], dtype: str) -> "Space":
+    def space(self, kind: str, what: str, key: str, shape: Sequence[int], dtype: str) -> "ArrayRows":
         """Rows that are arrays of this shape and type."""
         import numpy as np
 
-        return Space(self, kind, what, key, tuple(shape), np.dtype(dtype))
+        return ArrayRows(self, kind, what, key, tuple(shape), np.dtype(dtype))
 
     def attempt(self, work: Work[Result], *, write: bool = False, tell: bool = True) -> Result | None:
         """The result of `work`; None where there is no file, or none that can be used, which is told of once.
@@ -228,7 +237,6 @@ class Cache:
         if create:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self._private and identity is None:
-                self._remove_older()
                 self.path.touch(mode=0o600)
         size = 0 if identity is None else self.path.stat().st_size
         if not size and not create:
@@ -254,7 +262,7 @@ class Cache:
         return connection
 
     def _open(self, mode: str) -> sqlite3.Connection:
-        uri = f"{self.path.absolute().as_uri()}?mode={mode}"
+        uri = f"{sqlite_address(self.path.absolute())}?mode={mode}"
         return sqlite3.connect(uri, BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
 
     def _header(self) -> tuple[int, int]:
@@ -295,12 +303,6 @@ class Cache:
         self._stale.clear()
         self.close()
         for path in self.files():
-            path.unlink(missing_ok=True)
-        if self._private:
-            self._remove_older()
-
-    def _remove_older(self) -> None:
-        for path in self.path.parent.glob(_OLDER_FILES):
             path.unlink(missing_ok=True)
 
     def files(self) -> list[Path]:
@@ -409,7 +411,7 @@ class Blobs:
 
 
 @dataclass(frozen=True, eq=False)
-class Space(Blobs):
+class ArrayRows(Blobs):
     """Rows that are arrays of one shape and type."""
 
     shape: tuple[int, ...]

@@ -42,9 +42,13 @@ class CacheUpkeep(Cache):
         return sum(_run(each, lambda connection: number(connection, count)) or 0 for each in self._both)
 
     @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of features and of thumbnails on the disk, the write-ahead logs included."""
+        return _size(self), _size(self._thumbnails)
+
+    @property
     def size(self) -> int:
-        """Bytes on the disk, the write-ahead logs included."""
-        return sum(map(_size, self._both))
+        return sum(self.sizes)
 
     def contents(self) -> list[Contents]:
         """What each space holds, if it holds any row."""

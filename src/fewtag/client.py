@@ -20,7 +20,8 @@ Picture = str | Path | bytes | tuple[str, bytes]
 Pictures = str | Path | bytes | Iterable[Picture]
 """One or many."""
 _AT_ONCE, _BYTES_AT_ONCE = 64, 45_000_000
-_AGAIN = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)  # the second is what Windows says
+_ENDED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)  # the second is what Windows says
+_LOST = (*_ENDED, http.client.IncompleteRead, http.client.CannotSendRequest)
 
 
 class ApiError(Exception):
@@ -74,7 +75,7 @@ class Job:
 class Client:
     """Asks one server. Threads may share it: each has a connection of its own, until `close` or the end of a `with`.
 
-    `patience` is for how many seconds a busy server (503) is asked again, as often as it says.
+    `patience` is for how many seconds a busy server (503 with `Retry-After`) is asked again, as often as it says.
     """
 
     def __init__(self, url: str, token: str = "", *, timeout: float = 120.0, patience: float = 60.0) -> None:
@@ -244,7 +245,8 @@ class Client:
         until = time.monotonic() + (self._patience if patience is None else patience)
         while True:
             status, reply, wait = self._request(method, path, content, headers)
-            if status != 503 or time.monotonic() + wait > until:
+            # without saying for how long, it is not busy: something is wrong that lasts
+            if status != 503 or wait is None or time.monotonic() + wait > until:
                 break
             time.sleep(wait)
         if status >= 400:
@@ -255,25 +257,31 @@ class Client:
 
     def _request(
         self, method: str, path: str, content: bytes | None, headers: dict[str, str]
-    ) -> tuple[int, bytes, float]:
-        """Status, body, and for how long to wait; a connection that the server closed meanwhile is opened again."""
+    ) -> tuple[int, bytes, float | None]:
+        """Status, body, and for how long to wait; where the connection ends before the reply, it is asked again, once.
+
+        A connection that was kept does not count: the server may have closed it long ago.
+        """
+        repeated = False
         while True:
             connection = getattr(self._local, "connection", None) or self._connect()
             self._local.connection = connection
             fresh = connection.sock is None
             try:
-                with suppress(*(_AGAIN if fresh else ())):  # refused before all of it was sent: the reply says why
+                with suppress(*(_ENDED if fresh else ())):  # refused before all of it was sent: the reply says why
                     connection.request(method, self._prefix + path, content, headers)
                 response = connection.getresponse()
                 reply = response.read()
                 if response.will_close:
                     connection.close()
-                return response.status, reply, float(response.headers.get("Retry-After") or 1)
+                wait = response.headers.get("Retry-After")
+                return response.status, reply, None if wait is None else float(wait)
             except BaseException as error:
                 connection.close()
                 self._local.connection = None
-                if fresh or not isinstance(error, (*_AGAIN, http.client.CannotSendRequest)):
+                if repeated or not isinstance(error, _LOST):
                     raise
+                repeated = fresh
 
     def _connect(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection

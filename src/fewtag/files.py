@@ -201,6 +201,10 @@ def read_arrays(path: Path, kind: str, *, header_alone: bool = False) -> tuple[d
     try:
         if not path.is_file():
             raise InputError(f"there is no {name} {path}; check the path")
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise InputError(f"{name} {path} may not be read: {error.strerror}; check its permissions") from error
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             if kind not in metadata:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtag.core.posterior import Places, Space
-from fewtag.errors import InputError, first_line, nearest
+from fewtag.errors import InputError, UnavailableError, first_line, nearest
 from fewtag.pictures.decode import Pixels, Square
 from fewtag.pictures.prefetch import usable_cores
 
@@ -88,7 +88,15 @@ class Network:
             zip(INPUTS, (np.ascontiguousarray(np.stack(list(pixels))), space.mean, space.basis), strict=True)
         )
         inputs |= self.constants
-        places: NDArray[np.float32] = self._session.run(OUTPUTS[:1], inputs)[0]
+        try:
+            places: NDArray[np.float32] = self._session.run(OUTPUTS[:1], inputs)[0]
+        except InputError:
+            raise
+        except Exception as error:  # onnxruntime has many kinds, without a base of their own
+            raise UnavailableError(
+                f"the network {self.graph.name} failed on {self.device} ({first_line(error)}); "
+                "take fewer pictures at once, or another device"
+            ) from error
         return places.astype(np.float16).astype(np.float32)
 
     @cached_property
@@ -119,13 +127,28 @@ class Network:
             content = self.graph.read_bytes()
             if self.sha256 and hashlib.sha256(content).hexdigest() != self.sha256:
                 raise ValueError("it is not the one that the model was fitted with, or damaged")
-            session = onnxruntime.InferenceSession(content, options, providers=providers)
+            try:  # without its own way back to the CPU, which is printed among our output, or not told at all
+                session = onnxruntime.InferenceSession(content, options, providers=providers, enable_fallback=0)
+            except Exception as error:
+                if len(providers) == 1:
+                    raise
+                if self.wanted == "cuda":
+                    raise _no_gpu(first_line(error)) from error
+                session = onnxruntime.InferenceSession(content, options, providers=[cpu], enable_fallback=0)
+            if self.wanted == "cuda" and session.get_providers()[0] != gpu:
+                raise _no_gpu("it finds no GPU, or not the CUDA and cuDNN libraries of its version")
             with suppress(OSError, TypeError, AttributeError):  # glibc alone keeps what loading took and let go: 130 MB
                 ctypes.CDLL(None).malloc_trim(0)
             return session
-        except Exception as error:  # onnxruntime has many kinds, without a base of their own
+        except InputError:
+            raise
+        except Exception as error:
             why = first_line(error)
             raise InputError(f"the network {self.graph.name} cannot be loaded ({why}); install fewtag again") from error
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.graph, self.wanted, self.limit, self.sha256, self.constants)
+
+
+def _no_gpu(why: str) -> InputError:
+    return InputError(f"onnxruntime-gpu cannot use device 'cuda' ({why}); install what it needs, or use cpu or auto")

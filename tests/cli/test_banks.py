@@ -121,6 +121,7 @@ def test_an_example_is_forgotten_by_name_or_number_when_its_picture_is_gone(
     assert second not in cli("examples", bank, "cat").out
     assert refused(cli("forget", bank, "cat", "--example", "2"), "has examples 1 to 1, there is no number 2")
     assert refused(cli("forget", bank, "cat", "--example", "x.png"), "no example of label 'cat' is called 'x.png'")
+    assert refused(cli("forget", bank, "cat", "--example", "²"), "no example of label 'cat' is called '²'")
     assert refused(cli("forget", bank, "cat", "--example", "1", "--image", "x.png"), "is named twice")
 
 

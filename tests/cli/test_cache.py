@@ -1,6 +1,7 @@
 """`fewtag cache`: what is kept, and less of it."""
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from fewtag.cache import FILE, PRIVATE_FILE, Cache, content_digest
-from fewtag.studio.first import thumbnails
+from fewtag.studio.first_page import thumbnails
 
 Cli = Callable[..., Any]
 FOLDER = Path("cache/fewtag")
@@ -68,7 +69,7 @@ def test_the_report_tells_spaces_rows_sizes_and_limit(cli: Cli, monkeypatch: pyt
 
 FOREIGN = ["mygame/space.json", "mygame/src/code.py", "tmp_old/thesis/space.json", "tmp_old/thesis/thesis.tex"]
 FOREIGN += ["dataset/rows.bin", "dataset/done.bin", "dataset/important.csv", "features-0123/1.rows", "lock", "x.sqlite"]
-FOREIGN += ["features.sqlite.txt", "rows.bin", "space.json"]
+FOREIGN += ["features.sqlite.txt", "rows.bin", "space.json", "thumbnails.sqlite", "thumbnails.sqlite-of-my-own"]
 
 
 @pytest.mark.parametrize("options", [("--clear",), ("--prune", "0B"), ("--check",)])
@@ -172,6 +173,9 @@ def test_the_studios_thumbnails_are_counted_pruned_and_cleared(cli: Cli) -> None
     (space,) = [each for each in found["spaces"] if each["kind"] == "thumbnails"]
     assert (space["rows"], space["bytes"]) == (40, 400_000)
     assert found["total"] > alone + 400_000
+    of_features, of_thumbnails = cli("cache").out.splitlines()[-2:]
+    assert of_features.endswith("KB of at most 10.0 GB")
+    assert re.fullmatch(r"thumbnails: \d+\.\d KB of at most 2\.0 GB", of_thumbnails)
     pruned = report(cli, "--prune", str(alone + 300_000))
     assert pruned["freed"] > 100_000
     assert pruned["total"] <= alone + 300_000
@@ -192,12 +196,3 @@ def test_damaged_thumbnails_are_told_of_and_begun_anew(cli: Cli) -> None:
     assert report(cli)["spaces"] == []
     small_copies(1)
     assert [space["rows"] for space in report(cli)["spaces"]] == [1]
-
-
-def test_thumbnails_of_an_earlier_version_go_with_the_others(cli: Cli) -> None:
-    FOLDER.mkdir(parents=True)
-    older = [FOLDER / f"thumbnails.sqlite{ending}" for ending in ("", "-wal", "-shm")]
-    for path in older:
-        path.write_bytes(b"pictures")
-    report(cli, "--clear")
-    assert not any(path.exists() for path in older)

@@ -81,6 +81,24 @@ def test_the_thresholds_that_are_kept_have_the_best_f1(cli: Cli, bank: Path, tru
     assert [labels[label]["threshold"] for label in LABELS] == pytest.approx(thresholds.tolist(), abs=1e-6)
 
 
+def test_a_label_that_too_few_pictures_show_or_that_would_go_to_all_keeps_its_threshold(
+    cli: Cli, bank: Path, truth: Path
+) -> None:
+    before = Tagger.load(bank).thresholds_
+    rows = [line.split(",") for line in truth.read_text().splitlines()[1:]]
+    probabilities = dict(zip([name for name, _ in rows], measured(bank, truth)[0], strict=True))
+    ranked = sorted(probabilities, key=lambda name: -probabilities[name][LABELS.index("dog")])
+    said = {name: ["dog"] * (place >= 5) + ["cat"] * (place < 4) for place, name in enumerate(ranked)}
+    both = {name: ["sofa"] * (place < 15) + labels for place, (name, labels) in enumerate(said.items())}
+    lines = [f"{name},{';'.join(labels)}" for name, labels in both.items()]
+    truth.write_text("\n".join(["image,labels", *lines]) + "\n")
+    told = cli("check", bank, truth, "--set-thresholds")
+    assert "no best threshold for 'cat', 'dog': fewer than 5 pictures show it" in told.out
+    own = {label: each.threshold for label, each in Tagger.load(bank).definitions_.items()}
+    assert (own["cat"], own["dog"], own["sofa"] is None) == (None, None, False)
+    assert Tagger.load(bank).thresholds_["dog"] == before["dog"]
+
+
 def test_for_people_it_is_a_table_and_sentences(cli: Cli, bank: Path, truth: Path) -> None:
     (truth.parent / "0.png").unlink()
     said = cli("check", bank, truth)

@@ -85,6 +85,12 @@ def test_a_table_is_read_as_it_was_meant(learn: Cli, album: Path, kind: str) -> 
     assert known() == {"cat": 1, "dog": 2, "sofa": 1}
 
 
+def test_a_column_for_a_label_is_one_label_whatever_is_in_its_name(learn: Cli, album: Path) -> None:
+    (album / "labels.tsv").write_text("image\ttench, Tinca tinca\tdog\t\t\ndog0.png\t1\t0\t\t\ncat1.png\t\tx\t\t\n")
+    assert learn(album / "labels.tsv").code == 0
+    assert known() == {"tench, Tinca tinca": 1, "dog": 1}
+
+
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_columns_are_known_by_the_names_that_people_give_them(learn: Cli, album: Path, columns: str) -> None:
     (album / "labels.csv").write_text(PLAIN.replace("image,labels", columns))
@@ -159,6 +165,9 @@ def test_packed_tables_and_tabs_by_their_ending(learn: Cli, album: Path) -> None
         ('image,labels\ndog0.png,"dog,cat"\n', 'several labels are joined by ";", as in "dog;sofa"'),
         ("image,labels\ndog0.png,dog|cat\n", "line 2: label 'dog|cat' contains \"|\"; several labels are joined by"),
         ("image,dog,cat\ndog0.png,1,0\ncat1.png,0,?\n", "a column of 1 and 0, which 'cat' is not: line 3 has '?'"),
+        ("image,dog,dog\ndog0.png,1,0\n", "has two columns 'dog'; keep one of them"),
+        ("image,a;b\ndog0.png,1\n", "line 2: label 'a;b' contains \";\", which separates labels"),
+        ("image,!dog\ndog0.png,1\n", "has a column '!dog', which no label is called"),
         ("image\ndog0.png\n", "call one so, or add it, with a picture's labels joined by"),
         ("dog0.png,dog\n", "labels.csv names a picture, not its columns; put a line image,labels above it"),
         ("image,labels\ndog0.png,dog,cat\n", 'line 2 has 3 cells, the header 2; several labels are joined by ";"'),
@@ -288,6 +297,10 @@ def test_of_a_table_that_tag_wrote_the_rows_are_learnt_that_a_person_changed(
     assert refused(cli("check", bank, table), "is as `fewtag tag` wrote it, no truth")
     assert cli("check", bank, table, "--all-rows").code == 0
     _mend(table)
+    checked = cli("check", bank, table, "--json")
+    assert (checked.code, json.loads(checked.out)["pictures"]) == (0, 1), "its own guesses are no truth"
+    assert checked.err.startswith("fewtag: left out 5 rows as `fewtag tag` wrote them; --all-rows")
+    assert json.loads(cli("check", bank, table, "--all-rows", "--json").out)["pictures"] == 6
     said = cli("learn", bank, table)
     assert said.out == f"{bank}: 1 picture learnt; 4 labels, 1 of them new\n"
     assert said.err.startswith("fewtag: left out 5 rows as `fewtag tag` wrote them; --all-rows")

@@ -83,6 +83,23 @@ def test_a_reader_that_left_is_nobodys_mistake(bank: Path) -> None:
     assert (ended.returncode, ended.stderr) == (1, "")
 
 
+def test_a_path_that_cannot_be_is_one_sentence(cli: Cli, bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in (("labels", "x" * 300), ("learn", bank, "x" * 300), ("tag", bank, "x" * 300)):
+        said = cli(*command)
+        assert (said.code, said.err.count("\n"), "Traceback" in said.err) == (2, 1, False)
+
+    def denied(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    Path("locked").mkdir()
+    said = cli("learn", bank, "locked")
+    assert (said.code, said.err.partition(";")[0]) == (2, "fewtag: cannot read the folder locked: Permission denied")
+    monkeypatch.setattr(Path, "exists", denied)
+    said = cli("labels", "locked/pets.fewtag")
+    assert (said.code, "locked/pets.fewtag: Permission denied; check the path" in said.err) == (2, True)
+
+
 def test_what_typer_refuses_ends_with_2(cli: Cli) -> None:
     assert cli("bench").code == 2
     wrong = cli("brench")

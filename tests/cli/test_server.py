@@ -161,4 +161,5 @@ def test_a_token_that_is_kept_is_not_printed(
         first = cli("serve", bank, "--port", 0).out
         assert "http://127.0.0.1:" in first
         assert ("#token=" in first, TOKEN in first) == (shown, False)
+        assert ("FEWTAG_TOKEN" in first) != shown, "else it is told which one"
     assert [settings.token == TOKEN for settings in served] == [True, False]

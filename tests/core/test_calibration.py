@@ -146,6 +146,12 @@ def test_no_score_overflows() -> None:
             assert found.dtype == kind
 
 
+def test_what_is_equally_likely_is_given_together_or_not_at_all() -> None:
+    shown = np.array([True, False, False])
+    assert best_threshold(np.array([0.5, 0.5, 0.5], np.float32), shown) == 0.25
+    assert best_threshold(np.array([0.5, 0.5, 0.2], np.float32), shown) == pytest.approx(0.35)
+
+
 def test_the_best_threshold_beats_every_other_by_f1() -> None:
     scores, shown = pairs(100)
     probabilities = sigmoid(8 * scores - 3)

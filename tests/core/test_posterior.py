@@ -150,17 +150,19 @@ def test_trust_is_bayes_rule_on_the_two_densities() -> None:
 
 
 def test_a_name_that_suits_other_pictures_as_well_is_trusted_less() -> None:
-    """But not by those that were asked about, which are likely to look like the label."""
+    """But not by those that it is not to be compared by."""
     word = random_word(17)
     yes, same, away = random_places(1, 1) + word, random_places(2, 4) + word, random_places(3, 4) - word
     shown, weights = np.arange(5) < 1, np.ones(5, np.float32)
 
-    def trust(places: NDArray[np.float32], asked: NDArray[np.bool_] | None = None) -> float:
+    def trust(places: NDArray[np.float32], compared: NDArray[np.bool_] | None = None) -> float:
         pictures = Pictures.of(np.concatenate([yes, places]))
-        return fit_label(pictures, shown, weights, word, STRENGTHS, NEUTRAL, asked).trust
+        return fit_label(pictures, shown, weights, word, STRENGTHS, NEUTRAL, compared).trust
 
     assert trust(same) < trust(away)
-    assert trust(same, ~shown) == trust(away, ~shown)
+    assert trust(same) == trust(same, ~shown)
+    nothing = np.zeros(5, np.bool_)
+    assert trust(same, nothing) == trust(away, nothing)
 
 
 def test_a_name_that_pictures_contradict_ends_as_no_name() -> None:

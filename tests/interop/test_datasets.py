@@ -47,7 +47,38 @@ def test_imagefolder_is_beside_copies_of_the_pictures(cli: Cli, tagged: dict[str
     assert all((Path("out") / name).read_bytes() == (photos / name).read_bytes() for name in tagged)
     before = set(photos.rglob("*"))
     assert cli("export", "tags.jsonl", photos, "--as", "imagefolder").code == 0
-    assert set(photos.rglob("*")) - before == {photos / "metadata.jsonl"}
+    assert set(photos.rglob("*")) - before == {photos / "metadata.jsonl", photos / ".fewtag-export.json"}
+
+
+@pytest.mark.usefixtures("tagged")
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ("imagefolder", "metadata.jsonl"),
+        ("fiftyone", "labels.json"),
+        ("label-studio", "interface.xml"),
+        ("label-studio", "tasks.json"),
+        ("coco", "annotations.json"),
+    ],
+)
+def test_a_file_that_a_person_made_or_changed_is_not_replaced_without_force(cli: Cli, form: str, name: str) -> None:
+    Path("out").mkdir()
+    mine = Path("out", name)
+    mine.write_text("mine")
+    said = cli("export", "tags.jsonl", "out", "--as", form)
+    assert (said.code, list(Path("out").iterdir())) == (2, [mine]), "nothing else is written, nor a picture copied"
+    assert f"{mine} exists and is not what fewtag wrote there" in said.err
+    assert cli("export", "tags.jsonl", "out", "--as", form, "--force").code == 0
+    first = mine.read_bytes()
+    rows = Path("tags.jsonl").read_text().splitlines(keepends=True)
+    Path("fewer.jsonl").write_text("".join(rows[1:]).replace("sofa", "settee"))
+    fewer = cli("export", "fewer.jsonl", "out", "--as", form, "--root", "photos")
+    assert (fewer.code, mine.read_bytes() != first) == (0, True), "what nobody changed is exported anew"
+    mine.write_bytes(corrected := mine.read_bytes() + b" ")
+    assert cli("export", "tags.jsonl", "out", "--as", form).code == 2
+    assert mine.read_bytes() == corrected
+    Path("out/.fewtag-export.json").write_text("[1]")
+    assert cli("export", "tags.jsonl", "out", "--as", form).code == 2
 
 
 def test_imagefolder_writes_neither_outside_nor_over_another_file(cli: Cli, photos: Path) -> None:
@@ -198,7 +229,7 @@ DETECTIONS = {
             "file": "two.png",
             "detections": [
                 {"category": "1", "conf": 0.9, "bbox": [0.0, 0.0, 0.5, 1.0]},
-                {"category": "1", "conf": 0.8, "bbox": [0.5, 0.0, 0.5, 1.0]},
+                {"category": "1", "conf": "0.8", "bbox": [0.5, 0.0, 0.5, 1.0]},
                 {"category": "1", "conf": 0.1, "bbox": [0.2, 0.2, 0.1, 0.1]},
             ],
         },

@@ -21,7 +21,8 @@ from tiny import draw
 from fewtag.files import digest, locked, user_cache_folder
 from fewtag.interop import write as writing
 from fewtag.interop.carried import keywords, read_embedded
-from fewtag.interop.xmp import Packet
+from fewtag.interop.write import Options, write_tags
+from fewtag.interop.xmp import Packet, Wanted
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Answer
 
@@ -207,6 +208,17 @@ def test_the_sidecar_of_a_raw_twin_stays_and_its_tags_are_not_hidden(cli: Cli, a
 def test_adobes_names_are_for_new_sidecars(cli: Cli, album: Path) -> None:
     assert cli("write", "tags.csv", album, "--adobe-names").code == 0
     assert {path.name for path in album.rglob("*.xmp")} == {"a.xmp", "ä b.xmp"}
+
+
+@pytest.mark.parametrize("twin", ["a.cr2", "a.PNG"])
+def test_adobes_names_are_not_taken_from_a_twin(cli: Cli, album: Path, twin: str) -> None:
+    draw(5, "dog").save(album / "twin.png")
+    (album / "twin.png").rename(album / twin)
+    Path("tags.csv").write_text("image,tags\na.jpg,dog\n" + (f"{twin},dog\n" if twin == "a.PNG" else ""))
+    wanted = {"a.jpg.xmp", *({"a.PNG.xmp"} if twin == "a.PNG" else ())}
+    for _ in range(2):
+        assert cli("write", "tags.csv", album, "--adobe-names").code == 0
+        assert {path.name for path in album.rglob("*.xmp")} == wanted
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp", "tif", "avif"])
@@ -610,6 +622,43 @@ def test_what_exiftool_could_not_take_back_stays_as_it_is(cli: Cli, tmp_path: Pa
     assert (said.code, "a.heic could not be taken back to the byte" in said.err) == (1, True)
     assert hashes(folder)["a.heic"] == before["a.heic"]
     assert hashes(folder)["b.jpg"] != before["b.jpg"]
+
+
+@pytest.mark.parametrize("name", [os.fsdecode(b"caf\xe9.jpg"), "line\nbreak.jpg"], ids=["no text", "two lines"])
+def test_a_name_that_exiftool_cannot_be_told_is_refused(
+    album: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    try:
+        (album / "a.jpg").rename(album / name)
+    except OSError:
+        pytest.skip("no file can be called so here")
+    monkeypatch.setattr(shutil, "which", str)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, b"", b"K\xf6ln"))
+    wanted = Wanted.among(["dog"])(["dog"])
+    rows = [(each, album / each, wanted) for each in (name, "c.webp")]
+    failures = write_tags(album, rows, 2, Options(embed=True)).failures
+    assert failures[name].endswith(" in its name; rename it")
+    assert "K�ln" in failures["c.webp"], "a message in another encoding is no traceback"
+
+
+def test_folders_that_contain_themselves_end(cli: Cli, album: Path) -> None:
+    for number in range(9):
+        (album / "sub" / f"round{number}").symlink_to(album)
+    assert cli("write", "tags.csv", album).code == 0
+    (album / "sub" / ".a.jpg.xmp.7.fewtag-part").write_text("left by a kill")
+    assert cli("write", album, "--undo").code == 0
+    assert not [*album.rglob("*.xmp"), *album.rglob("*fewtag-part*")]
+
+
+def test_a_picture_under_two_names_is_written_once(cli: Cli, album: Path) -> None:
+    (album / "best").symlink_to(album / "sub")
+    Path("tags.csv").write_text("image,tags\nbest/ä b.png,cat\nsub/ä b.png,cat\n")
+    for written in (1, 0):
+        report = json.loads(cli("write", "tags.csv", album, "--json").out)
+        assert (report["pictures"], report["written"], report["failures"]) == (1, written, {})
+    assert [path.name for path in (album / "sub").glob("*.xmp")] == ["ä b.png.xmp"]
+    report = json.loads(cli("write", album, "--undo", "--json").out)
+    assert (report["removed"], report["failures"]) == (1, {})
 
 
 def test_embedding_without_exiftool_is_refused_with_what_to_install(

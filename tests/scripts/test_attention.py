@@ -1,6 +1,7 @@
 """The pointing scores of attention: into that of four pictures which shows the label, and into the label's boxes."""
 
 import json
+import re
 from pathlib import Path
 
 import attention
@@ -10,6 +11,7 @@ from PIL import Image
 
 from fewtag.errors import InputError
 from fewtag.pictures.files import Picture
+from fewtag.research.bench.recipe_files import load_recipes
 from fewtag.research.data.images import LabelledImages
 
 COLOURS = {"red": (250, 0, 0), "green": (0, 250, 0), "blue": (0, 0, 250)}
@@ -107,6 +109,14 @@ def test_one_that_sees_points_into_the_boxes_and_anywhere_is_their_share_of_the_
 def test_boxes_that_overlap_count_once_and_the_smallest_can_be_hit() -> None:
     assert attention.cover([(0, 0, 0.5, 0.5), (0.25, 0, 0.5, 1)]).mean() == 0.375
     assert attention.cover([(0.5, 0.5, 0.5001, 0.5001)]).sum() == 1
+
+
+def test_the_recipes_have_the_runs_that_the_script_asks_for() -> None:
+    script = Path(attention.__file__)
+    asked = re.findall(r'recipes / "([a-z-]+\.toml)", only=\["([^"]+)"\]', script.read_text())
+    assert asked
+    for file, run in asked:
+        assert load_recipes(script.parents[1] / "recipes" / file, only=[run])
 
 
 def test_files_without_boxes_are_refused(tmp_path: Path) -> None:

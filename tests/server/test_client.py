@@ -12,7 +12,7 @@ from serving import TOKEN, Running
 from tiny import draw
 
 from fewtag import Tagger
-from fewtag.client import Client, Row
+from fewtag.client import ApiError, Client, Row
 
 LABEL = {"name": "dog", "means": "dog", "examples": 1, "absent": 0, "threshold": 0.5, "prior": None, "trust": 1.0}
 JOB = {"id": "1", "kind": "index", "state": "done", "done": 1, "total": 1, "detail": "", "result": None}
@@ -23,12 +23,27 @@ class Newer(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     asked: list[tuple[str, bytes]]
+    keys: list[str | None]
+    lost: int
+    """Replies that are lost first, and the connection with them."""
+    busy: list[tuple[str, str]]
+    """The headers of each 503 that comes first."""
 
     def log_message(self, *_: object) -> None: ...
 
     def _reply(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.asked.append((self.path, body))
+        self.keys.append(self.headers["Idempotency-Key"])
+        if len(self.asked) <= self.lost:
+            self.close_connection = True
+            return
+        if self.busy:
+            self.send_response(503)
+            self.send_header(*self.busy.pop())
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         rows = [{"image": "?", "digest": "d", "tags": ["dog"], "scores": {"dog": 1.0}, "later": 1}] * body.count(
             b"filename"
         )
@@ -45,10 +60,11 @@ class Newer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def newer() -> Iterator[Client]:
-    Newer.asked = []
+    Newer.asked, Newer.keys, Newer.lost, Newer.busy = [], [], 0, []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Newer)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield Client(f"http://127.0.0.1:{server.server_port}/behind/")
+    with Client(f"http://127.0.0.1:{server.server_port}/behind/") as client:
+        yield client
     server.shutdown()
     server.server_close()
 
@@ -112,6 +128,27 @@ def test_a_picture_that_is_too_large_fails_alone(running: Running, tmp_path: Pat
     rows = running.client.tag([good, large, good])
     assert [bool(row.failure) for row in rows] == [False, True, False]
     assert "51,000," in rows[1].failure
+
+
+def test_a_request_whose_reply_was_lost_is_repeated_once_with_its_key(newer: Client) -> None:
+    Newer.lost = 1
+    assert len(newer.tag(b"x")) == 1, "on the first connection, too"
+    assert len(Newer.keys) == 2
+    assert len({*Newer.keys}) == 1
+    Newer.lost = 1000
+    newer.close()
+    with pytest.raises(ConnectionError):
+        newer.tag(b"x")
+    assert len(Newer.keys) == 4, "who never answers is left"
+
+
+def test_only_who_says_how_long_is_waited_for(newer: Client) -> None:
+    Newer.busy = [("Retry-After", "0")]
+    assert len(newer.tag(b"x")) == 1
+    Newer.busy = [("X-Lasting", "fault")]
+    with pytest.raises(ApiError) as refused:
+        newer.tag(b"x")
+    assert (refused.value.status, len(Newer.asked)) == (503, 3), "a lasting fault is told at once"
 
 
 def test_a_server_that_is_not_there_is_not_ready() -> None:

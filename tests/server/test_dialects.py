@@ -1,5 +1,6 @@
 """PhotoPrism's and KServe's requests, as their programs send them; what the services share."""
 
+import asyncio
 import base64
 import json
 from pathlib import Path
@@ -14,6 +15,7 @@ from tiny import draw
 
 from fewtag import Tagger
 from fewtag.server.security import Settings
+from fewtag.tagger.stream import Scorer
 
 ALL = ("photoprism", "kserve")
 PAGES = {"label-studio.md": ["label-studio.json"], "http-services.md": ["photoprism.json", "kserve.json"]}
@@ -132,6 +134,24 @@ def test_kserve_gets_every_labels_probability_for_files_and_for_pixels(served: R
         assert [each["name"] for each in reply["outputs"]] == ["probabilities"]
         assert reply["outputs"][0]["data"] == pytest.approx(oracle.flatten().tolist(), abs=2e-6)
         assert "id" not in reply
+
+
+def test_labels_are_made_ready_beside_the_event_loop(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All other requests would wait for that."""
+    ready, on_loop = served.served.bank.scorer, list[bool]()
+
+    def scorer() -> Scorer:
+        try:
+            asyncio.get_running_loop()
+            on_loop.append(True)
+        except RuntimeError:
+            on_loop.append(False)
+        return ready()
+
+    monkeypatch.setattr(served.served.actions, "scorer", scorer)
+    texts = [base64.b64encode(picture(100, "dog")).decode()]
+    assert infer(served, {"name": "images", "shape": [1], "datatype": "BYTES", "data": texts}).status == 200
+    assert {*on_loop} == {False}
 
 
 def test_kserve_tells_of_the_server_and_the_model_and_probes_need_no_token(served: Running) -> None:

@@ -19,7 +19,7 @@ from tiny import draw
 from fewtag.errors import InputError
 from fewtag.server import front, security
 from fewtag.server.security import Settings
-from fewtag.studio import first
+from fewtag.studio import first_page
 from fewtag.studio.project import Project
 from fewtag.studio.studio import Studio
 
@@ -46,7 +46,7 @@ def kept(known: Path) -> Callable[[], dict[str, bytes]]:
 
     def read() -> dict[str, bytes]:
         with closing(Project(known / "project")) as project:
-            return first.read(project, known / "cache")
+            return first_page.read(project, known / "cache")
 
     return read
 
@@ -131,6 +131,26 @@ def test_a_page_begins_before_its_project_is_open_with_what_that_will_say(known:
     assert not ended
 
 
+def test_probes_are_answered_while_the_project_is_being_opened(known: Path) -> None:
+    gate, ended = threading.Event(), list[BaseException]()
+
+    def open_late(_decoders: object) -> Studio:
+        assert gate.wait(120)
+        return Studio.open(known / "project", cache=known / "cache", index=False)
+
+    with starting(open_late, ended) as port:
+        health, ready = (ask(port, path=path) for path in ("/health", "/ready"))
+        assert (health.status, json.loads(health.body)) == (200, {"status": "ok"})
+        assert (ready.status, json.loads(ready.body)["ready"]) == (503, False)
+        assert ask(port, "HEAD", "/health").status == 200
+        assert ask(port, path="/health", headers={"Host": "evil.example"}).status == 400
+        gate.set()
+        assert ask(port, path="/v1/project", headers=BEARER).status == 200
+        health = ask(port, path="/health")
+        assert (health.status, json.loads(health.body)) == (200, {"status": "ok"})
+    assert not ended
+
+
 def test_the_kept_replies_are_those_of_the_application(known: Path) -> None:
     ended: list[BaseException] = []
     found = kept(known)()
@@ -187,6 +207,6 @@ def test_replies_are_sent_at_once() -> None:
 
 
 def test_the_page_waits_for_no_heavy_import() -> None:
-    program = "import sys, fewtag.server.front, fewtag.studio.first; print(*sys.modules)"
+    program = "import sys, fewtag.server.front, fewtag.studio.first_page; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not {"fastapi", "pydantic", "numpy", "PIL", "onnxruntime", "prometheus_client"} & set(done.stdout.split())

@@ -126,6 +126,18 @@ def test_an_assistant_does_not_overrule_a_person(studio: Studio) -> None:
     assert [row.tags for row in studio.tag([first, second])] == [("dog",), ("cat",)]
 
 
+def test_an_assistant_may_correct_what_it_made_a_label_with(studio: Studio) -> None:
+    picture = studio.search(limit=1).pictures[0].digest
+
+    async def steps(_: Client, call: Step) -> None:
+        for word in ("yes", "no"):
+            said = await call("answer", label="hound", answers=[{"picture": picture, "answer": word}], new_label=True)
+            assert "label" in said
+
+    talk(create_server(studio), steps)
+    assert (studio.label("hound").examples, studio.label("hound").absent) == (0, 1)
+
+
 def test_the_id_of_an_answer_takes_it_back(studio: Studio) -> None:
     async def steps(_client: Client, call: Step) -> None:
         found = digests(await call("search"))

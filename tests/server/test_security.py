@@ -24,7 +24,7 @@ from serving import TOKEN, Running, picture, serving_bank
 from fewtag import InputError
 from fewtag.client import ApiError, Client
 from fewtag.server import front, idempotency, routes, security, studio_routes, uploads
-from fewtag.server.security import HEADERS, Settings, authorised, read_token
+from fewtag.server.security import HEADERS, Settings, authorised, peer_user, read_token
 from fewtag.server.uploads import Decoders
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -84,6 +84,56 @@ def test_a_browser_is_started_with_a_token_that_is_good_for_one_request(server: 
     once = {"Authorization": f"Bearer {server.server.guard.one_time_token()}"}
     assert ask(port, "POST", "/v1/session", once).status == 204
     assert ask(port, "POST", "/v1/session", once).status in {401, 429}
+
+
+def test_the_token_that_a_browser_is_started_with_is_good_for_a_while(
+    server: Running, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(security, "ONCE_SECONDS", 0.0)
+    late = {"Authorization": f"Bearer {server.server.guard.one_time_token()}"}
+    assert ask(port, "POST", "/v1/session", late).status in {401, 429}
+
+
+def test_what_another_user_of_the_machine_got_hold_of_is_of_no_use(
+    server: Running, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They see what a browser is started with, and a cookie goes to all servers of the machine, whatever their port."""
+    once, seen = {"Authorization": f"Bearer {server.server.guard.one_time_token()}"}, cookie(port)
+    with monkeypatch.context() as other:
+        other.setattr(security, "peer_user", lambda _client, _server: 12345)
+        assert ask(port, "POST", "/v1/session", once).status in {401, 429}
+        assert ask(port, path="/v1/labels", headers=seen).status == 403
+        assert ask(port, path="/v1/labels", headers=BEARER).status == 200, "who has the token itself was given it"
+    assert ask(port, path="/v1/labels", headers=seen).status == 200
+    assert ask(port, "POST", "/v1/session", once).status == 204, "they did not spend it either"
+
+
+def test_behind_a_proxy_all_users_are_one(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "peer_user", lambda _client, _server: 12345)
+    with serving_bank(pets, Settings(TOKEN, names=("tags.example.org",))) as running:
+        port = running.settings.port
+        assert ask(port, path="/v1/labels", headers=cookie(port)).status == 200
+
+
+def test_the_system_tells_whose_the_other_end_of_a_connection_is(tmp_path: Path) -> None:
+    if Path("/proc/net/tcp").exists():
+        with socket.create_server(("127.0.0.1", 0)) as ours, socket.create_connection(ours.getsockname()) as theirs:
+            assert peer_user(theirs.getsockname(), ours.getsockname()) == os.getuid()
+            assert peer_user(("127.0.0.1", 1), ours.getsockname()) is None
+    head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+    row = "   0: {} {} {} 00000000:00000000 00:00000000 00000000  {}        0 114304 1 00000000a87c1020 100\n"
+    order = "0100007F" if sys.byteorder == "little" else "7F000001"
+    server, client = f"{order}:223E", f"{order}:9F1B"
+    rows = (client, f"{order}:270F", "01", 7), (server, client, "01", 5), (client, server, "01", 1001)
+    (tmp_path / "tcp").write_text(head + "".join(row.format(*each) for each in rows))
+    assert peer_user(("127.0.0.1", 0x9F1B), ("127.0.0.1", 8766), tmp_path) == 1001
+    six = f"{24 * '0'}{'01000000' if sys.byteorder == 'little' else '00000001'}"
+    closed = row.format(f"{six}:9F1B", f"{six}:223E", "06", 0)
+    (tmp_path / "tcp6").write_text(head + row.format(f"{six}:9F1C", f"{six}:223E", "01", 1002) + closed)
+    assert peer_user(("::1", 0x9F1C), ("::1", 8766), tmp_path) == 1002
+    assert peer_user(("::1", 0x9F1B), ("::1", 8766), tmp_path) == -1, "it is closed, and nobody's any more"
+    assert peer_user(("::1", 1), ("::1", 8766), tmp_path / "none") is None, "on another system"
+    assert peer_user(None, None, tmp_path) is None
 
 
 def test_who_has_no_token_brings_no_body_in(port: int) -> None:

@@ -3,9 +3,12 @@
 import http.client
 import io
 import json
+import shutil
+import socket
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from fewtag import Tagger
 from fewtag.cache import content_digest
 from fewtag.client import ApiError
 from fewtag.studio.studio import Studio
+from fewtag.studio.values import MOST_AT_ONCE
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
@@ -80,6 +84,34 @@ def test_pictures_are_searched_looked_at_and_shown(studio: Running) -> None:
     explained = studio.client.post("/v1/explain", {"picture": found["00.png"], "label": "hound"})
     assert 0 <= explained["probability"] <= 1
     assert explained["heat"]
+
+
+def test_the_digests_of_a_whole_search_are_one_request(unchanged: Running) -> None:
+    page = unchanged.client.search()
+    only = unchanged.client.search(only="digests", limit=1)
+    assert only["digests"] == [cell["digest"] for cell in page["pictures"]]
+    assert (only["pictures"], only["total"]) == ([], 12)
+
+
+def test_a_page_has_as_many_cells_as_the_schema_says(unchanged: Running) -> None:
+    for ask_for in (
+        lambda limit: unchanged.client.search(limit=limit),
+        lambda limit: unchanged.client.get("/v1/pictures", limit=limit),
+    ):
+        assert len(ask_for(MOST_AT_ONCE)["pictures"]) == 12
+        with pytest.raises(ApiError, match=f"less than or equal to {MOST_AT_ONCE}"):
+            ask_for(MOST_AT_ONCE + 1)
+
+
+def test_folders_are_looked_through_again_when_somebody_asks(album: Path, tiny_model: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(album, tmp_path / "album"))
+    with serving_project(tmp_path, own, tiny_model) as studio:
+        draw(40, "dog").save(own / "40.png")
+        draw(41, "dog").save(own / "broken.jpg")
+        assert studio.client.post("/v1/rescan", {})["indexing"]
+        assert studio.served.studio.wait(300.0)
+        assert len(digests(studio)) == 14
+        assert studio.client.get("/v1/failures")["failures"] == []
 
 
 def test_a_thumbnail_is_an_image_made_anew_that_a_browser_keeps_and_never_runs(studio: Running, album: Path) -> None:
@@ -240,3 +272,51 @@ def test_a_link_that_leads_out_of_the_folders_is_not_followed(tiny_model: Path, 
             with pytest.raises(ApiError) as refused:
                 running.client.get(f"/v1/pictures/{private}{what}")
             assert refused.value.status == 404
+
+
+def test_a_project_that_cannot_be_written_is_no_mistake_of_who_asks(studio: Running) -> None:
+    found = digests(studio)
+    studio.client.teach_known("hound", [found["00.png"]])
+    writer = studio.served.studio.project._writer
+    writer.execute("PRAGMA query_only = ON")  # what a closed folder is to SQLite
+    with pytest.raises(ApiError, match="may only be read; make it writable") as refused:
+        studio.client.answer(found["01.png"], "hound", "no")
+    assert refused.value.status == 503, "so that an answer is kept, and sent again later"
+    writer.execute("PRAGMA query_only = OFF")
+    assert studio.client.answer(found["01.png"], "hound", "no")
+
+
+def test_a_map_whose_page_went_on_holds_up_nobody(studio: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, left, last = list(digests(studio).values())[:3]
+    studio.client.define("dog")
+    indexer, go, begun, waited = studio.served.studio.indexer, threading.Event(), list[str](), threading.Event()
+    square = indexer.square
+
+    def held(digest: str) -> np.ndarray:
+        begun.append(digest)
+        assert go.wait(60)
+        return square(digest)
+
+    monkeypatch.setattr(indexer, "square", held)
+    heat = studio.served.studio._heat
+
+    def get(digest: str) -> bytes:
+        return ask(studio.settings.port, path=f"/v1/pictures/{digest}/heat?label=dog", headers=BEARER).body
+
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(get, first)
+        while not begun:
+            waited.wait(0.01)
+        with socket.create_connection(("127.0.0.1", studio.settings.port)) as connection:
+            head = f"GET /v1/pictures/{left}/heat?label=dog HTTP/1.1\r\nHost: 127.0.0.1:{studio.settings.port}\r\n"
+            connection.sendall(f"{head}Authorization: Bearer {TOKEN}\r\n\r\n".encode())
+            while not heat._waiting[left]:
+                waited.wait(0.01)
+        while heat._waiting[left]:  # until the server has seen that nobody reads it
+            waited.wait(0.01)
+        after = threads.submit(get, last)
+        while not heat._waiting[last]:
+            waited.wait(0.01)
+        go.set()
+        assert running.result(60)[8:12] == after.result(60)[8:12] == b"WEBP"
+    assert begun == [first, last]

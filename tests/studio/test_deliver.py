@@ -151,7 +151,7 @@ def test_sidecars_are_written_and_taken_back_to_the_byte(open_studio: Callable[.
     assert (b"hound" in own.read_bytes(), b"mine" in own.read_bytes()) == (False, True)
     studio.undo()
     assert studio.deliver("xmp", confirmed_only=True).changes == 1
-    assert studio.take_back().changes == 1
+    assert studio.take_back_sidecars().changes == 1
     assert {path: path.read_bytes() for path in album.rglob("*") if path.is_file()} == before
 
 

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 
 import numpy as np
 import pytest
@@ -24,8 +24,8 @@ from fewtag.cache import PRIVATE_FILE, Cache, content_digest
 from fewtag.core.posterior import Classifiers, Strengths, prior, unit
 from fewtag.errors import InputError, MissingError
 from fewtag.studio import library as module
-from fewtag.studio.first import thumbnails
-from fewtag.studio.library import Features, box_guide, stack
+from fewtag.studio.first_page import thumbnails
+from fewtag.studio.library import Features, box_guide, folder_prefixes, stack
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Answer
 
@@ -314,6 +314,25 @@ def test_of_old_thumbnails_no_more_go_than_new_ones_need(tmp_path: Path) -> None
     assert len(before) - len(after) < 10
 
 
+@pytest.mark.parametrize(
+    ("kind", "folders", "shown"),
+    [
+        (PurePosixPath, ["/home/me/A"], [""]),
+        (PurePosixPath, ["/home/me/A", "/home/me/B"], ["A/", "B/"]),
+        (PurePosixPath, ["/home/me/A", "/mnt/A"], ["home/me/A/", "mnt/A/"]),
+        (PurePosixPath, ["/home/me/A", "/"], ["A/", "/"]),
+        (PurePosixPath, ["/home/me/a\\b", "/home/me/c"], ["a\\b/", "c/"]),
+        (PureWindowsPath, ["C:\\Users\\me\\A", "D:\\B"], ["A/", "B/"]),
+        (PureWindowsPath, ["C:\\Users\\me\\A", "D:\\A"], ["C:/Users/me/A/", "D:/A/"]),
+        (PureWindowsPath, ["C:\\Users\\me\\A", "D:\\"], ["A/", "D:/"]),
+    ],
+)
+def test_of_several_folders_a_picture_is_shown_with_its_folders_name(
+    kind: type[PurePath], folders: list[str], shown: list[str]
+) -> None:
+    assert [folder_prefixes(folders, kind)[folder] for folder in folders] == shown
+
+
 def test_bursts_and_near_duplicates_are_one_cell(open_studio: Open, tmp_path: Path) -> None:
     folder = tmp_path / "burst"
     folder.mkdir()
@@ -333,14 +352,8 @@ def test_bursts_and_near_duplicates_are_one_cell(open_studio: Open, tmp_path: Pa
     assert [cell.name for cell in studio.review("dog", "unsure").pictures] == ["b.png"], "one answer will do"
 
 
-def test_a_word_on_a_stack_is_a_word_on_each_of_its_pictures_and_one_example(open_studio: Open, tmp_path: Path) -> None:
-    folder = tmp_path / "burst"
-    folder.mkdir()
-    for shot in range(4):
-        draw(1, "dog", size=(96, 80)).save(folder / f"a{shot}.jpg", quality=95 - shot)
-    draw(2, "cat", "sofa").save(folder / "b.png")
-    studio = open_studio(folder)
-    names = digests(studio)
+def test_a_word_on_a_stack_is_a_word_on_each_of_its_pictures_and_one_example(burst: Studio) -> None:
+    studio, names = burst, digests(burst)
 
     def said(word: str) -> set[str]:
         found = studio.search(f"label:dog is:{word}", stacked=False).pictures
@@ -364,6 +377,62 @@ def test_a_word_on_a_stack_is_a_word_on_each_of_its_pictures_and_one_example(ope
     studio.answer([replace(say(names["a0.jpg"], "hound", "unknown"), stack=True)])
     assert studio.overview().answers == 5
     assert not studio.search("label:hound is:confirmed", stacked=False).pictures
+
+
+@pytest.fixture
+def burst(open_studio: Open, tmp_path: Path) -> Studio:
+    """Four shots of a dog, which are one stack, and another picture."""
+    folder = tmp_path / "burst"
+    folder.mkdir()
+    for shot in range(4):
+        draw(1, "dog", size=(96, 80)).save(folder / f"a{shot}.jpg", quality=95 - shot)
+    draw(2, "cat", "sofa").save(folder / "b.png")
+    return open_studio(folder)
+
+
+def test_a_cell_tells_of_its_whole_stack_whatever_the_query_hides(burst: Studio) -> None:
+    names = digests(burst)
+    burst.define("dog")
+    burst.answer([say(names["a1.jpg"], "dog", "yes"), say(names["a2.jpg"], "dog", "yes")])
+    (cell,) = burst.search("label:dog is:confirmed").pictures
+    assert (cell.name, cell.stack) == ("a1.jpg", 4), "an answer to it holds for those that are hidden, too"
+    assert burst.search("label:dog is:confirmed").members == 2
+    assert [cell.stack for cell in burst.search("label:dog is:confirmed", stacked=False).pictures] == [1, 1]
+
+
+def test_a_reply_tells_for_how_many_pictures_answers_hold(burst: Studio) -> None:
+    names = digests(burst)
+    burst.define("dog")
+    burst.answer([say(names["a3.jpg"], "dog", "no")])
+    group = [replace(say(names["a0.jpg"], "dog", "yes"), stack=True), say(names["b.png"], "dog", "no")]
+    assert burst.answer(group).pictures == 4, "three of the stack, and the other one"
+    assert burst.answer(group).pictures == 4, "the same answers again, whose reply was lost"
+    assert burst.answer([replace(say(names["b.png"], "dog", "yes"), marked=True)]).pictures == 0
+
+
+def test_a_stack_can_be_corrected_through_another_of_its_pictures(burst: Studio) -> None:
+    names = digests(burst)
+    burst.define("dog")
+
+    def tell(name: str, word: str, source: str) -> None:
+        burst.answer([replace(say(names[name], "dog", word, source), stack=True)])
+
+    def said(word: str) -> set[str]:
+        return {cell.name for cell in burst.search(f"label:dog is:{word}", stacked=False).pictures}
+
+    tell("a2.jpg", "yes", "page")
+    tell("a0.jpg", "no", "click")
+    assert said("rejected") == {f"a{shot}.jpg" for shot in range(4)}
+    tell("a1.jpg", "yes", "page")
+    assert said("confirmed") == {f"a{shot}.jpg" for shot in range(4)}
+    assert burst.label("dog").examples == 1
+    burst.answer([say(names["a1.jpg"], "dog", "no")])
+    tell("a3.jpg", "yes", "click")
+    assert said("rejected") == {"a1.jpg"}, "what was said of one picture alone stands"
+    burst.undo()
+    assert burst.teach("hound", [names["a1.jpg"]], stacks=True).examples == 1
+    burst.answer([replace(say(names["a3.jpg"], "hound", "no"), stack=True)])
+    assert not burst.search("label:hound is:confirmed", stacked=False).pictures, "an example spoke for its stack, too"
 
 
 def test_a_slow_walk_is_not_one_stack() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewtag.errors import InputError
+from fewtag.errors import InputError, UnavailableError
 from fewtag.studio import project as module
 from fewtag.studio.log import Change, Fold, Log, Said, Verdict
 from fewtag.studio.project import BUSY_SECONDS, FILE, Project
@@ -206,7 +206,7 @@ def test_a_full_disk_refuses_the_answer_and_loses_none(project: Project) -> None
     say(project, "p", heron)
     pages = project.select("PRAGMA page_count")[0][0]
     project._writer.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(InputError, match="the disk is full; free some room"):
+    with pytest.raises(UnavailableError, match="the disk is full; free some room"):
         say(project, "q" * 100_000, heron)
     held = state(project.fold)
     project._writer.execute("PRAGMA max_page_count = 1000000")
@@ -218,7 +218,7 @@ def test_a_full_disk_refuses_the_answer_and_loses_none(project: Project) -> None
 def test_a_project_that_may_only_be_read_is_refused_in_one_sentence(project: Project) -> None:
     heron = define(project, "heron")
     project._writer.execute("PRAGMA query_only = ON")  # what a closed folder is to SQLite; root may write to any
-    with pytest.raises(InputError, match="may only be read; make it writable"):
+    with pytest.raises(UnavailableError, match="may only be read; make it writable"):
         say(project, "p", heron)
     assert state(project.fold) == {"heron": {}}
 

@@ -17,6 +17,7 @@ from fewtag.errors import InputError
 from fewtag.studio import review
 from fewtag.studio.review import NO, YES, Ground
 from fewtag.studio.studio import Studio
+from fewtag.studio.values import ReviewPage
 
 
 def ground(chances: np.ndarray, threshold: float = 0.5, words: dict[int, int] | None = None, **more: object) -> Ground:
@@ -254,6 +255,24 @@ def test_audits_measure_and_teach_nothing(studio: Studio) -> None:
     assert after.answered.yes + after.answered.no == 32, "they are facts all the same"
 
 
+def settled(studio: Studio, label: str) -> ReviewPage:
+    """A page with its influences, which come a moment later."""
+    for _ in range(2_000):
+        if (page := studio.review(label)).settled:
+            return page
+        time.sleep(0.05)
+    raise AssertionError("the influences were never worked out")
+
+
+def test_a_page_tells_when_no_more_influences_will_come(studio: Studio) -> None:
+    names = list(digests(studio).values())
+    studio.teach("dog", names[:1])
+    assert not studio.review("dog").settled
+    assert [each.influence for each in settled(studio, "dog").examples] == [None], "it has nothing to compare with"
+    studio.teach("dog", names[:30])
+    assert sum(each.influence is None for each in settled(studio, "dog").examples) == 6, "24 are enough"
+
+
 def test_influence_tells_a_wrong_example_from_right_ones(studio: Studio) -> None:
     names = digests(studio)
     dogs = [digest for name, digest in names.items() if name.endswith(" dog.png")]
@@ -261,12 +280,8 @@ def test_influence_tells_a_wrong_example_from_right_ones(studio: Studio) -> None
     cats = [digest for name, digest in names.items() if name.partition(" ")[2] in ("cat.png", "sofa.png")]
     studio.teach("dog", [*dogs[:6], wrong])
     studio.answer([say(digest, "dog", "no") for digest in cats[:8]])
-    studio.review("dog")
-    for _ in range(2_000):
-        values = {each.digest: each.influence for each in studio.review("dog").examples}
-        if None not in values.values():
-            break
-        time.sleep(0.05)
+    values = {each.digest: each.influence for each in settled(studio, "dog").examples}
+    assert None not in values.values()
     assert min(values, key=lambda digest: values[digest] or 0) == wrong
     assert (values[wrong] or 0) < 0
 

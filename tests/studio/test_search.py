@@ -155,3 +155,12 @@ def test_pages_follow_one_another(studio: Studio) -> None:
     assert pages == every
     with pytest.raises(InputError, match="no page"):
         studio.search(limit=0)
+
+
+def test_the_digests_of_a_whole_search_come_at_once(studio: Studio) -> None:
+    for query in ("", "sofa", "folder:2023"):
+        page = studio.search(query, limit=1000)
+        only = studio.search(query, offset=50, limit=1, only="digests")
+        assert only.digests == tuple(cell.digest for cell in page.pictures), "one a cell, in the order of the pages"
+        assert (only.pictures, only.total, only.members) == ((), page.total, page.members)
+        assert page.digests is None

@@ -6,9 +6,10 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from album import LABELS, answer_page, digests, say, shows
 
@@ -18,8 +19,10 @@ from fewtag.pictures.prefetch import batches
 from fewtag.studio import index
 from fewtag.studio.log import Log
 from fewtag.studio.project import FILE, backup
+from fewtag.studio.ranking import Scored
 from fewtag.studio.studio import Studio
 from fewtag.studio.values import Answer, Overview, as_json
+from fewtag.tagger.bank import Bank
 
 Open = Callable[..., Studio]
 
@@ -126,6 +129,29 @@ def test_labels_are_renamed_merged_and_forgotten_and_all_comes_back(studio: Stud
     assert [(row.name, row.examples) for row in studio.labels()] == [("dog", 3), ("hound", 3)]
 
 
+def test_an_answer_finds_a_label_that_was_renamed_or_merged_since(studio: Studio) -> None:
+    """A page that was away sends answers by the names that it knew."""
+    pictures = list(digests(studio).values())
+    for name in ("birds/dog", "cat", "sofa"):
+        studio.define(name)
+    studio.rename("birds", "animals")
+    studio.rename("cat", "kitten")
+    studio.rename("kitten", "sofa", merge=True)
+    for number, former in enumerate(("birds/dog", "cat", "kitten")):
+        studio.answer([say(pictures[number], former, "yes")])
+    assert {label.name: label.examples for label in studio.labels()} == {"animals/dog": 1, "sofa": 2}
+    studio.define("cat")
+    studio.answer([say(pictures[5], "cat", "yes")])
+    assert studio.label("cat").examples == 1, "a name that another label has by now is that one's"
+    studio.forget("cat")
+    with pytest.raises(MissingError, match="no label 'cat'"):
+        studio.answer([say(pictures[6], "cat", "yes")])
+    studio.rename("animals/dog", "hound")
+    studio.undo()
+    studio.answer([say(pictures[7], "hound", "yes")])
+    assert studio.label("animals/dog").examples == 2, "and a name that was taken back is of the one that had it"
+
+
 def test_what_lies_under_a_name_moves_with_it_and_comes_back(studio: Studio) -> None:
     for name in ("animals", "animals/cat", "water/boat", "water/sea/boat", "pets/dog"):
         studio.define(name, words=False)
@@ -179,6 +205,24 @@ def test_a_threshold_decides_the_tags_and_goes_back(studio: Studio) -> None:
     assert studio.set_threshold("dog", None) == before
     with pytest.raises(InputError, match="from 0 to 1"):
         studio.set_threshold("dog", 2.0)
+
+
+def test_an_undone_threshold_is_undone_in_the_grid_and_in_the_list_of_labels(studio: Studio) -> None:
+    def shown() -> tuple[object, ...]:
+        grid = studio.search(limit=1000).pictures
+        return [[tag.label for tag in cell.tags] for cell in grid], studio.labels()
+
+    studio.define("dog")
+    before = shown()
+    studio.set_threshold("dog", 0.0)
+    moved = shown()
+    assert moved != before
+    studio.undo()
+    assert shown() == before
+    studio.redo()
+    assert shown() == moved
+    studio.undo()
+    assert studio.labels() == before[1], "whichever is asked for first"
 
 
 def test_the_bank_tags_as_the_studio_does(studio: Studio) -> None:
@@ -332,6 +376,48 @@ def test_two_threads_that_answer_lose_nothing(studio: Studio) -> None:
     for thread in threads:
         thread.join()
     assert studio.review("dog").answered.no == 40
+
+
+def test_scores_of_fewer_pictures_do_not_replace_those_of_more(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the thread behind has scored the pictures of a moment ago, and somebody those of now."""
+    studio.define("dog")
+    scores, features = studio.ranking.scores, studio.library.features
+    asked = features.logits
+
+    def slow(*arguments: object, **named: object) -> tuple[np.ndarray, np.ndarray]:
+        found = asked(*arguments, **named)  # type: ignore[arg-type]
+        monkeypatch.setattr(features, "logits", asked)
+        scores.kept.clear()
+        scores.refresh(studio.ranking.bank(), ["dog"])
+        return found[0][:, :100], found[1][:, :100]
+
+    monkeypatch.setattr(features, "logits", slow)
+    scores.kept.clear()
+    scores.refresh(studio.ranking.bank(), ["dog"])
+    assert len(scores.kept["dog"].logits) == 120
+
+
+def test_a_label_that_goes_while_a_page_is_made_is_no_fault(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = studio.search().pictures[0].digest
+    studio.teach("dog", [one])
+    refresh = studio.ranking.refresh
+
+    def gone(labels: Sequence[str]) -> Bank:
+        bank = refresh(labels)
+        studio.ranking.scores.kept.clear()  # as a change by somebody else does
+        return bank
+
+    monkeypatch.setattr(studio.ranking, "refresh", gone)
+    assert studio.picture(one).labels == ()
+    monkeypatch.undo()
+    sharpen = studio.ranking.scores.sharpen
+
+    def sharpened(scored: Scored, rows: np.ndarray) -> None:
+        studio.ranking.scores.kept.clear()
+        sharpen(scored, rows)
+
+    monkeypatch.setattr(studio.ranking.scores, "sharpen", sharpened)
+    assert studio.review("dog", "sure").pictures
 
 
 def test_listeners_are_told_and_one_that_fails_holds_up_nobody(studio: Studio) -> None:

@@ -21,7 +21,7 @@ import fewtag
 from fewtag import InputError, Tagger
 from fewtag.core.posterior import Fitted
 from fewtag.files import read_arrays, write_arrays
-from fewtag.tagger.bank import Bank, Definition, Example, Known, Quantised, Told
+from fewtag.tagger.bank import Bank, CachedFit, Definition, Example, Quantised, Told
 from fewtag.tagger.bank_file import FORMAT, KIND, read_bank, read_header, write_bank
 from fewtag.tagger.model import Model, load_model
 
@@ -227,7 +227,7 @@ def test_a_label_is_calibrated_by_how_coherent_its_pictures_are(model: Model, dr
     tagger.save(tmp_path / "shared", examples=False)
     _, shared = read_bank(tmp_path / "shared")
     assert shared.classifier(usual, "dog").coherence == pytest.approx(expected)
-    assert replace(shared, known={}).classifier(usual, "dog").coherence == pytest.approx(0.5)
+    assert replace(shared, fits={}).classifier(usual, "dog").coherence == pytest.approx(0.5)
 
 
 def test_a_bank_that_knows_nothing_of_coherence_loads(taught: Tagger, saved: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_bank_that_knows_nothing_of_coherence_loads(taught: Tagger, saved: Pat
     rewrite(saved, lambda _header: None, bias=arrays["bias"][:, :3])
     loaded = Tagger.load(saved)
     assert same_classifiers(loaded, taught)
-    assert {each.classifier.coherence for each in loaded.bank_.known.values()} == {0.0}
+    assert {each.classifier.coherence for each in loaded.bank_.fits.values()} == {0.0}
 
 
 def to_format_2(path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_bank_of_format_2_loads_and_is_fitted_anew(model: Model, draw: Draw, t
     now.save(tmp_path / "pets")
     to_format_2(tmp_path / "pets")
     loaded = Tagger.load(tmp_path / "pets")
-    assert not loaded.bank_.known
+    assert not loaded.bank_.fits
     assert same(loaded, now)
     assert loaded.absent_counts_ == {"cat": 0, "dog": 0, "zebra": 0}
     loaded.partial_fit([draw(9)], [[]], absent=[["dog"]]).save(tmp_path / "pets")
@@ -454,6 +454,19 @@ def test_what_a_person_defined_moves_along(model: Model, other_file: Path, own_w
         Tagger.load(tmp_path / "bank", model=str(other_file), words=str(own_words), upgrade=True)
 
 
+def test_what_a_label_is_like_is_looked_up_again_by_an_upgrade(model: Model, other_file: Path, tmp_path: Path) -> None:
+    """A table of words of the same name may have other vectors by now."""
+    tagger = Tagger(model).define("thing", like="lens, eye").define("Y", vector=np.ones(len(model.word_map.mean)))
+    tagger.define("of one that is gone", like="Y").forget("Y")
+    older = dict(tagger.bank_.definitions)
+    older["thing"] = replace(older["thing"], vector=np.ones_like(older["thing"].vector))
+    Tagger(model, bank=Bank(older)).save(tmp_path / "bank")
+    moved = Tagger.load(tmp_path / "bank", model=str(other_file), upgrade=True).bank_.definitions
+    fresh = Tagger(str(other_file)).define("thing", like="lens, eye").bank_.definitions
+    np.testing.assert_array_equal(moved["thing"].vector, fresh["thing"].vector)
+    np.testing.assert_array_equal(moved["of one that is gone"].vector, older["of one that is gone"].vector)
+
+
 def test_a_bank_without_copies_cannot_move(model: Model, other_file: Path, draw: Draw, tmp_path: Path) -> None:
     Tagger(model, keep_pictures=False).fit([draw(1, "dog")], ["dog"]).save(tmp_path / "bank")
     with pytest.raises(InputError, match="keeps no copies of 1 of its 1 examples, so it cannot move"):
@@ -479,7 +492,7 @@ def make_bank(labels: int, examples: int) -> Bank:
     codes, scales = np.ones((49, 512), np.int8), np.ones(49, np.float32)
     shown = {f"{number:064x}": names[number % labels] for number in range(labels * examples)}
     words, guide = np.ones(256, np.float32), np.ones(512, np.float32)
-    fitted = Known(Fitted(guide, guide, guide, 0.0))
+    fitted = CachedFit(Fitted(guide, guide, guide, 0.0))
     return Bank(
         {name: Definition("name", (name,), words, guide) for name in names},
         {key: Example(Told(frozenset({name})), Quantised(codes, scales)) for key, name in shown.items()},

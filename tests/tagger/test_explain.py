@@ -1,10 +1,13 @@
 """Heat-maps: where a label is seen, over the whole picture, on one scale for all labels."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from fewtag.tagger.explain import CELLS, grid, heat_map, hide_parts, layer, overlay
+from fewtag import InputError
+from fewtag.tagger.explain import CELLS, grid, heat_map, hide_parts, layer, overlay, save_heat
 
 SIDE = 40
 GENERATOR = np.random.default_rng(0)
@@ -95,6 +98,15 @@ def test_a_grid_has_the_picture_and_a_panel_for_each_label() -> None:
         assert np.abs(panel - np.asarray(overlay(picture, heat))[0, 0]).max() <= 1
     assert np.abs(dog - cat).min(axis=(0, 1)).max() > 30
     assert (np.asarray(sheet)[28:, 120:128] == 255).all(), "a white gap"
+
+
+def test_more_heat_maps_than_a_format_holds_are_refused(tmp_path: Path) -> None:
+    heats = {f"label {number}": np.zeros((10, 30), np.float32) for number in range(70)}
+    for name, widest in (("heat.webp", 16_383), ("heat.jpeg", 65_500)):
+        with pytest.raises(InputError, match=rf"pixels wide side by side, and {name} can be {widest}; take fewer"):
+            save_heat(tmp_path / name, Image.new("RGB", (30, 10)), heats)
+    assert not list(tmp_path.iterdir())
+    save_heat(tmp_path / "heat.png", Image.new("RGB", (30, 10)), heats)
 
 
 def test_every_panel_of_a_grid_has_its_name_and_probability_above() -> None:

@@ -18,8 +18,10 @@ from fewtag.tagger.export import (
     GRAPH,
     INT8,
     LABELS,
+    NAMES,
     differences,
     export,
+    export_fixed,
     graph_key,
     key_of,
     label_table,
@@ -103,6 +105,28 @@ def test_a_truncated_graph_is_made_anew(pets: Tagger, tmp_path: Path) -> None:
     (tmp_path / GRAPH).write_bytes(sound[: len(sound) // 2])
     assert not export(pets, tmp_path).kept
     assert (tmp_path / GRAPH).read_bytes() == sound
+
+
+@pytest.mark.parametrize("name", [LABELS, GRAPH, INT8])
+def test_a_file_that_no_export_wrote_is_not_replaced_without_force(pets: Tagger, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(InputError, match=rf"{name} exists and is not what fewtag wrote there"):
+        export(pets, tmp_path, int8=True)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"mine"]
+    export(pets, tmp_path, int8=True, force=True)
+    export(pets, tmp_path, int8=True)
+
+
+def test_names_that_a_person_changed_are_not_replaced_without_force(pets: Tagger, tmp_path: Path) -> None:
+    (tmp_path / NAMES).write_text("dog\n")
+    with pytest.raises(InputError, match="exists and is not what fewtag wrote there"):
+        export_fixed(pets, tmp_path)
+    export_fixed(pets, tmp_path, force=True)
+    export_fixed(pets.define("zebra"), tmp_path)
+    (tmp_path / NAMES).write_text("Katze\nHund\nSofa\nZebra\n")
+    with pytest.raises(InputError, match="exists and is not what fewtag wrote there"):
+        export_fixed(pets, tmp_path)
+    assert (tmp_path / NAMES).read_text().startswith("Katze")
 
 
 def damaged(graph: bytes, change: Callable[[onnx.ModelProto], object]) -> bytes:

@@ -47,6 +47,30 @@ def test_a_shared_bank_gives_the_same_probabilities_and_holds_no_picture(bank: P
     assert set(Tagger.from_pretrained(tmp_path / "whole").bank_.examples) == set(own)
 
 
+def test_examples_are_not_dropped_by_saving_a_copy_without_them_in_their_place(bank: Path, tmp_path: Path) -> None:
+    Tagger.load(bank).save_pretrained(tmp_path, examples=True)
+    tagger = Tagger.from_pretrained(tmp_path).partial_fit([draw(80, "ball")], [["ball"]])
+    count = len(Tagger.load(bank).bank_.examples)
+    for save in (tagger.save_pretrained, partial(tagger.save, examples=False)):
+        with pytest.raises(InputError, match=rf"would drop {count} examples; name another file"):
+            save(tmp_path if save == tagger.save_pretrained else tmp_path / hub.BANK)
+    assert len(Tagger.from_pretrained(tmp_path).bank_.examples) == count
+    tagger.save_pretrained(tmp_path, examples=True)
+    assert len(Tagger.from_pretrained(tmp_path).bank_.examples) == count + 1
+
+
+def test_a_shared_copy_is_saved_again_with_what_others_taught_it_meanwhile(bank: Path, tmp_path: Path) -> None:
+    Tagger.load(bank).save_pretrained(tmp_path)
+    tagger, other = Tagger.from_pretrained(tmp_path), Tagger.from_pretrained(tmp_path)
+    other.define("heron").save_pretrained(tmp_path)
+    tagger.partial_fit([draw(80, "ball")], [["ball"]]).save_pretrained(tmp_path)
+    assert {"ball", "heron"} <= set(Tagger.from_pretrained(tmp_path).classes_)
+    tagger.save_pretrained(tmp_path, examples=True)
+    assert Tagger.from_pretrained(tmp_path).counts_["ball"] == 1, "neither twice nor lost"
+    with pytest.raises(InputError, match="would drop 1 example;"):
+        tagger.save_pretrained(tmp_path)
+
+
 def test_a_card_that_somebody_wrote_or_changed_stays(bank: Path, tmp_path: Path) -> None:
     tagger, card = Tagger.load(bank), tmp_path / hub.CARD
     tagger.save_pretrained(tmp_path)

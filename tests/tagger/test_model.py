@@ -106,6 +106,9 @@ def test_a_model_of_ones_own_is_found_from_another_folder(
 def test_what_is_no_model_is_refused_in_a_sentence(tmp_path: Path, tiny_model: Path) -> None:
     with pytest.raises(InputError, match=r"no model 'defalt'; did you mean 'default'\?"):
         load_model("defalt")
+    for nameless in (".", "/"):
+        with pytest.raises(InputError, match=r"^there is no model"):
+            load_model(nameless)
     save_file({"x": np.zeros(1)}, tmp_path / "foreign.safetensors")
     with pytest.raises(InputError, match="is no model, but another safetensors file"):
         load_model(str(tmp_path / "foreign.safetensors"))

@@ -1,6 +1,7 @@
 """Bad input to the tagger: one sentence that names the culprit, and nothing changed."""
 
 import io
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -207,6 +208,8 @@ def test_labels_are_names() -> None:
         told_of([7], None, False)
     with pytest.raises(InputError, match="found None"):
         told_of(None, None, False)
+    with pytest.raises(InputError, match="is no text that could be written"):
+        label_name(os.fsdecode(b"caf\xe9"))
 
 
 def test_one_spelling_of_each_name() -> None:

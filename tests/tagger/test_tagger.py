@@ -12,6 +12,7 @@ from typing import Any
 
 import joblib
 import numpy as np
+import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,10 +23,11 @@ from tiny import same_classifiers as same
 from fewtag import InputError, Tagged, Tagger
 from fewtag.core.calibration import EASE
 from fewtag.core.posterior import Classifiers, Fitted, Pictures, fit_label, unit
+from fewtag.errors import UnavailableError
 from fewtag.pictures.decode import squash, stack
 from fewtag.pictures.files import Picture
 from fewtag.runtime import Network
-from fewtag.tagger.model import Model
+from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import cached_places, encode_stream, items_of, widen
 
 Draw = Callable[..., Image.Image]
@@ -690,9 +692,38 @@ def test_threads_and_batches_give_the_network_the_same_pictures(model: Model, dr
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(InputError, match=r"^there is no device 'gpu'.*'cpu'"):
         Tagger(device="gpu")
-    if "CUDAExecutionProvider" not in __import__("onnxruntime").get_available_providers():
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         with pytest.raises(InputError, match="needs the package onnxruntime-gpu in place of onnxruntime"):
             Tagger(device="cuda").define("dog").predict(np.zeros((8, 8, 3), np.uint8))
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_gpu_that_does_not_work_is_refused_where_it_is_asked_for_and_done_without_elsewhere(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], raises: bool
+) -> None:
+    """onnxruntime-gpu without CUDA's libraries lists the provider, then drops it or fails."""
+    opened, providers = onnxruntime.InferenceSession, ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+    def session(content: bytes, options: object, providers: list[str], enable_fallback: int) -> object:
+        if raises and len(providers) > 1:
+            raise RuntimeError("CUDA failure 100: no CUDA-capable device is detected")
+        return opened(content, options, providers=providers[-1:], enable_fallback=enable_fallback)
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    pixels = np.zeros((2, 3, 32, 32), np.uint8)
+    model = load_model(str(tiny_model), device="cuda")
+    with pytest.raises(InputError, match=r"cannot use device 'cuda' \(.*no (CUDA-capable device|GPU)"):
+        model.encode(pixels)
+    model = load_model(str(tiny_model), device="auto")
+    assert len(model.encode(pixels)) == 2
+    assert (model.network.device, capsys.readouterr().out) == ("cpu", "")
+
+
+def test_a_network_that_fails_is_one_sentence(tiny_model: Path) -> None:
+    with pytest.raises(UnavailableError, match=r"^the network \S+ failed on cpu \(.*\); take fewer pictures") as said:
+        load_model(str(tiny_model)).encode(np.zeros((1, 4, 32, 32), np.uint8))
+    assert "\n" not in str(said.value)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """`fewtag tag --page`: one HTML file with every picture and tag, which loads nothing from elsewhere."""
 
 import io
+import os
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -45,6 +46,17 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] in {"h2", "li"}:
             self.articles[-1][self.open[-1]].append(data)
+
+
+def test_a_name_that_is_no_text_ends_no_page(cli: Cli, bank: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    try:
+        (tmp_path / "in" / os.fsdecode(b"caf\xe9.png")).write_bytes(b"")
+    except OSError:
+        pytest.skip("no file can be called so here")
+    draw(1, "dog").save(tmp_path / "in" / "dog.png")
+    assert cli("tag", bank, "in", "--page", "page.html").code == 1
+    assert [each["h2"] for each in Page("page.html").articles] == [[r"caf\udce9.png"], ["dog.png"]]
 
 
 @pytest.fixture

@@ -8,7 +8,17 @@ import pytest
 from fewtag.errors import InputError
 from fewtag.tagger.stream import Tagged
 from fewtag.tagging.sources import Shard
-from fewtag.tagging.tables import MANIFEST, Counts, Ending, Parts, check_same
+from fewtag.tagging.tables import (
+    MANIFEST,
+    Counts,
+    Ending,
+    Parts,
+    check_same,
+    failures_of,
+    names_in,
+    remove_file,
+    write_file,
+)
 
 SHARDS = [Shard(number, f"digest {number}", 2) for number in range(3)]
 GOOD = Tagged("a.png", ("dog", "sofa"), {"dog": 0.75, "sofa": 0.5})
@@ -111,6 +121,19 @@ def test_a_location_of_fsspecs_is_written_too(ending: Ending) -> None:
     assert parts.finished(SHARDS) == {1: Counts(1, 1)}
     assert Parts(f"memory://{ending}/tags/", ending).manifest() == {"shard": 2}
     assert parts.finished([Shard(1, "other pictures", 2)]) == {}
+
+
+def test_a_list_of_failures_goes_with_the_last_of_them_wherever_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (str(tmp_path / "tags"), "memory://failures/tags"):
+        write_file(failures_of(place), b"image,reason\n")
+        for _ in range(2):
+            remove_file(failures_of(place))
+            assert "tags.failures.csv" not in names_in(place.rpartition("/")[0])
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "it is open")))
+    with pytest.raises(InputError, match=r"cannot remove .*tags\.failures\.csv: it is open; move it away"):
+        remove_file(failures_of(str(tmp_path / "tags")))
 
 
 def test_another_command_in_the_same_folder_is_told_what_differs() -> None:

@@ -21,7 +21,7 @@ from fewtag.errors import InputError
 from fewtag.pictures.files import encoded_bytes
 from fewtag.tagger.stream import Item
 from fewtag.tagging import parquet, sources
-from fewtag.tagging.sources import Source, open_source
+from fewtag.tagging.sources import Entry, Source, open_source
 
 Cli = Callable[..., Any]
 NAMES = ["b, c.png", 'sub/"q"\n.JPG', "sub/deep/ä.png", "z.webp"]
@@ -149,12 +149,29 @@ def test_a_folder_of_tables_holds_bytes(photos: Path, tmp_path: Path) -> None:
     data = (photos / "z.webp").read_bytes()
     write(tmp_path / "lists" / "a.parquet", bytes=[data] * 4)
     write(tmp_path / "lists" / "b.parquet", bytes=[data], image=["mine.webp"])
-    write(tmp_path / "lists" / "c.parquet", image=[{"bytes": data, "path": "hugging.webp"}])
+    rows = [{"bytes": data, "path": "hugging.webp"}, {"bytes": None, "path": str(photos / "z.webp")}]
+    write(tmp_path / "lists" / "c.parquet", image=rows)
     write(tmp_path / "lists" / "_notes" / "d.parquet", bytes=[data])
     found = open_source([str(tmp_path / "lists")])
-    assert len(found) == 6
-    assert names(found) == [*(f"a.parquet#{row}" for row in range(4)), "mine.webp", "hugging.webp"]
+    assert len(found) == 7
+    assert names(found) == [
+        *(f"a.parquet#{row}" for row in range(4)),
+        "mine.webp",
+        "hugging.webp",
+        str(photos / "z.webp"),
+    ]
     assert all_read(found)
+
+
+def test_a_sample_is_drawn_by_chance_and_the_same_each_time(tmp_path: Path) -> None:
+    """The one of shards of a picture each, as tables in the world have it in their records."""
+    source = Source([Entry(f"{number}.png", f"{number}.png") for number in range(100)])
+    chosen = np.random.default_rng(0).choice(100, 16, replace=False)
+    assert [item.name for item in source.sample(16, 4)] == [f"{number}.png" for number in sorted(chosen)]
+    assert len(Source(source.entries[:5]).sample(16, 4)) == 5
+    table = open_source([str(write(tmp_path / "list.parquet", path=[f"{row}.png" for row in range(100)]))])
+    assert [item.name for item in table.sample(16, 4)] == [item.name for item in table.sample(16, 3)]
+    assert len(table.sample(16, 4)) == 16
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 100])

@@ -11,7 +11,7 @@ import pytest
 from tiny import count_encoded, draw, write_tiny_model
 
 from fewtag import cache as cache_module
-from fewtag.cache import FILE, Space
+from fewtag.cache import FILE, ArrayRows
 from fewtag.cache_upkeep import CacheUpkeep
 
 Cli = Callable[..., Any]
@@ -83,13 +83,13 @@ def test_another_model_does_not_take_these_places_for_its_own(
 
 
 def test_several_are_looked_up_at_once(cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    get_many, asked = Space.get_many, list[int]()
+    get_many, asked = ArrayRows.get_many, list[int]()
 
-    def counting(space: Space, digests: Any) -> Any:
+    def counting(space: ArrayRows, digests: Any) -> Any:
         asked.append(len(digests))
         return get_many(space, digests)
 
-    monkeypatch.setattr(Space, "get_many", counting)
+    monkeypatch.setattr(ArrayRows, "get_many", counting)
     for number in range(40):
         draw(number, "dog").save(photos / f"{number}.png")
     tagged(cli, bank, photos, "--batch", 16)

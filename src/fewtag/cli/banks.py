@@ -172,7 +172,7 @@ def read_shown(
     Rows that are as `tag` wrote them say what the tagger thinks, not what a person saw, and its mistakes would stay:
     they are left out unless a person looked at `all_rows`.
     """
-    from fewtag.tagging.examples import read_examples
+    from fewtag.tagging.examples import read_examples, without_guesses
 
     sets = [each for each in sources if each.suffix.lower() == ".json"]
     if sets and len(sets) < len(sources):
@@ -182,11 +182,9 @@ def read_shown(
 
         return [example for each in sets for example in read_set(each, root, complete=complete)]
     shown = read_examples(sources, labels, root, absent=absent, complete=complete)
-    own = [each for each in shown if not each.guessed]
-    if all_rows or len(own) == len(shown):
+    own, told = without_guesses(shown)
+    if all_rows or not told:
         return shown
-    left_out = len(shown) - len(own)
-    told = f"{plural(left_out, 'row')} as `fewtag tag` wrote {'it' if left_out == 1 else 'them'}"
     if not own:
         raise InputError(f"the table has nothing but {told}; mend it, or say --all-rows if you looked at all")
     print(f"fewtag: left out {told}; --all-rows learns these too, if you looked at them", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The command that looks after the feature cache, and the option that names its folder."""
+"""The command that looks after the caches, of features and of thumbnails."""
 
 import json
 from contextlib import closing
@@ -24,11 +24,12 @@ def cache(
     """Tell what is kept of pictures seen before: features, decoded pictures, the places that tagging looks at, and the
     studio's thumbnails.
 
-    What was used least recently goes when all together takes more than 10GB, or what FEWTAG_CACHE_LIMIT says;
-    thumbnails have 2GB of their own.
+    What was used least recently goes when it takes more than 10GB, or what FEWTAG_CACHE_LIMIT says; thumbnails have 2GB
+    of their own.
 
     Example: fewtag cache --prune 2GB
     """
+    from fewtag.cache import PRIVATE_LIMIT
     from fewtag.cache_upkeep import CacheUpkeep
     from fewtag.files import cache_limit, format_size, parse_size, user_cache_folder
 
@@ -50,9 +51,9 @@ def cache(
             space._asdict() | {"used": datetime.fromtimestamp(space.used).isoformat(" ", "seconds")}
             for space in opened.contents()
         ]
-        total = opened.size
+        features, thumbnails = opened.sizes
     if as_json:
-        facts = {"place": str(folder), "limit": cache_limit(), "total": total}
+        facts = {"place": str(folder), "limit": cache_limit(), "total": features + thumbnails}
         print(json.dumps({**facts, **done, "spaces": spaces}, indent=2))
         return
     rows = {str(number): space | {"bytes": format_size(space["bytes"])} for number, space in enumerate(spaces, 1)}
@@ -61,4 +62,6 @@ def cache(
         typer.echo(f"{format_size(done['freed'])} freed")
     if "damaged" in done:
         typer.echo(f"{done['damaged']} damaged rows dropped" if done["damaged"] else "every row is sound")
-    typer.echo(f"{folder}: {format_size(total)} of at most {format_size(cache_limit())}")
+    typer.echo(f"{folder}: {format_size(features)} of at most {format_size(cache_limit())}")
+    if thumbnails:
+        typer.echo(f"thumbnails: {format_size(thumbnails)} of at most {format_size(PRIVATE_LIMIT)}")

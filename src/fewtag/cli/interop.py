@@ -195,7 +195,7 @@ def _of_bank(source: Path, photos: Path, threshold: float | None, device: str) -
     paired = paired_raws([Path(each.name) for each in pictures.entries])
 
     def rows() -> Iterator[tuple[str, Path, Sequence[str] | InputError]]:
-        for item, row in tag_rows(source, [str(photos)], options):
+        for item, row in tag_rows(source, pictures, options):
             if not row.failure:
                 yield row.image, folder / item.name, row.tags
             elif Path(item.name) not in paired:  # else the tags are beside what was made of the RAW file

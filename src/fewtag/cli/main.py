@@ -94,7 +94,10 @@ def main() -> None:
         _say(f'fewtag: this needs {error.name}, which is not installed; run: pip install "fewtag[research]"')
         raise SystemExit(2) from None
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EIO, errno.EPIPE} or error.filename is not None:
+        if error.filename is not None:
+            _say(f"fewtag: {printable(str(error.filename))}: {error.strerror}; check the path and its permissions")
+            raise SystemExit(2) from None
+        if error.errno not in {errno.ENOSPC, errno.EIO, errno.EPIPE}:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what waits to be written goes nowhere
         if error.errno != errno.EPIPE:  # else nobody reads on, which is nobody's mistake

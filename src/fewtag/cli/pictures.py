@@ -216,7 +216,7 @@ def check(
     ],
     root: Root = None,
     all_rows: Annotated[
-        bool, typer.Option("--all-rows", help="A table that `tag` wrote is right, though nobody changed it.")
+        bool, typer.Option("--all-rows", help="Of a table that `tag` wrote, rows that nobody changed are right, too.")
     ] = False,
     prior: Annotated[
         str | None,
@@ -247,7 +247,7 @@ def check(
     """
     from fewtag.tagger.tagger import Tagger
     from fewtag.tagging.check import check_bank, shares_of
-    from fewtag.tagging.examples import missing, read_examples
+    from fewtag.tagging.examples import missing, read_examples, without_guesses
     from fewtag.tagging.run import Options
 
     setting = set_thresholds or set_priors
@@ -257,8 +257,12 @@ def check(
     shown = read_examples([truth], root=root, complete=True)
     if not skip_bad and (error := missing(shown)):
         raise InputError(f"{error} (--skip-bad leaves out what cannot be read)")
-    if all(each.guessed for each in shown) and not all_rows:
+    own, guesses = without_guesses(shown)
+    if not own and not all_rows:
         raise InputError(f"{truth} is as `fewtag tag` wrote it, no truth; mend it, or give --all-rows if it is right")
+    if guesses and not all_rows:
+        shown = own
+        print(f"fewtag: left out {guesses}; --all-rows counts these too, if they are right", file=sys.stderr)
     tagger = Tagger.load(bank)
     with Bars() as bars:
         shares = shares_of(shown, tagger, Options(prior=asked, cache=kept), bars.begin)
@@ -337,6 +341,9 @@ def export(
     ] = None,
     root: Root = None,
     boxes: Annotated[bool, typer.Option("--boxes", help="coco: a box around the whole picture for each tag.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files that `export` did not write, or that were changed since.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a bank as an ONNX graph and its labels, to tag without fewtag; or a table as a data set.
@@ -366,16 +373,18 @@ def export(
         raise InputError(f"{source} is a table; say which data set to make of it, such as --as coco")
     if form in EVERY_FORM:
         refuse_given({"--int8": int8, "--check": check}, f"is for a bank's graph, not for --as {form}; leave it out")
-        files = export_set(source, folder, form, root, boxes=boxes)
+        files = export_set(source, folder, form, root, boxes=boxes, force=force)
         typer.echo(json.dumps({"files": list(map(str, files))}) if as_json else ", ".join(map(str, files)))
         return
     refuse_given({"--root": root}, f"is for a table, not for --as {form}; leave it out")
     if form == "onnx-fixed":
         refuse_given({"--int8": int8}, "does not go with --as onnx-fixed; leave it out")
-    _export_graph(source, folder, check, fixed=form == "onnx-fixed", int8=int8, as_json=as_json)
+    _export_graph(source, folder, check, fixed=form == "onnx-fixed", int8=int8, force=force, as_json=as_json)
 
 
-def _export_graph(bank: Path, folder: Path, check: Path | None, *, fixed: bool, int8: bool, as_json: bool) -> None:
+def _export_graph(
+    bank: Path, folder: Path, check: Path | None, *, fixed: bool, int8: bool, force: bool, as_json: bool
+) -> None:
     from fewtag.files import format_size
     from fewtag.tagger.export import GRAPH, INT8, LABELS, export_fixed
     from fewtag.tagger.export import export as export_tagger
@@ -387,9 +396,9 @@ def _export_graph(bank: Path, folder: Path, check: Path | None, *, fixed: bool, 
     with Bars() as bars:
         advance = bars.begin("comparing", len(compared)) if compared else lambda _count: None
         if fixed:
-            done = export_fixed(tagger, folder, pictures=compared, advance=advance)
+            done = export_fixed(tagger, folder, pictures=compared, advance=advance, force=force)
         else:
-            done = export_tagger(tagger, folder, int8=int8, pictures=compared, advance=advance)
+            done = export_tagger(tagger, folder, int8=int8, pictures=compared, advance=advance, force=force)
     if as_json:
         print(json.dumps({"bank": str(bank), "folder": str(folder), **asdict(done)}))
         return

@@ -65,6 +65,8 @@ def fit(
 
     if unlabelled:
         pictures = [Picture(found.path, name=str(found.path)) for folder in base for found in walk(folder)]
+        if not pictures:
+            raise InputError(f"there are no pictures in {', '.join(map(str, base))}; name folders that have some")
         shown: list[frozenset[str]] = [frozenset()] * len(pictures)
     else:
         examples = read_examples(base)
@@ -199,22 +201,23 @@ def draws(
     data: DataFolder = None,
     only: Only = None,
     changes: Changes = None,
+    seed: Annotated[int, typer.Option(help="Of the draws; that of a recipe's training does not count.")] = 0,
 ) -> None:
-    """Draw the test episodes of a recipe's runs from the seed and save them as protocol files, pictures by id."""
+    """Draw the test episodes of a recipe's runs from a seed and save them as protocol files, pictures by id."""
     from fewtag.research.data.sampling import save_draws
 
     for path, (file, settings, phase) in _draws_files(_recipes(recipe, changes, only, data), out).items():
         experiment, evaluation = _experiment(settings, file, data), settings.evaluation
         save_draws(
             path,
-            experiment.sample_draws(phase, settings.seed),
+            experiment.sample_draws(phase, seed),
             experiment.phase(phase),
             split=settings.data.split,
             phase=phase,
             sampling=evaluation.sampling,
             shots=evaluation.shots,
             queries=evaluation.queries,
-            seed=settings.seed,
+            seed=seed,
         )
         typer.echo(path)
 
@@ -238,7 +241,7 @@ def _draws_files(recipes: "list[tuple[Path, Recipe]]", out: Path) -> "dict[Path,
 def _asked(settings: "Recipe") -> tuple[object, ...]:
     """What draws depend on."""
     evaluation = settings.evaluation
-    return settings.data, settings.seed, evaluation.sampling, evaluation.episodes, evaluation.queries
+    return settings.data, evaluation.sampling, evaluation.episodes, evaluation.queries
 
 
 def report(
@@ -322,8 +325,11 @@ def explain_run(folder: Path, image: Path, labels: Sequence[str], out: Path, dat
     from fewtag.research.methods.word_attention import WordAttention
     from fewtag.tagger.explain import save_heat, stretch
 
-    recipe = Recipe.model_validate(read_facts(folder / "best.safetensors")["recipe"])
-    if not issubclass(METHODS[recipe.method.name], WordAttention):
+    try:
+        recipe = Recipe.model_validate(read_facts(folder / "best.safetensors")["recipe"])
+    except ValueError as error:
+        raise InputError(f"{folder} was trained by a recipe of another version of fewtag; train it again") from error
+    if not issubclass(METHODS.get(recipe.method.name, object), WordAttention):
         raise InputError(f"the method {recipe.method.name!r} of {folder} has no attention to show; word-attention has")
     experiment = Experiment(recipe, data or Path(), data or Path())
     picture = Picture(image)

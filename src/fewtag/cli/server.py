@@ -206,7 +206,7 @@ def _opening(
     folder: Path, pictures: Sequence[Path], model: str | None, words: str | None, device: str, cache: Path | None
 ) -> "tuple[Callable[[Decoders], Studio], First]":
     """How the studio is opened, and what its page shows before; the project is at once, and refused if it cannot be."""
-    from fewtag.studio import first
+    from fewtag.studio import first_page
     from fewtag.studio.project import Project, picture_folders
 
     assert cache is not None
@@ -218,7 +218,7 @@ def _opening(
 
         return Studio.open(project, pictures, model=model, words=words, device=device, cache=cache)
 
-    return opened, partial(first.read, project, cache, folders, model, words)
+    return opened, partial(first_page.read, project, cache, folders, model, words)
 
 
 def _is_project(folder: Path) -> bool:
@@ -327,6 +327,9 @@ def _run(
                 # one that is kept would stay in a log
                 shown = "" if bound.keeps_token else f"/#token={bound.token}"
                 typer.echo(f"{what} {bound.url}{shown}")
+                if bound.keeps_token:
+                    how = "send it with every request" if page is None else "the page asks for it"
+                    typer.echo(f"its token is the one that you keep (--token-file, FEWTAG_TOKEN); {how}")
                 typer.echo("end it with Ctrl-C")
             if browser:
                 import threading

@@ -60,7 +60,7 @@ def check_page(page: Path, out: str | None = None) -> None:
 
 Cache = Annotated[
     Path | None,
-    typer.Option("--cache", metavar="DIR", help="Where features and decoded pictures are kept.", show_default=False),
+    typer.Option("--cache", metavar="DIR", help="Folder of the feature cache.", show_default=False),
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither look in the cache nor keep anything.")]
 

@@ -263,13 +263,14 @@ def best_threshold(
 ) -> float:
     """The highest threshold whose F1 over all pairs of image and label is the best, but for some slack.
 
-    Halfway between two neighbours.
+    Halfway between two neighbours: what is equally likely is given together or not at all.
     """
     order = np.argsort(-probabilities, kind="stable")
     each = np.ones(len(order)) if weights is None else weights[order]
     ranked, right = probabilities[order].astype(np.float64), np.cumsum(each * shown[order])
     f1 = 2 * right / (np.cumsum(each) + right[-1])
-    best = int(np.flatnonzero(f1 >= f1.max() - slack)[0])
+    ends = np.flatnonzero(np.diff(ranked, append=-np.inf))
+    best = int(ends[f1[ends] >= f1[ends].max() - slack][0])
     below = ranked[best + 1] if best + 1 < len(ranked) else 0.0
     return float((ranked[best] + below) / 2)
 

@@ -34,8 +34,6 @@ LABELS_AT_ONCE = 1000
 """With more, what lies between places and scores leaves the processor's cache, and a label takes twice as long."""
 COMPARED = 0.75
 """Part of the variance within a label that is left when pictures are compared with others (by validation labels)."""
-OTHERS = 64
-"""Pictures that a name is compared by: more change nothing much."""
 NEWTON_STEPS = 50
 TOLERANCE = 1e-8
 """Of the dual weights, in a Newton step: where it stops."""
@@ -290,19 +288,20 @@ def fit_label(
     word: NDArray[np.float32] | None,
     strengths: Strengths,
     evidence: NameEvidence,
-    asked: NDArray[np.bool_] | None = None,
+    compared: NDArray[np.bool_] | None = None,
     *,
     leave_out: bool = False,
 ) -> Fitted:
     """One label's classifier from pictures that show it or do not, each with its weight, and what its name suggests.
 
-    Pictures that were `asked` about look like the label more often than others do: the name is not compared by them.
+    The name is judged by how much better it suits the pictures that show the label than those that are `compared`: all
+    others, where nothing is said.
     """
     first = slice(int(shown.sum()))  # where those that show it come first, nothing need be copied
     yes = pictures.take(first if shown[first].all() else shown)
     trust = 1.0
     if word is not None and len(yes.places):
-        others = np.flatnonzero(~shown if asked is None else ~(shown | asked))[:OTHERS]
+        others = np.flatnonzero(~shown if compared is None else compared)
         scores = pictures.take(others).scores(word, strengths)
         trust = evidence.trust(yes.scores(word, strengths), scores, weights[others])
     guide = prototype(yes, word, trust, strengths)

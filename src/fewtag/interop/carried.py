@@ -125,10 +125,14 @@ class Folders:
         names, stem = self.names(picture.parent), picture.stem.casefold()
         own = names.get(f"{picture.name}{ENDING}".casefold(), [])
         shared = names.get(f"{stem}{ENDING}", [])
-        endings = IMAGE_ENDINGS | UNREADABLE_ENDINGS
-        twins = any(f"{stem}{ending}" in names for ending in endings if ending != picture.suffix.lower())
-        apart = (own, shared) if twins else ([*own, *shared], [])
+        apart = (own, shared) if self.has_twin(picture) else ([*own, *shared], [])
         return [picture.parent / name for name in apart[0]], [picture.parent / name for name in apart[1]]
+
+    def has_twin(self, picture: Path) -> bool:
+        """Whether another picture beside it has the same name but for its ending, and so a claim to photo.xmp."""
+        names, stem = self.names(picture.parent), picture.stem.casefold()
+        endings = (IMAGE_ENDINGS | UNREADABLE_ENDINGS) - {picture.suffix.lower()}
+        return any(f"{stem}{ending}" in names for ending in endings)
 
     def raws(self, picture: Path) -> list[Path]:
         """Sidecars of a RAW file of the same picture: photo.cr2.xmp of photo.jpg."""

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,7 +14,7 @@ from xml.sax.saxutils import quoteattr
 
 from fewtag import __version__
 from fewtag.errors import InputError
-from fewtag.files import make_folder, read_json, write_atomically
+from fewtag.files import digest, make_folder, read_json, write_atomically
 from fewtag.pictures.decode import open_encoded
 from fewtag.pictures.files import Picture, is_image_name
 from fewtag.tagger.stream import Tagged
@@ -23,6 +24,8 @@ from fewtag.tagging.tables import read_record
 
 LOCAL_FILES = "/data/local-files/?d="
 """Label Studio's address of a file under its LOCAL_FILES_DOCUMENT_ROOT."""
+RECORD = ".fewtag-export.json"
+"""Digests of the files that were exported to a folder: what a person changed since then is not replaced."""
 
 
 @dataclass(frozen=True)
@@ -44,32 +47,60 @@ class Set:
         return self.paths.get(row.image, (self.root / row.image).absolute())
 
 
-def export_set(table: Path, folder: Path, form: str, root: Path | None = None, *, boxes: bool = False) -> list[Path]:
+def export_set(
+    table: Path, folder: Path, form: str, root: Path | None = None, *, boxes: bool = False, force: bool = False
+) -> list[Path]:
     """A table that `tag` wrote, in another program's format, into a folder; answers with the files."""
     place = root or tagged_folder(table) or table.parent
     rows = [replace(row, image=name_in(place, row.image)) for row in read_tagged(table)]
     given = Set(rows, place, boxes)
-    return write_set(given, folder, _megadetector(given, table) if form == "megadetector" else form)
+    made = _megadetector(given, table) if form == "megadetector" else form
+    return write_set(given, folder, made, force=force)
 
 
-def write_set(given: Set, folder: Path, form: str | Mapping[str, Any]) -> list[Path]:
-    """Files of a format, or with these contents, into a folder; answers with their paths."""
+def write_set(given: Set, folder: Path, form: str | Mapping[str, Any], *, force: bool = False) -> list[Path]:
+    """Files of a format, or with these contents, into a folder; answers with their paths.
+
+    Refuses to replace what was not exported to it, or was changed since, unless by `force`.
+    """
+    contents = FORMS[form](given) if isinstance(form, str) else form
+    texts = {
+        name: (each if isinstance(each, str) else json.dumps(each, ensure_ascii=False, indent=1) + "\n").encode()
+        for name, each in contents.items()
+    }
+    sums = _sums_for(folder, texts, force=force)
     make_folder(folder)
-    contents = FORMS[form](given, folder) if isinstance(form, str) else form
-    for name, content in contents.items():
-        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, indent=1) + "\n"
-        write_atomically(folder / name, text.encode())
-    return [folder / name for name in contents]
+    if form == "imagefolder" and folder.resolve() != given.root.resolve():
+        for row in given.rows:
+            _copy(given.path(row), folder / _below(given.root, row.image))
+    write_atomically(folder / RECORD, json.dumps(sums, indent=1).encode())
+    for name, text in texts.items():
+        write_atomically(folder / name, text)
+    return [folder / name for name in texts]
 
 
-def _imagefolder(given: Set, folder: Path) -> dict[str, Any]:
+def _sums_for(folder: Path, texts: Mapping[str, bytes], *, force: bool) -> dict[str, list[str]]:
+    """What the folder's record is to say, before these take their places; refuses to replace somebody else's files."""
+    record, noted = folder / RECORD, dict[str, list[str]]()
+    with suppress(OSError, ValueError, RecursionError, AttributeError):
+        noted = {str(name): list(sums) for name, sums in json.loads(record.read_bytes()).items() if sums}
+    for name, text in texts.items():
+        path, new = folder / name, digest(text)
+        there = digest(path.read_bytes()) if path.exists() else new
+        ours = there in (new, *noted.get(name, ()))
+        if not ours and not force:
+            raise InputError(
+                f"{path} exists and is not what fewtag wrote there; name another folder, or replace it by --force"
+            )
+        noted[name] = list(dict.fromkeys([new, there] if ours else [new]))  # after a kill in between, either is ours
+    return noted
+
+
+def _imagefolder(given: Set) -> dict[str, Any]:
     """`load_dataset("imagefolder", data_dir=…)`: a line a picture, beside the pictures, which are copied if need be."""
     lines = []
     for row in given.rows:
-        name = _below(given.root, row.image)
-        if folder.resolve() != given.root.resolve():
-            _copy(given.path(row), folder / name)
-        facts: dict[str, Any] = {"file_name": name, "labels": list(row.tags)}
+        facts: dict[str, Any] = {"file_name": _below(given.root, row.image), "labels": list(row.tags)}
         lines.append(json.dumps(facts | ({"scores": dict(row.scores)} if row.scores else {}), ensure_ascii=False))
     return {"metadata.jsonl": "\n".join(lines) + "\n"}
 
@@ -95,7 +126,7 @@ def _copy(source: Path, target: Path) -> None:
         raise InputError(f"cannot copy image {source}: {error.strerror}; check --root") from error
 
 
-def _fiftyone(given: Set, _: Path) -> dict[str, Any]:
+def _fiftyone(given: Set) -> dict[str, Any]:
     """`fo.Dataset.from_dir(…, fo.types.FiftyOneImageClassificationDataset)`: pictures stay where they are."""
     labels = {
         str(given.path(row)): [
@@ -106,7 +137,7 @@ def _fiftyone(given: Set, _: Path) -> dict[str, Any]:
     return {"labels.json": {"classes": given.labels, "labels": labels}}
 
 
-def _label_studio(given: Set, _: Path) -> dict[str, Any]:
+def _label_studio(given: Set) -> dict[str, Any]:
     """Tasks to import, each with its tags as a prediction, and the labelling interface that they are for."""
     version = f"fewtag {__version__}"
     tasks = []
@@ -124,7 +155,7 @@ def _label_studio(given: Set, _: Path) -> dict[str, Any]:
     return {"tasks.json": tasks, "interface.xml": interface}
 
 
-def _coco(given: Set, _: Path) -> dict[str, Any]:
+def _coco(given: Set) -> dict[str, Any]:
     """Labels of whole pictures: annotations without a box, unless one is asked for."""
     numbers = {label: number for number, label in enumerate(given.labels, 1)}
     images, annotations = [], list[dict[str, Any]]()
@@ -165,7 +196,7 @@ def _megadetector(given: Set, table: Path) -> dict[str, Any]:
     return {"detections.json": found}
 
 
-FORMS: dict[str, Callable[[Set, Path], dict[str, Any]]] = {
+FORMS: dict[str, Callable[[Set], dict[str, Any]]] = {
     "imagefolder": _imagefolder,
     "fiftyone": _fiftyone,
     "label-studio": _label_studio,

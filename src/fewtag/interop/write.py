@@ -20,7 +20,7 @@ from fewtag.interop.carried import ENDING, Folders, read_embedded, read_sidecar,
 from fewtag.interop.keywords import NO_TAGS
 from fewtag.interop.xmp import EMPTY, MOST_BYTES, Packet, Wanted, rewrite
 from fewtag.pictures.decode import decode, pixel_digest
-from fewtag.pictures.files import Picture, walk
+from fewtag.pictures.files import Picture, as_text, walk, walk_files
 from fewtag.pictures.prefetch import Begin, batches, unwatched
 
 PART = ".fewtag-part"
@@ -135,24 +135,24 @@ def _carry_out(
     # one process at a time writes under a folder; the lock lies in the user's cache, not among the pictures
     lock = user_cache_folder() / "writing" / digest(str(root.resolve()))[:16]
     with locked(lock, seconds=0.5, what=root), ThreadPoolExecutor(_THREADS) as pool:
-        for folder, name in _walk(root) if not options.dry_run else ():
-            if name.startswith(".") and PART in name:  # what a kill left half-written
+        for path in _files(root) if not options.dry_run else ():
+            if path.name.startswith(".") and PART in path.name:  # what a kill left half-written
                 with suppress(OSError):
-                    Path(folder, name).unlink()
+                    path.unlink()
 
         def put(some: Sequence[Change]) -> list[Change]:
             return _put_embedded(some, back=back) if options.embed else list(pool.map(_put, some))
 
-        changed = set[Path]()
+        changed, seen = set[Path](), set[str]()
         for group in batches(iter(plans), _AT_ONCE):
-            planned = list(pool.map(_planned, group))
+            planned = [change for change in pool.map(_planned, group) if _is_first(change, seen)]
             done = planned if options.dry_run else put(planned)
             for change in done:
                 report.count(change)
                 options.tell(change)
                 if change.changes:
                     changed.add(change.path.parent)
-            advance(len(done))
+            advance(len(group))
         if not options.dry_run:
             for changed_folder in changed:  # the files themselves are on disk: now so are their names
                 sync_to_disk(changed_folder)
@@ -167,6 +167,15 @@ def _planned(plan: tuple[str, Plan]) -> Change:
         return Change(name, Path(name), None, None, str(error))
 
 
+def _is_first(change: Change, seen: set[str]) -> bool:
+    """Whether no change of the same file came before it: by a link to a folder a picture has several names."""
+    if change.failure:
+        return True
+    known = len(seen)
+    seen.add(os.path.realpath(change.path))
+    return len(seen) > known
+
+
 def _plan_sidecar(folders: Folders, name: str, picture: Path, wanted: Wanted, *, adobe_names: bool) -> Change:
     own, shared = folders.sidecars(picture)
     if len(own) > 1:
@@ -174,8 +183,8 @@ def _plan_sidecar(folders: Folders, name: str, picture: Path, wanted: Wanted, *,
             f"{name} has two sidecars, {own[0].name} and {own[1].name}, and programs differ in which they read; "
             "keep one of them"
         )
-    new = picture.with_suffix(ENDING) if adobe_names and not shared else picture.with_name(f"{picture.name}{ENDING}")
-    path = own[0] if own else new
+    alone = adobe_names and not folders.has_twin(picture)
+    path = own[0] if own else picture.with_suffix(ENDING) if alone else picture.with_name(f"{picture.name}{ENDING}")
     before = read_sidecar(path) if own else None
     if before is None and not wanted.labels:
         return Change(name, path, None, None)
@@ -217,15 +226,18 @@ def _sidecars(root: Path) -> list[Path]:
     """All under a folder that hold our ledger; of a picture its own."""
     if not root.is_dir():
         return [path for path in chain(*Folders().sidecars(root)) if _is_ours(path)]
-    paths = (Path(folder, name) for folder, name in _walk(root) if name.casefold().endswith(ENDING))
-    return [path for path in paths if _is_ours(path)]
+    return sorted(path for path in _files(root) if path.name.casefold().endswith(ENDING) and _is_ours(path))
 
 
-def _walk(root: Path) -> Iterator[tuple[str, str]]:
-    """The files under a folder, but in hidden ones; those beside a picture."""
-    for folder, inside, names in os.walk(root if root.is_dir() else root.parent, followlinks=True):
-        inside[:] = sorted(name for name in inside if not name.startswith(".")) if root.is_dir() else []
-        yield from ((folder, name) for name in sorted(names))
+def _files(root: Path) -> Iterator[Path]:
+    """Those under a folder, or beside a picture."""
+    if root.is_dir():
+        found = (entry for _, entry in walk_files(root) if not isinstance(entry, OSError))
+        return (Path(entry.path) for entry in found if entry.is_file())
+    try:
+        return (path for path in list(root.parent.iterdir()) if path.is_file())
+    except OSError:
+        return iter(())
 
 
 def _is_ours(path: Path) -> bool:
@@ -240,7 +252,7 @@ def _put(change: Change) -> Change:
     if not change.changes:
         return change
     path = change.path.resolve() if change.path.is_symlink() else change.path
-    part = path.with_name(f".{path.name}{PART}")
+    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     try:
         now = path.read_bytes() if path.exists() else None
         if now != change.before:
@@ -279,19 +291,27 @@ def _put_embedded(changes: Sequence[Change], *, back: bool) -> list[Change]:
         lines, parts, failures = list[str](), list[tuple[Path, Path | None]](), dict[str, str]()
         for number, each in enumerate(pictures):
             there = each.path.resolve()
-            part, again = there.with_name(f".{number}{PART}{there.suffix}"), Path(folder, f"back{number}{there.suffix}")
+            part = there.with_name(f".{os.getpid()}-{number}{PART}{there.suffix}")
+            again = Path(folder, f"back{number}{there.suffix}")
             parts.append((part, None if back else again))
-            if "\n" not in str(there):
+            if not _unspeakable(there):
                 lines += _arguments(there, part, each.after, folder)
                 lines += [] if back else _arguments(part, again, each.before, folder)
         arguments = Path(folder, "arguments.txt")
         arguments.write_text("\n".join(lines), encoding="utf-8")
-        said = subprocess.run(["exiftool", "-@", str(arguments)], capture_output=True, text=True, check=False).stderr
+        done = subprocess.run(["exiftool", "-@", str(arguments)], capture_output=True, check=False)
+        said = done.stderr.decode("utf-8", "replace")
         for each, (part, undone) in zip(pictures, parts, strict=True):
             failures[each.image] = _take_place(each, part, undone, said)
             with suppress(OSError):
                 part.unlink(missing_ok=True)
         return [replace(change, failure=failures.get(change.image, change.failure)) for change in changes]
+
+
+def _unspeakable(path: Path) -> str:
+    """Why a path cannot stand in a line of a text file."""
+    text = str(path)
+    return "has a line break" if "\n" in text else "has what is no text" if as_text(text) != text else ""
 
 
 def _arguments(source: Path, target: Path, packet: bytes | None, folder: str) -> list[str]:
@@ -305,8 +325,8 @@ def _arguments(source: Path, target: Path, packet: bytes | None, folder: str) ->
 
 def _take_place(each: Change, part: Path, undone: Path | None, said: str) -> str:
     picture, instead = each.path.resolve(), "write a sidecar without --embed"
-    if "\n" in str(picture):
-        return f"{each.image!r} has a line break in its name; rename it"
+    if why := _unspeakable(picture):
+        return f"{each.image!r} {why} in its name; rename it"
     try:
         if not part.exists():
             why = next((line for line in said.splitlines() if str(picture) in line or part.name in line), said)

@@ -41,6 +41,8 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
+DECODING = 1
+"""Counts the changes of this module by which a picture's pixels become others: a cache keeps those apart."""
 _END_OF_IMAGE = b"\xff\xd9"
 THUMBNAIL = 336
 _ROWS_AT_ONCE = 256

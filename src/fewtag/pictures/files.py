@@ -45,13 +45,15 @@ def is_image_name(name: str) -> bool:
 
 def own_entries(folder: Path) -> list[Path]:
     """What lies in a folder, by name, but for hidden files and for what devices and archives put there."""
-    return sorted(
-        each for each in folder.iterdir() if not each.name.startswith(".") and each.name.lower() not in OTHERS_FOLDERS
-    )
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise InputError(f"cannot read the folder {folder}: {error.strerror}; check its permissions") from error
+    return [each for each in entries if not each.name.startswith(".") and each.name.lower() not in OTHERS_FOLDERS]
 
 
-def judge_name(name: str) -> str | None:
-    """Whether a file is a picture by its name: None for none, else why it is not read, or nothing."""
+def why_unreadable(name: str) -> str | None:
+    """By a file's name alone. None: no picture. '': a picture we read. Else why we cannot read it."""
     ending = Path(name).suffix.lower()
     if ending in UNREADABLE_ENDINGS:
         return f"image {name} is of a kind that is not read ({ending}); convert it to JPEG"
@@ -127,43 +129,63 @@ def archived(path: Path) -> Iterator[tuple[str, int, int]]:
 def walk(folder: Path) -> list[Picture]:
     """The pictures of a folder and its sub-folders, also those that cannot be read: then `problem` says why.
 
-    Sorted by name, which is from the folder, with slashes; links are followed, but not round in circles.
+    Sorted by name, which is from the folder, with slashes.
     """
-    return sorted(_walk(folder, "", frozenset()), key=lambda found: found.name)
+    found = []
+    for name, entry in walk_files(folder):
+        if isinstance(entry, OSError):
+            if not name:
+                raise InputError(f"cannot read the folder {folder}: {entry.strerror}; check its permissions") from entry
+            if name.endswith("/"):
+                why = f"cannot read the folder: {entry.strerror}; check its permissions"
+                found.append(Picture(folder / name, name=name, problem=why))
+            elif is_image_name(name):
+                why = f"cannot read image {name}: {entry.strerror}; mend the link"
+                found.append(Picture(folder / name, name=name, problem=why))
+        elif not entry.name.startswith(".") and (problem := _why_unreadable(entry)) is not None:
+            found.append(Picture(folder / name, name=name, problem=problem))
+    return sorted(found, key=lambda each: each.name)
 
 
-def _walk(folder: Path, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[Picture]:
+def walk_files(folder: Path) -> Iterator[tuple[str, os.DirEntry[str] | OSError]]:
+    """What lies under a folder and is none itself, by its name from there, with slashes; hidden files, too.
+
+    Or why it cannot be looked at: of a folder, whose name ends in a slash, and of a link to itself. Links are followed,
+    but not round in circles, and neither hidden folders nor those of other programs are entered.
+    """
+    yield from _walk_files(folder, "", frozenset())
+
+
+def _walk_files(
+    folder: Path, prefix: str, above: frozenset[tuple[int, int]]
+) -> Iterator[tuple[str, os.DirEntry[str] | OSError]]:
     try:
         status = folder.stat()
         if (status.st_dev, status.st_ino) in above:
             return
         with os.scandir(folder) as listing:
-            entries = [entry for entry in listing if not entry.name.startswith(".")]
+            entries = list(listing)
     except OSError as error:
-        if not prefix:
-            raise InputError(f"cannot read the folder {folder}: {error.strerror}; check its permissions") from error
-        problem = f"cannot read the folder: {error.strerror}; check its permissions"
-        yield Picture(folder, name=prefix, problem=problem)
+        yield prefix, error
         return
     # where the system numbers no files, a folder is known by its depth alone: the path ends somewhere
     inside = above | {(status.st_dev, status.st_ino)} if status.st_ino else above
     for entry in entries:
-        name, path = f"{prefix}{entry.name}", folder / entry.name
+        name = f"{prefix}{entry.name}"
         try:
-            if entry.is_dir():
-                if entry.name.lower() not in OTHERS_FOLDERS:
-                    yield from _walk(path, f"{name}/", inside)
-            elif (judged := _judge(entry)) is not None:
-                yield Picture(path, name=name, problem=judged)
-        except OSError as error:  # a link to itself
-            if is_image_name(entry.name):
-                problem = f"cannot read image {name}: {error.strerror}; mend the link"
-                yield Picture(path, name=name, problem=problem)
+            is_folder = entry.is_dir()
+        except OSError as error:
+            yield name, error
+            continue
+        if not is_folder:
+            yield name, entry
+        elif not entry.name.startswith(".") and entry.name.lower() not in OTHERS_FOLDERS:
+            yield from _walk_files(folder / entry.name, f"{name}/", inside)
 
 
-def _judge(entry: os.DirEntry[str]) -> str | None:
-    """None for what is no picture; else what is wrong with it, or nothing."""
-    problem = judge_name(entry.name)
+def _why_unreadable(entry: os.DirEntry[str]) -> str | None:
+    """The same of a file that is there."""
+    problem = why_unreadable(entry.name)
     if problem == "":
         # a link to nowhere is a picture that fails; a pipe would block
         return "" if entry.is_file() or entry.is_symlink() else f"image {entry.name} is no regular file; leave it out"

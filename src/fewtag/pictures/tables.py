@@ -5,7 +5,9 @@ import gzip
 import io
 import re
 import zlib
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from fewtag.errors import InputError
 from fewtag.pictures.files import is_image_name
@@ -30,10 +32,11 @@ _MARKS |= {"0": False, "0.0": False, "false": False, "no": False}
 _MOST_BYTES = 1_000_000_000
 
 
-def read_cells(path: Path) -> list[tuple[int, dict[str, str]]]:
+def read_cells(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """Every row with its line number: its cells by `image`, `labels`, `absent`, and by the header's other names.
 
-    In place of a column of labels there may be one for each label, with 1 where a picture shows it and 0 where not.
+    In place of a column of labels there may be one for each label, with 1 where a picture shows it and 0 where not:
+    then `labels` and `absent` are lists, for `split_labels` to leave as they are.
     """
     text = _text(path)
     header = re.split("[\r\n]", text, maxsplit=1)[0]
@@ -60,7 +63,11 @@ def read_cells(path: Path) -> list[tuple[int, dict[str, str]]]:
         raise InputError(f"{path} line {reader.line_num} cannot be read ({error}); save the table again") from error
     if not rows:
         raise InputError(f"the table {path} has a header and no row; add a row for each image")
-    return rows if "labels" in names else _marked(path, rows)
+    if "labels" in names:
+        return rows
+    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise InputError(f"the table {path} has two columns {twice[0]!r}; keep one of them, or call one otherwise")
+    return _marked(path, rows)
 
 
 def folded(name: str) -> str:
@@ -72,8 +79,10 @@ def folded(name: str) -> str:
     return re.sub(r"[\s_-]", "", name.casefold())
 
 
-def split_labels(path: Path, line: int, cell: str) -> list[str]:
+def split_labels(path: Path, line: int, cell: str | list[str]) -> list[str]:
     """The labels of a cell, each once; TSV takes commas too, which in CSV would end the cell."""
+    if isinstance(cell, list):
+        return list(cell)
     if not cell.strip():
         return []
     names = [name.strip() for name in re.split("[,;]" if is_tsv(path) else SEPARATOR, cell.strip().removesuffix(";"))]
@@ -129,7 +138,7 @@ def _name_columns(path: Path, names: list[str]) -> int | None:
     return folder
 
 
-def _marked(path: Path, rows: list[tuple[int, dict[str, str]]]) -> list[tuple[int, dict[str, str]]]:
+def _marked(path: Path, rows: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
     """Of a table with a column for each label; one that no picture shows is left out, for nothing is known of it."""
     told = []
     for line, cells in rows:
@@ -142,18 +151,13 @@ def _marked(path: Path, rows: list[tuple[int, dict[str, str]]]) -> list[tuple[in
                     f"the table {path} has no column for the labels; call one labels, with a picture's joined by "
                     f'";", or give each label a column of 1 and 0, which {name!r} is not: line {line} has {cell!r}'
                 )
+            if not name or name.startswith(NOT):
+                raise InputError(f"the table {path} has a column {name!r}, which no label is called; name it otherwise")
             said[_MARKS[mark]].append(name)
         told.append((line, cells["image"], said[True], said[False]))
     shown = {name for _, _, yes, _ in told for name in yes}
     return [
-        (
-            line,
-            {
-                "image": image,
-                "labels": SEPARATOR.join(yes),
-                ABSENT: SEPARATOR.join(each for each in no if each in shown),
-            },
-        )
+        (line, {"image": image, "labels": yes, ABSENT: [each for each in no if each in shown]})
         for line, image, yes, no in told
     ]
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from fewtag.server.jobs import Job
 from fewtag.studio.log import Verdict
-from fewtag.studio.values import Failure, LabelRow
+from fewtag.studio.values import MOST_AT_ONCE, Failure, LabelRow
 
 Digest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]
 """Of a picture's encoded bytes: 16 bytes of their SHA-256, in hexadecimal digits."""
@@ -22,7 +22,7 @@ class _Asked(BaseModel):
 class Pictures(_Asked):
     """Pictures that the server knows, by their digests."""
 
-    pictures: Annotated[list[Digest], Field(min_length=1, max_length=1000)]
+    pictures: Annotated[list[Digest], Field(min_length=1, max_length=MOST_AT_ONCE)]
     stacks: bool = False
     """Of examples in a project: whether each speaks for all pictures of its stack."""
 
@@ -60,7 +60,7 @@ class OneAnswer(_Asked):
 class SeveralAnswers(_Asked):
     """All are taken, or none."""
 
-    answers: Annotated[list[OneAnswer], Field(min_length=1, max_length=1000)]
+    answers: Annotated[list[OneAnswer], Field(min_length=1, max_length=MOST_AT_ONCE)]
 
 
 class Explained(_Asked):
@@ -83,8 +83,10 @@ class Search(_Asked):
     like: Digest | None = None
     box: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=4, max_length=4)] | None = None
     offset: Annotated[int, Field(ge=0)] = 0
-    limit: Annotated[int, Field(ge=1, le=2000)] = 200
+    limit: Annotated[int, Field(ge=1, le=MOST_AT_ONCE)] = 200
     stacked: bool = True
+    only: Literal["digests"] | None = None
+    """Instead of a page, the digests of all cells, in the order of the pages; `offset` and `limit` do not count."""
 
 
 class Deliver(_Asked):

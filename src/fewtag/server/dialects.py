@@ -77,7 +77,11 @@ async def photoprism_labels(asked: Labelling, server: Server) -> Response:
             f"the picture {linked[0][:60]!r} is a link, and nothing is fetched here; "
             "set FileScheme: data in PhotoPrism's vision.yml"
         )
-    rows = await server.tag_all([from_base64(image, f"image {at}") for at, image in enumerate(asked.images, 1)])
+
+    def uploads() -> list[Upload]:
+        return [from_base64(image, f"image {at}") for at, image in enumerate(asked.images, 1)]
+
+    rows = await server.tag_all(await run_in_threadpool(uploads))
     found: dict[str, float] = {}
     for row in rows:
         for tag in row.tags:
@@ -160,7 +164,7 @@ async def infer(model: str, asked: Inference, server: Server) -> Response:
     rows = await server.tag_all(await run_in_threadpool(_uploads, asked.inputs[0], server.settings.most_files))
     # a label may have come or gone between two batches: those that all rows have
     labels = [label for label in rows[0].scores if all(label in row.scores for row in rows)]
-    scorer = server.actions.scorer()
+    scorer = await run_in_threadpool(server.actions.scorer)
     thresholds = dict(zip(scorer.labels, scorer.thresholds.tolist(), strict=True))
     values: dict[str, tuple[list[int], list[Any]]] = {
         "probabilities": ([len(rows), len(labels)], [row.scores[label] for row in rows for label in labels]),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -43,6 +43,10 @@ _TYPES = {
     ".txt": "text/plain; charset=utf-8",
     ".webp": "image/webp",
     ".png": "image/png",
+}
+_PROBES = {
+    "/health": ({"status": "ok"}, 200),
+    "/ready": ({"ready": False, "detail": "what is served is being opened"}, 503),
 }
 _IMMUTABLE = {"Cache-Control": "private, max-age=31536000, immutable", "Content-Disposition": "inline"}
 
@@ -79,11 +83,16 @@ class Front:
         self.wanted = threading.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply: ASGIApp | None = await self._of_page(scope) if self.page else None
+        reply: ASGIApp | None = self._of_probe(scope) or (await self._of_page(scope) if self.page else None)
         if reply is None:
             self.wanted.set()
             reply = await self._application()
         await reply(scope, receive, send)
+
+    def _of_probe(self, scope: Scope) -> Response | None:
+        """Who asks whether the server answers need not wait for the application."""
+        found = None if self.app.done() or scope["method"] != "GET" else _PROBES.get(scope["path"])
+        return found and JSONResponse(*found)
 
     async def _of_page(self, scope: Scope) -> Response | None:
         """What a page begins with; None for what is the application's to answer."""
@@ -129,6 +138,7 @@ class _Impatient(H11Protocol):
     """A timeout for idle connections: uvicorn waits for the head of a request for ever."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.app_state = {**self.app_state, "connection": {}}  # what is known of this one, for the guard
         super().connection_made(transport)
         self._expect_after(self.cycle)
 

@@ -10,7 +10,7 @@ from fastapi import HTTPException
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-CHANGES = frozenset({"POST", "PATCH", "DELETE"})
+METHODS_WITH_KEY = frozenset({"POST", "PATCH", "DELETE"})
 KEPT_SECONDS = 86_400.0
 KEPT_BYTES = 64_000_000
 LONGEST_KEY = 200
@@ -40,7 +40,7 @@ class Idempotency:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = Headers(scope=scope).get("idempotency-key") if scope["type"] == "http" else None
-        if key is None or scope["method"] not in CHANGES or scope.get("fewtag") is None:
+        if key is None or scope["method"] not in METHODS_WITH_KEY or scope.get("fewtag") is None:
             return await self.app(scope, receive, send)
         if not key or len(key) > LONGEST_KEY:
             raise HTTPException(400, f"the `Idempotency-Key` has {len(key)} characters; send a UUID")

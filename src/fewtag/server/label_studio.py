@@ -28,7 +28,7 @@ from fewtag.errors import InputError
 from fewtag.pictures.prefetch import batches
 from fewtag.server.dialects import from_base64
 from fewtag.server.queue import Upload
-from fewtag.server.routes import CHANGES, Server
+from fewtag.server.routes import NEEDS_WRITE, Server
 from fewtag.server.security import authorised
 from fewtag.server.service import Served
 from fewtag.studio.values import Answer
@@ -224,7 +224,7 @@ def predict(asked: Tasks, server: Server) -> Response:
     return JSONResponse({"results": results})
 
 
-@router.post("/webhook", status_code=201, dependencies=CHANGES)
+@router.post("/webhook", status_code=201, dependencies=NEEDS_WRITE)
 def webhook(asked: Hook, server: Server) -> Response:
     """Learns from an annotation: what was chosen is there, the other choices of the same control are not."""
     if asked.action not in LEARNT or asked.annotation is None or asked.task is None:

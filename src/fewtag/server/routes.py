@@ -46,7 +46,7 @@ open_routes = APIRouter(tags=["The server"])
 OPEN: dict[str, Any] = {"security": []}
 """In the schema, of a route that needs no token."""
 router = APIRouter(prefix="/v1", dependencies=[Depends(authorised)])
-CHANGES = [Depends(writable)]
+NEEDS_WRITE = [Depends(writable)]
 
 
 @open_routes.get("/health", response_model=bodies.Health, openapi_extra=OPEN)
@@ -200,7 +200,7 @@ def labels(server: Server) -> Response:
     return JSONResponse({"labels": [_label(server, label) for label in server.actions.labels()]})
 
 
-@router.post("/labels", response_model=LabelRow, status_code=201, dependencies=CHANGES, tags=["Labels"])
+@router.post("/labels", response_model=LabelRow, status_code=201, dependencies=NEEDS_WRITE, tags=["Labels"])
 def define(asked: bodies.NewLabel, server: Server) -> Response:
     """Defines a label by its name alone, like other words, or without words; a known one means this from now on."""
     return JSONResponse(_label(server, server.actions.define(asked.name, like=asked.like, words=asked.words)), 201)
@@ -210,7 +210,7 @@ def define(asked: bodies.NewLabel, server: Server) -> Response:
     "/labels/{name:path}/examples",
     response_model=LabelRow,
     openapi_extra=_takes(bodies.Pictures),
-    dependencies=CHANGES,
+    dependencies=NEEDS_WRITE,
     tags=["Labels"],
 )
 async def teach(name: str, request: Request, server: Server) -> Response:
@@ -225,7 +225,7 @@ async def teach(name: str, request: Request, server: Server) -> Response:
     return JSONResponse(_label(server, await run_in_threadpool(lambda: learn(_uploads(server, files, asked)))))
 
 
-@router.patch("/labels/{name:path}", response_model=LabelRow, dependencies=CHANGES, tags=["Labels"])
+@router.patch("/labels/{name:path}", response_model=LabelRow, dependencies=NEEDS_WRITE, tags=["Labels"])
 def change(name: str, asked: bodies.ChangedLabel, server: Server) -> Response:
     """Renames a label and those under it, merges it into another, or sets the probability from which it is given."""
     sets = "threshold" in asked.model_fields_set
@@ -238,14 +238,16 @@ def change(name: str, asked: bodies.ChangedLabel, server: Server) -> Response:
     return JSONResponse(_label(server, label))
 
 
-@router.delete("/labels/{name:path}", status_code=204, response_class=Response, dependencies=CHANGES, tags=["Labels"])
+@router.delete(
+    "/labels/{name:path}", status_code=204, response_class=Response, dependencies=NEEDS_WRITE, tags=["Labels"]
+)
 def forget(name: str, server: Server) -> Response:
     """Forgets a label; in a project that can be undone."""
     server.actions.forget(name)
     return Response(status_code=204)
 
 
-@router.post("/answers", response_model=Acknowledged, dependencies=CHANGES, tags=["Labels"])
+@router.post("/answers", response_model=Acknowledged, dependencies=NEEDS_WRITE, tags=["Labels"])
 def answer(asked: bodies.OneAnswer | bodies.SeveralAnswers, server: Server) -> Response:
     """Says of pictures whether they show a label; on disk before the reply. An id that comes again counts once.
 

@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import stat
+import struct
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -49,6 +50,8 @@ HEADERS = {
 SHORTEST_TOKEN = 32
 FAILURES, FAILURE_SECONDS = 10, 60.0
 """Wrong tokens of one address within so many seconds, after which further ones are told to wait."""
+ONCE_SECONDS = 120.0
+"""How long a browser may take to open the page that it is started with."""
 _ADDRESSES = 1_000
 _SLOWEST = 50_000
 """Bytes a second that a body must come with, after 30 seconds of grace."""
@@ -203,15 +206,15 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: Settings, observe: Observe = lambda *_: None) -> None:
         self.app, self.settings, self._observe = app, settings, observe
         self._token = hashlib.sha256(settings.token.encode()).digest()
-        self._once: set[bytes] = set()
+        self._once: dict[bytes, float] = {}
         self._failures: OrderedDict[str, list[float]] = OrderedDict()
         self.in_flight = 0
 
     def one_time_token(self) -> str:
-        """Good for one request, with which a page begins its session: what a browser is started with, all users of a
-        machine can see."""
+        """Good for one request, with which a page begins its session, soon: what a browser is started with, all users
+        of a machine can see."""
         token = secrets.token_urlsafe(32)
-        self._once.add(hashlib.sha256(token.encode()).digest())
+        self._once[hashlib.sha256(token.encode()).digest()] = time.monotonic() + ONCE_SECONDS
         return token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -268,14 +271,22 @@ class Guard:
             if scheme.lower() == "basic" and "label-studio" in self.settings.services and cookies:
                 scheme, token = "bearer", _password(token)
             found = hashlib.sha256(token.strip().encode("latin-1", "replace")).digest()
-            if scheme.lower() == "bearer" and (hmac.compare_digest(found, self._token) or found in self._once):
-                self._once.discard(found)
-                return "bearer"
+            if scheme.lower() == "bearer":
+                if hmac.compare_digest(found, self._token):
+                    return "bearer"
+                if found in self._once and _is_ours(scope) and time.monotonic() < self._once.pop(found):
+                    return "bearer"
             self._refuse_token(scope)
         cookie = cookie_parser(headers.get("cookie", "")).get(self.settings.cookie) if cookies else None
-        if cookie is not None and hmac.compare_digest(cookie.encode(), self.settings.session.encode()):
-            return "cookie"
-        return None
+        if cookie is None or not hmac.compare_digest(cookie.encode(), self.settings.session.encode()):
+            return None
+        if self.settings.loopback and not self.settings.names and not _is_ours(scope):
+            raise HTTPException(
+                403,
+                "the cookie came from a program of another user of this machine; open the page as the user who started "
+                "the server, or, where a proxy is between, name that with --allow-host",
+            )
+        return "cookie"
 
     def _refuse_token(self, scope: Scope) -> None:
         """Only wrong ones wait: whoever has the token is not locked out by someone who guesses."""
@@ -315,6 +326,42 @@ class Guard:
                 503, "the server has too much to read at the moment; try again in a second", {"Retry-After": "1"}
             )
         return length
+
+
+def _is_ours(scope: Scope) -> bool:
+    """Whether a program of this user asks, or root's, as far as the system tells; looked up once a connection."""
+    connection = scope.get("state", {}).get("connection", {})
+    if "ours" not in connection:
+        user = peer_user(scope.get("client"), scope.get("server"))
+        connection["ours"] = user is None or user in {0, os.getuid()}
+    return bool(connection["ours"])
+
+
+Address = tuple[str, int] | None
+
+
+def peer_user(client: Address, server: Address, tables: Path = Path("/proc/net")) -> int | None:
+    """The user whose program holds the client's end of a connection within this machine, by the kernel's table of them.
+
+    None where it does not tell: not on Linux, or through a relay; -1 where that end is closed already.
+    """
+    if client is None or server is None:
+        return None
+    try:
+        ends = [_as_in_table(*client[:2]), _as_in_table(*server[:2])]
+        rows = (tables / ("tcp6" if ":" in client[0] else "tcp")).read_text().splitlines()
+    except (OSError, ValueError):
+        return None
+    found = next((facts for row in rows if (facts := row.split())[1:3] == ends), None)
+    if found is None:
+        return None
+    return int(found[7]) if found[3] == "01" else -1  # what is closed is root's in the table
+
+
+def _as_in_table(host: str, port: int) -> str:
+    """An address as the kernel's tables have it: words of 32 bits, in the machine's own order."""
+    packed = ipaddress.ip_address(host.partition("%")[0]).packed
+    return "".join(f"{word:08X}" for word in struct.unpack(f"={len(packed) // 4}I", packed)) + f":{port:04X}"
 
 
 def _password(credentials: str) -> str:

@@ -169,7 +169,7 @@ class BankService:
             self._answered[answer.id] = None
         while len(self._answered) > _ANSWERS_KNOWN:
             self._answered.popitem(last=False)
-        return Acknowledged(tuple(answer.id for answer in answers))
+        return Acknowledged(tuple(answer.id for answer in answers), pictures=len({each.picture for each in answers}))
 
     def explain(self, upload: Upload, label: str) -> Explanation:
         """The probability, and how much the label leans on each of 5 × 5 parts of the picture."""

@@ -4,15 +4,17 @@ from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Response
+from anyio import from_thread
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from starlette.requests import ClientDisconnect
 
 from fewtag.errors import InputError
 from fewtag.server import bodies
 from fewtag.server.front import thumbnail_reply
 from fewtag.server.jobs import Job
-from fewtag.server.routes import CHANGES, Server, event_stream
+from fewtag.server.routes import NEEDS_WRITE, Server, event_stream
 from fewtag.server.security import authorised
 from fewtag.studio import values
 from fewtag.studio.values import as_json
@@ -35,6 +37,13 @@ def failures(server: Server) -> Response:
     return JSONResponse({"failures": as_json(server.studio.failures())})
 
 
+@router.post("/rescan", response_model=values.Overview)
+def rescan(server: Server) -> Response:
+    """Looks through the folders again, soon, instead of within a minute or so; also for what could not be read."""
+    server.studio.rescan()
+    return JSONResponse(as_json(server.studio.overview()))
+
+
 @router.post("/search", response_model=values.Page)
 def search(asked: bodies.Search, server: Server) -> Response:
     """Pictures by labels, words, states, folders and dates; or like a picture, or like a part of it."""
@@ -46,7 +55,7 @@ def pictures(
     server: Server,
     query: Annotated[str, Query(max_length=1000)] = "",
     offset: Offset = 0,
-    limit: Annotated[int, Query(ge=1, le=2000)] = 200,
+    limit: Annotated[int, Query(ge=1, le=values.MOST_AT_ONCE)] = 200,
     stacked: bool = True,
 ) -> Response:
     """The same by a link."""
@@ -66,10 +75,15 @@ def thumbnail(digest: bodies.Digest, server: Server, size: Literal["256", "1024"
 
 
 @router.get("/pictures/{digest}/heat", response_class=Response, responses=_WEBP)
-def heat(digest: bodies.Digest, label: LabelName, server: Server, at_once: bool = False) -> Response:
+def heat(digest: bodies.Digest, label: LabelName, server: Server, request: Request, at_once: bool = False) -> Response:
     """Where the label is seen, to be laid over the picture; `at_once` a first glance while that is worked out."""
+
+    def check() -> None:
+        if from_thread.run(request.is_disconnected):
+            raise ClientDisconnect
+
     headers = {"Content-Disposition": "inline"}
-    return Response(server.studio.heat(digest, label, at_once=at_once), 200, headers, "image/webp")
+    return Response(server.studio.heat(digest, label, at_once=at_once, check=check), 200, headers, "image/webp")
 
 
 @router.get("/review", response_model=values.ReviewPage)
@@ -84,13 +98,13 @@ def review(
     return JSONResponse(as_json(server.studio.review(label, order, size, offset)))
 
 
-@router.post("/undo", response_model=values.Undone, dependencies=CHANGES)
+@router.post("/undo", response_model=values.Undone, dependencies=NEEDS_WRITE)
 def undo(asked: bodies.Undo, server: Server) -> Response:
     """Takes back the last group of answers or the last change of a label; or the one of this id."""
     return JSONResponse(as_json(server.studio.undo(str(asked.id) if asked.id else None)))
 
 
-@router.post("/redo", response_model=values.Undone, dependencies=CHANGES)
+@router.post("/redo", response_model=values.Undone, dependencies=NEEDS_WRITE)
 def redo(asked: bodies.Undo, server: Server) -> Response:
     """Takes back the last undo."""
     return JSONResponse(as_json(server.studio.redo(str(asked.id) if asked.id else None)))
@@ -100,14 +114,14 @@ def redo(asked: bodies.Undo, server: Server) -> Response:
     "/deliver",
     response_model=values.Delivery,
     responses={202: {"model": Job, "description": "Not a dry run: a job whose result names the file."}},
-    dependencies=CHANGES,
+    dependencies=NEEDS_WRITE,
 )
 def deliver(asked: bodies.Deliver, server: Server) -> Response:
     """Writes all tags into the project's folder `deliveries`, or as sidecars; `dry_run` only tells."""
     if asked.take_back and asked.format != "xmp":
         raise InputError(f"a delivery as {asked.format} is a file of its own and needs no taking back; delete the file")
     write = partial(server.studio.deliver, asked.format, confirmed_only=asked.confirmed_only, scores=asked.scores)
-    act = server.studio.take_back if asked.take_back else write
+    act = server.studio.take_back_sidecars if asked.take_back else write
     if asked.dry_run:
         return JSONResponse(as_json(act(dry_run=True)))
     return JSONResponse(asdict(server.jobs.start("deliver", lambda progress: as_json(act(progress=progress)))), 202)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from fewtag.core.posterior import Fitted
 from fewtag.errors import InputError
 from fewtag.studio import index as indexing
 from fewtag.studio import review as reviewing
@@ -60,12 +61,12 @@ class Background:
         self._listeners[key] = listener
         return lambda: self._listeners.pop(key, None)
 
-    def influences(self, label: str) -> Mapping[str, float]:
-        """Influences of a label's examples (leave-one-out), if worked out for it as it is; else they are soon."""
+    def influences(self, label: str, fitted: Fitted) -> Mapping[str, float] | None:
+        """Influences of a label's examples (leave-one-out) on this fit of it; None until they are worked out, soon."""
         self._looked_at = label
         self._wake.set()
-        fitted, found = self._influences.get(label, (None, {}))
-        return found if fitted is self._ranking.scores.kept[label].fitted else {}
+        of, found = self._influences.get(label, (None, {}))
+        return found if of is fitted else None
 
     def _work(self) -> None:
         if len(self._ranking.library):

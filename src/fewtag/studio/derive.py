@@ -101,7 +101,7 @@ class Deriver:
             chosen.setdefault(key, picture)
         plain = {key: self._plain[chosen[key]] for key in sorted(said)}
         examples = {key: Example(said[key], each.features, each.name) for key, each in plain.items()}
-        known = {label: each for label, each in self._last.known.items() if label in definitions}
+        known = {label: each for label, each in list(self._last.fits.items()) if label in definitions}
         asked = {
             label.name: frozenset(
                 keys[picture]
@@ -189,7 +189,7 @@ class Deriver:
         pictures = {key: picture for picture, key in self._keys.items() if key in bank.examples}
         small = self.project.small_copies(self.model.space_key, sorted(pictures.values()))
         whole = {key: replace(each, picture=small.get(key, b"")) for key, each in bank.examples.items()}
-        full = AnswersBank(bank.definitions, whole, dict(bank.known))
+        full = AnswersBank(bank.definitions, whole, dict(bank.fits))
         with locked(self.path):
             scorer = Scorer(bank, self.model) if bank.classes else None
             thresholds = {} if scorer is None else dict(zip(scorer.labels, scorer.thresholds.tolist(), strict=True))

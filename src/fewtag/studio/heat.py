@@ -1,8 +1,9 @@
 """Heat-maps: where labels are seen in a picture, by what its copies with a part hidden say."""
 
 import threading
-from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,9 @@ from fewtag.tagger.explain import glance, heat_map, hide_parts, layer
 
 _KEPT = 8
 """Pictures that were looked at last, whose heat-maps come at once."""
+_CHECK_SECONDS = 0.25
+Check = Callable[[], object]
+"""Called now and then by who waits for a map; what it raises ends the wait."""
 
 
 class Heat:
@@ -24,6 +28,7 @@ class Heat:
         self._ranking, self._library, self._model = ranking, ranking.library, ranking.model
         self._thread, self._lock = ThreadPoolExecutor(1, "fewtag-heat"), threading.Lock()
         self._hidden_places: OrderedDict[str, Future[NDArray[np.float32]]] = OrderedDict()
+        self._waiting: Counter[str] = Counter()
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
@@ -33,7 +38,7 @@ class Heat:
         if all(each.done() for each in list(self._hidden_places.values())):
             self._hidden(digest)
 
-    def heat(self, digest: str, label: str, *, at_once: bool = False) -> bytes:
+    def heat(self, digest: str, label: str, *, at_once: bool = False, check: Check = lambda: None) -> bytes:
         """A WebP overlay with alpha, at most 512 pixels; `at_once` a first glance where the map is not ready yet."""
         row = self._library.row(digest)
         facts = self._library.pictures[row]
@@ -41,7 +46,7 @@ class Heat:
         size = max(1, round(facts.width * scale)), max(1, round(facts.height * scale))
         places = self._library.features.places(row) if at_once and not self._hidden(digest).done() else None
         if places is None:
-            heat = heat_map(*self._explained(digest, label), size)
+            heat = heat_map(*self._explained(digest, label, check), size)
         else:
             scored = self._ranking.scored(label, np.array([row]))
             heat = glance(places, scored.fitted.guide, float(scored.chances[row]), size)
@@ -49,22 +54,45 @@ class Heat:
 
     def explain(self, digest: str, label: str) -> Explanation:
         """Which parts of a picture a label leans on."""
-        return Explanation.of(*self._explained(digest, label))
+        return Explanation.of(*self._explained(digest, label, lambda: None))
 
-    def _explained(self, digest: str, label: str) -> tuple[NDArray[np.float32], float]:
+    def _explained(self, digest: str, label: str, check: Check) -> tuple[NDArray[np.float32], float]:
         """A label's log-odds for the picture and for its copies with a part hidden, and its probability."""
         row = self._library.row(digest)
+        places = self._awaited(digest, check)
         scored = self._ranking.scored(label, np.array([row]))
-        logits = Classifiers.of([scored.fitted]).logits(self._hidden(digest).result(), self._model.strengths)[:, 0]
+        logits = Classifiers.of([scored.fitted]).logits(places, self._model.strengths)[:, 0]
         return scored.slope * logits + scored.offset, float(scored.chances[row])
+
+    def _awaited(self, digest: str, check: Check) -> NDArray[np.float32]:
+        with self._lock:
+            self._waiting[digest] += 1
+        try:
+            future = self._hidden(digest)
+            while wait([future], _CHECK_SECONDS).not_done:
+                check()
+            return future.result()
+        finally:
+            with self._lock:
+                self._waiting[digest] -= 1
+                if not self._waiting[digest]:
+                    del self._waiting[digest]
 
     def _hidden(self, digest: str) -> Future[NDArray[np.float32]]:
         with self._lock:
             found = self._hidden_places.pop(digest, None)
-            if found is None or (found.done() and found.exception() is not None):
+            if found is None or found.cancelled() or (found.done() and found.exception() is not None):
+                for other in self._unwanted():  # which waits for its turn, and nobody for it
+                    if self._hidden_places[other].cancel():
+                        del self._hidden_places[other]
                 read = self._ranking.indexer.square
                 found = self._thread.submit(lambda: self._model.encode(hide_parts(read(digest))))
             self._hidden_places[digest] = found
-            while len(self._hidden_places) > _KEPT:
-                self._hidden_places.popitem(last=False)
+            for other in self._unwanted()[: max(0, len(self._hidden_places) - _KEPT)]:
+                if other != digest:
+                    self._hidden_places.pop(other).cancel()
         return found
+
+    def _unwanted(self) -> list[str]:
+        """Pictures whose map nobody waits for now, those first that were looked at longest ago."""
+        return [each for each in self._hidden_places if not self._waiting[each]]

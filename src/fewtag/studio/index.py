@@ -12,14 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.cache import Cache, content_digest
-from fewtag.cache import Space as CacheSpace
+from fewtag.cache import ArrayRows, Cache, content_digest
 from fewtag.core.posterior import unit
 from fewtag.errors import InputError
 from fewtag.pictures.decode import DRAFT, Square, decode, read_header, squash, squash_bytes, thumbnail
 from fewtag.pictures.files import Picture, as_text, stamp, walk
 from fewtag.pictures.prefetch import batches, prefetch, usable_cores
-from fewtag.studio.first import thumbnails
+from fewtag.studio.first_page import thumbnails
 from fewtag.studio.library import Library
 from fewtag.studio.project import DELIVERIES, FileRow, PictureRow, Project
 from fewtag.tagger.model import Model
@@ -82,7 +81,7 @@ class Indexer:
         self.thumbnails = {size: thumbnails(self.private, size) for size in SIZES}
         space = self._opened.enter_context(cached_places(model, cache))
         assert space is not None
-        self.places: CacheSpace = space
+        self.places: ArrayRows = space
         self.wholes = space.cache.space("wholes", space.what, space.key, (model.space.size,), "float32")
         self._thread = threading.Thread(target=self._run, name="fewtag-indexer", daemon=True)
 
@@ -98,7 +97,7 @@ class Indexer:
         self._opened.close()
 
     def rescan(self) -> None:
-        """Walks the folders again, soon."""
+        """Walks the folders again, soon, and reads again what could not be read."""
         self._try_again()
         self.done.clear()
         self._wake.set()
@@ -158,7 +157,8 @@ class Indexer:
                 except Exception:
                     _log.exception("indexing failed")
                     self.notice = "indexing failed; the log says why, start the studio again"
-                self.done.set()
+                if not self._wake.is_set():  # else they are to be walked again
+                    self.done.set()
                 self._tell()
                 self._wake.wait(max(AGAIN_SECONDS, 20 * (time.monotonic() - since)))
         finally:

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import PurePosixPath
+from pathlib import PurePath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -220,6 +220,23 @@ def _focused(
     return along / np.maximum(length, 1e-6)
 
 
+def folder_prefixes(folders: Sequence[str], kind: type[PurePath] = PurePath) -> dict[str, str]:
+    """By folder, what its pictures' names are shown with: nothing where it is the only one, else its own name.
+
+    Where two have the same name, or one has none, its path.
+    """
+    paths = [kind(folder) for folder in folders]
+    names = [path.name for path in paths]
+    return {
+        folder: "" if len(folders) == 1 else f"{name}/" if name and names.count(name) == 1 else _whole(path)
+        for folder, name, path in zip(folders, names, paths, strict=True)
+    }
+
+
+def _whole(folder: PurePath) -> str:
+    return f"{folder.as_posix().strip('/')}/"
+
+
 class Library:
     """What is known of each picture besides its features: names, dates, sizes, files, stacks."""
 
@@ -235,12 +252,7 @@ class Library:
         self._stacks: tuple[tuple[int, int], NDArray[np.int64]] = ((-1, -1), np.empty(0, np.int64))
         self._changes = 0
         self._lock = threading.RLock()
-        last = [PurePosixPath(folder).name for folder in folders]
-        alone = len(folders) == 1
-        self._prefix = {
-            folder: "" if alone else f"{name}/" if last.count(name) == 1 else f"{folder.strip('/')}/"
-            for folder, name in zip(folders, last, strict=True)
-        }
+        self._prefix = folder_prefixes(folders)
 
     def __len__(self) -> int:
         return self.features.count
@@ -275,7 +287,7 @@ class Library:
 
     def shown_name(self, file: FileRow) -> str:
         """A file's path from its folder; of several folders with the folder's name before it."""
-        return self._prefix.get(file.folder, f"{file.folder.strip('/')}/") + file.name
+        return self._prefix.get(file.folder, _whole(PurePath(file.folder))) + file.name
 
     def set_files(self, files: Sequence[FileRow], gone: Sequence[str] = ()) -> None:
         """Files that are there now, by their path, and paths that are no more."""

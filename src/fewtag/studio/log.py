@@ -146,6 +146,23 @@ class Log:
         if change.undoes is not None:
             self._undone_by[change.undoes] = change.n
 
+    def find(self, name: str) -> Label:
+        """A label by its name, or by one that it had, and no other has; refuses one that is not known."""
+        try:
+            return self.fold.find(name)
+        except MissingError:
+            from fewtag.tagger.bank import label_name
+
+            wanted, had = label_name(name), 0
+            for change in list(self.changes.values()):  # undone ones, too: a page may know of nothing else
+                facts = change.facts
+                names = {facts.get("label", change.n): facts.get("name"), **facts.get("under", {})}
+                had = next((int(number) for number, its in names.items() if its == wanted), had)
+            known = self.fold.labels.get(self.fold.resolve(had))
+            if known is None:
+                raise
+            return known
+
     def stands(self, n: int) -> bool:
         """Whether a change counts: nothing takes it back, or what does was taken back itself."""
         by = self._undone_by.get(n)

@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from pathlib import PurePosixPath
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.posterior import Pictures, prior
+from fewtag.core.posterior import Fitted, Pictures, prior
 from fewtag.errors import InputError
 from fewtag.studio import review as reviewing
 from fewtag.studio import values
@@ -18,28 +19,29 @@ from fewtag.studio.library import Rows, box_guide
 from fewtag.studio.log import Label
 from fewtag.studio.ranking import Ranking, Scored
 from fewtag.studio.search import Part, parse
-from fewtag.studio.values import AUDIT, UNTAUGHT
+from fewtag.studio.values import AUDIT, MOST_AT_ONCE, UNTAUGHT
 from fewtag.tagger.bank import Bank
 from fewtag.tagger.stream import DIGITS
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom, from 0 to 1."""
-MOST_AT_ONCE = 1000
-"""Answers of one group, cells of one page."""
 _AT_ONCE = 20_000
 """Pictures times labels that are scored while somebody waits for the list of labels."""
 _REASONS, _REASONED = 3, 8
 
 
 class Pages:
-    """What people see, as values. `influences` has those of a label's examples, as far as they are worked out."""
+    """What people see, as values. `influences` has those of a label's examples, once they are worked out."""
 
-    def __init__(self, ranking: Ranking, heat: Heat, influences: Callable[[str], Mapping[str, float]]) -> None:
+    def __init__(
+        self, ranking: Ranking, heat: Heat, influences: Callable[[str, Fitted], Mapping[str, float] | None]
+    ) -> None:
         self._ranking, self._heat, self._influences = ranking, heat, influences
         self._library, self._model, self._scores = ranking.library, ranking.model, ranking.scores
 
     def labels(self) -> list[values.LabelRow]:
         """Sorted by name; in a large library the numbers of labels that others' answers touch follow a second later."""
+        self._ranking.catch_up()
         bank = self._ranking.bank()
         lacking = [name for name in bank.classes if name not in self._scores.kept]
         stale = [name for name in bank.classes if not self._scores.is_fresh(bank, name)]
@@ -84,8 +86,12 @@ class Pages:
         like: str | None = None,
         box: Box | None = None,
         stacked: bool = True,
+        only: Literal["digests"] | None = None,
     ) -> values.Page:
-        """The pictures that a query finds, likeliest first, or by name where it asks for no likeness."""
+        """The pictures that a query finds, likeliest first, or by name where it asks for no likeness.
+
+        With `only` no page of them, but the digests of all.
+        """
         if offset < 0 or not 0 < limit <= MOST_AT_ONCE:
             raise InputError(f"offset {offset} and limit {limit} are no page; give 0 or more, and 1 to {MOST_AT_ONCE}")
         parts = parse(query, [label.name for label in self._ranking.fold.labels.values()])
@@ -107,10 +113,13 @@ class Pages:
             found, product = found[order], product[order]
         members, sizes = len(found), np.ones(len(found), np.int64)
         if stacked and members:
-            _, first, sizes = np.unique(self._library.stacks()[found], return_index=True, return_counts=True)
-            order = np.argsort(first)
-            sizes, found = sizes[order], found[first[order]]
-            product = None if product is None else product[first[order]]
+            stacks = self._library.stacks()
+            first = np.sort(np.unique(stacks[found], return_index=True)[1])
+            found, product = found[first], None if product is None else product[first]
+            sizes = np.bincount(stacks)[stacks[found]]
+        if only == "digests":
+            every = tuple(self._library.digests[row] for row in found.tolist())
+            return values.Page(len(found), members, offset, tuple(means), (), every)
         shown = slice(offset, offset + limit)
         chances = [None] * len(found[shown]) if product is None else product[shown].tolist()
         cells = self._cells(found[shown], chances, sizes[shown].tolist())
@@ -207,12 +216,15 @@ class Pages:
         places = self._library.features.places(row)
         picture_of = self._ranking.deriver.picture_of(self._ranking.fold)
         told = []
-        for name in bank.classes:
-            label, scored = self._ranking.fold.find(name), self._scores.kept[name]
-            self._scores.sharpen(name, np.array([row]))
-            said = self._ranking.fold.about(label.id).get(digest)
+        fold = self._ranking.fold
+        for label in fold.labels.values():
+            scored = self._scores.kept.get(label.name)
+            if scored is None or label.name not in bank.classes:  # not to be scored yet, or just renamed
+                continue
+            self._scores.sharpen(scored, np.array([row]))
+            said = fold.about(label.id).get(digest)
             verdict = None if said is None else said.answer
-            told.append((name, float(scored.chances[row]), scored, verdict))
+            told.append((label.name, float(scored.chances[row]), scored, verdict))
         told.sort(key=lambda each: (-each[1], each[0]))
         labels = tuple(
             values.PictureLabel(
@@ -272,7 +284,7 @@ class Pages:
             raise InputError(f"size {size} and offset {offset} are no page; give 1 to {MOST_AT_ONCE}, and 0 or more")
         version = self._ranking.project.log.version
         known, scored = self._ranking.fold.find(label), self._ranking.scored(label, np.empty(0, np.int64))
-        ground = self._ranking.ground(known)
+        ground = self._ranking.ground(known, scored)
         chosen = reviewing.choose_order(order, ground)
         seed = f"{self._ranking.project.folder.name} {known.id}"
         whole = self._library.features.whole[: len(ground.verdicts)]
@@ -288,14 +300,15 @@ class Pages:
                 rows = reviewing.spread(rows, whole, size)
         left = min(left, len(rows))
         rows = rows[offset : offset + size]
-        self._scores.sharpen(known.name, rows)
-        ground = self._ranking.ground(known)
+        self._scores.sharpen(scored, rows)
+        ground = self._ranking.ground(known, scored)
         chances = ground.chances[rows].tolist()
-        sizes = np.bincount(stacks, minlength=len(stacks))[stacks[rows]].tolist()
+        sizes = np.bincount(stacks)[stacks[rows]].tolist()
         # what is tagged is marked so; of the others the likelier answer
         least = scored.threshold if chosen in ("sure", AUDIT) else 0.5
         cells = self._cells(rows, chances, sizes, [chance >= least for chance in chances])
         word = word_of(known.name)
+        worked_out = self._influences(known.name, scored.fitted)
         return values.ReviewPage(
             known.name,
             version,
@@ -309,13 +322,13 @@ class Pages:
             reviewing.histogram(ground),
             reviewing.audit(ground),
             reviewing.enough(ground, word),
-            self._examples_of(known),
+            self._examples_of(known, worked_out or {}),
             self._mistaken_for(known),
+            worked_out is not None,
         )
 
-    def _examples_of(self, label: Label) -> tuple[values.Influence, ...]:
-        """Yes examples, the latest first, each with its influence where that was worked out for the label as it is."""
-        worked_out = self._influences(label.name)
+    def _examples_of(self, label: Label, worked_out: Mapping[str, float]) -> tuple[values.Influence, ...]:
+        """Yes examples, the latest first, each with its influence as far as that was worked out."""
         said = self._ranking.fold.about(label.id)
         shown = [picture for picture, each in said.items() if each.answer == "yes" and each.source not in UNTAUGHT]
         return tuple(values.Influence(each, worked_out.get(each)) for each in reversed(shown[-48:]))

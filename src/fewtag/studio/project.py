@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fewtag.errors import InputError
+from fewtag.errors import InputError, UnavailableError
 from fewtag.files import locked, make_folder
 from fewtag.studio.log import Change, Fold, Log, Said
 
@@ -216,15 +216,18 @@ class Project:
             except _ERRORS as error:
                 raise self._refusal(error, "be saved") from error
 
-    def _refusal(self, error: Exception, what: str) -> InputError:
-        said, cannot = str(error), f"the project {self.folder} cannot {what}"
+    def _refusal(self, error: Exception, what: str) -> UnavailableError:
+        """Why, in a sentence: no mistake of who asks, so that a page keeps its answers and sends them again."""
+        said = str(error)
         if "full" in said:
-            return InputError(f"{cannot}: the disk is full; free some room and do it again, nothing else was lost")
-        if "readonly" in said or "unable to open" in said:
-            return InputError(f"{cannot}: it may only be read; make it writable, or copy it to where it can be written")
-        if isinstance(error, sqlite3.OperationalError):
-            return InputError(f"{cannot} ({said}); check the disk and do it again")
-        return InputError(f"{cannot}: {FILE} is damaged ({said}); put a copy in its place that --backup made")
+            why = ": the disk is full; free some room and do it again, nothing else was lost"
+        elif "readonly" in said or "unable to open" in said:
+            why = ": it may only be read; make it writable, or copy it to where it can be written"
+        elif isinstance(error, sqlite3.OperationalError):
+            why = f" ({said}); check the disk and do it again"
+        else:
+            why = f": {FILE} is damaged ({said}); put a copy in its place that --backup made"
+        return UnavailableError(f"the project {self.folder} cannot {what}{why}")
 
     def change(
         self, kind: str, facts: Mapping[str, Any], answers: Sequence[Said] = (), *, undoes: int | None = None

@@ -5,7 +5,7 @@ Each label's log-odds for every picture of the library, and the curve that makes
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from fewtag.studio.index import Indexer
 from fewtag.studio.library import Library, Rows
 from fewtag.studio.log import Fold, Label
 from fewtag.studio.values import AUDIT, CellTag
-from fewtag.tagger.bank import Bank, Definition, Known
+from fewtag.tagger.bank import Bank
 from fewtag.tagger.model import Model
 from fewtag.tagger.stream import DIGITS, SAME, Scorer, Tagged
 
@@ -44,6 +44,8 @@ class Scored:
     offset: float = 0.0
     share: float = 0.5
     threshold: float = 0.5
+    by: tuple[object, ...] = ()
+    """What its curve and its threshold follow from, besides the classifier."""
 
     def __post_init__(self) -> None:
         self.chances = self.logits
@@ -53,7 +55,7 @@ class Scored:
 
 
 class Scores:
-    """The labels' scores, kept until a label's classifier changes or pictures come."""
+    """The labels' scores, kept until a label's classifier or threshold changes or pictures come."""
 
     def __init__(self, library: Library, model: Model) -> None:
         self.library, self.model = library, model
@@ -67,45 +69,53 @@ class Scores:
             kept is not None
             and len(kept.logits) == self.library.features.count
             and kept.fitted is bank.classifier(self.model, label)
+            and kept.by == _finished_by(bank, label)
         )
 
     def refresh(self, bank: Bank, labels: Sequence[str], stop: Callable[[], bool] = lambda: False) -> None:
-        """Scores these labels anew, as far as they changed: all together, since most of the work is the pictures'.
-
-        `stop` says whether the bank is out of date.
-        """
-        whole = self.library.features.count <= self.library.features.resident
-        groups: dict[int, list[str]] = {}
-        for label in labels:
-            kept = self.kept.get(label)
-            if self.is_fresh(bank, label):  # a threshold may have moved, or a 'no' been said that changed no classifier
-                self._finish(bank, label, self.kept[label])
-                continue
-            same = kept is not None and kept.fitted is bank.classifier(self.model, label)
-            groups.setdefault(len(kept.logits) if kept is not None and same and whole else 0, []).append(label)
-        for first, some in groups.items():
-            fitted = [bank.classifier(self.model, label) for label in some]
-            found = self.library.features.logits(fitted, self.model.strengths.query_focus, first, stop)
-            for label, each, logits, exact in zip(some, fitted, *found, strict=True):
+        """Scores these labels anew, as far as they changed, and keeps that; `stop` says whether the bank is out of
+        date."""
+        for label, scored in self.scored(bank, labels, self.kept, stop):
+            with self._lock:
                 before = self.kept.get(label)
+                # never fewer pictures than before: somebody may have rows of the others in hand
+                if not stop() and (before is None or len(before.logits) <= len(scored.logits)):
+                    self.kept[label] = scored
+
+    def scored(
+        self, bank: Bank, labels: Sequence[str], kept: Mapping[str, Scored], stop: Callable[[], bool] = lambda: False
+    ) -> Iterator[tuple[str, Scored]]:
+        """These labels' scores, by what is kept of them: all together, since most of the work is the pictures'."""
+        count, resident = self.library.features.count, self.library.features.resident
+        groups: dict[int, list[tuple[str, Fitted, Scored | None]]] = {}
+        for label in labels:
+            fitted, before = bank.classifier(self.model, label), kept.get(label)
+            if before is None or before.fitted is not fitted:
+                groups.setdefault(0, []).append((label, fitted, None))
+            elif len(before.logits) < count:
+                groups.setdefault(len(before.logits) if count <= resident else 0, []).append((label, fitted, before))
+            else:
+                self._finish(bank, label, before)
+                yield label, before
+        for first, some in groups.items():
+            every = [fitted for _, fitted, _ in some]
+            found = self.library.features.logits(every, self.model.strengths.query_focus, first, stop)
+            for (label, fitted, before), logits, exact in zip(some, *found, strict=True):
                 if first and before is not None:
                     logits = np.concatenate([before.logits[:first], logits])
                     exact = np.concatenate([before.exact[:first], exact])
-                scored = Scored(each, logits, exact, np.zeros(len(logits), np.bool_))
+                scored = Scored(fitted, logits, exact, np.zeros(len(logits), np.bool_))
                 self._finish(bank, label, scored)
-                with self._lock:
-                    if not stop():
-                        self.kept[label] = scored
+                yield label, scored
 
-    def sharpen(self, label: str, rows: Rows) -> None:
+    def sharpen(self, scored: Scored, rows: Rows) -> None:
         """Scores rows exactly that were scored as wholes, since somebody sees them."""
-        kept = self.kept[label]
-        rows = rows[~kept.exact[rows]]
+        rows = rows[~scored.exact[rows]]
         if len(rows):
-            found = self.library.features.exact([kept.fitted], self.model.strengths.query_focus, rows)[0]
+            found = self.library.features.exact([scored.fitted], self.model.strengths.query_focus, rows)[0]
             known = np.isfinite(found)
-            kept.logits[rows[known]], kept.exact[rows[known]] = found[known], True
-            kept.calibrate()
+            scored.logits[rows[known]], scored.exact[rows[known]] = found[known], True
+            scored.calibrate()
 
     def _finish(self, bank: Bank, label: str, scored: Scored) -> None:
         """Shares, the calibrated curve and the threshold, as a `Scorer` with these shares has them."""
@@ -121,6 +131,7 @@ class Scores:
         scored.never = np.zeros(len(scored.logits), np.bool_)
         scored.never[self._one_with(bank, bank.refused[label], len(scored.logits))] = True
         scored.calibrate()
+        scored.by = _finished_by(bank, label)
 
     def _share(self, bank: Bank, label: str, scored: Scored) -> float:
         """The part of the library that shows a label, by a sample and by answers; the model's own where neither tells.
@@ -176,15 +187,20 @@ class Scores:
         return [row for key in keys for row in self._same.get(key, (0, []))[1] if row < count]  # none of no pictures
 
 
+def _finished_by(bank: Bank, label: str) -> tuple[object, ...]:
+    known = bank.definitions[label]
+    return known.threshold, known.prior, bank.members[label], bank.refused[label]
+
+
 class Ranking:
     """Each label's scores, worked out when they are asked for; and those of words that no label stands for."""
 
     def __init__(self, indexer: Indexer, deriver: Deriver) -> None:
         self.indexer, self.deriver = indexer, deriver
         self.project, self.library, self.model = indexer.project, indexer.library, indexer.model
-        self.scores, self._word_scores = (Scores(self.library, self.model) for _ in range(2))
-        self._words: OrderedDict[str, Definition] = OrderedDict()
-        self._word_fits: dict[str, Known] = {}
+        self.scores = Scores(self.library, self.model)
+        self._words: OrderedDict[str, tuple[Bank, Mapping[str, Scored]]] = OrderedDict()
+        """What a word means, as a bank of it alone, and its scores; those that were looked for last."""
         self._lock = threading.RLock()
 
     @property
@@ -199,7 +215,7 @@ class Ranking:
         """Scores these labels anew, as far as they changed; by which bank."""
         with self._lock:
             bank = self.bank()
-            for gone in self.scores.kept.keys() - set(bank.classes):
+            for gone in {*self.scores.kept} - {*bank.classes}:
                 del self.scores.kept[gone]
             self.scores.refresh(bank, [label for label in labels if label in bank.classes])
             return bank
@@ -211,30 +227,43 @@ class Ranking:
         scored = self.scores.kept.get(name)
         if scored is None:
             raise InputError(f"label {name!r} has neither a word nor an example yet; give it one")
-        self.scores.sharpen(name, rows)
+        self.scores.sharpen(scored, rows)
         return scored
+
+    def catch_up(self) -> None:
+        """Brings thresholds up to date that were moved without a look at their label, as by an undo; a matter of
+        milliseconds."""
+        stale = [
+            label.name
+            for label in self.fold.labels.values()
+            if (kept := self.scores.kept.get(label.name)) and kept.by[:2] != (label.threshold, label.prior)
+        ]
+        if stale:
+            self.refresh(stale)
 
     def word(self, word: str) -> Scored | None:
         """The scores of a word that no label stands for; None for one that says nothing."""
         with self._lock:
-            meaning = self._words.get(word) or by_word(word, self.model)
-            if meaning is None or meaning.vector is None:
-                return None
-            self._words[word] = meaning
-            self._words.move_to_end(word)
-            while len(self._words) > _WORDS_KEPT:
-                self._word_scores.kept.pop(self._words.popitem(last=False)[0], None)
-            self._word_scores.refresh(Bank({word: meaning}, {}, self._word_fits), [word])
-            return self._word_scores.kept[word]
+            bank, kept = self._words.pop(word, (None, {}))
+            if bank is None:
+                meaning = by_word(word, self.model)
+                if meaning is None or meaning.vector is None:
+                    return None
+                bank = Bank({word: meaning})
+            found = dict(self.scores.scored(bank, [word], kept))
+            self._words[word] = bank, found
+            if len(self._words) > _WORDS_KEPT:
+                self._words.popitem(last=False)
+            return found[word]
 
     def grounds(self, names: Sequence[str]) -> list[reviewing.Ground]:
         """What review knows of these labels."""
         self.refresh(names)
         return [self.ground(self.fold.find(name)) for name in names]
 
-    def ground(self, label: Label) -> reviewing.Ground:
-        """What review knows of a label, by the scores that are there; without any, what was said of it."""
-        scored = self.scores.kept.get(label.name)
+    def ground(self, label: Label, scored: Scored | None = None) -> reviewing.Ground:
+        """What review knows of a label, by these scores or those that are there; without any, what was said of it."""
+        scored = scored or self.scores.kept.get(label.name)
         count = len(self.library) if scored is None else len(scored.logits)
         verdicts, audited = np.zeros(count, np.int8), np.zeros(count, np.bool_)
         for picture, said in self.fold.about(label.id).items():
@@ -249,6 +278,7 @@ class Ranking:
 
     def tags(self, rows: Rows) -> list[list[CellTag]]:
         """Of each row the labels it carries or was refused: a person's first, then the likeliest."""
+        self.catch_up()
         found: list[list[CellTag]] = [[] for _ in rows]
         digests = [self.library.digests[row] for row in rows.tolist()]
         fold = self.fold

@@ -28,7 +28,7 @@ BY_CHANCE = 0.001
 _POINTS, _BINS = 50, 20
 _LOOKED_AT = 60
 _WIDER, _FIRST = 3, 8
-"""Pages of which one is chosen, and the part of all pictures that these may be: few of a small album are unsure."""
+"""A page is chosen from the first 3 pages' worth, at most an eighth of all candidates: small albums have few unsure."""
 SINGLY = 8
 """Answered pictures, examples among them, up to which unsure ones are asked about one at a time."""
 YES, NO, UNKNOWN = 1, 2, 3

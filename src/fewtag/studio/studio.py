@@ -15,17 +15,17 @@ from fewtag.errors import InputError, MissingError, UnknownWordError
 from fewtag.files import user_cache_folder
 from fewtag.pictures.decode import decode, pixel_digest
 from fewtag.pictures.prefetch import batches
-from fewtag.studio import first, values
+from fewtag.studio import first_page, values
 from fewtag.studio.background import Background
 from fewtag.studio.derive import Deriver, by_word, told_in
 from fewtag.studio.heat import Heat
 from fewtag.studio.index import Indexer
 from fewtag.studio.library import RESIDENT, Features, Library
 from fewtag.studio.log import VERDICTS, Change, Fold, Said, Verdict, told
-from fewtag.studio.pages import MOST_AT_ONCE, Pages
+from fewtag.studio.pages import Pages
 from fewtag.studio.project import FileRow, Project, picture_folders
 from fewtag.studio.ranking import Ranking
-from fewtag.studio.values import AUDIT, STACK, Progress
+from fewtag.studio.values import AUDIT, MOST_AT_ONCE, STACK, Progress
 from fewtag.tagger.bank import define, path_name, renamed
 from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import Tagged
@@ -113,7 +113,7 @@ class Studio:
         """Stops the threads, writes the bank, lets go of the project."""
         self.indexer.close()
         self.background.close()
-        first.write(self)
+        first_page.write(self)
         self._heat.close()
         self.library.features.close()
         self.project.close()
@@ -231,10 +231,12 @@ class Studio:
         says = by_word(name, self.model) is not None
         self._change("define", {"name": name, "like": None, "words": says}, answers)
 
-    def teach(self, name: str, pictures: Sequence[str], *, stacks: bool = False) -> values.LabelRow:
+    def teach(
+        self, name: str, pictures: Sequence[str], *, stacks: bool = False, source: str = "teach"
+    ) -> values.LabelRow:
         """A new or known label from pictures by digest: yes answers in one group with its definition.
 
-        With `stacks` each picture speaks for its stack.
+        With `stacks` each picture speaks for its stack. `source` is who says so.
         """
         wanted = path_name(name)
         if not pictures:
@@ -245,7 +247,7 @@ class Studio:
                 self.library.row(picture)
             known = self._fold.get(wanted)
             number = known.id if known else 0
-            answers = [Said(str(uuid.uuid4()), picture, number, "yes", "teach") for picture in rows]
+            answers = [Said(str(uuid.uuid4()), picture, number, "yes", source) for picture in rows]
             if stacks:
                 answers += [mate for each in answers for mate in self._mates(each, {*rows})]
             if known:
@@ -293,18 +295,19 @@ class Studio:
         if not answers or len(answers) > MOST_AT_ONCE:
             raise InputError(f"{len(answers)} answers were given at once; give 1 to {MOST_AT_ONCE}")
         with self._one_change:
-            log, fresh, seen = self.project.log, list[Said](), dict[str, Said]()
+            log, fresh, seen, held = self.project.log, list[Said](), dict[str, Said](), set[str]()
             for each in answers:
                 name = _uuid(each.id)
                 if each.answer not in VERDICTS:
                     raise InputError(f"the answer {each.answer!r} is none; say yes, no or unknown")
-                label = self._fold.find(each.label)
+                label = log.find(each.label)
                 said = Said(name, each.picture, label.id, each.answer, each.source)
                 if (n := log.number_of.get(name)) is not None:
                     seen |= {known.id: known for known in log.changes[n].answers}
                 if (before := seen.get(name)) is not None:
                     if before._replace(label=log.fold.resolve(before.label), source=said.source) != said:
                         raise InputError(f"answer {name} was given before, about something else; give each its own id")
+                    held |= {each.picture, *self._spoken_for(name, self._stack(each.picture))}
                     continue
                 # a page sends what is left over as soon as the studio is back, before all pictures are in memory
                 if each.picture not in self.library.row_of and not self.project.knows(each.picture):
@@ -318,29 +321,41 @@ class Studio:
                     spoken |= {other.picture for other in fresh if other.label == label.id}
                     fresh += self._mates(said, spoken)
             undo = self._change("answers", {}, fresh).op if fresh else None
-            return values.Acknowledged(tuple(_uuid(each.id) for each in answers), undo)
+            held |= {said.picture for said in fresh}
+            return values.Acknowledged(tuple(_uuid(each.id) for each in answers), undo, len(held))
 
     def _mates(self, said: Said, spoken: Set[str]) -> list[Said]:
-        """The same verdict on the other pictures of its stack, but for those that a person spoke of themselves."""
-        if said.picture not in self.library.row_of:
-            return []
-        mates = [self.library.digests[each] for each in self.library.stack_of(self.library.row_of[said.picture])]
-        known = self._fold.about(said.label)
+        """The same verdict on the other pictures of its stack, but for those that a person spoke of alone."""
+        mates, known = self._stack(said.picture), self._fold.about(said.label)
+
+        def alone(mate: str) -> bool:
+            before = known.get(mate)
+            return before is not None and before.source != STACK and not self._spoken_for(before.id, mates)
+
         return [
-            said._replace(id=str(uuid.uuid5(uuid.UUID(said.id), mate)), picture=mate, source=STACK)
+            said._replace(id=_id_of_mate(said.id, mate), picture=mate, source=STACK)
             for mate in mates
-            if mate not in spoken and (mate not in known or known[mate].source == STACK)
+            if mate not in spoken and not alone(mate)
         ]
+
+    def _stack(self, picture: str) -> list[str]:
+        """The pictures of its stack, itself among them; none as long as it is not in memory."""
+        row = self.library.row_of.get(picture)
+        return [] if row is None else [self.library.digests[each] for each in self.library.stack_of(row)]
+
+    def _spoken_for(self, answer: str, mates: Sequence[str]) -> list[str]:
+        """Which of these pictures have, or had, their answer from the one of this id, which spoke for its stack."""
+        return [mate for mate in mates if _id_of_mate(answer, mate) in self.project.log.number_of]
 
     def undo(self, id: str | None = None) -> values.Undone:  # noqa: A002
         """Takes back the last group, or that of this id, or the one that holds the answer of this id."""
-        return self._take_back(id, "done", "there is nothing to undo; every change was taken back")
+        return self._undo_or_redo(id, "done", "there is nothing to undo; every change was taken back")
 
     def redo(self, id: str | None = None) -> values.Undone:  # noqa: A002
         """Takes back the last undo, as long as nothing new was done since, or the undo of this id."""
-        return self._take_back(id, "undone", "there is nothing to redo; nothing was undone since the last change")
+        return self._undo_or_redo(id, "undone", "there is nothing to redo; nothing was undone since the last change")
 
-    def _take_back(self, id: str | None, side: Literal["done", "undone"], nothing: str) -> values.Undone:  # noqa: A002
+    def _undo_or_redo(self, id: str | None, side: Literal["done", "undone"], nothing: str) -> values.Undone:  # noqa: A002
         with self._one_change:
             log = self.project.log
             pile: list[int] = getattr(log, side)
@@ -415,7 +430,9 @@ class Studio:
             progress=progress,
         )
 
-    def take_back(self, *, dry_run: bool = False, progress: Progress = lambda _done, _total: None) -> values.Delivery:
+    def take_back_sidecars(
+        self, *, dry_run: bool = False, progress: Progress = lambda _done, _total: None
+    ) -> values.Delivery:
         """Takes back what was delivered as XMP: sidecars are what they were before, to the byte."""
         from fewtag.studio import deliver as delivering
 
@@ -425,7 +442,7 @@ class Studio:
     @property
     def names_ever(self) -> set[str]:
         """All names that labels ever had: tags that were delivered under these may go."""
-        every = [change.facts for change in self.project.log.changes.values()]
+        every = [change.facts for change in list(self.project.log.changes.values())]
         names = (name for facts in every for name in (facts.get("name"), *facts.get("under", {}).values()))
         return {str(name) for name in names if name is not None}
 
@@ -465,6 +482,11 @@ class Studio:
         answers = sum(len(fold.latest[label]) for label in fold.labels)
         pictures = {file.digest for file in self.project.files() if file.digest}  # who only checks does not index
         return values.Checked(answers, len(fold.labels), len(pictures), tuple(problems))
+
+
+def _id_of_mate(answer: str, mate: str) -> str:
+    """The id of the answer that a picture has from another one of its stack: the same whenever that is sent again."""
+    return str(uuid.uuid5(uuid.UUID(answer), mate))
 
 
 def _uuid(text: object) -> str:

@@ -13,6 +13,8 @@ from fewtag.tagger.stream import DIGITS
 
 Order = Literal["sure", "unsure", "missed", "audit"]
 ORDERS: tuple[Order, ...] = ("sure", "unsure", "missed", "audit")
+MOST_AT_ONCE = 1000
+"""Answers of one group, cells of one page, pictures of one request."""
 PAGE = "page"
 """The source of answers to what Review chose,"""
 AUDIT = "audit"
@@ -39,7 +41,8 @@ class Answer:
     stack: bool = False
     """Whether it holds for all pictures of the stack, but for those that were answered one by one."""
     marked: bool = False
-    """Whether it is the page's own mark, untouched: it does not overrule what was answered since the page was drawn."""
+    """Whether it is the page's own mark, untouched: it does not overrule what was answered since the page was drawn.
+    (`Cell.marked` is what that mark says.)"""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Acknowledged:
     acknowledged: tuple[str, ...]
     undo: str | None = None
     """The group's UUID, where it can be undone and not every answer was known already."""
+    pictures: int = 0
+    """How many pictures the answers hold for, those of stacks included; of marks that overruled nothing, none."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +144,10 @@ class Cell:
     """The query's score, where it asks for one."""
     tags: tuple[CellTag, ...]
     stack: int
-    """How many pictures it stands for, itself included."""
+    """How many pictures its stack has, itself and those that the query hides included: an answer holds for all of them.
+    1 where stacks are not asked for."""
     marked: bool | None = None
-    """In a review: whether the page's answer to it would be yes."""
+    """In a review: whether the page's answer to it would be yes. (`Answer.marked` is whether a person left it so.)"""
 
 
 @dataclass(frozen=True)
@@ -160,10 +166,12 @@ class Page:
     total: int
     """Cells: a stack is one."""
     members: int
-    """Pictures, those of stacks included."""
+    """Pictures that the query finds, those of stacks included."""
     offset: int
     query_means: tuple[Meaning, ...]
     pictures: tuple[Cell, ...]
+    digests: tuple[str, ...] | None = None
+    """Where these alone are asked for: of all cells, not only of a page, in their order."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +265,8 @@ class Answered:
 
 @dataclass(frozen=True)
 class Influence:
-    """An example, and how much the expected precision falls without it; none where that was not worked out."""
+    """An example, and how much the expected precision falls without it; none where that is not worked out, or never is:
+    of an example without any other answer, and of all but the first two dozen."""
 
     digest: str
     influence: float | None
@@ -291,6 +300,8 @@ class ReviewPage:
     enough: str
     examples: tuple[Influence, ...]
     mistaken_for: tuple[MistakenFor, ...]
+    settled: bool = False
+    """Whether the examples' influences are worked out, of all that will have one; else they are soon."""
 
 
 @dataclass(frozen=True)

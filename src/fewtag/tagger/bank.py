@@ -29,6 +29,8 @@ FOREIGN = 0.5
 """How far a word of another language is taken for a thing: it may be a dog's name as well ("Luna")."""
 COMPLETE, UNNAMED = 256, 64
 """Pictures beside these that its fit looks at: complete ones that do not name the label, and others, as weak 'no's."""
+COMPARED = 64
+"""Of these, as many as a name is judged by: more change nothing much."""
 USUAL = 2
 """Pictures as coherent as the model's, beside its own, that a label's calibration counts (by validation labels)."""
 
@@ -149,7 +151,7 @@ class FitSet(NamedTuple):
     """and others that do not."""
 
 
-class Known(NamedTuple):
+class CachedFit(NamedTuple):
     """A classifier, and what it was fitted to; that is left out where it is this very bank."""
 
     classifier: Fitted
@@ -167,7 +169,7 @@ class Bank:
 
     definitions: Mapping[str, Definition] = field(default_factory=dict)
     examples: Mapping[str, Example] = field(default_factory=dict)
-    known: dict[str, Known] = field(default_factory=dict)
+    fits: dict[str, CachedFit] = field(default_factory=dict)
     """Classifiers that a file held, or that an earlier bank was asked for."""
     _checked: set[str] = field(default_factory=set)
     """Labels whose classifier is known to be this bank's."""
@@ -204,13 +206,13 @@ class Bank:
 
     def classifier(self, model: "Model", label: str) -> Fitted:
         """A label's classifier, fitted if need be."""
-        known, guide = self.known.get(label), self.definitions[label].guide
-        if known is None or (known.fit_set is not None and label not in self._checked):
+        fit, guide = self.fits.get(label), self.definitions[label].guide
+        if fit is None or (fit.fit_set is not None and label not in self._checked):
             fit_set = self.fit_set(label)
-            if known is None or known.guide is not guide or known.fit_set != fit_set:
-                known = self.known[label] = Known(self._fit(model, label, fit_set), guide, fit_set)
+            if fit is None or fit.guide is not guide or fit.fit_set != fit_set:
+                fit = self.fits[label] = CachedFit(self._fit(model, label, fit_set), guide, fit_set)
             self._checked.add(label)
-        return known.classifier
+        return fit.classifier
 
     def _fit(self, model: "Model", label: str, fit_set: FitSet) -> Fitted:
         definition = self.definitions[label]
@@ -226,8 +228,12 @@ class Bank:
         whole = np.array([each.seen[1] for each in chosen], np.float32).reshape(len(chosen), space)
         evidence = replace(model.evidence, prior=OTHER + definition.thing * (THING - OTHER))
         pictures, meant = Pictures(places, lengths, whole), definition.guide
-        asked = np.arange(len(chosen)) < len(fit_set.yes) + len(fit_set.no)
-        fitted = fit_label(pictures, shown, weights, meant, model.strengths, evidence, asked, leave_out=self.leave_out)
+        # not by those that someone was asked about, which look like the label more often than others do
+        compared = np.zeros(len(chosen), np.bool_)
+        compared[len(fit_set.yes) + len(fit_set.no) :][:COMPARED] = True
+        fitted = fit_label(
+            pictures, shown, weights, meant, model.strengths, evidence, compared, leave_out=self.leave_out
+        )
         # what stands in for pictures is the same at every place, and tells nothing of them
         told = [each.seen[2] for each in chosen if each.seen[2] < 0.999]
         coherence = (sum(told) + USUAL * model.calibration.coherence) / (len(told) + USUAL)
@@ -280,7 +286,7 @@ class Bank:
         """Which of these a person means by a file's name, or by the number of one that shows the label, from 1 on."""
         keys, every = self.members[label], self.speaking_of(label)
         names = [self.examples[key].name for key in every]
-        if not isinstance(example, str) or (example.isdigit() and example not in names):
+        if not isinstance(example, str) or (example.isdecimal() and example not in names):
             if not 1 <= int(example) <= len(keys):
                 raise InputError(f"label {label!r} has examples 1 to {len(keys)}, there is no number {example}")
             return [keys[int(example) - 1]]
@@ -295,13 +301,13 @@ class Bank:
             raise MissingError(f"there is no label {name!r}; {nearest(name, self.definitions)}")
         return name
 
-    def kept(self, afresh: bool) -> dict[str, Definition]:
+    def definitions_to_keep(self, afresh: bool) -> dict[str, Definition]:
         """What is known of labels whatever is learnt now: afresh, only what a person said."""
         return {label: each for label, each in self.definitions.items() if each.explicit or not afresh}
 
-    def absent(self, told: Sequence[Told], names: Sequence[str], afresh: bool) -> dict[str, Definition]:
+    def definitions_of_absent(self, told: Sequence[Told], names: Sequence[str], afresh: bool) -> dict[str, Definition]:
         """What the labels that are absent alone mean; one that nobody taught is a slip of the pen, and refused."""
-        known = self.kept(afresh)
+        known = self.definitions_to_keep(afresh)
         wanted = sorted(frozenset().union(*(each.absent for each in told)) - set(names))
         for label in wanted:
             if label not in known:
@@ -313,7 +319,7 @@ class Bank:
         """With these examples too; of a picture known already it is said what is said now. Afresh: with these alone."""
         known: dict[str, Example] = {} if afresh else dict(self.examples)
         known |= {key: known[key].told(each.said) if key in known else each for key, each in examples.items()}
-        return self._change({**definitions, **self.kept(afresh)}, known)
+        return self._change({**definitions, **self.definitions_to_keep(afresh)}, known)
 
     def define(self, label: str, definition: Definition) -> "Bank":
         """Says anew what a label means; its threshold and prior stay."""
@@ -369,14 +375,14 @@ class Bank:
         kept = {label: each for label, each in sorted(definitions.items()) if each.explicit or label in named}
         # sorted, so that the order of learning leaves no trace, not even in the last bit of a sum
         spoken = {key: each for key, each in sorted(examples.items()) if each.said}
-        known = {
+        fits = {
             label: each
             if each.fit_set is not None
-            else Known(each.classifier, self.definitions[label].guide, self.fit_set(label))
-            for label, each in list(self.known.items())  # who asks meanwhile may add to them
+            else CachedFit(each.classifier, self.definitions[label].guide, self.fit_set(label))
+            for label, each in list(self.fits.items())  # who asks meanwhile may add to them
             if label in kept
         }
-        return type(self)(kept, spoken, known)
+        return type(self)(kept, spoken, fits)
 
 
 def words_of(name: str, model: "Model") -> tuple[str, ...]:
@@ -540,6 +546,8 @@ def label_name(name: object, where: str = "") -> str:
     cleaned = " ".join(unicodedata.normalize("NFC", name).split())
     if not cleaned:
         raise InputError(f"a label{where} is empty; give it a name")
+    if not cleaned.isascii() and cleaned.encode(errors="replace").decode() != cleaned:  # of a folder in Latin 1, say
+        raise InputError(f"label {cleaned!r}{where} is no text that could be written; name it otherwise")
     if ";" in cleaned:
         raise InputError(f'label {cleaned!r} contains ";", which separates labels in tables; name it otherwise')
     if cleaned.startswith("!"):

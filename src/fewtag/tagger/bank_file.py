@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 import fewtag
 from fewtag import files
 from fewtag.core.posterior import Fitted
-from fewtag.errors import InputError
-from fewtag.tagger.bank import Bank, Definition, Example, Kind, Known, Quantised, Told
+from fewtag.errors import InputError, plural
+from fewtag.tagger.bank import Bank, CachedFit, Definition, Example, Kind, Quantised, Told
 
 if TYPE_CHECKING:
     from fewtag.tagger.model import Model
@@ -38,6 +38,25 @@ def refuse_derived(path: Path) -> None:
             f"{path} is made of the answers in a studio's project, which would write over it; teach it there "
             f"(fewtag studio {path.parent}), or change a copy of the bank"
         )
+
+
+def refuse_examples(path: Path) -> None:
+    """A bank with examples is not to be replaced by a copy without: they would be lost."""
+    try:
+        header = read_header(path)
+    except InputError:  # there is none
+        return
+    stand_ins = {_stand_in(each, label["name"]) for label in header["labels"] for each in range(label["examples"])}
+    if lost := sum(example["digest"] not in stand_ins for example in header["examples"]):
+        raise InputError(
+            f"a copy without examples in place of {path} would drop {plural(lost, 'example')}; name another file, or "
+            "save with examples=True"
+        )
+
+
+def _stand_in(number: int, label: str) -> str:
+    """The digest of what stands for one of a label's examples in a copy without them."""
+    return hashlib.sha256(f"{number} {label}".encode()).hexdigest()
 
 
 def write_bank(path: Path, bank: Bank, model: "Model", thresholds: Mapping[str, float]) -> None:
@@ -92,13 +111,13 @@ def prototypes(bank: Bank, model: "Model") -> Bank:
             mean = np.mean([bank.examples[key].seen[1] for key in keys], axis=0, dtype=np.float32)
             stand_in = Example.of(Told(frozenset([label])), np.tile(mean, (model.places, 1)))
             for number in range(len(keys)):
-                examples[hashlib.sha256(f"{number} {label}".encode()).hexdigest()] = stand_in
-    known = {label: Known(bank.classifier(model, label)) for label in bank.classes}
+                examples[_stand_in(number, label)] = stand_in
+    fits = {label: CachedFit(bank.classifier(model, label)) for label in bank.classes}
     # what is known by nothing but a no would go with it
     kept = {
         label: each if bank.members[label] else replace(each, explicit=True) for label, each in bank.definitions.items()
     }
-    return Bank(kept, dict(sorted(examples.items())), known)
+    return Bank(kept, dict(sorted(examples.items())), fits)
 
 
 def _arrays(bank: Bank, model: "Model") -> dict[str, NDArray[Any]]:
@@ -215,7 +234,7 @@ def _bank(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Bank:
         if counted != (label["examples"], label.get("absent", 0)):
             raise ValueError("labels count other examples than there are")
     if fitted is not None:
-        bank.known.update({label: Known(each) for label, each in zip(bank.classes, fitted, strict=True)})
+        bank.fits.update({label: CachedFit(each) for label, each in zip(bank.classes, fitted, strict=True)})
     if any(example.features.codes.shape != (places, space) for example in bank.examples.values()) or (
         len(guides) and guides.shape[1] != space
     ):

@@ -1,4 +1,4 @@
-"""Heat-maps: where in a picture a label is seen, on one scale for all labels."""
+"""Occlusion sensitivity: heat-maps of where in a picture a label is seen, on one scale for all labels."""
 
 import io
 import math
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from fewtag.errors import InputError
 from fewtag.files import write_atomically
 from fewtag.pictures.decode import Square
 
@@ -21,6 +22,8 @@ _SPANS = [slice(max(0, first), min(CELLS, first + 2)) for first in range(-1, CEL
 _PARTS = [(rows, columns) for rows in _SPANS for columns in _SPANS]
 _GLOW = np.array([[8, 6, 40], [96, 16, 110], [205, 55, 80], [250, 145, 30], [255, 245, 170]], np.float32) / 255
 """From cold to hot; brightness rises evenly, so that it reads in grey too."""
+_FORMATS = {".png": ("PNG", 2**31 - 1), ".webp": ("WEBP", 16_383), ".jpg": ("JPEG", 65_500)}
+"""By their endings, with the most pixels of a side."""
 
 
 def hide_parts(square: Square) -> list[Square]:
@@ -95,8 +98,14 @@ def save_heat(
     out: Path, picture: Image.Image, heats: Mapping[str, Heat], chances: Mapping[str, float] | None = None
 ) -> None:
     """The picture first, then each label's heat beside its probability; the file's ending gives its format."""
-    content = io.BytesIO()
-    grid(picture, heats, chances or {}).save(content, {".png": "PNG", ".webp": "WEBP"}.get(out.suffix.lower(), "JPEG"))
+    content, sheet = io.BytesIO(), grid(picture, heats, chances or {})
+    format_, widest = _FORMATS.get(out.suffix.lower(), _FORMATS[".jpg"])
+    if sheet.width > widest:
+        raise InputError(
+            f"the heat-maps are {sheet.width} pixels wide side by side, and {out.name} can be {widest}; take fewer "
+            "labels, or a .png"
+        )
+    sheet.save(content, format_)
     write_atomically(out, content.getvalue())
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -62,10 +63,16 @@ def export(
     int8: bool = False,
     pictures: Sequence[object] = (),
     advance: Callable[[int], None] = lambda _: None,
+    force: bool = False,
 ) -> Exported:
-    """Graph and labels together, or nothing: a graph that disagrees with the tagger on any picture is refused."""
+    """Graph and labels together, or nothing: a graph that disagrees with the tagger on any picture is refused.
+
+    So is a folder with files of these names that no export wrote, unless by `force`.
+    """
     _check_place(folder)
     labels = label_table(tagger)
+    if not force:
+        _refuse_others(folder, [LABELS, GRAPH, *([INT8] if int8 else [])])
     earlier = (folder / GRAPH).read_bytes() if (folder / GRAPH).is_file() else b""
     kept = key_of(earlier) == str(labels["graph"])
     graphs = {GRAPH: earlier if kept else make_graph(tagger.model)}
@@ -83,13 +90,20 @@ def export(
 
 
 def export_fixed(
-    tagger: Tagger, folder: Path, *, pictures: Sequence[object] = (), advance: Callable[[int], None] = lambda _: None
+    tagger: Tagger,
+    folder: Path,
+    *,
+    pictures: Sequence[object] = (),
+    advance: Callable[[int], None] = lambda _: None,
+    force: bool = False,
 ) -> Exported:
     """A graph from `pixels` to `probabilities` with the labels in it, and a text file of their names, one a line.
 
     Thresholds are in the graph's metadata under `thresholds`, the side of the square under `size`.
     """
     _check_place(folder)
+    if not force:
+        _refuse_others(folder, [NAMES, FIXED])
     import onnx
     from onnx import numpy_helper
 
@@ -107,8 +121,11 @@ def export_fixed(
         proto.metadata_props.add(key=key, value=json.dumps(value))
     onnx.checker.check_model(proto)
     graph = proto.SerializeToString()
-    names = "".join(f"{name}\n" for name in labels["names"]).encode()
-    return _write(tagger, folder, labels, {NAMES: names, FIXED: graph}, pictures, advance)
+    return _write(tagger, folder, labels, {NAMES: _lines(labels["names"]), FIXED: graph}, pictures, advance)
+
+
+def _lines(names: Iterable[str]) -> bytes:
+    return "".join(f"{name}\n" for name in names).encode()
 
 
 def _write(
@@ -235,6 +252,11 @@ def _scoring(strengths: Strengths) -> tuple[list[Any], list[Any]]:
 
 def key_of(graph: bytes) -> str | None:
     """Which graph this is; none where it is no graph of ours."""
+    return _noted(graph, KEY)
+
+
+def _noted(graph: bytes, key: str) -> str | None:
+    """What a graph's metadata say under a name."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -242,7 +264,7 @@ def key_of(graph: bytes) -> str | None:
         proto: ModelProto = onnx.load_model_from_string(graph)
     except DecodeError:
         return None
-    return next((noted.value for noted in proto.metadata_props if noted.key == KEY), None)
+    return next((noted.value for noted in proto.metadata_props if noted.key == key), None)
 
 
 def session(graph: bytes) -> Run:
@@ -296,6 +318,31 @@ def differences(tagger: Tagger, labels: Table, runs: Sequence[Run], compared: It
         found = [float(np.abs(run(pixels, labels) - expected).max()) for run in runs]
         greatest = np.maximum(greatest, found)  # unlike Python's max, it keeps what is not a number
     return greatest.tolist()
+
+
+def _refuse_others(folder: Path, names: Sequence[str]) -> None:
+    """Files that no export wrote are not replaced without a word; a text that was changed since is such a one."""
+    for path in (folder / name for name in names if (folder / name).exists()):
+        if not _is_ours(path):
+            raise InputError(
+                f"{path} exists and is not what fewtag wrote there; name another folder, or replace it by --force"
+            )
+
+
+def _is_ours(path: Path) -> bool:
+    """By what it says itself; of a text the graph beside it knows what it said, and of a damaged graph the labels."""
+    if path.name == NAMES:
+        fixed = path.with_name(FIXED)
+        names = _noted(fixed.read_bytes(), "labels") if fixed.is_file() else None
+        return names is not None and path.read_bytes() == _lines(json.loads(names))
+    if path.name == LABELS:
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return "graph" in arrays
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError):
+            return False
+    labels = path.with_name(LABELS)
+    return key_of(path.read_bytes()) is not None or (path.name != FIXED and labels.exists() and _is_ours(labels))
 
 
 def _check_place(folder: Path) -> None:

@@ -135,7 +135,8 @@ def load_model(
         name, path = source, SHIPPED_FOLDER / f"{source}.safetensors"
     else:
         given = Path(source)
-        places = [given, given.with_name(f"{given.name}.safetensors"), given / f"{given.name}.safetensors"]
+        ended = f"{given.name or given.resolve().name}.safetensors"
+        places = [given, given.parent / ended, given / ended]
         found = next((place for place in places if place.is_file()), None)
         if found is None:
             raise InputError(f"there is no model {source!r}; {nearest(source, SHIPPED)}, or give the path of one")

@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import __version__ as pillow_version
 
-from fewtag.cache import Cache, Space, content_digest
+from fewtag.cache import ArrayRows, Cache, content_digest
 from fewtag.core.calibration import estimate_shares, log_odds, match_shares, sigmoid
 from fewtag.core.posterior import Classifiers, Places, unit
 from fewtag.errors import InputError, plural, warn
 from fewtag.files import digest
-from fewtag.pictures.decode import Decoded, Square, decode, pixel_digest, squash, squash_bytes, thumbnail
+from fewtag.pictures.decode import DECODING, Decoded, Square, decode, pixel_digest, squash, squash_bytes, thumbnail
 from fewtag.pictures.files import as_text, encoded_bytes, file_name, open_image, several
 from fewtag.pictures.prefetch import batches, prefetch
-from fewtag.tagger.bank import Bank, Definition, Example, Told, by_names_or_none, check_told, define, is_share
+from fewtag.tagger.bank import Bank, Definition, Example, Told, by_names_or_none, check_told, define, is_share, words_of
 from fewtag.tagger.model import Model
 
 BATCH = 32
@@ -105,8 +105,11 @@ class Scorer:
         return chances
 
     def tags(self, probabilities: NDArray[np.float32]) -> list[tuple[str, ...]]:
-        """Of each image the names over their threshold, likeliest first; equally likely ones by name."""
-        images, columns = np.nonzero(probabilities >= self.thresholds)
+        """Of each image the names over their threshold, likeliest first; equally likely ones by name.
+
+        What a person said 'no' to has probability 0, and reaches no threshold.
+        """
+        images, columns = np.nonzero((probabilities >= self.thresholds) & (probabilities > 0))
         order = np.lexsort((columns, -probabilities[images, columns], images))
         given: list[list[str]] = [[] for _ in probabilities]
         for image, column in zip(images[order].tolist(), columns[order].tolist(), strict=True):
@@ -122,7 +125,7 @@ class Scorer:
 
 
 @contextmanager
-def cached_places(model: Model, folder: str | os.PathLike[str] | None) -> Iterator[Space | None]:
+def cached_places(model: Model, folder: str | os.PathLike[str] | None) -> Iterator[ArrayRows | None]:
     """The rows of this model in a folder's cache, or nothing without a folder.
 
     Places depend on no label, so that a bank may learn and pictures stay known.
@@ -132,9 +135,19 @@ def cached_places(model: Model, folder: str | os.PathLike[str] | None) -> Iterat
         return
     network = model.header["network"]
     what = f"model {model.name}: {network.get('name', 'network')}, {model.size} × {model.size} pixels"
-    key = digest(model.space_key, model.network.likely_device, pillow_version)
+    decoders = pillow_version, _heif_version(), str(DECODING)
+    key = digest(model.space_key, model.network.likely_device, *decoders)
     with Cache(Path(folder)) as cache:
         yield cache.space("places", what, key, (model.places, *model.space.basis.shape[1:]), "float16")
+
+
+def _heif_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # not above: a look at the labels does without
+
+    try:
+        return version("pi-heif")
+    except PackageNotFoundError:
+        return "none"
 
 
 class Read(NamedTuple):
@@ -154,7 +167,7 @@ def tag_stream(
     *,
     batch: int = BATCH,
     scores: bool = True,
-    space: Space | None = None,
+    space: ArrayRows | None = None,
     loaders: int | None = None,
 ) -> Iterator[list[Tagged]]:
     """Rows in the order of the items, a batch at a time; the next ones are read while the network works on this one.
@@ -171,7 +184,7 @@ def tag_stream(
 
 
 def tag_reads(
-    model: Model, scorer: Scorer, reads: Sequence[Read], space: Space | None, *, scores: bool = True
+    model: Model, scorer: Scorer, reads: Sequence[Read], space: ArrayRows | None, *, scores: bool = True
 ) -> list[Tagged]:
     """A batch's rows."""
     good = [read for read in reads if not read.failure]
@@ -188,7 +201,7 @@ def tag_reads(
 
 
 def encode_stream(
-    model: Model, items: Iterable[Item], *, batch: int = BATCH, space: Space | None = None, skip_bad: bool = False
+    model: Model, items: Iterable[Item], *, batch: int = BATCH, space: ArrayRows | None = None, skip_bad: bool = False
 ) -> Iterator[Places]:
     """The pictures' places, a batch at a time; a picture that cannot be read is refused, or skipped."""
     for reads in read_ahead(model, items, batch, space):
@@ -218,7 +231,7 @@ def estimate_priors(
 
 
 def read_ahead(
-    model: Model, items: Iterable[Item], batch: int, space: Space | None = None, loaders: int | None = None
+    model: Model, items: Iterable[Item], batch: int, space: ArrayRows | None = None, loaders: int | None = None
 ) -> Iterator[Sequence[Read]]:
     """Batches of what reading threads made of the pictures; encoded ones are looked up in the cache first."""
     group = min(GROUP, batch)
@@ -244,7 +257,7 @@ def _load(item: Item) -> Item:
         return Item(name, error)
 
 
-def _read(some: Iterable[Item], size: int, space: Space | None) -> list[Read]:
+def _read(some: Iterable[Item], size: int, space: ArrayRows | None) -> list[Read]:
     """A group of pictures, looked up in the cache at once: it answers several questions in the time of one."""
     loaded = deque(some)
     keys = [content_digest(image) if space is not None and isinstance(image, bytes) else None for _, image in loaded]
@@ -273,7 +286,7 @@ def _pixels(image: object, name: str, size: int) -> Square:
     return squash(open_image(image, name), size)
 
 
-def places_of(model: Model, reads: Sequence[Read], space: Space | None) -> Places:
+def places_of(model: Model, reads: Sequence[Read], space: ArrayRows | None) -> Places:
     """Pictures' places, from the cache or through the network and into the cache; the same numbers either way."""
     fresh = [read for read in reads if read.pixels is not None]
     if not fresh:
@@ -380,20 +393,21 @@ def warn_of_contradictions(known: Mapping[str, Example], learnt: Mapping[str, Ex
         )
 
 
-def moved(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.PathLike[str]) -> Bank:
-    """A bank of another model, which these are the facts of, learnt again from the small copies that it keeps."""
+def migrated(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.PathLike[str]) -> Bank:
+    """Migrates a bank to another model by encoding its thumbnails again; `facts` are those of its own model."""
     if lacking := sum(not example.picture for example in bank.examples.values()):
         raise InputError(
             f"bank {path} keeps no copies of {lacking} of its {len(bank.examples)} examples, so it cannot move "
             "to another model; learn those pictures again into a new bank"
         )
     same_words = not model.facts["own_words"] and not facts["own_words"] and facts["words"] == model.words_name
-    definitions = {}
-    for label, each in bank.definitions.items():
-        if same_words and each.kind != "name" and each.vector is not None:
+    definitions: dict[str, Definition] = {}
+    # those that are like others last: what they are like has its new meaning then
+    for label, each in sorted(bank.definitions.items(), key=lambda item: item[1].kind == "like"):
+        if each.kind == "like" and not (same_words and _forgotten(each.words, model, definitions)):
+            meaning = define(label, model, definitions, like=each.words, vector=None, words=True)
+        elif same_words and each.kind != "name" and each.vector is not None:
             meaning = replace(each, guide=model.word_prototypes(each.vector[None])[0])
-        elif each.kind == "like":
-            meaning = define(label, model, {}, like=each.words, vector=None, words=True)
         else:
             if each.kind == "vector":
                 warn(
@@ -408,6 +422,11 @@ def moved(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.Pat
         for (key, old), places in zip(group, model.encode(pixels), strict=True):
             examples[key] = Example.of(old.said, places, old.name, old.picture)
     return Bank().learn(definitions, examples, afresh=False)
+
+
+def _forgotten(words: Iterable[str], model: Model, definitions: Mapping[str, Definition]) -> bool:
+    """Whether one of them was a label, which is none any more, and means nothing else."""
+    return any(word not in definitions and words_of(word, model)[-1] not in model.words for word in words)
 
 
 def same_length(images: int, labels: int) -> None:

@@ -18,7 +18,7 @@ from fewtag.pictures.decode import Decoded, Square, pixel_digest, squash
 from fewtag.pictures.files import ImageLike, is_one, open_image, several
 from fewtag.tagger import hub, stream
 from fewtag.tagger.bank import Bank, Definition, by_names_or_none, define, is_share, label_name, renamed, told_of
-from fewtag.tagger.bank_file import prototypes, read_bank, read_header, refuse_derived, write_bank
+from fewtag.tagger.bank_file import prototypes, read_bank, read_header, refuse_derived, refuse_examples, write_bank
 from fewtag.tagger.explain import Heat, heat_map, hide_parts
 from fewtag.tagger.model import Model, load_model, load_model_of
 from fewtag.tagger.stream import BATCH, Scorer, Tagged
@@ -364,18 +364,20 @@ class Tagger:
         Where another process changed the bank that this tagger was loaded from, or saved to, since then, what was
         taught here is added to that, and nothing is lost. Another file is replaced. Without `examples` it is a copy to
         be shared: it gives the same probabilities, but to pictures that someone said 'no' to, and nothing of a single
-        picture is in it.
+        picture is in it. Such a copy takes the place of no bank that has examples.
         """
         target = Path(path)
         refuse_derived(target)
         with self._lock, locked(target):
             if not examples:
-                write_bank(target, prototypes(self._bank, self.model), self.model, self.thresholds_)
-                return
-            if self._saved is not None and self._saved[0] == target.resolve() and target.exists():
+                refuse_examples(target)
+            same = self._saved is not None and self._saved[0] == target.resolve()
+            if same and target.exists():
                 self._catch_up(target)
-            write_bank(target, self._bank, self.model, self.thresholds_)
-            self._note_saved(target, read_header(target))
+            kept = self._bank if examples else prototypes(self._bank, self.model)
+            write_bank(target, kept, self.model, self.thresholds_)
+            if examples or same:
+                self._note_saved(target, read_header(target))
 
     @classmethod
     def load(
@@ -400,7 +402,7 @@ class Tagger:
                     f"bank {path} was made with another model {facts['name']!r} (words {facts['words']!r}, fewtag "
                     f"{header['fewtag']}); move it to this one with `upgrade`, or load it with that one"
                 )
-            bank = stream.moved(bank, model, facts, path)
+            bank = stream.migrated(bank, model, facts, path)
         # one without copies was meant so, whoever teaches it further
         keep = not bank.examples or any(each.picture for each in bank.examples.values())
         tagger = cls(model, bank=bank, keep_pictures=keep)
@@ -434,12 +436,12 @@ class Tagger:
         pictures, told = several(images), told_of(*said, one=is_one(images))
         names = sorted(frozenset().union(*(each.labels for each in told)))
         known = self._bank.examples
-        refused = self._bank.absent(told, names, afresh)
+        refused = self._bank.definitions_of_absent(told, names, afresh)
         learnt = stream.encode_examples(self.model, pictures, told, known, self.keep_pictures, on_error, progress)
         if not afresh:
             stream.warn_of_contradictions(known, learnt)
         with self._lock:
-            kept = self._bank.kept(afresh)
+            kept = self._bank.definitions_to_keep(afresh)
             # known ones too: another process may have forgotten them when this is saved
             new = by_names_or_none([name for name in names if name not in kept], self.model)
             definitions = {name: kept.get(name) or new[name] for name in names}

@@ -24,6 +24,8 @@ from fewtag.tagging.run import Options, shares_in
 from fewtag.tagging.sources import Entry, Source
 
 BINS = 5
+FEWEST = 5
+"""Pictures that show a label, below which a threshold that suits them best is chance."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class LabelCheck:
     average_precision: float | None
     threshold: float | None = None
     best_threshold: float | None = None
+    """With the best F1; None where too few pictures show the label, or to give it to every one would be best."""
 
 
 @dataclass(frozen=True)
@@ -88,16 +91,19 @@ class Check:
         said = ", ".join(f"{each.said:.2f} → {each.true:.2f} ({each.pairs})" for each in self.reliability)
         near = {name: nearest(name, self.labels) for name in self.unknown}
         unknown = [f"{name!r} ({hint})" if hint.endswith("?") else repr(name) for name, hint in near.items()]
+        unsettled = [repr(name) for name, each in self.labels.items() if each.pictures and each.best_threshold is None]
         return [
             f"said → true (pairs): {said}",
             f"expected calibration error {self.calibration_error:.3f}",
             _PRIORS.get(self.prior, f"priors: {self.prior} (--prior), where the bank has none"),
+            *([f"no best threshold for {', '.join(unsettled)}: {_UNSETTLED}"] if unsettled else []),
             *([f"{plural(self.taught, 'picture')} of these {_FLATTERS}"] if self.taught else []),
             *([f"the bank does not know {', '.join(unknown)}: not counted"] if unknown else []),
             *(f"skipped: {reason}" for reason in self.skipped),
         ]
 
 
+_UNSETTLED = f"fewer than {FEWEST} pictures show it, or every picture would get it; the bank's own threshold stays"
 _FLATTERS = "the bank was taught with, which flatters it; take others"
 _PRIORS = {
     "bank": "priors: the bank's own",
@@ -123,7 +129,7 @@ def check_bank(
     progress: Callable[[int], None] = lambda _count: None,
 ) -> Check:
     """Every label of the bank against every picture; `shares` are for labels without a prior, and made by `prior`."""
-    scorer = _Watchful(tagger.bank_, tagger.model, shares=shares)
+    scorer = _LeakCountingScorer(tagger.bank_, tagger.model, shares=shares)
     labels = scorer.labels
     unknown = sorted({name for each in shown for name in each.labels} - set(labels))
     if unknown and not set(labels) & {name for each in shown for name in each.labels}:
@@ -149,7 +155,7 @@ def check_bank(
     return replace(found, unknown=unknown, prior=whence, shares=taken, taught=sum(scorer.taught))
 
 
-class _Watchful(Scorer):
+class _LeakCountingScorer(Scorer):
     """Notices pictures that it was taught with: what it says of them tells nothing of others."""
 
     def __init__(self, bank: Bank, model: Model, shares: Mapping[str, float] | None) -> None:
@@ -168,10 +174,11 @@ def _check(
 ) -> Check:
     found = {}
     for chances, shown, (label, threshold) in zip(probabilities.T, targets.T, thresholds.items(), strict=True):
-        measured = _measured(int(shown.sum()), chances, chances >= np.float32(threshold), shown)
-        best = round(best_threshold(chances, shown), 6) if shown.any() else None
+        measured = _measured(int(shown.sum()), chances, (chances >= np.float32(threshold)) & (chances > 0), shown)
+        best = round(best_threshold(chances, shown), 6) if shown.sum() >= FEWEST else None
+        best = None if best is None or (chances >= best).all() else best
         found[label] = replace(measured, threshold=round(threshold, 6), best_threshold=best)
-    given = probabilities >= np.array(list(thresholds.values()), np.float32)
+    given = (probabilities >= np.array(list(thresholds.values()), np.float32)) & (probabilities > 0)
     flat, true = probabilities.ravel(), targets.ravel()
     micro = _measured(int(targets.any(axis=1).sum()), flat, given.ravel(), true)
     scored = [each.average_precision for each in found.values() if each.average_precision is not None]

@@ -23,7 +23,7 @@ from fewtag.tagging.tables import picture_mark, picture_name, read_record
 
 CELLS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 TABLES = (*CELLS, ".jsonl", ".parquet")
-PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+SPLIT_FOLDERS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 """What data sets of others call the folders that hold the labels' folders."""
 
 
@@ -70,6 +70,14 @@ def read_examples(
     return shown
 
 
+def without_guesses(shown: Sequence[Shown]) -> tuple[list[Shown], str]:
+    """The rows that a person wrote or changed, and in words how many others there are; nothing where there are none."""
+    own = [each for each in shown if not each.guessed]
+    left_out = len(shown) - len(own)
+    told = f"{plural(left_out, 'row')} as `fewtag tag` wrote {'it' if left_out == 1 else 'them'}"
+    return own, told if left_out else ""
+
+
 def missing(shown: Sequence[Shown]) -> InputError | None:
     """Says which pictures are not there, before work is spent on those that are."""
     gone = [each.picture.path for each in shown if not os.path.lexists(each.picture.path)]
@@ -106,7 +114,7 @@ def read_label_folders(folder: Path) -> list[Shown]:
     named = [entry for entry in entries if entry.is_dir()]
     if not named:
         raise InputError(f"{folder} holds no label's folder; make one folder for each label and put its images there")
-    if {each.name.lower() for each in named} <= PARTS and any(each.is_dir() for each in named[0].iterdir()):
+    if {each.name.lower() for each in named} <= SPLIT_FOLDERS and any(each.is_dir() for each in own_entries(named[0])):
         raise InputError(f"{folder} holds the parts of a data set; give the one to take, such as {named[0]}")
     shown = []
     for entry in named:

@@ -58,7 +58,7 @@ def write_page(out: Path, title: str, facts: str, cards: Iterable[Card]) -> None
     page = _PAGE.substitute(
         title=html.escape(title), facts=html.escape(facts), cards="\n".join(card.html() for card in cards)
     )
-    write_atomically(out, page.encode())
+    write_atomically(out, page.encode(errors="backslashreplace"))  # of names that are no text
 
 
 def tagged_card(item: Item, row: Tagged) -> Card:

@@ -82,15 +82,16 @@ def _rows(url: str, columns: dict[str, Sequence[Any]], first: int) -> list[Item]
         cells = [cell or {} for cell in given]
         columns = {"bytes": [cell.get("bytes") for cell in cells]}
         given = [cell.get("path") for cell in cells]
+        elsewhere = [None if cell.get("bytes") else cell.get("path") for cell in cells]  # a path alone will do, too
+    else:
+        elsewhere = [None] * len(given) if "bytes" in columns else list(given)
     named = [nameless[number] if name is None else str(name) for number, name in enumerate(given)]
-    if "bytes" in columns:
-        return [Item(name, data or _empty(name)) for name, data in zip(named, columns["bytes"], strict=True)]
     items = []
-    for name, cell in zip(named, given, strict=True):
+    for name, data, cell in zip(named, columns.get("bytes", [None] * len(named)), elsewhere, strict=True):
         path = str(cell)
         whole = is_url(path) or path.startswith("/") or PurePath(path).is_absolute()
         there = Entry(name, path if whole else f"{folder}/{path}")  # paths are relative to their table
-        items.append(Item(name, _empty(name)) if cell is None else there.item())
+        items.append(Item(name, data or _empty(name)) if cell is None else there.item())
     return items
 
 

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from fewtag import __version__
-from fewtag.cache import Space
+from fewtag.cache import ArrayRows
 from fewtag.errors import InputError
 from fewtag.pictures.prefetch import Advance, usable_cores
 from fewtag.tagger.stream import Scorer, cached_places
@@ -140,7 +140,7 @@ def check_address(address: str) -> None:
             "auto, or send it there with: ray job submit -- fewtag tag ..."
         )
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal():
         raise InputError(f"--address {address} is none; give HOST:PORT such as 10.0.0.1:6379, or auto")
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWERS_WITHIN).close()
@@ -156,7 +156,7 @@ class Worker:
 
     _tagger: Tagger
     _scorer: Scorer
-    _space: Space | None
+    _space: ArrayRows | None
 
     def open(self, work: Work, share: Share, version: str) -> str:
         """Why it cannot work; nothing if it can."""

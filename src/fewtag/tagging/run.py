@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from fewtag import __version__
-from fewtag.cache import Space as CacheSpace
+from fewtag.cache import ArrayRows
 from fewtag.core.posterior import Places
 from fewtag.errors import InputError
 from fewtag.pictures.prefetch import Advance, Begin, unwatched
@@ -177,9 +175,10 @@ def _tag_on_ray(
     return ready, share.workers
 
 
-def tag_rows(bank: Path, sources: Sequence[str], options: Options) -> Rows:
+def tag_rows(bank: Path, sources: Sequence[str] | Source, options: Options) -> Rows:
     """Tags pictures without a table, in the memory of a few batches; nothing is written but the cache."""
-    tagger, source = Tagger.load(bank, device=options.device), open_source(sources)
+    tagger = Tagger.load(bank, device=options.device)
+    source = sources if isinstance(sources, Source) else open_source(sources)
     shares = shares_in(source, tagger, options)
     waiting = deque[Item]()  # of a table of bytes only those are held whose rows are not known yet
 
@@ -210,10 +209,7 @@ def shares_in(source: Source, tagger: Tagger, options: Options, begin: Begin = u
     unless_seen = {} if said is None else dict.fromkeys(asked, said)
     if not asked or len(source) < SMALLEST_SAMPLE:
         return unless_seen
-    shards = source.shards(1 if source.entries else SAMPLE // 8)
-    random = np.random.default_rng(0)
-    chosen = random.choice(len(shards), min(len(shards), SAMPLE if source.entries else 8), replace=False)
-    items = [item for number in sorted(chosen) for item in shards[number].items(options.batch)]
+    items = source.sample(SAMPLE, options.batch)
     advance = begin("estimating how common each label is", len(items))
 
     def counted(batches: Iterator[Places]) -> Iterator[Places]:
@@ -252,7 +248,7 @@ def finish_shards(
     scorer: Scorer,
     shards: Sequence[Shard],
     work: Work,
-    space: CacheSpace | None,
+    space: ArrayRows | None,
     advance: Advance = lambda _: None,
 ) -> dict[int, Counts]:
     """Each shard's rows into a part; the network does not wait between one shard and the next."""

@@ -10,11 +10,12 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
+import numpy as np
 from PIL import Image
 
 from fewtag.errors import InputError
 from fewtag.files import digest, read_json
-from fewtag.pictures.files import IMAGE_ENDINGS, OTHERS_FOLDERS, Picture, archived, judge_name, stamp, walk
+from fewtag.pictures.files import IMAGE_ENDINGS, OTHERS_FOLDERS, Picture, archived, stamp, walk, why_unreadable
 from fewtag.pictures.tables import decode_text
 from fewtag.tagger.stream import Item
 
@@ -26,6 +27,8 @@ _STAMPS = ("size", "mtime", "LastModified", "last_modified", "ETag", "etag", "md
 _ENDINGS = ", ".join(sorted(IMAGE_ENDINGS))
 _TABLES_AT_ONCE = 16
 _TRIES = 3
+_STRETCHES = 8
+"""Of tables, that a sample is made of: each costs a row group to read."""
 SURE = 0.2
 """Confidence from which a detection is looked at: what MegaDetector itself calls the typical threshold."""
 
@@ -124,6 +127,16 @@ class Source:
             for number, (table, first, rows) in enumerate(pieces, len(shards))
         ]
 
+    def sample(self, count: int, batch: int) -> list[Item]:
+        """So many of the pictures, drawn by chance, but the same each time; of tables rows that lie together."""
+        random = np.random.default_rng(0)
+        if self.entries:
+            chosen = random.choice(len(self.entries), min(len(self.entries), count), replace=False)
+            return [self.entries[number].item() for number in sorted(chosen)]
+        shards = self.shards(count // _STRETCHES)
+        chosen = random.choice(len(shards), min(len(shards), _STRETCHES), replace=False)
+        return [item for number in sorted(chosen) for item in shards[number].items(batch)]
+
 
 def _cuts(groups: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
     """First row and number of rows; whole row groups together where they fit, so that none is read twice."""
@@ -182,13 +195,13 @@ def _open(source: str, prefix: str) -> Source:
         case ".csv" | ".tsv" | ".jsonl":
             raise InputError(f"{source} is a table, no picture; give a folder, or a .txt list with a path a line")
         case _:
-            name = PurePosixPath(path).as_posix() if prefix else path.name
+            name = path.as_posix() if prefix else path.name
             return Source([Entry(name, str(path.absolute()), stamp(path))])
 
 
 def _folder(folder: Path, prefix: str) -> Source:
     """Its pictures; where there are none, its tar archives or its Parquet tables."""
-    above = f"{PurePosixPath(folder).as_posix().rstrip('/')}/" if prefix else ""
+    above = f"{folder.as_posix().rstrip('/')}/" if prefix else ""
     entries = [
         Entry(f"{above}{found.name}", str(found.path.absolute()), stamp(found.path), problem=found.problem)
         for found in walk(folder)
@@ -240,17 +253,17 @@ def _detections(path: Path) -> Iterator[Entry]:
     for image in read_detections(path)["images"]:
         place = path.parent / image["file"]
         for number, detection in enumerate(image.get("detections") or (), 1):
-            if detection["conf"] >= SURE:
+            if float(detection["conf"]) >= SURE:
                 location, box = str(place.absolute()), tuple(map(float, detection["bbox"]))
                 yield Entry(f"{image['file']}#{number}", location, (stamp(place), box), box=box)
 
 
 def _archive(path: Path, prefix: str) -> Iterator[Entry]:
     """The pictures of a tar archive."""
-    above = f"{PurePosixPath(path).as_posix()}:" if prefix else ""
+    above = f"{path.as_posix()}:" if prefix else ""
     changed, location = stamp(path), str(path.absolute())
     for name, offset, size in archived(path):
-        if (problem := _judge(name)) is not None:
+        if (problem := _why_unreadable(name)) is not None:
             yield Entry(f"{above}{name}", location, changed, offset, size, problem)
 
 
@@ -274,7 +287,7 @@ def _remote(source: str) -> Source:
             continue
         url, stamp = system.unstrip_protocol(path), [str(facts[key]) for key in _STAMPS if facts.get(key) is not None]
         name = unescape(path.rsplit("/", 1)[1] if alone else path.removeprefix(f"{top}/"))
-        if (problem := _judge(name)) is not None:
+        if (problem := _why_unreadable(name)) is not None:
             entries.append(Entry(name, url, stamp, problem=problem))
         elif path.endswith(".parquet") and not _is_note(path.removeprefix(top)):
             tables[url] = stamp
@@ -285,11 +298,11 @@ def _remote(source: str) -> Source:
     return _open_tables(tables) if tables else Source(entries)
 
 
-def _judge(name: str) -> str | None:
+def _why_unreadable(name: str) -> str | None:
     """None too for what lies in hidden folders, and in those of other programs."""
     *folders, last = name.split("/")
     hidden = any(part.startswith(".") for part in (*folders, last))
-    return None if hidden or {folder.lower() for folder in folders} & OTHERS_FOLDERS else judge_name(name)
+    return None if hidden or {folder.lower() for folder in folders} & OTHERS_FOLDERS else why_unreadable(name)
 
 
 def _open_tables(tables: dict[str, Any]) -> Source:

@@ -215,8 +215,8 @@ class Output:
         failed, where = list(self.parts.failures(failing)), failures_of(self._out)
         if failed:
             write_file(where, failures_csv(failed))
-        elif (path := local_path(where)) is not None:
-            path.unlink(missing_ok=True)
+        else:
+            remove_file(where)
         if self._table is None:
             return
         # with all that have probabilities: of a label that was never given they count, too
@@ -304,14 +304,20 @@ def write_file(location: str, content: bytes, *, sync: bool = True) -> None:
 
 
 def remove_file(location: str) -> None:
-    if (here := local_path(location)) is None:
-        system, path = sources.file_system(location)
-        system.rm_file(path)
-        return
+    """If it is there."""
+    here = local_path(location)
     try:
-        here.unlink(missing_ok=True)
-    except OSError as error:  # a folder of that name
-        raise InputError(f"cannot remove {here}: {error.strerror}; move it away") from error
+        if here is not None:
+            here.unlink(missing_ok=True)
+        else:
+            system, path = sources.file_system(location)
+            try:
+                system.rm_file(path)
+            except Exception:  # each file system has errors of its own
+                if system.exists(path):
+                    raise
+    except Exception as error:  # a folder of that name, a table that Excel has open
+        raise InputError(f"cannot remove {location}: {sources.reason(error)}; move it away") from error
 
 
 def failures_of(out: str) -> str:

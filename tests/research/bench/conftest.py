@@ -1,5 +1,6 @@
 """Rows of runs that never ran, for the tests of the report."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def write_run(tmp_path: Path) -> WriteRun:
         recipe, _, run = reference.partition("/")
         about = {
             "run": run,
-            "method": run,
+            "method": re.sub(r"-seed-\d+$", "", run),
             "options": "{}",
             "data": "coco",
             "split": "coco",

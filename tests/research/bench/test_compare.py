@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fewtag.research.bench.report.comparison import Difference, Pair, compare, difference, holm, paired, widest
+from fewtag.research.bench.report.comparison import (
+    Difference,
+    Pair,
+    compare,
+    difference,
+    holm,
+    paired,
+    widest_difference,
+)
 from fewtag.research.bench.report.results import MeasuredRun
 from fewtag.research.bench.results import ResultRow
 
@@ -108,7 +116,7 @@ def test_holm_rejects_what_the_step_down_rule_rejects() -> None:
 
 
 def measured(rows: list[ResultRow]) -> MeasuredRun:
-    return MeasuredRun(Path("coco"), rows[0].run, rows[0].recipe_digest, "coco", {rows[0].phase: rows})
+    return MeasuredRun(Path("coco"), rows[0].run, rows[0].recipe_digest, {rows[0].phase: rows})
 
 
 def test_comparisons_are_corrected_for_those_that_could_be_made(write_run: WriteRun) -> None:
@@ -142,7 +150,7 @@ def test_draws_that_both_tell_decide_and_else_the_seed_does(write_run: WriteRun)
 
 def seeded(rows: list[list[ResultRow]]) -> MeasuredRun:
     """A run with the rows of several training seeds, of which the first stand for their mean."""
-    return MeasuredRun(Path("coco"), "run", "r", "coco", {"test": rows[0]}, {"test": rows} if len(rows) > 1 else {})
+    return MeasuredRun(Path("coco"), "run", "r", {"test": rows[0]}, {"test": rows} if len(rows) > 1 else {})
 
 
 def test_the_widest_of_episodes_labels_and_seeds_decides(write_run: WriteRun) -> None:
@@ -150,13 +158,41 @@ def test_the_widest_of_episodes_labels_and_seeds_decides(write_run: WriteRun) ->
     other = [0.45, 0.50, 0.57, 0.36]
     run = seeded([write_run(f"coco/one-{seed}", values) for seed, values in enumerate(one)])
     baseline = seeded([write_run("coco/other", other)])
-    found = widest(run, baseline, "test")
+    found = widest_difference(run, baseline, "test")
     assert found is not None
     over_seeds = stats.ttest_1samp([np.mean(values) for values in one], np.mean(other))
     low, high = over_seeds.confidence_interval(0.95)
     assert (found.over, found.interval) == ("seeds", pytest.approx((high - low) / 2))
     assert found.p == pytest.approx(over_seeds.pvalue)
     assert found.mean == pytest.approx(np.mean(one[0]) - np.mean(other))
+
+
+def test_a_run_that_was_trained_once_brings_the_spread_of_its_own_seed(write_run: WriteRun) -> None:
+    several, single = [0.50, 0.46, 0.54], 0.44
+    seeds = [write_run(f"coco/one-{seed}", [mean, mean + 0.001]) for seed, mean in enumerate(several)]
+    solved, trained = (
+        measured(write_run(f"coco/{episodes}", [single, single + 0.001], trained_episodes=episodes))
+        for episodes in (None, 100)
+    )
+    run = seeded(seeds)
+    exact, drawn = (widest_difference(run, baseline, "test") for baseline in (solved, trained))
+    assert exact is not None
+    assert drawn is not None
+    # by hand: a mean of three less a constant, and less one more draw of the same spread
+    assert exact.interval == pytest.approx(stats.t.ppf(0.975, 2) * 0.04 * math.sqrt(1 / 3))
+    assert drawn.interval == pytest.approx(stats.t.ppf(0.975, 2) * 0.04 * math.sqrt(1 / 3 + 1))
+    assert drawn.p > exact.p
+
+
+def test_of_runs_that_were_trained_once_each_no_difference_is_real(write_run: WriteRun) -> None:
+    one, other = (
+        measured(write_run(f"coco/{name}", values, trained_episodes=100))
+        for name, values in (("one", [0.50, 0.51, 0.50]), ("other", [0.30, 0.32, 0.30]))
+    )
+    found = widest_difference(one, other, "test")
+    assert found is not None
+    assert (found.over, found.real) == ("one seed", False)
+    assert found.interval > 0
 
 
 def test_a_gain_on_one_label_of_four_is_not_told_from_nothing(write_run: WriteRun) -> None:
@@ -167,7 +203,7 @@ def test_a_gain_on_one_label_of_four_is_not_told_from_nothing(write_run: WriteRu
         )
         for number, ap in enumerate(aps)
     )
-    found = widest(run, baseline, "test")
+    found = widest_difference(run, baseline, "test")
     assert found is not None
     assert (found.over, found.real) == ("labels", False)
     assert difference(run.phases["test"], baseline.phases["test"]).real  # type: ignore[union-attr]

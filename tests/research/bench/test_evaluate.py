@@ -100,6 +100,13 @@ def test_large_logits_keep_their_order() -> None:
         assert metrics["macro_ap"] == metrics["micro_ap"] == 1
 
 
+def test_scores_that_are_no_numbers_are_refused_not_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, pool = make_method(), make_pool()
+    monkeypatch.setattr(method, "adapt", lambda _: lambda maps: torch.full((len(maps), 3), torch.nan))
+    with pytest.raises(InputError, match="a score is not a number"):
+        evaluate(method, pool, make_draws(pool))
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_the_method_is_judged_in_eval_mode_and_left_as_it_was(training: bool) -> None:
     method, pool = make_method().train(training), make_pool()

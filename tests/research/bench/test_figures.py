@@ -30,7 +30,7 @@ def draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Drawn]
         monkeypatch.setattr(f"fewtag.research.bench.report.figures.{name}", note)
 
     def run() -> Drawn:
-        draw_figures(read_results(tmp_path, published()), published(), tmp_path / "plots")
+        draw_figures(read_results(tmp_path), published(), tmp_path / "plots")
         return drawn
 
     return run

@@ -7,10 +7,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from fewtag.cache_upkeep import CacheUpkeep
 from fewtag.research.bench import measure as module
+from fewtag.research.bench.recipe import Recipe
 from fewtag.research.bench.results import METRICS, read_rows, write_rows
 from fewtag.research.bench.train import prepare
 from fewtag.research.methods import METHODS
@@ -116,7 +118,7 @@ def test_draws_from_a_file_give_the_same_rows_whatever_the_seed(bench, cli: Cli,
     by_seed, from_file = bench("--json"), bench(*saved, "--force")
     assert from_file.out == by_seed.out
     (shapes / "draws" / "shapes-test.json").rename(shapes / "draws" / "other.json")
-    assert cli("draws", shapes / "recipe.toml", "--out", shapes / "draws", "--set", "seed=9").code == 0
+    assert cli("draws", shapes / "recipe.toml", "--out", shapes / "draws", "--seed", "9").code == 0
     assert bench(*saved, "--force").out != by_seed.out
 
 
@@ -126,7 +128,7 @@ def test_draws_are_made_for_all_runs_and_a_name_that_two_claim_is_refused(cli: C
     (shapes / "grid.toml").write_text(common + runs)
     drawn = cli("draws", shapes / "grid.toml", "--out", shapes / "draws").out.split()
     assert drawn == [str(shapes / "draws" / name) for name in ("shapes-test.json", "shapes-test-3-shots.json")]
-    other = '[[runs]]\nname = "other"\nmethod.name = "protonet"\nseed = 1\n'
+    other = '[[runs]]\nname = "other"\nmethod.name = "protonet"\nevaluation.queries = 1\n'
     (shapes / "grid.toml").write_text(common + runs + other)
     said = cli("draws", shapes / "grid.toml", "--out", shapes / "refused")
     assert (said.code, said.err.count("\n")) == (2, 1)
@@ -223,6 +225,14 @@ def test_a_folder_that_was_there_stays(bench) -> None:
     Path("results/recipe").mkdir(parents=True)
     assert bench("--set", "backbone.weights=gone.pth").code == 2
     assert Path("results/recipe").is_dir()
+
+
+def test_a_file_of_rows_holds_the_whole_recipe_with_every_default(bench) -> None:
+    assert bench().code == 0
+    path = Path("results/recipe/protonet.test.parquet")
+    told = json.loads(pq.read_metadata(path).metadata[b"recipe"])
+    assert (told["name"], told["backbone"]["size"], told["evaluation"]["sampling"]) == ("protonet", 64, "per-label")
+    assert Recipe.model_validate(told).digest == rows_of(path)[0]["recipe_digest"]
 
 
 def test_rows_tell_their_draws(bench, cli: Cli, shapes: Path) -> None:

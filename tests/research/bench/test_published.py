@@ -1,8 +1,10 @@
 """The paper's numbers as the package has them, some compared with the paper by hand."""
 
+from pathlib import Path
+
 import pytest
 
-from fewtag.research.bench.report.results import PublishedTable, published
+from fewtag.research.bench.report.results import MeasuredRun, PublishedTable, published
 
 TABLES = {table.name: table for table in published().tables}
 
@@ -54,6 +56,21 @@ def test_the_full_model_has_the_same_numbers_wherever_it_stands() -> None:
         if table.against:
             (full,) = (row for row in table.rows if table.against in row.runs)
             assert full.numbers == [42.84, 35.30], table.name
+
+
+def test_what_was_trained_for_so_many_episodes_is_compared_with_the_full_model_after_as_many() -> None:
+    baselines = {
+        run: table.baseline(MeasuredRun(Path(recipe), name, "r", {}))
+        for table in published().tables
+        if table.against
+        for row in table.rows
+        for run in row.runs
+        for recipe, name in [run.split("/")]
+    }
+    assert baselines["equal/no-cmw-loss-after-4000"] == "equal/word-attention-after-4000"
+    assert baselines["equal/local-query-after-100"] == "equal/word-attention-after-100"
+    assert baselines["equal/fine-tuning-after-400"] == "equal/word-attention-after-400"
+    assert baselines["ablations/no-cmw-loss"] == "coco/word-attention-frozen"
 
 
 def test_a_system_without_numbers_says_that_it_is_not_the_papers() -> None:

@@ -158,6 +158,13 @@ def test_a_frozen_network_has_no_share_of_the_rate(write) -> None:
         only(write(DATA + METHOD + "[training]\nbackbone_share = 0.5\n"))
 
 
+def test_what_is_solved_on_the_base_pictures_is_not_trained(write) -> None:
+    solved = DATA + '[method]\nname = "protonet-centred"\n'
+    with pytest.raises(InputError, match="method 'protonet-centred' is solved on all base pictures, not trained"):
+        only(write(solved + "[training]\nepisodes = 5\n"))
+    assert only(write(solved)).training is None
+
+
 def test_a_role_that_the_sampling_would_not_look_at_is_refused(write) -> None:
     text = source("format='table', path='a.csv', role='query'")
     with pytest.raises(InputError, match=r"pets\.toml: a source has the role 'query', which .* write sampling = "):
@@ -367,6 +374,15 @@ def test_a_mistake_in_a_grid_is_named_in_one_sentence(write, run: str, message: 
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("change", ["seed=7", "evaluation.shots=2"])
+def test_what_a_grid_chose_is_not_changed_behind_the_runs_name(write, change: str) -> None:
+    grid = "grid.seed = [0, 1]\ngrid.evaluation = [{ shots = 1 }, { shots = 5 }]\n"
+    path = write(DATA + METHOD + "[[runs]]\nname = 'mine-{seed}-{shots}'\n" + grid)
+    with pytest.raises(InputError, match=f"--set '{change}': 'mine-0-1' is one of a grid of runs, each with its own"):
+        load_recipes(path, changes=[change])
+    assert len(load_recipes(path, changes=["evaluation.queries=2"])) == 4
+
+
 def test_the_digest_names_the_content(write) -> None:
     path = write(DATA + METHOD)
     assert only(path).digest == only(path).digest == only(path, "seed=0", "method.heads=8").digest
@@ -485,7 +501,7 @@ def test_the_papers_recipe_asks_for_nothing_but_what_others_publish() -> None:
     for _, recipe in load_recipes(RECIPES[0].parent / "paper.toml"):
         assert {source.format for source in recipe.data.sources} <= {"coco", "voc"}
         assert {*str(recipe.backbone.weights).split("+")} == {"timm"}
-        assert recipe.words.source == "glove.6B.300d.txt"
+        assert re.fullmatch(r"glove\.6B\.(50|100|200|300)d\.txt", recipe.words.source)
         assert not any(recipe.evaluation.draws.values())
         assert not recipe.not_measured
 

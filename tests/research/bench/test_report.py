@@ -152,16 +152,6 @@ def test_a_system_with_several_runs_has_several_lines(write_run: WriteRun, page:
     assert list(printed.values())[1:] == ["34.50", "25.07", "28.91", "49.72", "26.60", "34.21"]
 
 
-def test_a_run_on_the_original_downloads_stands_beside_the_papers_too(write_run: WriteRun, page: Page) -> None:
-    write_run("coco-original/word-attention", [0.4, 0.4], data="coco-original")
-    lines = page()
-    (at,) = (n for n, line in enumerate(lines) if line == "### COCO: 16 novel labels, one support image a label")
-    (found,) = (line for line in table(lines[at:]) if line["system"] == "the paper's model")
-    assert found["run"] == "word-attention (coco-original)"
-    assert found["test"].startswith("40.00")
-    assert "### COCO: 16 novel labels, one support image a label (coco-original)" in lines
-
-
 @pytest.mark.parametrize("facts", [{"shots": 5}, {"split": "mine.json"}])
 def test_a_namesake_of_other_shots_or_split_does_not_stand_beside_the_papers(
     write_run: WriteRun, page: Page, facts: dict[str, object]
@@ -192,6 +182,25 @@ def test_reasons_for_what_was_not_measured_are_given(write_run: WriteRun, page: 
     assert "- extra/huge was not measured here: too large" in lines
 
 
+def test_a_difference_of_runs_trained_once_is_not_called_real(write_run: WriteRun, page: Page) -> None:
+    write_run("coco/word-attention", [0.40, 0.42, 0.41, 0.43], trained_episodes=5, validation_macro_ap=0.6)
+    write_run("coco/pla", [0.70, 0.71, 0.72, 0.73])
+    lines = page()
+    lines = lines[lines.index("## Which differences are real") :]
+    assert "In 0 of 1 comparisons the difference is real.\n" in "\n".join(lines)
+    assert table(lines, "system")[0]["less word-attention, test"] == "≈ +30.00 ± 1.30 (one seed)"
+
+
+def test_runs_of_one_seed_or_of_other_settings_are_no_seeds_of_one_system(write_run: WriteRun, page: Page) -> None:
+    for change in ({"seed": 0}, {"seed": 1, "backbone": "vit"}, {"seed": 1, "training": '{"shots": 5}'}):
+        write_run("recipe/mine-seed-0", [0.2, 0.4], training='{"shots": 1, "cycle": 0}', **MINE)
+        write_run("recipe/mine-seed-1", [0.2, 0.4], **{"training": '{"shots": 1}', **change}, **MINE)
+        with pytest.raises(InputError, match="mine-seed-0, mine-seed-1 are no training seeds of one system"):
+            page()
+    write_run("recipe/mine-seed-1", [0.2, 0.4], training='{"shots": 1}', seed=1, **MINE)
+    page()
+
+
 def test_a_reason_that_is_none_is_refused_by_its_file(write_run: WriteRun, page: Page, tmp_path: Path) -> None:
     write_run("coco/protonet", [0.4, 0.4])
     (tmp_path / "coco" / "x.not-measured.json").write_text("[]")
@@ -217,9 +226,8 @@ def test_variants_are_compared_with_the_full_model_on_the_same_episodes(write_ru
 def test_systems_are_compared_with_the_reading_best_on_validation_and_the_closed_form(
     write_run: WriteRun, page: Page
 ) -> None:
-    trained = {"trained_episodes": 5, "planned_episodes": 9}
-    write_run("coco/word-attention", [0.50, 0.53, 0.52, 0.50], **trained, validation_macro_ap=0.6)
-    write_run("coco/word-attention-reference", [0.40, 0.42, 0.41, 0.43], **trained, validation_macro_ap=0.7)
+    write_run("coco/word-attention", [0.50, 0.53, 0.52, 0.50], validation_macro_ap=0.6)
+    write_run("coco/word-attention-reference", [0.40, 0.42, 0.41, 0.43], validation_macro_ap=0.7)
     write_run("another/other", [0.70, 0.71, 0.72, 0.73], method="closed-form", backbone="lite")
     write_run("beyond/closed", [0.60, 0.61, 0.60, 0.62], method="closed-form")
     write_run("coco/protonet", [0.40, 0.43, 0.41, 0.42])
@@ -239,7 +247,7 @@ def test_systems_are_compared_with_the_reading_best_on_validation_and_the_closed
 def test_systems_that_are_not_told_apart_are_named_once_by_what_from_and_where(write_run: WriteRun, page: Page) -> None:
     alike, apart = [0.40, 0.43, 0.41, 0.42], [0.70, 0.71, 0.72, 0.73]
     for phase in ("test", "mixed"):
-        write_run("coco/word-attention", [0.40, 0.42, 0.41, 0.43], phase, trained_episodes=5, validation_macro_ap=0.6)
+        write_run("coco/word-attention", [0.40, 0.42, 0.41, 0.43], phase, validation_macro_ap=0.6)
         write_run("coco/protonet", alike, phase)
         write_run("coco/knn", alike, phase)
         write_run("coco/maml", alike if phase == "test" else apart, phase)
@@ -254,7 +262,7 @@ def test_systems_that_are_not_told_apart_are_named_once_by_what_from_and_where(w
 
 
 def test_where_all_differences_are_real_no_table_says_which_are_not(write_run: WriteRun, page: Page) -> None:
-    write_run("coco/word-attention", [0.40, 0.42, 0.41, 0.43], trained_episodes=5, validation_macro_ap=0.6)
+    write_run("coco/word-attention", [0.40, 0.42, 0.41, 0.43], validation_macro_ap=0.6)
     write_run("coco/pla", [0.70, 0.71, 0.72, 0.73])
     lines = page()
     assert "In 1 of 1 comparisons the difference is real.\n" in "\n".join(lines)

@@ -88,11 +88,17 @@ def test_a_session_asks_about_no_picture_twice_and_ends_with_the_last() -> None:
 
 def test_means_are_told_by_order_and_number_of_answers() -> None:
     rows = [
-        SessionRow.model_construct(order=order, answers=answers, ap=ap)
-        for order, answers, ap in [("unsure", 8, 0.2), ("unsure", 8, 0.4), ("likeliest", 0, 0.5), ("unsure", 0, 0.1)]
+        SessionRow.model_construct(order=order, answers=answers, ap=ap, label=label, session_seed=seed)
+        for order, answers, ap, label, seed in [
+            *(("unsure", 8, 0.2, "dog", 0), ("unsure", 8, 0.6, "dog", 1)),
+            *(("unsure", 8, 0.1, "cat", 0), ("unsure", 8, 0.3, "cat", 1)),
+            *(("likeliest", 0, 0.5, "dog", 0), ("unsure", 0, 0.1, "dog", 0)),
+        ]
     ]
     found = summarise_sessions(rows)
     assert found["unsure"]["AP after 8"]["mean"] == pytest.approx(0.3)
+    # over two labels, 0.4 and 0.2: other cuts of the same pictures are no labels more
+    assert found["unsure"]["AP after 8"]["interval"] == pytest.approx(12.7062 * 0.1, rel=1e-4)
     assert list(found["unsure"]) == ["AP after 0", "AP after 8"]
     assert list(found["likeliest"]) == ["AP after 0"]
 

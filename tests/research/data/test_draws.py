@@ -56,6 +56,13 @@ def test_draws_of_different_sizes_come_back_as_they_were(images, tmp_path):
     assert json.loads(path.read_text())["sampling"] == "at-least"
 
 
+def test_a_picture_may_come_twice_where_draws_are_with_replacement(images, tmp_path):
+    draws, path = [Draw((0, 0), (0, 3, 4))], tmp_path / "again.json"
+    about = {"split": "tiny", "phase": "test", "shots": 1, "queries": 1, "seed": 0}
+    save_draws(path, draws, images, sampling="with-replacement", **about)
+    assert load_draws(path, images) == draws
+
+
 def test_draws_of_another_data_set_are_refused(saved, images):
     path, _ = saved
     with pytest.raises(InputError, match="are of another data set"):

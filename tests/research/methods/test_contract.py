@@ -17,6 +17,7 @@ LABELS = ("dog", "cat", "sofa", "zebra")
 SHOWN = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 0, 0]], dtype=torch.bool)
 
 SMALL = {"joint": 16, "embedding": 16, "finetune_epochs": 8}
+SEED = torch.Generator()
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
@@ -91,6 +92,14 @@ def test_label_order_does_not_matter(name: str) -> None:
 @every_method
 def test_support_image_order_does_not_matter(name: str) -> None:
     method, support, order = build(name), make_support(), [3, 1, 4, 0, 2]
+    turned = support._replace(maps=support.maps[order], targets=support.targets[order])
+    assert_same(method.adapt(turned)(query()), method.adapt(support)(query()))
+
+
+@every_method
+def test_support_image_order_does_not_matter_among_a_hundred(name: str) -> None:
+    targets = torch.cat([SHOWN, random(95, len(LABELS), seed=5) > 1.2])
+    method, support, order = build(name), make_support(targets), torch.randperm(100, generator=SEED.manual_seed(0))
     turned = support._replace(maps=support.maps[order], targets=support.targets[order])
     assert_same(method.adapt(turned)(query()), method.adapt(support)(query()))
 

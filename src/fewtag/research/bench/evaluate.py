@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
+from fewtag.errors import InputError
 from fewtag.research.bench.results import episode_metrics, label_aps
 from fewtag.research.data.images import LabelledImages
 from fewtag.research.data.sampling import Draw
@@ -118,6 +119,11 @@ def evaluate(
     judged = []
     with torch.no_grad():  # not inference mode: a method may train something small on the support
         for logits, targets in score_draws(method, pool, draws):
+            if logits.isnan().any():
+                raise InputError(
+                    "a score is not a number, and would be ranked as if it were; look at the features, the weights and "
+                    "the method's options"
+                )
             # double: in single precision all logits over 17 are probability 1, a tie that would spoil the ranking
             found = logits.cpu().double().sigmoid().numpy(), targets.cpu().numpy()
             judged.append(Judged(episode_metrics(*found), label_aps(*found)))

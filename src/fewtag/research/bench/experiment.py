@@ -163,8 +163,10 @@ class Experiment:
             if evaluation.sampling == "at-least":
                 self._check_at_least(path, draws, phase)
                 return draws[: evaluation.episodes]
-            wanted = len(images.labels) * max(1, evaluation.shots)
             found = len(draws[0].support) if draws else 0
+            # examples from a half serve several labels at once, so that their number is not known beforehand
+            halves = evaluation.sampling == "halves"
+            wanted = found if halves else len(images.labels) * max(1, evaluation.shots)
             if len(draws) < evaluation.episodes or found != wanted:
                 raise InputError(
                     f"draws {path} hold {len(draws)} episodes with {found} support images, the recipe "

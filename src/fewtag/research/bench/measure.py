@@ -39,7 +39,7 @@ from fewtag.research.features.rows import Rows, drop_features, feature_rows, fin
 from fewtag.research.methods import METHODS, Base, ClassNames, EndToEnd, Method
 from fewtag.research.types import pool
 
-_base_features: dict[tuple[str, str], Tensor] = {}
+_base_features: dict[tuple[tuple[str, ...], str, str], Tensor] = {}
 """Of the last pictures and network: runs of a recipe mostly share them, and reading takes longer than solving."""
 
 
@@ -81,7 +81,7 @@ def measure(
                 facts["label_aps"] = json.dumps(dict(zip(images.labels, means.tolist(), strict=True)))
                 metrics, device = [episode.metrics for episode in judged], device_name(fabric.device)
                 rows[phase] = found = result_rows(recipe, phase, metrics, command=command, device=device, facts=facts)
-                on_rank_zero(fabric, partial(write_rows, files[phase], found))
+                on_rank_zero(fabric, partial(write_rows, files[phase], found, recipe=recipe))
     return rows
 
 
@@ -146,7 +146,7 @@ def solve(method: Method, experiment: Experiment, backbone: AnyBackbone, bench: 
         soft = read_features(images, classifier, bench, "class probabilities of train")
         chances = torch.cat([some[:, numbers].float() for some in take_all(soft)])
         names = ClassNames(class_words.to(device), chances.to(device), settings.weight)
-    key = (images.digest, backbone.fingerprint)
+    key = (images.ids, images.digest, backbone.fingerprint)  # the digest says nothing of their order
     if key not in _base_features:
         _base_features.clear()
         _base_features[key] = global_features(rows)
@@ -180,7 +180,9 @@ def _ready(experiment: Experiment, run: RunFolder | None, bench: Bench) -> Itera
     try:
         yield backbone, method
     finally:
-        if not experiment.recipe.backbone.frozen and fabric.is_global_zero:
+        # kept untrained, it is the published network, whose features other runs share
+        tuned = run is not None and run.summary is not None and run.summary.best_episode > 0
+        if not experiment.recipe.backbone.frozen and tuned and fabric.is_global_zero:
             drop_features(backbone, bench.cache)
 
 

@@ -231,6 +231,9 @@ class Recipe(Settings):
         if self.training is not None and (self.space is not None or self.sessions is not None):
             table = "space" if self.space is not None else "sessions"
             raise InputError(f"[{table}] is for methods that train nothing; remove it, or [training]")
+        if self.training is not None and method is not None and method.base_stage == "features":
+            solved = f"method {self.method.name!r} is solved on all base pictures, not trained"
+            raise InputError(f"{solved}; remove [training]")
         if self.space is not None and method is not None and issubclass(method, ClosedForm):
             raise InputError(f"method {self.method.name!r} has a whitened space of its own; remove [space]")
         if evaluation.supports == "single" and evaluation.sampling != "per-label":
@@ -252,7 +255,7 @@ class Recipe(Settings):
     @property
     def digest(self) -> str:
         """Names the recipe by all its settings, defaults included; the note does not count."""
-        return digest_of(_counted(self.effective.model_dump(mode="json", exclude={"data": {"note"}})))
+        return digest_of(counted(self.effective.model_dump(mode="json", exclude={"data": {"note"}})))
 
     @property
     def training_settings(self) -> dict[str, Any]:
@@ -265,7 +268,7 @@ class Recipe(Settings):
             if source.phases is None or {"train", "val"} & set(source.phases)
         ]
         facts = {**kept, "split": self.data.split, "other_labels": self.data.other_labels, "sources": sources}
-        return _counted(facts)
+        return counted(facts)
 
 
 LATER: dict[str, object] = {
@@ -276,10 +279,11 @@ LATER: dict[str, object] = {
 """Settings that came after rows had been published, as things were before there were any: so they do not count."""
 
 
-def _counted(settings: Any) -> Any:
+def counted(settings: Any) -> Any:
+    """The settings without those that came later, where they are as things were before."""
     if isinstance(settings, dict):
-        return {key: _counted(value) for key, value in settings.items() if key not in LATER or value != LATER[key]}
-    return [_counted(value) for value in settings] if isinstance(settings, list) else settings
+        return {key: counted(value) for key, value in settings.items() if key not in LATER or value != LATER[key]}
+    return [counted(value) for value in settings] if isinstance(settings, list) else settings
 
 
 def digest_of(settings: object) -> str:

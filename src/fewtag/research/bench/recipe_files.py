@@ -22,16 +22,24 @@ def load_recipes(path: Path, *, changes: Sequence[str] = (), only: Sequence[str]
     `[[runs]]` each override the file's common settings, a `grid` makes several runs of one, and `changes` override all
     runs that are chosen.
     """
-    settings = [(file, run) for file, over in _files(path, {}) for run in _runs(file, over)]
-    known = [str(run["name"]) for _, run in settings]
+    settings = [(file, run, grid) for file, over in _files(path, {}) for run, grid in _runs(file, over)]
+    known = [str(run["name"]) for _, run, _ in settings]
     for name in only:
         if name not in known:
             raise InputError(f"recipe {path} has no run {name!r}; {nearest(name, known)}")
     # a change such as method.heads=4 need not suit the runs that are left out
-    chosen = [(file, run) for file, run in settings if not only or run["name"] in only]
-    for change in changes:
-        chosen = [(file, _merge(run, _parse_change(change))) for file, run in chosen]
-    recipes = [(file, _validate(run, file)) for file, run in chosen]
+    chosen = [each for each in settings if not only or each[1]["name"] in only]
+    recipes = []
+    for file, run, grid in chosen:
+        for change in changes:
+            parsed = _parse_change(change)
+            if clash := grid & {key for key, _ in _leaves(parsed)}:
+                raise InputError(
+                    f"--set {change!r}: {run['name']!r} is one of a grid of runs, each with its own {min(clash)}; "
+                    "choose some with --only, or change the grid in the recipe"
+                )
+            run = _merge(run, parsed)
+        recipes.append((file, _validate(run, file)))
     for (file, name), times in Counter((file, recipe.name) for file, recipe in recipes).items():
         if times > 1:
             raise InputError(
@@ -55,18 +63,21 @@ def _files(path: Path, over: dict[str, Any]) -> list[tuple[Path, dict[str, Any]]
     return [each for name in included for each in _files(path.parent / str(name), over)]
 
 
-def _runs(path: Path, over: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each run's settings, the common ones filled in; `over` goes above both, but a run's own network stays."""
+def _runs(path: Path, over: dict[str, Any]) -> list[tuple[dict[str, Any], frozenset[str]]]:
+    """Each run's settings, the common ones filled in, with the keys that its grid set.
+
+    `over` goes above both, but a run's own network stays.
+    """
     common = _common(path)
     runs = common.pop("runs", [{}])
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise InputError(f"recipe {path}: `runs` is no list of tables; write [[runs]] before each, or leave it out")
     merged = [_merge(_merge({"name": path.stem, **common}, over), run) for run in runs]
     without = {key: value for key, value in over.items() if key != "backbone"}
-    return [_merge(each, without) for run in merged for each in _expand(run, path)]
+    return [(_merge(each, without), grid) for run in merged for each, grid in _expand(run, path)]
 
 
-def _expand(run: dict[str, Any], path: Path) -> Iterator[dict[str, Any]]:
+def _expand(run: dict[str, Any], path: Path) -> Iterator[tuple[dict[str, Any], frozenset[str]]]:
     """The run, or the cartesian product of its grid: a run for each choice of values, the last key varying fastest."""
     axes = dict(_leaves(run.pop("grid", {})))
     for key, values in axes.items():
@@ -82,7 +93,8 @@ def _expand(run: dict[str, Any], path: Path) -> Iterator[dict[str, Any]]:
             for part in reversed(key.split(".")):
                 value = {part: value}
             chosen = _merge(chosen, value)
-        yield {**_merge(run, chosen), "name": _fill(str(run["name"]), dict(_leaves(chosen)), path)}
+        leaves = dict(_leaves(chosen))
+        yield {**_merge(run, chosen), "name": _fill(str(run["name"]), leaves, path)}, frozenset(leaves)
 
 
 def _leaves(settings: object, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from io import BytesIO
@@ -72,6 +72,16 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
     if len(values) < 2:
         return fmean(values), math.nan
     return fmean(values), float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
+
+
+def means_by_label(values: Mapping[tuple[int, str], float]) -> Iterator[float]:
+    """Each label's mean over the sessions' seeds, which cut the same pictures in other ways and so are no new labels.
+
+    >>> list(means_by_label({(0, "dog"): 1.0, (1, "dog"): 3.0, (0, "cat"): 5.0}))
+    [2.0, 5.0]
+    """
+    for label in dict.fromkeys(label for _, label in values):
+        yield fmean(value for (_, other), value in values.items() if other == label)
 
 
 Summary = dict[str, dict[str, float]]
@@ -220,12 +230,18 @@ def result_rows(
     ]
 
 
-def write_rows(path: Path, rows: Sequence[MeasuredRow], kind: type[MeasuredRow] = ResultRow) -> None:
-    """All rows or nothing."""
+def write_rows(
+    path: Path, rows: Sequence[MeasuredRow], kind: type[MeasuredRow] = ResultRow, *, recipe: Recipe | None = None
+) -> None:
+    """All rows or nothing; with the whole recipe, every default written out, in the file's metadata as `recipe`."""
     table = pa.Table.from_pylist([row.model_dump(round_trip=True) for row in rows], schema=schema(kind))
     content = BytesIO()
     # statistics and a second schema would be half of a file of a few hundred rows
-    pq.write_table(table, content, compression="zstd", write_statistics=False, store_schema=False)
+    options = {"compression": "zstd", "write_statistics": False, "store_schema": False}
+    with pq.ParquetWriter(content, table.schema, **options) as writer:
+        writer.write_table(table)
+        if recipe is not None:
+            writer.add_key_value_metadata({"recipe": recipe.effective.model_dump_json()})
     write_atomically(path, content.getvalue())
 
 

@@ -21,7 +21,15 @@ from fewtag.research.bench.distributed import Bench, collective_refusal, on_rank
 from fewtag.research.bench.experiment import Experiment
 from fewtag.research.bench.measure import device_name, measured_rows, read_features, solve
 from fewtag.research.bench.recipe import SessionSettings
-from fewtag.research.bench.results import SESSIONS, SessionRow, Summary, mean_and_interval, run_columns, write_rows
+from fewtag.research.bench.results import (
+    SESSIONS,
+    SessionRow,
+    Summary,
+    mean_and_interval,
+    means_by_label,
+    run_columns,
+    write_rows,
+)
 from fewtag.research.data.sampling import halve
 from fewtag.research.features.rows import take_all
 from fewtag.research.types import Maps, Words
@@ -180,17 +188,24 @@ def measure_sessions(
         shared = run_columns(recipe, phase, command=command, device=device_name(fabric.device))
         shared |= {"seconds": round(time.perf_counter() - since, 2), "data_digest": images.digest}
         rows[phase] = told = [SessionRow.model_validate(shared | one) for one in found]
-        on_rank_zero(fabric, partial(write_rows, files[phase], told, SessionRow))
+        on_rank_zero(fabric, partial(write_rows, files[phase], told, SessionRow, recipe=recipe))
     return rows
 
 
+def mean_over_labels(values: Sequence[float], started: Sequence[Problem]) -> tuple[float, float]:
+    """The mean of a number of each session, and its 95 % interval over labels."""
+    by_problem = {(each.seed, str(each.label)): value for each, value in zip(started, values, strict=True)}
+    return mean_and_interval(list(means_by_label(by_problem)))
+
+
 def summarise_sessions(rows: Sequence[SessionRow]) -> dict[str, Summary]:
-    """By order: the mean of AP after each number of answers, over seeds and labels, with its 95 % interval."""
+    """By order: the mean of AP after each number of answers, with its 95 % interval over labels."""
     found: dict[str, Summary] = {}
     for order in dict.fromkeys(row.order for row in rows):
         mine = [row for row in rows if row.order == order]
         found[order] = {}
         for answers in sorted({row.answers for row in mine}):
-            mean, interval = mean_and_interval([row.ap for row in mine if row.answers == answers])
+            reached = {(row.session_seed, row.label): row.ap for row in mine if row.answers == answers}
+            mean, interval = mean_and_interval(list(means_by_label(reached)))
             found[order][f"AP after {answers}"] = {"mean": mean, "interval": interval}
     return found

@@ -303,10 +303,11 @@ def load_draws(path: Path, images: LabelledImages) -> list[Draw]:
             f"the draws {path} are of another data set (its digest is {content.get('data')!r}, this one's "
             f"{images.digest!r}); load the data set, split and phase they were drawn from, or draw again"
         )
-    return [_draw(f"draw {number} of {path}", raw, images) for number, raw in enumerate(content["draws"])]
+    again = content.get("sampling") == "with-replacement"
+    return [_draw(f"draw {number} of {path}", raw, images, again) for number, raw in enumerate(content["draws"])]
 
 
-def _draw(name: str, raw: Any, images: LabelledImages) -> Draw:
+def _draw(name: str, raw: Any, images: LabelledImages, again: bool) -> Draw:
     sides: list[list[str]] = []
     for key in ("support", "query"):
         ids = raw.get(key) if isinstance(raw, dict) else None
@@ -314,7 +315,7 @@ def _draw(name: str, raw: Any, images: LabelledImages) -> Draw:
             raise InputError(f"{name} has no list of ids {key!r}; draw again")
         sides.append(ids)
     twice = [image for image, times in Counter([*sides[0], *sides[1]]).items() if times > 1]
-    if twice:
+    if twice and not again:
         raise InputError(f"{name} uses image {twice[0]!r} twice; draw again")
     try:
         return Draw(*(tuple(images.rows(ids)) for ids in sides))

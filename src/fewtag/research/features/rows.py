@@ -20,7 +20,7 @@ from jaxtyping import Float, Float16, Num, UInt8
 from PIL import Image
 from torch import Tensor
 
-from fewtag.cache import Cache, Space, content_digest
+from fewtag.cache import ArrayRows, Cache, content_digest
 from fewtag.errors import InputError
 from fewtag.files import LIMIT_VARIABLE, format_size
 from fewtag.pictures.decode import squash_bytes, stack
@@ -94,7 +94,7 @@ class Extractor(NamedTuple):
     `begin` starts on a batch, and calling what it returns waits for the rows: a GPU works in between.
     """
 
-    space: Space
+    space: ArrayRows
     size: int
     begin: Callable[[Pixels], Callable[[], np.ndarray]]
 
@@ -178,7 +178,7 @@ def _begin(extractors: Sequence[Extractor], pictures: Mapping[bytes, Square]) ->
     return keep
 
 
-def _warn_if_too_many(pictures: int, space: Space) -> None:
+def _warn_if_too_many(pictures: int, space: ArrayRows) -> None:
     needed = pictures * space.row_bytes
     if needed > space.cache.limit:
         _log.warning(

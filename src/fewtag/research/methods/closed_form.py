@@ -204,7 +204,7 @@ class Posterior(ClosedForm):
     def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: Vector) -> core.Fitted:
         """One label's classifier from pictures that a person said show it or not, each with full weight."""
         ones = np.ones(len(shown), np.float32)
-        return core.fit_label(pictures, shown, ones, guide, self.strengths, self.evidence, asked=ones > 0)
+        return core.fit_label(pictures, shown, ones, guide, self.strengths, self.evidence, compared=ones == 0)
 
 
 @options

@@ -158,7 +158,10 @@ def newton(
         gradient = importance * (probability - shown) @ inputs + ridge * point
         spread = importance * probability * (1 - probability)
         hessian = torch.einsum("li,ia,ib->lab", spread, inputs, inputs) + torch.diag_embed(ridge)
-        step = torch.linalg.solve(hessian, gradient)
+        # by Cholesky factors: LU's, of several matrices at once on several threads, fail or hang in torch 2.15 (oneMKL)
+        diagonal = hessian.diagonal(dim1=-2, dim2=-1)
+        diagonal += 1e-13 * diagonal.amax(dim=-1, keepdim=True)  # where a free bias has next to no curvature left
+        step = torch.cholesky_solve(gradient[..., None], torch.linalg.cholesky(hessian))[..., 0]
         lower = objective(point - lengths[:, None, None] * step) < objective(point)
         longest = lengths[lower.to(inputs.dtype).argmax(dim=0)]  # argmax names the first
         point = point - torch.where(lower.any(dim=0), longest, 0.0)[:, None] * step

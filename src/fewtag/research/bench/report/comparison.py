@@ -15,6 +15,8 @@ from fewtag.research.bench.report.results import MeasuredRun, Systems, best_read
 from fewtag.research.bench.results import ResultRow
 
 LEVEL = 0.05
+ONE_SEED = "one seed"
+"""What stands in place of a test where a run was trained once: how far another seed would move it is not known."""
 PHASES = ("test", "mixed", "any")
 """Those that systems are compared on."""
 _EPISODE = ("data", "split", "phase", "shots", "queries", "data_digest", "episode")
@@ -64,7 +66,7 @@ def _tested(mean: float, test: Any, over: str) -> Difference:
     return Difference(mean, float(high - low) / 2, float(test.pvalue), over)
 
 
-def widest(run: MeasuredRun, baseline: MeasuredRun, phase: str) -> Difference | None:
+def widest_difference(run: MeasuredRun, baseline: MeasuredRun, phase: str) -> Difference | None:
     """The difference of macro-AP with the widest of its intervals: over episodes, labels, or training seeds."""
     found = difference(run.phases[phase], baseline.phases[phase])
     if found is None or (found.interval, found.mean) == (0.0, 0.0):
@@ -79,10 +81,22 @@ def widest(run: MeasuredRun, baseline: MeasuredRun, phase: str) -> Difference | 
     if len(ours) > 1 and len(theirs) > 1:
         candidates.append(_tested(found.mean, stats.ttest_ind(ours, theirs, equal_var=False), "seeds"))
     elif len(ours) > 1:
-        candidates.append(_tested(found.mean, stats.ttest_1samp(ours, theirs[0]), "seeds"))
+        candidates.append(_over_seeds(found.mean, ours, baseline))
     elif len(theirs) > 1:
-        candidates.append(_tested(found.mean, stats.ttest_1samp(theirs, ours[0]), "seeds"))
+        candidates.append(_over_seeds(found.mean, theirs, run))
+    elif run.seeded or baseline.seeded:
+        widest = max(candidates, key=lambda each: each.interval)
+        return widest._replace(p=1.0, over=ONE_SEED)
     return max(candidates, key=lambda each: each.interval)._replace(p=max(each.p for each in candidates))
+
+
+def _over_seeds(mean: float, several: Sequence[float], single: MeasuredRun) -> Difference:
+    """A run of several training seeds beside one that has no seed, or one of many: then its own spread counts, too."""
+    extra = 1.0 if single.seeded else 0.0
+    spread = float(np.std(several, ddof=1)) * math.sqrt(1 / len(several) + extra)
+    freedom = len(several) - 1
+    p = 2 * float(stats.t.sf(abs(mean) / spread, freedom)) if spread else float(mean == 0)
+    return Difference(mean, float(stats.t.ppf(0.975, freedom)) * spread, p, "seeds")
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -114,7 +128,7 @@ def compare(pairs: Iterable[Pair]) -> Differences:
     found: Differences = {}
     for pair in pairs:
         if pair.phase in pair.run.phases and pair.phase in pair.baseline.phases:
-            apart = widest(pair.run, pair.baseline, pair.phase)
+            apart = widest_difference(pair.run, pair.baseline, pair.phase)
             if apart is not None:
                 found[pair] = apart
     corrected = holm([each.p for each in found.values()])

@@ -98,12 +98,12 @@ def _title(paper: Published, data_set: DataSet) -> str:
 def _system_marks(runs: Iterable[MeasuredRun], table: PublishedTable | None) -> list[Mark]:
     """Measured runs from the best down, then the published systems that none of them stands beside."""
     if table is None:
-        return [_mark(run.label, run, None) for run in runs]
+        return [_mark(run.run, run, None) for run in runs]
     marks, seen = [], set()
     for run in runs:
         system = table.system_of(run)
         seen.add(system.system if system else "")
-        marks.append(_mark(run.label, run, table.number(system, "macro_ap") if system else None))
+        marks.append(_mark(run.run, run, table.number(system, "macro_ap") if system else None))
     alone = [
         Mark(name, None, 0.0, number)
         for name, number in _numbers(table).items()

@@ -5,7 +5,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from fewtag.errors import plural
-from fewtag.research.bench.report.comparison import PHASES, Difference, Differences, Pair, SystemComparison, compare
+from fewtag.research.bench.report.comparison import (
+    ONE_SEED,
+    PHASES,
+    Difference,
+    Differences,
+    Pair,
+    SystemComparison,
+    compare,
+)
 from fewtag.research.bench.report.results import (
     Curves,
     MeasuredRun,
@@ -14,6 +22,7 @@ from fewtag.research.bench.report.results import (
     Results,
     Systems,
     phases_of,
+    tested,
 )
 from fewtag.research.bench.results import mean_and_interval
 
@@ -74,7 +83,7 @@ def overview_table(systems: Systems) -> Iterator[str]:
         lead = difference_cell(leads.get(neighbours[run]) if run in neighbours else None)
         pictures = run.shared.base_pictures
         made_of = _made_of(run) + ("" if pictures is None else f"; {pictures:,} base pictures") + _untrained(run)
-        cells = [run.label, made_of, *(score_cell(run, phase) for phase in phases), spread_cell(run), lead]
+        cells = [run.run, made_of, *(score_cell(run, phase) for phase in phases), spread_cell(run), lead]
         lines.append((run.mean() * 100, cells))
     if table is not None:
         printed = table.number(table.model, "macro_ap") or 0.0
@@ -100,9 +109,9 @@ def comparison_section(comparison: SystemComparison) -> Iterator[str]:
     columns = [(baseline, phase) for baseline in comparison.baselines for phase in phases]
     shown = {pair.run for pair in differences}
     yield from markdown_table(
-        ["system", *(f"less {baseline.label}, {phase}" for baseline, phase in columns)],
+        ["system", *(f"less {baseline.run}, {phase}" for baseline, phase in columns)],
         [
-            [run.label, *(_tested_cell(differences.get(Pair(run, *column))) for column in columns)]
+            [run.run, *(_tested_cell(differences.get(Pair(run, *column))) for column in columns)]
             for run in comparison.systems.runs
             if run in shown
         ],
@@ -113,18 +122,19 @@ def published_table(table: PublishedTable, results: Results) -> Iterator[str]:
     """The paper's table, with a line for each run that stands beside a system, or the reason why there is none."""
     runs = [run for system in table.rows for run in results.beside(system, table)]
     phases = phases_of(runs) or ["test"]
-    full = next((run for run in runs if run.reference == table.against and "test" in run.phases), None)
-    against = compare(Pair(run, full) for run in runs if run != full) if full else {}
+    measured = {run.reference: run for run in tested(results.runs)}
+    full = {run: measured[table.baseline(run)] for run in runs if table.baseline(run) in measured}
+    against = compare(Pair(run, baseline) for run, baseline in full.items() if run != baseline)
     less_full = ["less the full model"] if full else []
     head = ["system", "published", "run", *phases, SPREAD, *less_full, "seconds", "how"]
     lines: list[list[str]] = []
     for system in table.rows:
         beside: list[list[str]] = []
         for run in results.beside(system, table):
-            less = [difference_cell(against.get(Pair(run, full)))] if full else []
+            less = [difference_cell(against.get(Pair(run, full[run])) if run in full else None)] if full else []
             how = f"{_made_of(run)}; training: {training_cell(run)}"
             scores = [*(score_cell(run, phase) for phase in phases), spread_cell(run)]
-            beside.append([run.label, *scores, *less, _seconds(run), how])
+            beside.append([run.run, *scores, *less, _seconds(run), how])
         reasons = {run.rpartition("/")[2]: results.reasons[run] for run in system.runs if run in results.reasons}
         if not beside and not reasons and system.numbers:
             reasons = {NONE: "no run yet"}
@@ -141,7 +151,7 @@ def precision_and_recall_table(runs: Sequence[MeasuredRun], table: PublishedTabl
     for system in table.rows if table else ():
         numbers = [table.number(system, metric) for metric in _DETAILS] if table else []
         lines.append([f"*published:* {system.system}", *(NONE if n is None else f"{n:.2f}" for n in numbers)])
-    lines += [[run.label, *(_percent(run, "test", metric) for metric in _DETAILS)] for run in runs]
+    lines += [[run.run, *(_percent(run, "test", metric) for metric in _DETAILS)] for run in runs]
     yield from markdown_table(["system", *(name.replace("_", " ").replace("f1", "F1") for name in _DETAILS)], lines)
 
 
@@ -153,7 +163,7 @@ def setting_table(runs: Sequence[MeasuredRun]) -> Iterator[str]:
         ["system", "backbone, words", "training", *phases, SPREAD, "seconds"],
         [
             [
-                run.label,
+                run.run,
                 _made_of(run),
                 training_cell(run),
                 *(score_cell(run, phase) for phase in phases),
@@ -236,7 +246,7 @@ def _not_told_apart(differences: Differences) -> Iterator[str]:
             phases.setdefault((baseline, run), []).append(f"`{phase}`")
     systems: dict[tuple[str, str], list[str]] = {}
     for (baseline, run), names in phases.items():
-        systems.setdefault((baseline.label, ", ".join(names)), []).append(run.label)
+        systems.setdefault((baseline.run, ", ".join(names)), []).append(run.run)
     if systems:
         lines = [[*key, ", ".join(names)] for key, names in systems.items()]
         yield from markdown_table(["not told from", "on", "systems"], sorted(lines))
@@ -245,5 +255,7 @@ def _not_told_apart(differences: Differences) -> Iterator[str]:
 def _tested_cell(difference: Difference | None) -> str:
     if difference is None:
         return NONE
+    if difference.over == ONE_SEED:  # no test
+        return difference_cell(difference)
     p = "< 0.001" if difference.p < 0.001 else f"= {difference.p:.3f}"
     return f"{difference_cell(difference)}, p {p}"

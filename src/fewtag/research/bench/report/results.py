@@ -14,7 +14,7 @@ from pydantic import model_validator
 
 from fewtag.errors import InputError, plural
 from fewtag.files import read_json
-from fewtag.research.bench.recipe import Settings
+from fewtag.research.bench.recipe import Settings, counted
 from fewtag.research.bench.results import (
     METRICS,
     SESSIONS,
@@ -47,6 +47,8 @@ class PublishedTable(Settings):
     note: str = ""
     against: str = ""
     """The run whose variants the table is about; a table without one compares systems."""
+    equal: str = ""
+    """The full model's runs by their length: a run `NAME-after-400` is compared with `EQUAL-after-400`."""
     figure: Literal["marks", "curve"] | None = None
     """How the systems are drawn: a mark each, or as a curve over the numbers that name them."""
     along: str = ""
@@ -69,6 +71,11 @@ class PublishedTable(Settings):
         """The system that the run stands beside."""
         return next((row for row in self.rows if run.reference in row.runs), None)
 
+    def baseline(self, run: "MeasuredRun") -> str:
+        """The run that a variant is compared with: the full model, after as many episodes where it says so many."""
+        after = re.search(r"-after-\d+$", run.reference)
+        return f"{self.equal}{after[0]}" if self.equal and after else self.against
+
     def number(self, system: PublishedSystem, metric: str) -> float | None:
         """The paper's number in percent, if it has one."""
         return dict(zip(self.metrics, system.numbers, strict=False)).get(metric)
@@ -78,8 +85,6 @@ class Published(Settings):
     """All tables of the paper, in its order."""
 
     source: str
-    originals: dict[str, str]
-    """Recipes on the original downloads, or on fewer pictures, with the one whose place in tables their runs take."""
     tables: list[PublishedTable]
 
     def comparison(self, split: str) -> PublishedTable | None:
@@ -115,8 +120,6 @@ class MeasuredRun:
     """Where its rows lie; the folder has the name of the recipe file."""
     run: str
     recipe_digest: str
-    experiment: str = field(compare=False)
-    """The recipe that published tables know it by: its own, or that of which it is on the original downloads."""
     phases: Mapping[str, Sequence[ResultRow]] = field(compare=False, repr=False)
     """Of a run with several training seeds, each episode's mean over them."""
     seeds: Mapping[str, Sequence[Sequence[ResultRow]]] = field(compare=False, repr=False, default_factory=dict)
@@ -138,12 +141,7 @@ class MeasuredRun:
     @property
     def reference(self) -> str:
         """What published tables call it."""
-        return f"{self.experiment}/{self.run}"
-
-    @property
-    def label(self) -> str:
-        """What the page calls it."""
-        return self.run if self.recipe == self.experiment else f"{self.run} ({self.recipe})"
+        return f"{self.recipe}/{self.run}"
 
     @property
     def family(self) -> str:
@@ -163,6 +161,11 @@ class MeasuredRun:
 
     def seed_means(self, phase: str) -> list[float]:
         return [fmean(row.macro_ap for row in rows) for rows in self.by_seed(phase)]
+
+    @property
+    def seeded(self) -> bool:
+        """Whether another training seed would give other numbers."""
+        return self.shared.trained_episodes is not None
 
     def label_aps(self, phase: str = "test") -> dict[str, float]:
         """Each label's average precision over episodes and seeds; empty where the rows do not tell."""
@@ -198,7 +201,7 @@ class Results:
         return any(self.beside(row, table) or self.reasons.keys() & set(row.runs) for row in table.rows)
 
 
-def read_results(folder: Path, paper: Published) -> Results:
+def read_results(folder: Path) -> Results:
     """All rows and reasons under the folder; a reason for a run that has rows by now is out of date."""
     for path in folder.glob("**/*.jsonl"):
         raise InputError(f"{path} is of before rows were Parquet; delete it, and measure its run with fewtag bench")
@@ -217,14 +220,13 @@ def read_results(folder: Path, paper: Published) -> Results:
     runs = [
         MeasuredRun(
             *key,
-            experiment=paper.originals.get(key[0].name, key[0].name),
             phases={phase: mean_rows(phases[phase]) for phase in sorted(phases, key=_test_first)},
             seeds={phase: each for phase, each in phases.items() if len(each) > 1},
         )
         for key, phases in seeds.items()
     ]
     measured = {run.reference for run in runs}
-    reasons = dict(_reason(path, paper) for path in sorted(folder.glob("**/*.not-measured.json")))
+    reasons = dict(_reason(path) for path in sorted(folder.glob("**/*.not-measured.json")))
     use = [run for run in runs if run.shared.sampling == "halves" or run.shared.supports == "single"]
     return Results(
         [run for run in runs if run not in use],
@@ -243,10 +245,22 @@ def mean_rows(seeds: Sequence[list[ResultRow]]) -> list[ResultRow]:
         raise InputError(
             f"the training seeds of {one[0].run} were not measured on the same episodes; name draws in the recipe"
         )
+    if len({rows[0].seed for rows in seeds}) < len(seeds) or len({_apart_from_seed(rows[0]) for rows in seeds}) > 1:
+        raise InputError(
+            f"the runs {', '.join(rows[0].run for rows in seeds)} are no training seeds of one system: their seeds are "
+            "the same, or their settings differ; measure them again, or name them otherwise"
+        )
     return [
         rows[0].model_copy(update={name: fmean(getattr(row, name) for row in rows) for name in METRICS})
         for rows in zip(*seeds, strict=True)
     ]
+
+
+def _apart_from_seed(row: ResultRow) -> str:
+    """The settings in which training seeds of one system are alike, as text."""
+    alike = ("method", "options", "backbone", "frozen", "size", "words", "names", "space", "base_pictures")
+    training = counted({key: value for key, value in (row.training or {}).items() if key != "checkpoint_every"})
+    return repr([*(getattr(row, name) for name in alike), sorted(training.items())])
 
 
 def phases_of(runs: Iterable[MeasuredRun]) -> list[str]:
@@ -258,10 +272,10 @@ def _test_first(phase: str) -> tuple[bool, bool, str]:
     return phase != "test", phase != "mixed", phase
 
 
-def _reason(path: Path, paper: Published) -> tuple[str, str]:
+def _reason(path: Path) -> tuple[str, str]:
     facts = read_json(path, "reason")
     try:
-        return f"{paper.originals.get(path.parent.name, path.parent.name)}/{facts['run']}", str(facts["reason"])
+        return f"{path.parent.name}/{facts['run']}", str(facts["reason"])
     except (TypeError, KeyError) as error:
         raise InputError(f"{path} gives no reason for a run without rows; bench its recipe again") from error
 

@@ -55,6 +55,7 @@ def write(studio: "Studio") -> None:
 
     project, cache = studio.project, studio.indexer.private
     try:
+        studio.ranking.catch_up()
         bank, scores = studio.ranking.bank(), studio.ranking.scores
         if not cache.path.exists() or not all(scores.is_fresh(bank, label) for label in bank.classes):
             return

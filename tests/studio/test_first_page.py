@@ -12,7 +12,7 @@ from tiny import draw
 
 import fewtag
 from fewtag.cache import PRIVATE_FILE, Cache
-from fewtag.studio import first
+from fewtag.studio import first_page
 from fewtag.studio.project import Project
 from fewtag.studio.studio import Studio
 
@@ -35,7 +35,7 @@ def place(tiny_model: Path, tmp_path: Path) -> Path:
 
 def read(place: Path, *options: object) -> dict[str, bytes]:
     with closing(Project(place / "project")) as project:
-        return first.read(project, place / "cache", *options)  # type: ignore[arg-type]
+        return first_page.read(project, place / "cache", *options)  # type: ignore[arg-type]
 
 
 def reopened(place: Path, *, index: bool = False) -> Studio:
@@ -173,11 +173,20 @@ def test_a_studio_with_labels_to_work_out_keeps_nothing_new(place: Path, monkeyp
     assert read(place) == {}
 
 
+def test_of_an_undone_threshold_nothing_is_kept(place: Path) -> None:
+    with reopened(place) as studio:
+        before = studio.labels()
+        studio.set_threshold("dog", 0.0)
+        studio.undo()
+    (label,) = json.loads(read(place)["/v1/labels"])["labels"]
+    assert (label["threshold"], label["tags"]) == (before[0].threshold, before[0].tags)
+
+
 def test_a_thumbnail_that_the_cache_has_lost_is_left_to_the_application(place: Path) -> None:
     with sqlite3.connect(place / "cache" / PRIVATE_FILE) as connection:
         connection.execute("DELETE FROM rows WHERE id = 1")
     with Cache(place / "cache", private=True) as cache:
-        first.thumbnails(cache, 256).put_bytes({bytes.fromhex(NEVER): b"of another project"})
+        first_page.thumbnails(cache, 256).put_bytes({bytes.fromhex(NEVER): b"of another project"})
     found = read(place)
     assert sum("thumbnail" in path for path in found) == 5
     assert not any(NEVER in path for path in found)
