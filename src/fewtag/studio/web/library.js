@@ -3,7 +3,7 @@ import { Cursor, Grid, columnsOf } from "./grid.js";
 import { useKeys } from "./keys.js";
 import * as store from "./store.js";
 import { html, signal, useEffect, useMemo, useRef } from "./view.js";
-import { thumbnail } from "./api.js";
+import { digests as digestsOf, thumbnail } from "./api.js";
 
 /** What is selected, by digest, in the order of selecting. @type {import("./view.js").Signal<Set<string>>} */
 export const selection = signal(new Set());
@@ -33,9 +33,8 @@ export async function answerFor(label, verdict, digests) {
   const what = { yes: `“${label}”`, no: `not “${label}”`, unknown: `“${label}” open` }[verdict];
   // one cell stands for its stack; the open picture speaks for itself alone
   const stack = store.route.value.screen === "library";
-  const held = plural((stack && listing.value?.count(digests)) || digests.length);
   const gesture = store.answer(digests.map((picture) => ({ picture, label, answer: verdict, stack })));
-  if (await gesture.taken) store.say(`${held}: ${what}.`, { action: { text: "Undo", run: () => store.takeBack(gesture) } });
+  if (await gesture.taken) store.say(`${plural(gesture.pictures)}: ${what}.`, { action: { text: "Undo", run: () => store.takeBack(gesture) } });
 }
 
 const columns = (/** @type {number} */ width) => columnsOf(width, width < 600 ? 104 : Math.max(168, width / 10));
@@ -97,8 +96,8 @@ export function Library() {
     choose(Array.from({ length: high - low + 1 }, (_, step) => low + step));
   };
   const all = async () => {
-    const digests = await list.all();
-    if (listing.value === list) selection.value = new Set(digests);
+    const found = await store.attempt(() => digestsOf(list.wanted));
+    if (found && listing.value === list) selection.value = new Set(found.digests);
   };
   /** @param {number} place @param {MouseEvent} event */
   const press = (place, event) => {

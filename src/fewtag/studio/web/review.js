@@ -74,7 +74,7 @@ export function Review() {
     const turn = asked.current;
     const later = setTimeout(async () => {
       const got = await api.getReview(label, order, 1).catch(() => null);
-      if (got && page.value && turn === asked.current) page.value = { ...page.value, examples: got.examples, settled: got.settled ?? true };
+      if (got && page.value && turn === asked.current) page.value = { ...page.value, examples: got.examples, settled: got.settled };
     }, 2500);
     return () => clearTimeout(later);
   }, [page.value?.examples]);
@@ -98,9 +98,9 @@ export function Review() {
     if (taken && here()) await load();
     busy.value = false;
     if (!taken) return;
-    const held = shown.pictures.flatMap((cell, place) => Array(given[place].stack ? cell.stack : 1).fill(given[place].answer));
-    const said = held.length > 1 ? count(held) : held[0];
-    if (!gesture.undone) store.say(`Answered: ${said}${held.length > given.length ? ", stacks included" : ""}.`, { action: { text: "Undo", run: () => store.takeBack(gesture) } });
+    const said = given.length > 1 ? count(given.map((each) => each.answer)) : given[0].answer;
+    const stacks = gesture.pictures > given.length ? `, ${plural(gesture.pictures)} with their stacks` : "";
+    if (!gesture.undone) store.say(`Answered: ${said}${stacks}.`, { action: { text: "Undo", run: () => store.takeBack(gesture) } });
     if (!here()) return;
     store.announcement.value = `${plural(page.value?.left ?? 0)} left.`;
     cursor.set(0);

@@ -6,7 +6,7 @@ import { batch, computed, effect, signal } from "./view.js";
 /** @typedef {import("./api.js").Cell} Cell */
 /** @typedef {{screen: "library" | "review" | "picture", name: string, query: URLSearchParams}} Route */
 /** @typedef {{id: string, at: string, answers?: Answer[], undoes?: string[][]}} Group answers that were given at once; or what to take back */
-/** @typedef {{ids: string[][], taken: Promise<boolean>, settled: boolean, undone: boolean, under?: number}} Gesture its changes, the last one first, each by answers one of which it has; and how many changes lie under these */
+/** @typedef {{ids: string[][], taken: Promise<boolean>, pictures: number, settled: boolean, undone: boolean, under?: number}} Gesture its changes, the last one first, each by answers one of which it has; for how many pictures it was taken; how many changes lie under these */
 /** @typedef {{id: number, text: string, bad: boolean, action?: {text: string, run: () => void}}} Toast */
 
 /** @type {import("./view.js").Signal<import("./api.js").Project | null>} */
@@ -129,7 +129,7 @@ export const elsewhere = computed(() => version.value - own.value);
 export const MOST = 1000;
 let sending = /** @type {Promise<boolean> | null} */ (null);
 let lastKept = 0;
-/** Told whether a group was taken, once that is known. @type {Map<string, (taken: boolean) => void>} */
+/** Told for how many pictures a group was taken, once that is known; null where it was refused. @type {Map<string, (pictures: number | null) => void>} */
 const fates = new Map();
 /** The last ones of this page: several changes may be one of them. @type {Gesture[]} */
 let gestures = [];
@@ -146,14 +146,19 @@ const namesOf = (answers) => {
   return sure ? [sure.id] : answers.map((each) => each.id);
 };
 
-/** @param {string[][]} ids @param {Promise<boolean>[]} fates */
+/** @param {string[][]} ids @param {Promise<number | null>[]} fates */
 function remember(ids, fates) {
+  const taken = Promise.all(fates).then((all) => {
+    gesture.settled = true;
+    gesture.pictures = all.reduce((/** @type {number} */ sum, each) => sum + (each ?? 0), 0);
+    return !all.includes(null);
+  });
   /** @type {Gesture} */
-  const gesture = { ids, taken: Promise.all(fates).then((all) => (gesture.settled = true) && all.every(Boolean)), settled: false, undone: false };
+  const gesture = { ids, taken, pictures: 0, settled: false, undone: false };
   gestures = [...gestures.slice(-99), gesture];
   return gesture;
 }
-const fateOf = (/** @type {Group} */ group) => /** @type {Promise<boolean>} */ (new Promise((done) => fates.set(group.id, done)));
+const fateOf = (/** @type {Group} */ group) => /** @type {Promise<number | null>} */ (new Promise((done) => fates.set(group.id, done)));
 
 /** Answers that an earlier page of this project did not see acknowledged. */
 function recoverAnswers() {
@@ -172,7 +177,7 @@ const projectId = computed(() => project.value?.id);
 // a studio that was away when the page was opened is known later
 projectId.subscribe((id) => id && recoverAnswers());
 
-/** Keeps something to be sent in its turn. @param {Partial<Group>} what @returns {Promise<boolean>} whether it was taken, once that is known */
+/** Keeps something to be sent in its turn. @param {Partial<Group>} what @returns {Promise<number | null>} what became of it, once that is known */
 function keep(what) {
   lastKept = Math.max(Date.now(), lastKept + 1);
   const group = { id: api.uuid(), at: `${lastKept}`, ...what };
@@ -208,13 +213,15 @@ export function flush() {
 async function sendAll() {
   while (unsent.value.length) {
     const group = unsent.value[0];
-    let taken = true;
-    let fresh = 0;
+    let [taken, fresh, pictures] = [true, 0, 0];
     /** @type {api.Undone[]} */
     let undone = [];
     try {
       if (group.undoes) undone = await turn("undo", group.undoes);
-      else fresh = (await api.sendAnswers(/** @type {Answer[]} */ (group.answers))).undo ? 1 : 0;
+      else {
+        const reply = await api.sendAnswers(/** @type {Answer[]} */ (group.answers));
+        [fresh, pictures] = [reply.undo ? 1 : 0, reply.pictures];
+      }
     } catch (problem) {
       if (!(problem instanceof api.Problem)) throw problem;
       const { status, message } = problem;
@@ -238,7 +245,7 @@ async function sendAll() {
       own.value += fresh;
       if (!taken) returns.value += 1; // what is shown was not taken
     });
-    fates.get(group.id)?.(taken);
+    fates.get(group.id)?.(taken ? pictures : null);
     fates.delete(group.id);
     await tell("undo", undone);
   }
@@ -297,7 +304,7 @@ export async function takeBack(gesture) {
   gesture.undone = true;
   const done = keep({ undoes: gesture.ids });
   if (!(await flush())) say("It is taken back as soon as the studio takes it.");
-  if (gesture.under && (await done)) await turnBack("undo");
+  if (gesture.under && (await done) !== null) await turnBack("undo");
 }
 
 /** @param {"undo" | "redo"} which */
@@ -391,16 +398,6 @@ export class Listing {
     }
   }
 
-  /** The digests of all that is found. */
-  async all() {
-    const found = await attempt(() => api.digests(this.wanted), (sentence, status) => status !== 422 && say(sentence, { bad: true }));
-    if (found) return found.digests;
-    await this.need(0, 1);
-    const total = this.total.peek() ?? 0;
-    if (online.value) await this.readOn(0, total);
-    const digests = Array.from({ length: total }, (_, place) => this.at(place)?.digest ?? "");
-    return digests.every(Boolean) ? digests : [];
-  }
 
   /** @param {number} page */
   async read(page) {
@@ -426,13 +423,6 @@ export class Listing {
     this.asked.clear();
     await this.need(first, end);
     for (const page of this.pages.keys()) if (!this.asked.has(page)) this.pages.delete(page);
-  }
-
-  /** How many pictures these cells stand for. @param {string[]} digests */
-  count(digests) {
-    const cells = new Map([...this.pages.values()].flat().map((cell) => [cell.digest, cell]));
-    const seen = digests.reduce((sum, digest) => sum + (cells.get(digest)?.stack ?? 1), 0);
-    return digests.length === this.total.peek() ? Math.max(seen, this.members) : seen;
   }
 
   /** Shows answers before the server has them. @param {Iterable<string>} digests @param {string} label @param {import("./api.js").Verdict} verdict */
