@@ -116,12 +116,16 @@ def answer_page(opened: Opened, act: Callable[[], None]) -> None:
     expect(opened.page.locator("[data-place]").first).to_be_visible()  # its heading comes before its pictures
     had, size = answers(opened), opened.page.locator("[data-place]").count()
     act()
-    deadline = time.monotonic() + 120
-    while answers(opened) != had + size:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{had} answers and {size} asked for, {answers(opened)} now")
-        opened.page.wait_for_timeout(50)
+    until(opened.page, lambda: answers(opened) == had + size)
     expect(opened.page.locator("[aria-busy=true]")).to_have_count(0)
+
+
+def until(page: Page, holds: Callable[[], bool]) -> None:
+    """Waits for what the page does not show."""
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        page.wait_for_timeout(50)
 
 
 def learn(opened: Opened, label: str) -> None:
@@ -670,7 +674,7 @@ def test_a_quoted_word_becomes_a_label_without_its_quotes(opened: Opened) -> Non
     expect(opened.page.get_by_label("Name", exact=True)).to_have_value("ball")
 
 
-def test_a_burst_is_taught_and_taken_back_at_once(browser: Browser, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_burst_is_taught_answered_and_taken_back_at_once(browser: Browser, tiny_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "burst"
     folder.mkdir()
     for shot in range(3):
@@ -682,6 +686,7 @@ def test_a_burst_is_taught_and_taken_back_at_once(browser: Browser, tiny_model: 
             page.goto(f"{running.settings.url}/#token={running.settings.token}")
             opened = Opened(page, running.settings.url, running.client, studio)
             expect(page.get_by_text("4 pictures · 2 in stacks")).to_be_visible()
+            expect(page.get_by_title("3 near-duplicates, answered together")).to_have_text("3")
             teach(opened, "a0.jpg", "dog")
             assert answers(opened) == 3
             assert [label.examples for label in opened.client.labels()] == [1]
@@ -690,6 +695,10 @@ def test_a_burst_is_taught_and_taken_back_at_once(browser: Browser, tiny_model: 
             assert answers(opened) == 0
             expect(page.get_by_role("heading", name=re.compile("dog"))).to_have_count(0)
             expect(page.get_by_text("4 pictures · 2 in stacks")).to_be_visible()
+            teach(opened, "b.png", "cat")
+            page.get_by_role("button", name="✗ No").click()
+            expect(opened.toast("Answered: no, 3 pictures with their stacks.")).to_be_visible()
+            assert said(opened, "cat") == {"yes": 1, "no": 3, "unknown": 0}
 
 
 def test_a_data_set_is_delivered_into_the_projects_folder(opened: Opened) -> None:
@@ -893,3 +902,516 @@ def test_a_dialog_that_follows_another_at_once_stays_open(opened: Opened) -> Non
         expect(page.get_by_role("dialog", name="Deliver the tags")).to_be_visible(timeout=2000)
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def said(opened: Opened, label: str) -> dict[str, int]:
+    return dict(opened.client.get("/v1/review", label=label)["answered"])
+
+
+@pytest.mark.parametrize(("status", "kept"), [(400, False), (503, True), (429, True)])
+def test_what_was_marked_stays_until_the_server_took_it(opened: Opened, status: int, kept: bool) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    learn(opened, "dog")
+    page.keyboard.press("Space")
+    unknown = page.get_by_role("button", name=re.compile(": unknown"))
+    expect(unknown).to_have_count(1)
+    refusal = {"detail": "the project cannot be written: no space left on device; make room"}
+    page.route("**/v1/answers", lambda route: route.fulfill(status=status, json=refusal))
+    had = answers(opened)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert").filter(has_text="no space left on device")).to_be_visible()
+    expect(unknown).to_have_count(1)
+    expect(opened.toast("Answered")).to_have_count(0)
+    assert page.evaluate("Object.keys(localStorage).some((key) => key.startsWith('fewtag.answers'))") is kept
+    page.unroute("**/v1/answers")
+    size = page.locator("[data-place]").count()
+    if not kept:
+        expect(page.locator("[aria-busy=true]")).to_have_count(0)
+        page.keyboard.press("Enter")
+    expect(opened.toast("Answered")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="kept here")).to_have_count(0)
+    assert answers(opened) == had + size
+    assert said(opened, "dog")["unknown"] == 1
+
+
+def test_a_picture_whose_answer_was_refused_is_shown_without_it(opened: Opened) -> None:
+    page = opened.page
+    opened.client.define("dog")
+    page.evaluate("location.hash = '#/?q=dog'")
+    expect(page.locator("main").get_by_role("link", name="Review")).to_be_visible()
+    opened.client.answer(opened.client.search("")["pictures"][0]["digest"], "dog", "yes")
+    expect(opened.cell("00-dog-cat.png: dog, confirmed")).to_be_visible()
+    page.route("**/v1/answers", lambda route: route.fulfill(status=403, json={"detail": "this server only reads"}))
+    page.get_by_role("button", name=re.compile("^00-dog-cat.png")).click()
+    page.keyboard.press("x")
+    expect(page.get_by_role("alert")).to_contain_text("This server only reads")
+    page.keyboard.press("Escape")
+    expect(opened.cell("00-dog-cat.png: dog, confirmed")).to_be_visible()
+    expect(opened.toast("1 picture: not “dog”")).to_have_count(0)
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_an_undo_while_the_studio_is_away_takes_back_what_may_have_arrived(opened: Opened, arrived: bool) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    expect(page.locator(".bar.fixed")).to_be_visible()
+    had = said(opened, "dog")
+
+    def lost(route: Route) -> None:
+        if arrived:
+            route.fetch()
+        route.abort()
+
+    page.route("**/v1/**", lambda route: route.abort())
+    page.route("**/v1/answers", lost, times=1)
+    page.keyboard.press("x")
+    expect(page.get_by_role("alert").filter(has_text="kept here")).to_be_visible()
+    page.keyboard.press("Backspace")
+    expect(opened.toast("It is taken back as soon as")).to_be_visible()
+    page.unroute_all()
+    expect(opened.toast("1 answer about dog taken back")).to_be_visible()
+    assert said(opened, "dog") == had
+    opened.toast("taken back").get_by_role("button", name="Redo").click()
+    expect(opened.toast("1 answer about dog done again")).to_be_visible()
+    assert said(opened, "dog") == had | {"no": had["no"] + 1}
+
+
+def test_backspace_right_after_a_threshold_takes_back_the_threshold_alone(opened: Opened) -> None:
+    page, slider = opened.page, opened.page.get_by_role("slider", name="Threshold")
+    teach(opened, "00-dog-cat.png", "dog")
+    answer_page(opened, lambda: page.keyboard.press("a"))
+    had, value = said(opened, "dog"), slider.input_value()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(f"{request.method} {request.url}"))
+    page.clock.install()  # hands that are faster than any timer
+    page.keyboard.press("]")
+    page.keyboard.press("]")
+    expect(slider).not_to_have_value(value)
+    page.keyboard.press("Backspace")
+    expect(slider).to_have_value(value)
+    page.clock.run_for(1000)
+    assert not [each for each in asked if "undo" in each or "PATCH" in each]
+    assert said(opened, "dog") == had
+    page.keyboard.press("]")
+    page.clock.run_for(1000)
+    expect(opened.toast("% on")).to_be_visible()
+    page.keyboard.press("Backspace")
+    expect(opened.toast("A threshold taken back")).to_be_visible()
+
+
+def test_thresholds_of_two_labels_moved_at_once_are_both_kept(opened: Opened) -> None:
+    page = opened.page
+    for label in ("dog", "cat"):
+        opened.client.define(label)
+    slider = page.get_by_role("slider", name="Threshold")
+    expect(page.get_by_role("link", name="Review dog")).to_be_visible()
+    page.clock.install()
+    for label in ("dog", "cat"):
+        page.evaluate("label => (location.hash = `#/review/${label}`)", label)
+        expect(page.get_by_role("heading", name=f"Is there a {label}?")).to_be_visible()
+        value = slider.input_value()
+        page.keyboard.press("]")
+        expect(slider).not_to_have_value(value)
+    own = {each.name: each.threshold for each in opened.client.labels()}
+    with page.expect_response("**/v1/labels/dog"), page.expect_response("**/v1/labels/cat"):
+        page.clock.run_for(1000)
+    assert all(each.threshold != own[each.name] for each in opened.client.labels())
+
+
+def test_the_undo_beside_a_sentence_takes_back_what_the_sentence_says(opened: Opened) -> None:
+    page = opened.page
+    opened.client.define("dog")
+    opened.client.define("cat")
+    first, other = (each["digest"] for each in opened.client.search("")["pictures"][:2])
+    opened.cell("00-dog-cat.png").click()
+    page.keyboard.press("t")
+    page.get_by_label("Label", exact=True).fill("dog")
+    page.get_by_role("button", name="Tag", exact=True).last.click()
+    expect(opened.toast("1 picture: “dog”")).to_be_visible()
+    opened.client.answer(other, "cat", "yes")  # by another person
+    opened.toast("1 picture: “dog”").get_by_role("button", name="Undo").click()
+    expect(opened.toast("1 answer about dog taken back")).to_be_visible()
+    assert (said(opened, "dog")["yes"], said(opened, "cat")["yes"]) == (0, 1)
+    page.evaluate("location.hash = '#/review/dog'")
+    page.get_by_role("button", name="Rename, merge or delete dog").click()
+    page.get_by_role("button", name="Delete the label").click()
+    undo = opened.toast("“dog” is deleted").get_by_role("button", name="Undo")
+    expect(undo).to_be_visible()
+    version = opened.client.get("/v1/project")["version"]
+    opened.client.answer(first, "cat", "yes")
+    page.wait_for_function("version => studio.store.version.value > version", arg=version)
+    undo.click()
+    expect(page.get_by_role("alert").filter(has_text="Something else was done since")).to_be_visible()
+    assert said(opened, "cat")["yes"] == 2
+
+
+def test_one_undo_takes_back_all_of_more_pictures_than_a_request_holds(opened: Opened) -> None:
+    page = opened.page
+    known = opened.client.search("")["pictures"]
+    opened.client.define("dog")
+    sent: list[list[str]] = []
+    undone: list[str] = []
+
+    def take(route: Route) -> None:
+        sent.append([each["id"] for each in route.request.post_data_json["answers"]])
+        route.fulfill(json={"acknowledged": sent[-1], "undo": str(uuid.uuid4()), "pictures": len(sent[-1])})
+
+    def turn(route: Route) -> None:
+        asked = route.request.post_data_json.get("id") or sent[-1][0]
+        ids = next(each for each in sent if asked in each)
+        undone.append(ids[0])
+        reverted = [{"id": each, "picture": "", "label": "dog", "was": "yes", "now": None} for each in ids]
+        what = f"{len(ids):,} answers about dog taken back"
+        route.fulfill(json={"id": str(uuid.uuid4()), "what": what, "undone": reverted, "left": 0})
+
+    page.route("**/v1/search", lambda route: route.fulfill(json=many(route.request.post_data_json, known, 2345)))
+    page.route("**/v1/answers", take)
+    page.route("**/v1/undo", turn)
+    page.evaluate("location.hash = '#/?q=is%3Aany'")
+    expect(page.get_by_text("2,345 pictures")).to_be_visible()
+    for by_key in (True, False):
+        sent.clear()
+        undone.clear()
+        page.keyboard.press("Control+a")
+        expect(page.get_by_text("2,345 selected")).to_be_visible()
+        page.keyboard.press("t")
+        page.get_by_label("Label", exact=True).fill("dog")
+        page.get_by_role("button", name="Tag", exact=True).last.click()
+        toast = opened.toast("2,345 pictures: “dog”")
+        expect(toast).to_be_visible()
+        assert [len(each) for each in sent] == [1000, 1000, 345]
+        if by_key:
+            page.keyboard.press("Backspace")
+        else:
+            toast.get_by_role("button", name="Undo").click()
+        expect(opened.toast("2,345 answers about dog taken back")).to_be_visible()
+        assert undone == [each[0] for each in reversed(sent)]
+
+
+def many(asked: dict[str, Any], known: list[dict[str, Any]], total: int) -> dict[str, Any]:
+    """As many pictures as that, each its own."""
+    if asked.get("only") == "digests":
+        return {"total": total, "digests": [f"{place:032x}" for place in range(total)]}
+    places = range(asked["offset"], min(total, asked["offset"] + asked["limit"]))
+    cells = [{**known[place % len(known)], "digest": f"{place:032x}", "name": f"{place}.png"} for place in places]
+    return {"total": total, "members": total, "offset": asked["offset"], "query_means": [], "pictures": cells}
+
+
+def test_answers_are_sent_even_if_the_studio_was_away_when_the_page_was_opened(opened: Opened) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    expect(page.locator(".bar.fixed")).to_be_visible()
+    had = said(opened, "dog")["no"]
+    page.route("**/v1/**", lambda route: route.abort())
+    page.keyboard.press("x")
+    away = page.get_by_role("alert").filter(has_text="does not answer")
+    expect(away).to_contain_text("kept here")
+    page.reload()
+    expect(away).to_be_visible()
+    page.unroute_all()
+    page.wait_for_function("() => !Object.keys(localStorage).some((key) => key.startsWith('fewtag.answers'))")
+    assert said(opened, "dog")["no"] == had + 1
+
+
+def test_arrows_walk_on_past_the_pictures_that_were_read(opened: Opened) -> None:
+    page = opened.page
+    known = opened.client.search("")["pictures"]
+    page.route("**/v1/search", lambda route: route.fulfill(json=page_of(route.request.post_data_json, known)))
+    page.evaluate("location.hash = '#/?q=is%3Aany'")
+    expect(page.get_by_text("10,000 pictures")).to_be_visible()
+    page.get_by_role("button", name=re.compile(r"^0\.png")).dblclick()
+    expect(page.get_by_text("1 of 10,000")).to_be_visible()
+    page.evaluate("studio.store.walk.value = { ...studio.store.walk.value, place: 198 }")  # a long walk
+    for place in (200, 201, 202):
+        page.keyboard.press("ArrowRight")
+        expect(page.get_by_text(f"{place} of 10,000")).to_be_visible()
+    page.keyboard.press("ArrowLeft")
+    expect(page.get_by_text("201 of 10,000")).to_be_visible()
+
+
+def test_arrows_and_escape_from_an_example_belong_to_the_examples(opened: Opened) -> None:
+    page = opened.page
+    opened.cell("05-sofa.png").dblclick()  # another list, walked before
+    expect(page.get_by_role("heading", name="05-sofa.png")).to_be_visible()
+    page.keyboard.press("Escape")
+    for name in ("00-dog-cat.png", "03-dog.png"):
+        opened.cell(name).click()
+    page.keyboard.press("n")
+    page.get_by_label("Name", exact=True).fill("dog")
+    page.keyboard.press("Enter")
+    examples = page.get_by_role("complementary").get_by_role("img", name=re.compile("^Example"))
+    expect(examples).to_have_count(2)
+    examples.first.click()
+    expect(page.get_by_text("1 of 2")).to_be_visible()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_text("2 of 2")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("heading", name="Is there a dog?")).to_be_visible()
+
+
+def test_sidecars_that_cannot_be_written_are_told_of(opened: Opened, pictures: Path) -> None:
+    page, dialog = opened.page, opened.page.get_by_role("dialog")
+    teach(opened, "00-dog-cat.png", "dog")
+    (pictures / "00-dog-cat.png.xmp").mkdir()
+    try:
+        page.keyboard.press("d")
+        page.get_by_label("XMP sidecars").check()
+        dialog.get_by_role("button", name="Deliver").click()
+        expect(dialog.get_by_role("alert")).to_have_text("1 sidecar could not be written.")
+        expect(dialog.get_by_text("00-dog-cat.png cannot be written").last).to_be_visible()
+        dialog.get_by_role("button", name="Take all back").click()
+        expect(dialog.get_by_text("taken back.")).to_be_visible()
+        expect(dialog.get_by_role("button", name="Deliver")).to_be_enabled()
+    finally:
+        (pictures / "00-dog-cat.png.xmp").rmdir()
+
+
+def test_another_choice_after_a_delivery_can_be_delivered_too(opened: Opened) -> None:
+    dialog = opened.page.get_by_role("dialog")
+    teach(opened, "00-dog-cat.png", "dog")
+    opened.page.keyboard.press("d")
+    for choice in ("With probabilities", "Only what a person confirmed"):
+        dialog.get_by_role("button", name="Deliver").click()
+        expect(dialog.get_by_role("link", name="Download")).to_be_visible()
+        dialog.get_by_label(choice).click()
+        expect(dialog.get_by_role("link", name="Download")).to_have_count(0)
+        expect(dialog.get_by_role("button", name="Deliver")).to_be_enabled()
+
+
+def test_the_end_of_a_delivery_is_told_where_its_dialog_was_closed(opened: Opened) -> None:
+    page = opened.page
+    teach(opened, "00-dog-cat.png", "dog")
+    running = {"id": "1", "kind": "deliver", "state": "running", "done": 0, "total": 2, "detail": None, "result": None}
+    page.route("**/v1/jobs/*", lambda route: route.fulfill(json=running))
+    page.keyboard.press("d")
+    with page.expect_request("**/v1/jobs/*"):
+        page.get_by_role("dialog").get_by_role("button", name="Deliver").click()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    done = running | {"state": "done", "result": {"file": "tags.csv", "changes": 1, "failures": 0, "sample": []}}
+    page.route("**/v1/jobs/*", lambda route: route.fulfill(json=done))
+    expect(opened.toast("Written: deliveries/tags.csv")).to_be_visible()
+
+
+def test_only_the_newest_choice_of_a_delivery_is_looked_at(opened: Opened) -> None:
+    page, dialog = opened.page, opened.page.get_by_role("dialog")
+    teach(opened, "00-dog-cat.png", "dog")
+    held: list[Route] = []
+    page.route("**/v1/deliver", lambda route: held.append(route))
+    page.keyboard.press("d")
+    until(page, lambda: len(held) == 1)
+    for choice in ("JSON lines", "COCO", "FiftyOne"):
+        dialog.get_by_role("radio", name=re.compile(choice)).check()
+    held[0].continue_()
+    until(page, lambda: len(held) == 2)
+    held[1].continue_()
+    expect(dialog.get_by_text(f"{COUNT} rows")).to_be_visible()
+    assert [each.request.post_data_json["format"] for each in held] == ["csv", "fiftyone"]
+
+
+def test_a_heat_map_that_nobody_waits_for_any_more_is_given_up(opened: Opened) -> None:
+    page = opened.page
+    opened.client.define("dog")
+    expect(page.get_by_role("link", name="Review dog")).to_be_visible()
+    page.route("**/heat?*at_once=false", lambda _route: None)  # it takes its time
+    opened.cell("03-dog.png").dblclick()
+    with page.expect_request("**/heat?*at_once=false"):
+        page.get_by_role("group", name="dog").hover()
+    with page.expect_event("requestfailed", lambda request: "at_once=false" in request.url):
+        page.get_by_role("button", name="Like this").hover()
+
+
+def test_all_is_selected_by_one_request_and_a_long_range_page_by_page(opened: Opened) -> None:
+    page = opened.page
+    known = opened.client.search("")["pictures"]
+    asked: list[dict[str, Any]] = []
+    waiting: list[Route] = []
+
+    def find(route: Route) -> None:
+        asked.append(route.request.post_data_json)
+        if asked[-1].get("offset"):
+            waiting.append(route)
+        else:
+            route.fulfill(json=many(asked[-1], known, 1500))
+
+    page.route("**/v1/search", find)
+    page.evaluate("location.hash = '#/?q=is%3Aany'")
+    expect(page.get_by_text("1,500 pictures")).to_be_visible()
+    page.keyboard.press("Control+a")
+    expect(page.get_by_text("1,500 selected")).to_be_visible()
+    assert sum(each.get("only") == "digests" for each in asked) == 1
+    assert not waiting
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("toolbar")).to_have_count(0)
+    page.keyboard.press("Home")
+    page.keyboard.press("Shift+End")
+    for first in range(200, 1400, 200):
+        expect(opened.toast(f"Reading {first:,} of 1,500")).to_be_visible()
+        until(page, lambda first=first: any(each.request.post_data_json["offset"] == first for each in waiting))  # type: ignore[misc]
+        assert len(waiting) <= 2  # the end, which one sees, and the next page of the range
+        for route in waiting:
+            route.fulfill(json=many(route.request.post_data_json, known, 1500))
+        waiting.clear()
+    expect(page.get_by_text("1,500 selected")).to_be_visible()
+
+
+def test_a_key_that_is_kept_over_restarts_is_typed_in(opened: Opened, browser: Browser) -> None:
+    with open_page(browser) as page:
+        page.goto(f"{opened.url}/#/?q=is%3Auntagged")
+        key = page.get_by_label("give the key itself")
+        key.fill("wrong")
+        page.get_by_role("button", name="Enter").click()
+        expect(page.get_by_role("alert")).to_have_text("That is not the key of this studio.")
+        key.fill(TOKEN)
+        page.get_by_role("button", name="Enter").click()
+        expect(page.get_by_role("heading", name="is:untagged")).to_be_visible()
+
+
+def test_a_page_without_a_key_waits_quietly_until_another_one_brings_it(opened: Opened, browser: Browser) -> None:
+    with open_page(browser) as page:
+        page.goto(opened.url)
+        heading = page.get_by_role("heading", name="no key")
+        expect(heading).to_be_visible()
+        page.evaluate(
+            """() => {
+              globalThis.gone = 0;
+              const watch = new MutationObserver(() => (gone += Number(!document.querySelector("main.locked"))));
+              watch.observe(document.body, { childList: true, subtree: true });
+            }"""
+        )
+        for _ in range(2):
+            with page.expect_response("**/v1/project"):
+                pass
+        assert page.evaluate("gone") == 0
+        other = page.context.new_page()
+        other.goto(f"{opened.url}/#token={TOKEN}")
+        expect(page.get_by_role("heading", name="All pictures")).to_be_visible()
+
+
+@pytest.mark.parametrize(("settled", "most"), [(True, 0), (False, 3)])
+def test_review_asks_for_influences_until_they_are_settled(opened: Opened, settled: bool, most: int) -> None:
+    page = opened.page
+    shown = opened.client.search("")["pictures"][0]["digest"]
+    opened.client.post("/v1/labels/dog/examples", {"pictures": [shown]})
+    told = opened.client.get("/v1/review", label="dog", order="auto", size=9)
+    told["examples"] = [{**each, "influence": None} for each in told["examples"]]
+    told["settled"] = settled
+    asked: list[str] = []
+
+    def review(route: Route) -> None:
+        asked.append(route.request.url)
+        route.fulfill(json=told)
+
+    page.route("**/v1/review?*", review)
+    page.clock.install()
+    page.evaluate("location.hash = '#/review/dog'")
+    expect(page.get_by_role("heading", name="Is there a dog?")).to_be_visible()
+    for polls in range(3):
+        if most > polls:
+            with page.expect_response("**/v1/review?*size=1"):
+                page.clock.run_for(2600)
+            page.wait_for_function("() => new Promise(requestAnimationFrame).then(() => true)")
+        else:
+            page.clock.run_for(2600)
+            page.evaluate("fetch('/v1/project').then(() => true)")  # what was asked for before is heard of
+    assert len([each for each in asked if each.endswith("size=1")]) == most
+
+
+def test_what_was_typed_does_not_fetch_back_who_went_elsewhere(opened: Opened) -> None:
+    page = opened.page
+    opened.client.define("dog")
+    expect(page.get_by_role("link", name="Review dog")).to_be_visible()
+    page.clock.install()
+    page.get_by_role("combobox", name="Search").fill("sofa")
+    page.get_by_role("link", name="Review dog").click()
+    expect(page.get_by_role("heading", name="Is there a dog?")).to_be_visible()
+    page.clock.run_for(1000)
+    expect(page).to_have_url(re.compile("review/dog"))
+
+
+def test_a_click_after_a_rubber_band_that_ended_outside_counts(opened: Opened) -> None:
+    page = opened.page
+    expect(page.get_by_text("Click a picture that shows something")).to_be_visible()  # above the pictures
+    edge = opened.cell("00-dog-cat.png").bounding_box()
+    assert edge is not None
+    page.mouse.move(edge["x"] + 10, edge["y"] + 10)
+    page.mouse.down()
+    page.mouse.move(edge["x"] + 60, edge["y"] + 40, steps=3)
+    page.evaluate("dispatchEvent(new PointerEvent('pointerup'))")  # over another window: no click comes of it
+    expect(page.get_by_text("1 selected")).to_be_visible()
+    opened.cell("03-dog.png").evaluate("cell => cell.click()")
+    expect(page.get_by_text("2 selected")).to_be_visible()
+
+
+def test_a_look_at_a_picture_keeps_the_selection_and_another_search_does_not(opened: Opened) -> None:
+    page = opened.page
+    for name in ("00-dog-cat.png", "02-ball.png", "03-dog.png"):
+        opened.cell(name).click()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="03-dog.png")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(opened.cell("03-dog.png")).to_be_focused()
+    expect(page.get_by_text("3 selected")).to_be_visible()
+    page.get_by_role("navigation", name="Labels").get_by_role("link", name="Untagged").click()
+    expect(page.get_by_role("heading", name="is:untagged")).to_be_visible()
+    expect(page.get_by_role("toolbar")).to_have_count(0)
+
+
+def test_a_drag_from_a_field_onto_the_backdrop_leaves_the_dialog_open(opened: Opened) -> None:
+    page = opened.page
+    page.get_by_role("button", name="New label").click()
+    name = page.get_by_label("Name", exact=True)
+    name.fill("heron")
+    edge = name.bounding_box()
+    assert edge is not None
+    page.mouse.move(edge["x"] + 60, edge["y"] + 10)
+    page.mouse.down()
+    page.mouse.move(5, 5, steps=4)
+    page.mouse.up()
+    expect(name).to_have_value("heron")
+    page.mouse.click(5, 5)
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def tell_of_project(opened: Opened, **facts: Any) -> dict[str, Any]:
+    """The project as it is but for these facts; the page asks for them again and again, since it gets no events."""
+    expect(opened.cell("00-dog-cat.png")).to_be_visible()
+    told = opened.client.get("/v1/project") | facts
+    opened.page.route("**/v1/events", lambda route: route.abort())
+    opened.page.route("**/v1/project", lambda route: route.fulfill(json=told))
+    opened.page.reload()
+    return told
+
+
+def test_a_notice_of_the_project_is_closed_until_there_is_another(opened: Opened) -> None:
+    page = opened.page
+    notice = page.get_by_role("alert").filter(has_text="Project: the folder")
+    told = tell_of_project(opened, notice="the folder album is gone; plug its disk in")
+    notice.get_by_role("button", name="Close").click()
+    expect(notice).to_have_count(0)
+    told["notice"] = "the folder holidays is gone; plug its disk in"
+    expect(notice).to_contain_text("holidays")
+
+
+def test_a_label_that_goes_while_a_picture_is_read_does_not_hide_the_picture(opened: Opened) -> None:
+    page = opened.page
+    gone = {"detail": "there is no label 'dog'; there are none"}
+    page.route(re.compile(r"/v1/pictures/\w{32}$"), lambda route: route.fulfill(status=404, json=gone), times=1)
+    opened.cell("03-dog.png").dblclick()
+    expect(page.get_by_role("heading", name="03-dog.png")).to_be_visible()
+    expect(page.get_by_text("There is no such picture")).to_have_count(0)
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_unreadable_pictures_are_tried_again_at_a_click(opened: Opened) -> None:
+    page = opened.page
+    told = tell_of_project(opened, failures=1)
+    page.route("**/v1/failures", lambda route: route.fulfill(json={"failures": [{"name": "a.jpg", "reason": "torn"}]}))
+    page.route("**/v1/rescan", lambda route: route.fulfill(json=told))
+    page.get_by_role("button", name="1 unreadable").click()
+    expect(page.get_by_role("dialog").get_by_text("a.jpg")).to_be_visible()
+    with page.expect_request("**/v1/rescan"):
+        page.get_by_role("button", name="Try again now").click()
+    expect(opened.toast("The folders are looked through again.")).to_be_visible()
+    expect(page.get_by_role("dialog")).to_have_count(0)

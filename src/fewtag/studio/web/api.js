@@ -6,10 +6,10 @@
 /** @typedef {{total: number, members: number, offset: number, query_means: {text: string, as: string, detail: string}[], pictures: Cell[]}} Page */
 /** @typedef {{name: string, means: string | null, examples: number, absent: number, threshold: number | null, tags?: number, waiting?: number, expected_precision?: number | null}} Label */
 /** @typedef {{id: string, name: string, pictures: number, indexed: number, failures: number, folders: string[], labels: number, answers: number, can_undo: boolean, can_redo: boolean, version: number, indexing: boolean, notice: string}} Project */
-/** @typedef {{id: string, picture: string, label: string, answer: Verdict, source: string, stack?: boolean}} Answer `stack`: it holds for all pictures of the stack */
+/** @typedef {{id: string, picture: string, label: string, answer: Verdict, source: string, stack?: boolean, marked?: boolean}} Answer `stack`: it holds for all pictures of the stack; `marked`: by the page itself */
 /** @typedef {{threshold: number, tags: number, expected_precision: number | null, recall: number | null}} Point */
 /** @typedef {{edges: number[], model: number[], yes: number[], no: number[]}} Histogram */
-/** @typedef {{label: string, version: number, order: string, question: string, pictures: Cell[], left: number, answered: {yes: number, no: number, unknown: number}, threshold: number, curve: Point[], histogram: Histogram, audited: {precision: number, low: number, high: number, count: number} | null, enough: string, examples: {digest: string, influence: number | null}[], mistaken_for: {label: string, count: number}[]}} ReviewPage */
+/** @typedef {{label: string, version: number, order: string, question: string, pictures: Cell[], left: number, answered: {yes: number, no: number, unknown: number}, threshold: number, curve: Point[], histogram: Histogram, audited: {precision: number, low: number, high: number, count: number} | null, enough: string, examples: {digest: string, influence: number | null}[], mistaken_for: {label: string, count: number}[], settled: boolean}} ReviewPage `settled`: influences are worked out as far as they will be */
 /** @typedef {{label: string, p: number, threshold: number, answer: Verdict | null, because: {digest: string, weight: number}[]}} Belief */
 /** @typedef {{digest: string, name: string, path: string, width: number, height: number, taken: string | null, bytes: number, labels: Belief[], stack: string[], would_write: string[]}} Detail */
 /** @typedef {{id: string, kind: string, state: "running" | "done" | "failed" | "cancelled", done: number, total: number, detail: string | null, result: any}} Job */
@@ -74,23 +74,27 @@ export const teach = (name, pictures, stacks) => post(`/v1/labels/${of(name)}/ex
 export const change = (name, change) => call("PATCH", `/v1/labels/${of(name)}`, change);
 /** @param {string} name */
 export const forget = (name) => call("DELETE", `/v1/labels/${of(name)}`);
-/** Each answer has its own id: sent again, it is the same answer. @param {Answer[]} answers @returns {Promise<{acknowledged: string[], undo: string}>} */
+/** Each answer has its own id: sent again, it is the same answer. @param {Answer[]} answers @returns {Promise<{acknowledged: string[], undo: string | null, pictures: number}>} */
 export const sendAnswers = (answers) => post("/v1/answers", { answers });
-/** @typedef {{what: string, undone: {picture: string, label: string, was: Verdict | null, now: Verdict | null}[], left: number}} Undone */
-/** @returns {Promise<Undone>} */
-export const undo = () => post("/v1/undo", {});
-/** @returns {Promise<Undone>} */
-export const redo = () => post("/v1/redo", {});
+/** @typedef {{id: string, what: string, undone: {id: string, picture: string, label: string, was: Verdict | null, now: Verdict | null}[], left: number}} Undone */
+/** The last change, or the one with this id or with an answer of this id. @param {string} [id] @returns {Promise<Undone>} */
+export const undo = (id) => post("/v1/undo", { id });
+/** @param {string} [id] @returns {Promise<Undone>} */
+export const redo = (id) => post("/v1/redo", { id });
 /** @param {Search & {offset: number, limit: number}} wanted @returns {Promise<Page>} */
 export const search = ({ query, like, offset, limit, ...how }) =>
   // the first page of all pictures by its defaults: what a studio that was just started answers first
   query || like || offset ? call("POST", "/v1/search", { query, like, offset, limit, ...how }) : call("GET", "/v1/pictures");
+/** All that is found, at once. @param {Search} wanted @returns {Promise<{total: number, digests: string[]}>} */
+export const digests = (wanted) => call("POST", "/v1/search", { ...wanted, only: "digests" });
 /** @param {string} digest @returns {Promise<Detail>} */
 export const getPicture = (digest) => call("GET", `/v1/pictures/${digest}`);
 /** @param {string} label @param {string} order @param {number} size @returns {Promise<ReviewPage>} */
 export const getReview = (label, order, size) => call("GET", `/v1/review?label=${of(label)}&order=${order}&size=${size}`);
 /** @returns {Promise<{name: string, reason: string}[]>} */
 export const getFailures = async () => (await call("GET", "/v1/failures")).failures;
+/** Looks through the folders again, for what is new and what could not be read. */
+export const rescan = () => post("/v1/rescan", {});
 /** @param {{format: string, confirmed_only?: boolean, scores?: boolean, take_back?: boolean, dry_run: boolean}} wanted @returns {Promise<any>} */
 export const deliver = (wanted) => post("/v1/deliver", wanted);
 /** @param {string} id @returns {Promise<Job>} */

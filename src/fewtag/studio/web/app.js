@@ -5,7 +5,7 @@ import { Library, listing, percent, selection } from "./library.js";
 import { Picture } from "./picture.js";
 import { Review } from "./review.js";
 import * as store from "./store.js";
-import { html, render, signal, useEffect, useLayoutEffect, useRef } from "./view.js";
+import { html, render, signal, useEffect, useLayoutEffect, useRef, useSignal } from "./view.js";
 
 /** On a narrow screen the labels are behind a button. */
 const drawer = signal(false);
@@ -28,6 +28,10 @@ function Header() {
     field.current.value = asked;
     typed.current = null;
   }, [asked]);
+  useEffect(() => {
+    // who went elsewhere is not fetched back by what was typed before
+    if (screen !== "library" || asked !== typed.current) clearTimeout(later.current);
+  }, [store.route.value]);
   const search = () => {
     clearTimeout(later.current);
     const wanted = /** @type {HTMLInputElement} */ (field.current).value.trim();
@@ -100,11 +104,17 @@ function tree(known) {
   });
 }
 
+/** The notice that was read and closed. */
+const closed = signal("");
+
 function Toasts() {
+  const notice = store.project.value?.notice;
   const waiting = store.unsent.value.length;
   return html`<div class="toasts" role="status">
     ${!store.online.value && html`<p class="toast bad" role="alert">The studio does not answer. ${waiting ? "Your answers are kept here and sent when it is back." : "Start it again with fewtag studio."}</p>`}
-    ${store.project.value?.notice && html`<p class="toast bad" role="alert">${store.project.value.notice}</p>`}
+    ${store.trouble.value && html`<p class="toast bad" role="alert">${store.trouble.value} Your answers are kept here and sent again.</p>`}
+    ${notice && notice !== closed.value && html`<p class="toast bad" role="alert"><span>Project: ${notice}</span>
+      <button class="plain" aria-label="Close" onClick=${() => (closed.value = notice)}>×</button></p>`}
     ${store.toasts.value.map((toast) => html`<p key=${toast.id} class=${toast.bad ? "toast bad" : "toast"} role=${toast.bad ? "alert" : undefined}>
       <span>${toast.text}</span>
       ${toast.action && html`<button class="plain" onClick=${() => {
@@ -120,15 +130,25 @@ function Toasts() {
 function Locked() {
   useEffect(() => {
     // a studio that was opened again in another tab lets this one in too
-    const again = setInterval(async () => {
-      store.locked.value = "";
-      if ((await store.loadProject()) && !store.locked.value) location.reload();
-    }, 3000);
+    const again = setInterval(() => api.getProject().then(() => location.reload(), () => {}), 3000);
     return () => clearInterval(again);
   }, []);
+  const refusal = useSignal("");
+  const enter = async (/** @type {SubmitEvent} */ event) => {
+    event.preventDefault();
+    const typed = String(new FormData(/** @type {HTMLFormElement} */ (event.target)).get("key")).trim();
+    const key = typed.replace(/^.*#token=/, ""); // or the whole address
+    const refused = (/** @type {api.Problem} */ problem) => (refusal.value = problem.status === 401 ? "That is not the key of this studio." : problem.message);
+    await api.openSession(key).then(() => location.reload(), refused);
+  };
   const waiting = store.unsent.value.length;
   return html`<main class="nothing locked"><h1>This page has no key to the studio</h1>
-    <p>Open the address that <code>fewtag studio</code> printed: it carries the key. Another browser, or an older studio, needs its own.</p>
+    <p>Open the address that <code>fewtag studio</code> printed: it carries the key. Each browser needs the key once; each start of the studio has a new one.</p>
+    <form onSubmit=${enter}>
+      <label>Or give the key itself, such as that of <code>--token-file</code> or <code>FEWTAG_TOKEN</code> <input name="key" type="password" autocomplete="off" required /></label>
+      <button type="submit" class="primary">Enter</button>
+    </form>
+    ${refusal.value && html`<p class="bad" role="alert">${refusal.value}</p>`}
     ${waiting > 0 && html`<p>What you answered is kept in this browser and sent as soon as you are in.</p>`}</main>`;
 }
 
@@ -192,7 +212,6 @@ async function start() {
   render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById("app")));
   await store.loadProject();
   if (store.locked.value) return;
-  store.recoverAnswers();
   await painted();
   await store.loadLabels();
   listen();

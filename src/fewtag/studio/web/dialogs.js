@@ -14,9 +14,12 @@ function Dialog({ title, children, wide }) {
     return () => before?.focus?.({ preventScroll: true });
   }, []);
   const close = () => (store.dialog.value = "");
+  /** Text that is dragged over the edge ends outside, but began inside. */
+  const outside = useRef(false);
   return html`<dialog ref=${element} class=${wide ? "wide" : ""} aria-labelledby="dialog-title" onCancel=${close}
     onClose=${() => element.current?.isConnected && close()}
-    onClick=${(/** @type {MouseEvent} */ event) => event.target === element.current && close()}>
+    onPointerDown=${(/** @type {PointerEvent} */ event) => (outside.current = event.target === element.current)}
+    onClick=${(/** @type {MouseEvent} */ event) => event.target === element.current && outside.current && close()}>
     <div class="sheet" tabindex="-1" autofocus=${wide}>
       <header><h2 id="dialog-title">${title}</h2><button class="plain" aria-label="Close" onClick=${close}>×</button></header>
       ${children}
@@ -95,19 +98,16 @@ async function learn(typed, digests, refused) {
     store.say(`There is a label “${known}” already.`);
     return store.go("review", known);
   }
-  const made = await store.attempt(async () => {
-    if (!digests.length) return api.define(name, true);
-    const stacks = store.route.value.screen === "library";
-    let row = null;
-    for (let first = 0; first < digests.length; first += store.MOST) row = await api.teach(name, digests.slice(first, first + store.MOST), stacks);
-    return row;
-  }, refused);
+  const stack = store.route.value.screen === "library";
+  const made = await store.attempt(() => (digests.length ? api.teach(name, digests.slice(0, store.MOST), stack) : api.define(name, true)), refused);
   if (!made) return; // the dialog stays, with what was typed
   store.dialog.value = "";
   selection.value = new Set();
-  await store.loadLabels();
+  const others = digests.slice(store.MOST).map((picture) => /** @type {const} */ ({ picture, label: made.name, answer: "yes", stack }));
+  const more = others.length ? Object.assign(store.answer(others), { under: 1 }) : undefined;
+  const learnt = (await more?.taken) === false ? store.MOST : digests.length;
   const meant = made.means?.match(/ \(.+\)$/)?.[0] ?? ""; // a name of another language: “Hund” (dog)
-  store.say(`“${made.name}”${meant} ${digests.length ? `learnt from ${plural(digests.length)}` : "starts from its name"}.`, { action: { text: "Undo", run: store.undo } });
+  await store.sayChange(`“${made.name}”${meant} ${learnt ? `learnt from ${plural(learnt)}` : "starts from its name"}.`, more);
   store.go("review", made.name);
 }
 
@@ -143,15 +143,13 @@ function EditLabel() {
     // what lies under both names becomes one, too
     const made = await store.attempt(() => api.change(name, { name: to, merge: merge || names.some((each) => each.startsWith(`${to}/`)) }));
     if (!made) return;
-    await store.loadLabels();
-    store.say(merge ? `“${name}” is now part of “${made.name}”.` : `“${name}” is now “${names.includes(name) ? made.name : to}”.`, { action: { text: "Undo", run: store.undo } });
+    await store.sayChange(merge ? `“${name}” is now part of “${made.name}”.` : `“${name}” is now “${names.includes(name) ? made.name : to}”.`);
     store.go("review", made.name);
   };
   const forget = async () => {
     store.dialog.value = "";
     if ((await store.attempt(() => api.forget(name).then(() => true))) !== true) return;
-    await store.loadLabels();
-    store.say(`“${name}” is deleted.`, { action: { text: "Undo", run: store.undo } });
+    await store.sayChange(`“${name}” is deleted.`);
     store.go("library");
   };
   return html`<${Dialog} title=${`Label “${name}”`}>
@@ -168,16 +166,22 @@ function EditLabel() {
 function Failures() {
   const failures = useSignal(/** @type {{name: string, reason: string}[]} */ ([]));
   useEffect(() => void store.attempt(async () => (failures.value = await api.getFailures())), []);
+  const again = async () => {
+    if (!(await store.attempt(api.rescan))) return;
+    store.dialog.value = "";
+    store.say("The folders are looked through again.");
+  };
   return html`<${Dialog} title="Unreadable pictures" wide>
     <ul class="plainlist">${failures.value.map((each) => html`<li key=${each.name}>${!each.reason.includes(each.name) && html`<strong>${each.name}</strong> `}${each.reason}</li>`)}</ul>
     <p class="dim">They are tried again when the studio starts.</p>
+    <footer><button onClick=${again}>Try again now</button></footer>
   </${Dialog}>`;
 }
 
 const FORMATS = [
   ["csv", "Table (CSV)", "one row a picture, for spreadsheets"],
   ["jsonl", "JSON lines", "one object a picture, for programs"],
-  ["parquet", "Parquet", "a column a label, for data frames"],
+  ["parquet", "Parquet", "probabilities in one struct column, for data frames"],
   ["xmp", "XMP sidecars", "beside the pictures, for photo programs"],
   ["label-studio", "Label Studio", "tasks with the tags as predictions"],
   ["fiftyone", "FiftyOne", "a data set; the pictures stay where they are"],
@@ -192,20 +196,36 @@ function Deliver() {
   const job = useSignal(/** @type {api.Job | null} */ (null));
   const refusal = useSignal("");
   const back = useSignal(false);
+  /** Each looks at all pictures: one at a time, and none that was overtaken by the next choice. */
+  const looks = useRef(/** @type {Promise<unknown>} */ (Promise.resolve()));
+  const closed = useRef(false);
+  useEffect(() => () => void (closed.current = true), []);
   useEffect(() => {
     let late = false;
     refusal.value = "";
     plan.value = null;
-    store.flush().then(() => api.deliver({ ...wanted.value, dry_run: true })).then(
-      (got) => !late && (plan.value = got),
-      (problem) => !late && (refusal.value = problem.message),
-    );
+    const look = async () => {
+      await store.flush();
+      if (late) return;
+      await api.deliver({ ...wanted.value, dry_run: true }).then(
+        (got) => !late && (plan.value = got),
+        (problem) => !late && (refusal.value = problem.message),
+      );
+    };
+    looks.current = looks.current.then(look);
     return () => void (late = true);
   }, [wanted.value]);
+  /** @param {Partial<typeof wanted.value>} choice */
+  const choose = (choice) => {
+    job.value = null;
+    back.value = false;
+    wanted.value = { ...wanted.value, ...choice };
+  };
   /** @param {boolean} take_back */
   const start = async (take_back) => {
     job.value = { id: "", kind: "deliver", state: "running", done: 0, total: 0, detail: null, result: null };
     back.value = take_back;
+    refusal.value = "";
     const asked = take_back ? { format: "xmp", take_back } : wanted.value;
     job.value = (await store.attempt(() => api.deliver({ ...asked, dry_run: false }))) ?? null;
     while (job.value?.state === "running") {
@@ -214,9 +234,16 @@ function Deliver() {
     }
     if (take_back && job.value?.state === "done") wanted.value = { ...wanted.value }; // what would be written now
     if (job.value?.state === "failed") refusal.value = job.value.detail ?? "The delivery failed.";
+    if (!closed.current) return;
+    const result = job.value?.result;
+    if (refusal.value) store.say(refusal.value, { bad: true });
+    else if (result?.failures) store.say(`${ended(result, take_back)} ${failed(result.failures, take_back)}`, { bad: true });
+    else if (result) store.say(ended(result, take_back), { seconds: 20 });
   };
   const done = job.value?.state === "done" ? job.value : null;
   const file = done?.result?.file;
+  const lost = done?.result?.failures ?? 0;
+  const why = (done?.result?.sample ?? []).filter((/** @type {Record<string, any>} */ row) => row.failure);
   const { format: form } = wanted.value;
   const [sidecars, graph] = [form === "xmp", form === "onnx"];
   const table = ["csv", "jsonl", "parquet"].includes(form);
@@ -224,31 +251,34 @@ function Deliver() {
   const says = sidecars ? "sidecars to write; the pictures themselves are never touched" : graph ? "of them in the graph" : "of them new or changed";
   return html`<${Dialog} title="Deliver the tags" wide>
     <fieldset class="formats"><legend>As</legend>${FORMATS.map(([format, text, says]) => html`<label class="choice" key=${format}>
-      <input type="radio" name="format" checked=${wanted.value.format === format} onChange=${() => {
-        job.value = null;
-        back.value = false;
-        wanted.value = { ...wanted.value, format };
-      }} /><span>${text} <span class="dim">${says}</span></span></label>`)}</fieldset>
-    ${!graph && html`<label class="choice"><input type="checkbox" checked=${wanted.value.confirmed_only} onChange=${() => (wanted.value = { ...wanted.value, confirmed_only: !wanted.value.confirmed_only })} />
+      <input type="radio" name="format" checked=${wanted.value.format === format} onChange=${() => choose({ format })} /><span>${text} <span class="dim">${says}</span></span></label>`)}</fieldset>
+    ${!graph && html`<label class="choice"><input type="checkbox" checked=${wanted.value.confirmed_only} onChange=${() => choose({ confirmed_only: !wanted.value.confirmed_only })} />
       <span>Only what a person confirmed</span></label>
-    <label class="choice"><input type="checkbox" checked=${wanted.value.scores} onChange=${() => (wanted.value = { ...wanted.value, scores: !wanted.value.scores })} />
+    <label class="choice"><input type="checkbox" checked=${wanted.value.scores} onChange=${() => choose({ scores: !wanted.value.scores })} />
       <span>With probabilities</span></label>`}
     <div class="plan" aria-live="polite">
       ${refusal.value && html`<p class="bad">${refusal.value}</p>`}
-      ${plan.value && html`<p><strong>${plural(plan.value.rows, unit)}</strong>, ${plan.value.changes.toLocaleString("en")} ${says}.</p><${Sample} rows=${plan.value.sample} />`}
+      ${lost > 0 && html`<p class="bad" role="alert">${failed(lost, back.value)}</p>${why.length > 0 && html`<${Sample} rows=${why} />`}`}
+      ${plan.value && (!lost || back.value) && html`<p><strong>${plural(plan.value.rows, unit)}</strong>, ${plan.value.changes.toLocaleString("en")} ${says}.</p><${Sample} rows=${plan.value.sample} />`}
       ${!plan.value && !refusal.value && html`<p class="dim">Looking at what would be written…</p>`}
     </div>
     <footer>
       ${job.value?.state === "running" && html`<progress max=${job.value.total || 1} value=${job.value.done} aria-label="Delivery"></progress>`}
       <span class="space"></span>
-      ${file && !table && html`<span>Written: <code>deliveries/${file}</code> in the project's folder.</span>`}
+      ${file && !table && html`<span>${ended(done?.result)}</span>`}
       ${file && table && html`<span class="dim">${file}</span><a class="button primary" href=${`/v1/deliveries/${encodeURIComponent(file)}`} download=${file}>Download</a>`}
-      ${done && !file && html`<span>${plural(done.result.changes, "sidecar")} ${back.value ? "taken back" : "written"}.</span>`}
+      ${done && !file && html`<span>${ended(done.result, back.value)}</span>`}
       ${sidecars && !back.value && html`<button disabled=${job.value?.state === "running"} onClick=${() => start(true)}>Take all back</button>`}
-      ${!done && html`<button class="primary" disabled=${!plan.value?.rows || job.value?.state === "running"} onClick=${() => start(false)}>Deliver</button>`}
+      ${(!done || back.value) && html`<button class="primary" disabled=${!plan.value?.rows || job.value?.state === "running"} onClick=${() => start(false)}>Deliver</button>`}
     </footer>
   </${Dialog}>`;
 }
+
+/** @param {{file: string | null, changes: number}} result @param {boolean} [back] */
+const ended = ({ file, changes }, back) =>
+  file ? `Written: deliveries/${file} in the project's folder.` : `${plural(changes, "sidecar")} ${back ? "taken back" : "written"}.`;
+/** @param {number} many @param {boolean} back */
+const failed = (many, back) => `${plural(many, "sidecar")} could not be ${back ? "taken back" : "written"}.`;
 
 /** What becomes of a sidecar's labels. @param {Record<string, any>} row */
 const signed = ({ added = [], removed = [], failure }) =>

@@ -100,7 +100,7 @@ export function countOf({ clientWidth, clientHeight }) {
  * @param {{label: string, total: number, at: (place: number) => Cell | undefined, cursor: Cursor, columns?: (width: number) => number,
  *   look: (cell: Cell, place: number) => Look, onPress: (place: number, event: MouseEvent) => void,
  *   onOpen: (place: number) => void, onWindow?: (first: number, end: number) => void,
- *   onBand?: (places: number[]) => void, version: number}} props
+ *   onBand?: (places: number[]) => void}} props
  */
 export function Grid({ label, total, at, cursor, columns: wanted, look, onPress, onOpen, onWindow, onBand }) {
   const box = /** @type {{current: HTMLElement | null}} */ (useRef(null));
@@ -185,7 +185,7 @@ function Picture({ cell, place, side, tall, look, here, onPress, onOpen }) {
         <span class="photo" style=${fit}>
           <img key=${returns.value} src=${thumbnail(cell.digest, side * devicePixelRatio > 400 ? 1024 : 256)} alt="" decoding="async" draggable=${false} />
           ${look.mark && html`<span class="mark" aria-hidden="true">${look.mark}</span>`}
-          ${cell.stack > 1 && html`<span class="stack" title=${`${cell.stack} pictures of one moment`}>${cell.stack}</span>`}
+          ${cell.stack > 1 && html`<span class="stack" title=${`${cell.stack} near-duplicates, answered together`}>${cell.stack}</span>`}
         </span>
       </span>
       <span class="caption" style=${{ width: `${Math.max(width, side * 0.75)}px` }}>${look.caption}</span>
@@ -237,9 +237,13 @@ function drawBand(down, box, shape, done) {
     removeEventListener("pointerup", stop);
     if (!drawn) return;
     drawn.remove();
-    // the click that ends a drag is not meant
-    addEventListener("click", (event) => event.stopPropagation(), { capture: true, once: true });
-    setTimeout(() => done(places));
+    // the click that ends a drag is not meant; one that ends outside of the window has none
+    const swallow = (/** @type {Event} */ event) => event.stopPropagation();
+    addEventListener("click", swallow, { capture: true });
+    setTimeout(() => {
+      removeEventListener("click", swallow, { capture: true });
+      done(places);
+    });
   };
   addEventListener("pointermove", drag);
   addEventListener("pointerup", stop);

@@ -3,12 +3,15 @@ import { Cursor, Grid, columnsOf } from "./grid.js";
 import { useKeys } from "./keys.js";
 import * as store from "./store.js";
 import { html, signal, useEffect, useMemo, useRef } from "./view.js";
-import { thumbnail } from "./api.js";
+import { digests as digestsOf, thumbnail } from "./api.js";
 
 /** What is selected, by digest, in the order of selecting. @type {import("./view.js").Signal<Set<string>>} */
 export const selection = signal(new Set());
 /** The list that is shown. @type {import("./view.js").Signal<store.Listing | null>} */
 export const listing = signal(/** @type {store.Listing | null} */ (null));
+
+/** The search that this was selected in. */
+let selectedIn = "";
 
 export const percent = (/** @type {number} */ p) => `${Math.round(100 * p)} %`;
 export const plural = (/** @type {number} */ n, one = "picture") => `${n.toLocaleString("en")} ${one}${n === 1 ? "" : "s"}`;
@@ -24,13 +27,14 @@ export function labelOfList() {
 const promised = () => !(listing.value?.means.value ?? []).some((mean) => mean.as === "word" || mean.as === "like");
 
 /** Says yes or no of all that is selected, or of the picture under the cursor. @param {string} label @param {import("./api.js").Verdict} verdict @param {string[]} digests */
-export function answerFor(label, verdict, digests) {
+export async function answerFor(label, verdict, digests) {
   if (!digests.length) return;
   listing.value?.mark(digests, label, verdict);
   const what = { yes: `“${label}”`, no: `not “${label}”`, unknown: `“${label}” open` }[verdict];
-  store.say(`${plural(listing.value?.count(digests) ?? digests.length)}: ${what}.`, { action: { text: "Undo", run: store.undo } });
   // one cell stands for its stack; the open picture speaks for itself alone
-  store.answer(digests.map((picture) => ({ picture, label, answer: verdict, stack: store.route.value.screen === "library" })));
+  const stack = store.route.value.screen === "library";
+  const gesture = store.answer(digests.map((picture) => ({ picture, label, answer: verdict, stack })));
+  if (await gesture.taken) store.say(`${plural(gesture.pictures)}: ${what}.`, { action: { text: "Undo", run: () => store.takeBack(gesture) } });
 }
 
 const columns = (/** @type {number} */ width) => columnsOf(width, width < 600 ? 104 : Math.max(168, width / 10));
@@ -67,7 +71,9 @@ export function Library() {
   }, [key]);
   useEffect(() => {
     listing.value = list;
-    selection.value = new Set();
+    // a look at a picture, and back, keeps it
+    if (key !== selectedIn) selection.value = new Set();
+    selectedIn = key;
     list.need(0, 1);
   }, [list]);
   useRefresh(list, cursor);
@@ -86,8 +92,12 @@ export function Library() {
   /** @param {number} from @param {number} to */
   const range = async (from, to) => {
     const [low, high] = [Math.min(from, to), Math.max(from, to)];
-    await list.need(low, high + 1);
+    await list.readOn(low, high + 1);
     choose(Array.from({ length: high - low + 1 }, (_, step) => low + step));
+  };
+  const all = async () => {
+    const found = await store.attempt(() => digestsOf(list.wanted));
+    if (found && listing.value === list) selection.value = new Set(found.digests);
   };
   /** @param {number} place @param {MouseEvent} event */
   const press = (place, event) => {
@@ -101,7 +111,7 @@ export function Library() {
   const open = (place) => {
     const cell = list.at(place);
     if (!cell) return;
-    store.walk.value = { at: (step) => list.at(step)?.digest, total: total ?? 0, place, back: location.hash, top: cursor.top };
+    store.walk.value = { at: (step) => list.at(step)?.digest, need: (step) => list.need(step, step + 1), total: total ?? 0, place, back: location.hash, top: cursor.top };
     store.go("picture", cell.digest);
   };
   const chosen = () => (selection.value.size ? [...selection.value] : [list.at(cursor.place.value)?.digest ?? ""].filter(Boolean));
@@ -115,7 +125,7 @@ export function Library() {
   useKeys([
     ...cursor.keys(range),
     { keys: ["Space"], says: "Select, or let go", run: () => press(cursor.place.value, new MouseEvent("click")) },
-    { keys: ["ctrl-a"], says: "Select all", run: () => range(0, (total ?? 1) - 1) },
+    { keys: ["ctrl-a"], says: "Select all", run: all },
     { keys: ["Escape"], says: "Select nothing, or show all", run: () => (selection.value.size ? (selection.value = new Set()) : key.trim() && store.go("library")) },
     { keys: ["Enter"], says: "Open the picture", run: () => open(cursor.place.value) },
     { keys: ["a"], says: "Yes: the label searched for is there", run: () => answer("yes") },
@@ -133,7 +143,7 @@ export function Library() {
       ? html`<${Nothing} query=${query} refusal=${list.refusal.value} />`
       : html`<${Grid} label="Pictures" total=${total ?? 0} at=${(/** @type {number} */ place) => list.at(place)} cursor=${cursor}
           columns=${columns} look=${look} onPress=${press} onOpen=${open} onWindow=${window_}
-          onBand=${(/** @type {number[]} */ places) => choose(places)} version=${list.version.value} />`}
+          onBand=${(/** @type {number[]} */ places) => choose(places)} />`}
     ${selection.value.size > 0 && html`<${SelectionBar} ...${{ open: () => open(cursor.place.value), answer }} />`}
   </main>`;
 }
@@ -172,7 +182,7 @@ function Heading({ list, query, total }) {
       ${project?.indexing && html`<span aria-live="off"> · reading ${(project.indexed + project.failures).toLocaleString("en")} of ${project.pictures.toLocaleString("en")}</span>`}
       ${only && row?.expected_precision != null && html` · expected precision ${percent(row.expected_precision)}`}
       ${list.means.value.filter((mean) => mean.as === "name" && mean.detail).map((mean) => html` · “${mean.text}” is no known word: looked for in the names of files`)}
-      ${words.length > 0 && html`, best first: no label yet, found by the word${words.length > 1 ? "s" : ""} ${words.join(", ")}`}
+      ${words.length > 0 && html`, ranked by the word${words.length > 1 ? "s" : ""} ${words.map((word) => `“${word}”`).join(", ")}, which ${words.length > 1 ? "are no labels" : "is not a label"} yet`}
     </p>
     ${words.length === 1 && !label && html`<button onClick=${() => store.ask("new", words[0])}>Make “${words[0]}” a label</button>`}
     ${(like || query.get("q")) && html`<a class="button" href="#/">Show all</a>`}

@@ -16,17 +16,23 @@ export function Picture() {
   const unknown = useSignal("");
   const chosen = useSignal(query.get("label") ?? "");
   const heated = useSignal(false);
+  /** How often an answer was given here. */
+  const said = useRef(0);
   const box = useSignal(/** @type {number[] | null} */ (null));
   useEffect(() => void (box.value = null), [digest]);
   useEffect(() => {
     let late = false;
-    const refused = (/** @type {string} */ sentence, /** @type {number} */ status) => {
-      if (status === 404 || status === 422) unknown.value = digest;
-      else store.say(sentence, { bad: true });
-    };
-    store.attempt(() => api.getPicture(digest), refused).then((got) => {
+    const ask = async (again = false) => {
+      const refused = (/** @type {string} */ sentence, /** @type {number} */ status) => {
+        if (late) return;
+        if (status === 422 || /no picture/.test(sentence)) unknown.value = digest;
+        else if (status === 404 && !again) ask(true); // a label went while it was looked at: an undo
+        else store.say(sentence, { bad: true });
+      };
+      const [then, waiting] = [said.current, detail.value?.digest === digest && store.unsent.value.length];
+      const got = await store.attempt(() => api.getPicture(digest), refused);
       // what was said meanwhile is newer, and is asked for again once the server has it
-      if (!got || late || store.unsent.value.length) return;
+      if (!got || late || waiting || said.current !== then || store.unsent.value.length) return;
       // rows do not change places under one's hands: the next click is meant for what is there
       const rows = detail.value?.digest === digest ? detail.value.labels.map((row) => row.label) : [];
       got.labels.sort((one, other) => rows.indexOf(one.label) - rows.indexOf(other.label));
@@ -34,7 +40,8 @@ export function Picture() {
       unknown.value = "";
       store.pictureName.value = got.name;
       if (!rows.length) store.announcement.value = `${got.name}: ${got.would_write.join(", ") || "no tags"}`;
-    });
+    };
+    ask();
     return () => void (late = true);
   }, [digest, store.version.value, store.returns.value]);
   useEffect(() => {
@@ -51,15 +58,20 @@ export function Picture() {
     if (!shown) return;
     detail.value = { ...shown, labels: rows.map((row) => (row.label === label ? { ...row, answer: verdict } : row)) };
     store.announcement.value = `${label}: ${verdict}`;
+    said.current += 1;
     store.answer([{ picture: digest, label, answer: verdict }]);
   };
   /** @param {number} step */
-  const walk = (step) => {
-    const { at, total, place } = store.walk.value;
-    const next = at(place + step);
-    if (!next || place + step < 0 || place + step >= total) return;
-    store.walk.value = { ...store.walk.value, place: place + step };
+  const walk = async (step) => {
+    const before = store.walk.value;
+    const place = before.place + step;
+    if (place < 0 || place >= before.total) return;
+    await before.need?.(place);
+    const next = before.at(place);
+    if (!next || store.walk.value !== before) return;
+    store.walk.value = { ...before, place };
     location.replace(store.address("picture", next, { label: chosen.value }));
+    before.need?.(place + step); // so that the next step waits for nothing
   };
   /** @param {number} step */
   const pick = (step) => {
@@ -113,9 +125,9 @@ export function Picture() {
         ${here && here.because.length > 0 && html`<h2>“${here.label}” because of</h2>
           <ul class="strip">${here.because.map((each) => html`<li key=${each.digest}><a href=${store.address("picture", each.digest, { label: here.label })}>
             <img src=${api.thumbnail(each.digest)} alt=${`Example that speaks for ${here.label}`} /></a><span class="weight">${percent(each.weight)}</span></li>`)}</ul>`}
-        ${shown.stack.length > 0 && html`<h2>${plural(shown.stack.length + 1)} of one moment</h2>
+        ${shown.stack.length > 0 && html`<h2>${shown.stack.length + 1} near-duplicates, answered together in lists</h2>
           <ul class="strip">${[digest, ...shown.stack].map((each) => html`<li key=${each}><a href=${store.address("picture", each)} aria-current=${each === digest ? "true" : "false"}>
-            <img src=${api.thumbnail(each)} alt=${each === digest ? "This picture" : "Another picture of the moment"} /></a></li>`)}</ul>`}
+            <img src=${api.thumbnail(each)} alt=${each === digest ? "This picture" : "A near-duplicate"} /></a></li>`)}</ul>`}
         <h2>Would be written</h2>
         <p class="written">${shown.would_write.length ? shown.would_write.map((each) => html`<span class="chip" key=${each}>${each}</span>`) : html`<span class="dim">nothing</span>`}</p>
         <p class="dim path">${shown.path}<br />${shown.width} × ${shown.height}${shown.taken && ` · ${shown.taken.replace("T", " ")}`} · ${shown.bytes < 1e6 ? `${Math.ceil(shown.bytes / 1e3)} KB` : `${(shown.bytes / 1e6).toFixed(1)} MB`}</p>`}
@@ -174,7 +186,10 @@ function Stage({ digest, detail, heat, box }) {
     const image = new Image();
     image.onload = () => setReady(wanted);
     if (wanted) image.src = wanted;
-    return () => void (image.onload = null);
+    return () => {
+      image.onload = null;
+      image.src = ""; // browsers give six connections: maps that nobody waits for would hold up answers
+    };
   }, [wanted]);
   const part = box.value;
   const at = (/** @type {number} */ share) => `${(100 * share).toFixed(2)}%`;

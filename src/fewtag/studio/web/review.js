@@ -39,6 +39,8 @@ export function Review() {
     else if (page.value) store.go("library"); // its making was taken back
     else unknown.value = true;
   };
+  /** Whether this label is still asked about. */
+  const here = () => Boolean(area.current) && store.route.value.screen === "review" && store.route.value.name === label;
   const load = async () => {
     const turn = ++asked.current;
     // as many as one sees at once, so that Enter answers nothing unseen
@@ -66,13 +68,13 @@ export function Review() {
   useEffect(() => void (store.returns.value && !page.value && load()), [store.returns.value]);
 
   // what each example does is worked out behind the page
-  const waits = page.value?.examples.some((each) => each.influence === null) ?? false;
+  const waits = !page.value?.settled && (page.value?.examples.some((each) => each.influence === null) ?? false);
   useEffect(() => {
     if (!waits) return;
     const turn = asked.current;
     const later = setTimeout(async () => {
       const got = await api.getReview(label, order, 1).catch(() => null);
-      if (got && page.value && turn === asked.current) page.value = { ...page.value, examples: got.examples };
+      if (got && page.value && turn === asked.current) page.value = { ...page.value, examples: got.examples, settled: got.settled };
     }, 2500);
     return () => clearTimeout(later);
   }, [page.value?.examples]);
@@ -89,16 +91,19 @@ export function Review() {
     busy.value = true;
     const touched = changes.get(label) ?? {};
     const given = shown.pictures.map((cell) => ({ picture: cell.digest, label, answer: verdicts.value[cell.digest], stack: cell.stack > 1 && shown.order !== "audit", marked: !(cell.digest in touched) }));
-    changes.delete(label);
-    const safe = await store.answer(given, shown.order === "audit" ? "audit" : "page");
-    if (safe) {
-      const said = given.length > 1 ? count(given.map((each) => each.answer)) : given[0].answer;
-      await load();
-      store.say(`Answered: ${said}.`, { action: { text: "Undo", run: store.undo } });
-      store.announcement.value = `${plural(page.value?.left ?? 0)} left.`;
-      cursor.set(0);
-    }
+    const gesture = store.answer(given, shown.order === "audit" ? "audit" : "page");
+    // where the studio is away or its disk is full this takes as long as that; what was marked stays until it is taken
+    const taken = await gesture.taken;
+    if (taken) changes.delete(label);
+    if (taken && here()) await load();
     busy.value = false;
+    if (!taken) return;
+    const said = given.length > 1 ? count(given.map((each) => each.answer)) : given[0].answer;
+    const stacks = gesture.pictures > given.length ? `, ${plural(gesture.pictures)} with their stacks` : "";
+    if (!gesture.undone) store.say(`Answered: ${said}${stacks}.`, { action: { text: "Undo", run: () => store.takeBack(gesture) } });
+    if (!here()) return;
+    store.announcement.value = `${plural(page.value?.left ?? 0)} left.`;
+    cursor.set(0);
   };
   /** @param {Verdict} verdict */
   const giveHere = (verdict) => {
@@ -112,18 +117,18 @@ export function Review() {
   const open = (place) => {
     const pictures = page.value?.pictures ?? [];
     if (!pictures[place]) return;
-    store.walk.value = { at: (step) => pictures[step]?.digest, total: pictures.length, place, back: location.hash, top: 0 };
+    store.walk.value = { at: (step) => pictures[step]?.digest, need: undefined, total: pictures.length, place, back: location.hash, top: 0 };
     store.go("picture", pictures[place].digest, { label });
   };
   const shown = page.value;
   const alone = shown?.pictures.length === 1;
   useKeys([
-    { keys: ["Enter"], says: "Answer the whole page", run: () => (alone ? open(0) : answerPage()) },
+    { keys: ["Enter"], says: alone ? "Open the picture" : "Answer the whole page", run: () => (alone ? open(0) : answerPage()) },
     { keys: ["a"], says: "Yes, it is there", run: () => giveHere("yes") },
     { keys: ["x"], says: "No, it is not", run: () => giveHere("no") },
-    { keys: ["Space"], says: "Unknown: leave it open", run: () => giveHere("unknown") },
+    { keys: ["Space"], says: "Cannot tell: skip it (it is not asked again)", run: () => giveHere("unknown") },
     ...cursor.keys(),
-    { keys: ["o"], says: "Open the picture", run: () => open(cursor.place.value) },
+    { keys: ["o"], says: "Open the chosen picture", run: () => open(cursor.place.value) },
     { keys: ["["], says: "Lower the threshold", run: () => step(-1) },
     { keys: ["]"], says: "Raise the threshold", run: () => step(1) },
     { keys: ["g"], says: "More like this picture", run: () => store.go("library", "", { like: page.value?.pictures[cursor.place.value]?.digest }) },
@@ -164,7 +169,7 @@ export function Review() {
           : shown && !shown.pictures.length
           ? html`<${Finished} label=${label} order=${shown.order} />`
           : html`<${Grid} label=${shown?.question ?? label} total=${shown?.pictures.length ?? 0} at=${(/** @type {number} */ place) => shown?.pictures[place]}
-              cursor=${cursor} look=${look} onOpen=${open} version=${0}
+              cursor=${cursor} look=${look} onOpen=${open}
               onPress=${(/** @type {number} */ place) => {
                 cursor.set(place);
                 if (!alone) give(/** @type {api.ReviewPage} */ (shown).pictures[place].digest);
@@ -172,7 +177,7 @@ export function Review() {
       </div>
       ${shown && shown.pictures.length > 0 && html`<footer class="bar fixed">
         <span class="counts">${!alone && count(Object.values(verdicts.value))}</span>
-        <button disabled=${busy.value} aria-label="Unknown" title="Unknown: leave the chosen picture open (Space)" onClick=${() => giveHere("unknown")}>?</button>
+        <button disabled=${busy.value} aria-label="Unknown" title="Cannot tell: skip the chosen picture (Space)" onClick=${() => giveHere("unknown")}>?</button>
         ${!alone
           ? html`<button class="primary" disabled=${busy.value} onClick=${answerPage}>Answer the page<kbd>⏎</kbd></button>`
           : html`<button disabled=${busy.value} onClick=${() => giveHere("no")}>✗ No<kbd>x</kbd></button>
@@ -198,18 +203,20 @@ const nearest = (curve, threshold) =>
 async function setThreshold(label, page, to) {
   const row = await store.attempt(() => api.change(label, { threshold: to }));
   if (!row) return;
-  if (page.value && row.threshold !== null) page.value = { ...page.value, threshold: row.threshold };
-  const text = to === null ? "The threshold is the model's own again." : `“${label}” from ${percent(to)} on.`;
-  store.say(text, { action: { text: "Undo", run: store.undo } });
-  store.loadLabels();
+  show(label, page, row.threshold);
+  store.sayChange(to === null ? "The threshold is the model's own again." : `“${label}” from ${percent(to)} on.`);
 }
 
-let later = 0;
-/** Told to the server once keys and slider rest: held down, they would be an undo for every step. @param {string} label @param {import("./view.js").Signal<api.ReviewPage | null>} page @param {number | null} to */
+/** @param {string} label @param {import("./view.js").Signal<api.ReviewPage | null>} page @param {number | null | undefined} threshold */
+function show(label, page, threshold) {
+  if (page.value?.label === label && threshold != null) page.value = { ...page.value, threshold };
+}
+
+/** Told to the server once keys and slider rest. @param {string} label @param {import("./view.js").Signal<api.ReviewPage | null>} page @param {number | null} to */
 function settle(label, page, to) {
-  if (to !== null && page.value) page.value = { ...page.value, threshold: to };
-  clearTimeout(later);
-  later = setTimeout(() => setThreshold(label, page, to), 400);
+  const before = page.value?.threshold;
+  show(label, page, to);
+  store.rest(`threshold of ${label}`, () => setThreshold(label, page, to), () => show(label, page, before));
 }
 
 /** Moves the threshold by points. @param {string} label @param {import("./view.js").Signal<api.ReviewPage | null>} page @param {number} steps */
@@ -234,6 +241,9 @@ function Rail({ page, change }) {
   const threshold = dragged.value ?? page.threshold;
   const point = page.curve.length ? nearest(page.curve, threshold) : null;
   const audited = page.audited;
+  /** @param {number} place */
+  const walkExamples = (place) =>
+    void (store.walk.value = { at: (step) => page.examples[step]?.digest, need: undefined, total: page.examples.length, place, back: location.hash, top: 0 });
   return html`
     <p class="enough">${page.enough}</p>
     <h2>Threshold <span class="space"></span><button class="plain" aria-label="The model's own threshold" title="Back to the model's own" onClick=${() => change(null)}>↺</button><span class="value">${percent(threshold)}</span></h2>
@@ -254,7 +264,7 @@ function Rail({ page, change }) {
       : html`Not audited yet: <a href=${store.address("review", page.label, { order: "audit" })}>answer a random page</a> to measure precision.`}</p>
     <h2>Examples <span class="value">${page.examples.length}</span></h2>
     ${page.examples.length
-      ? html`<ul class="strip">${page.examples.map((each) => html`<li key=${each.digest}><${Example} label=${page.label} ...${each} /></li>`)}</ul>`
+      ? html`<ul class="strip">${page.examples.map((each, place) => html`<li key=${each.digest}><${Example} label=${page.label} ...${each} onOpen=${() => walkExamples(place)} /></li>`)}</ul>`
       : html`<p class="dim">None yet: it goes by the word alone. Say yes to a picture and it learns.</p>`}
     ${page.mistaken_for.length > 0 && html`<h2>Often mistaken for</h2>
       <ul class="plainlist">${page.mistaken_for.map((each) => html`<li key=${each.label}>
@@ -263,16 +273,16 @@ function Rail({ page, change }) {
     <p class="dim path">Answered so far: ${page.answered.yes} yes, ${page.answered.no} no, ${page.answered.unknown} unknown.</p>`;
 }
 
-/** @param {{label: string, digest: string, influence: number | null}} props */
-function Example({ label, digest, influence }) {
+/** @param {{label: string, digest: string, influence: number | null, onOpen: () => void}} props */
+function Example({ label, digest, influence, onOpen }) {
   const points = influence === null ? 0 : Math.round(100 * influence);
   // influence is what precision would lose without it; a single point is noise
   const says = Math.abs(points) < 2 ? "" : points > 0 ? `helps +${points}` : `hurts −${-points}`;
-  const remove = () => {
-    store.answer([{ picture: digest, label, answer: "unknown", stack: true }]);
-    store.say("No longer an example.", { action: { text: "Undo", run: store.undo } });
+  const remove = async () => {
+    const gesture = store.answer([{ picture: digest, label, answer: "unknown", stack: true }]);
+    if (await gesture.taken) store.say("No longer an example.", { action: { text: "Undo", run: () => store.takeBack(gesture) } });
   };
-  return html`<a href=${store.address("picture", digest, { label })}><img src=${api.thumbnail(digest)} alt=${`Example${says && `, ${says} points of precision`}`} loading="lazy" /></a>
+  return html`<a href=${store.address("picture", digest, { label })} onClick=${onOpen}><img src=${api.thumbnail(digest)} alt=${`Example${says && `, ${says} points of precision`}`} loading="lazy" /></a>
     <button class="remove" aria-label="Remove this example" title="Remove this example" onClick=${remove}>×</button>
     ${says && html`<span class=${points > 0 ? "helps" : "hurts"} title="Points of expected precision with this example">${says}</span>`}`;
 }
@@ -295,5 +305,5 @@ function Chart({ histogram, threshold }) {
       })}
       <line x1=${200 * threshold} x2=${200 * threshold} y1="0" y2="64" />
     </svg>
-    <p class="legend"><span class="unasked">open</span><span class="yes">✓ confirmed</span><span class="no">✗ rejected</span></p>`;
+    <p class="legend"><span class="unasked">not answered</span><span class="yes">✓ confirmed</span><span class="no">✗ rejected</span></p>`;
 }

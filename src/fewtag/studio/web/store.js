@@ -5,7 +5,8 @@ import { batch, computed, effect, signal } from "./view.js";
 /** @typedef {import("./api.js").Answer} Answer */
 /** @typedef {import("./api.js").Cell} Cell */
 /** @typedef {{screen: "library" | "review" | "picture", name: string, query: URLSearchParams}} Route */
-/** @typedef {{id: string, at: string, answers: Answer[]}} Group answers that were given by one gesture */
+/** @typedef {{id: string, at: string, answers?: Answer[], undoes?: string[][]}} Group answers that were given at once; or what to take back */
+/** @typedef {{ids: string[][], taken: Promise<boolean>, pictures: number, settled: boolean, undone: boolean, under?: number}} Gesture its changes, the last one first, each by answers one of which it has; for how many pictures it was taken; how many changes lie under these */
 /** @typedef {{id: number, text: string, bad: boolean, action?: {text: string, run: () => void}}} Toast */
 
 /** @type {import("./view.js").Signal<import("./api.js").Project | null>} */
@@ -83,10 +84,11 @@ export const find = (query, instead = false) =>
 
 // --- what was said ------------------------------------------------------------------------------------------------
 
+const capital = (/** @type {string} */ text) => `${text[0].toUpperCase()}${text.slice(1)}`;
 let lastToast = 0;
 /** @param {string} text @param {{bad?: boolean, action?: Toast["action"], seconds?: number}} [how] */
 export function say(text, { bad = false, action, seconds = bad ? 12 : 6 } = {}) {
-  const toast = { id: ++lastToast, text: `${text[0].toUpperCase()}${text.slice(1)}`, bad, action };
+  const toast = { id: ++lastToast, text: capital(text), bad, action };
   // what went wrong does not hide what was done
   toasts.value = [...toasts.value.filter((each) => (bad || each.bad) && each.text !== toast.text).slice(-2), toast];
   setTimeout(() => dismiss(toast.id), seconds * 1000);
@@ -117,6 +119,8 @@ export const loadLabels = () => attempt(async () => (labels.value = await api.ge
 const KEPT = "fewtag.answers/";
 /** @type {import("./view.js").Signal<Group[]>} */
 export const unsent = signal(/** @type {Group[]} */ ([]));
+/** Why what waits is not taken, though the studio answers: a full disk, say. */
+export const trouble = signal("");
 /** Answers of this page that the server has; a list shows them already, and is not ranked anew under one's hands. */
 const own = signal(0);
 /** Rises with every change but these: an undo, a label, what is said in another tab or by an assistant. */
@@ -124,6 +128,11 @@ export const elsewhere = computed(() => version.value - own.value);
 /** As many answers, or examples, as one request may hold. */
 export const MOST = 1000;
 let sending = /** @type {Promise<boolean> | null} */ (null);
+let lastKept = 0;
+/** Told for how many pictures a group was taken, once that is known; null where it was refused. @type {Map<string, (pictures: number | null) => void>} */
+const fates = new Map();
+/** The last ones of this page: several changes may be one of them. @type {Gesture[]} */
+let gestures = [];
 
 /** Where a project's answers are kept: the next project on this port must not get them. */
 const kept = () => `${KEPT}${project.value?.id}/`;
@@ -131,30 +140,71 @@ const kept = () => `${KEPT}${project.value?.id}/`;
 /** @param {Group} group */
 const keyOf = (group) => `${kept()}${group.at}-${group.id}`;
 
+/** An answer that the page itself marked may be left out where somebody answered since; any other is there if its group is. @param {Answer[]} answers */
+const namesOf = (answers) => {
+  const sure = answers.find((each) => !each.marked);
+  return sure ? [sure.id] : answers.map((each) => each.id);
+};
+
+/** @param {string[][]} ids @param {Promise<number | null>[]} fates */
+function remember(ids, fates) {
+  const taken = Promise.all(fates).then((all) => {
+    gesture.settled = true;
+    gesture.pictures = all.reduce((/** @type {number} */ sum, each) => sum + (each ?? 0), 0);
+    return !all.includes(null);
+  });
+  /** @type {Gesture} */
+  const gesture = { ids, taken, pictures: 0, settled: false, undone: false };
+  gestures = [...gestures.slice(-99), gesture];
+  return gesture;
+}
+const fateOf = (/** @type {Group} */ group) => /** @type {Promise<number | null>} */ (new Promise((done) => fates.set(group.id, done)));
+
 /** Answers that an earlier page of this project did not see acknowledged. */
-export function recoverAnswers() {
+function recoverAnswers() {
   const keys = Object.keys(localStorage).filter((key) => key.startsWith(kept())).sort();
-  unsent.value = keys.map((key) => JSON.parse(localStorage[key]));
-  if (keys.length) flush();
+  /** @type {Group[]} */
+  const groups = keys.map((key) => JSON.parse(localStorage[key]));
+  const here = new Set(unsent.value.map((each) => each.id));
+  const earlier = groups.filter((each) => !here.has(each.id));
+  const undone = new Set(groups.flatMap((each) => each.undoes?.flat() ?? []));
+  for (const group of earlier)
+    if (group.answers) remember([namesOf(group.answers)], [fateOf(group)]).undone = group.answers.some((each) => undone.has(each.id));
+  unsent.value = [...earlier, ...unsent.value];
+  if (unsent.value.length) flush();
+}
+const projectId = computed(() => project.value?.id);
+// a studio that was away when the page was opened is known later
+projectId.subscribe((id) => id && recoverAnswers());
+
+/** Keeps something to be sent in its turn. @param {Partial<Group>} what @returns {Promise<number | null>} what became of it, once that is known */
+function keep(what) {
+  lastKept = Math.max(Date.now(), lastKept + 1);
+  const group = { id: api.uuid(), at: `${lastKept}`, ...what };
+  try {
+    localStorage.setItem(keyOf(group), JSON.stringify(group));
+  } catch {
+    say("This browser stores nothing for the studio: do not close the page while answers wait.", { bad: true });
+  }
+  unsent.value = [...unsent.value, group];
+  return fateOf(group);
 }
 
 /** @param {{picture: string, label: string, answer: import("./api.js").Verdict, stack?: boolean, marked?: boolean}[]} given @param {string} source */
-export async function answer(given, source = "click") {
-  if (!given.length) return true;
+export function answer(given, source = "click") {
+  const ids = [];
+  const sent = [];
   for (let first = 0; first < given.length; first += MOST) {
     const answers = given.slice(first, first + MOST).map((each) => ({ id: api.uuid(), ...each, source }));
-    const group = { id: api.uuid(), at: `${Date.now()}`, answers };
-    try {
-      localStorage.setItem(keyOf(group), JSON.stringify(group));
-    } catch {
-      say("This browser stores nothing for the studio: do not close the page while answers wait.", { bad: true });
-    }
-    unsent.value = [...unsent.value, group];
+    ids.unshift(namesOf(answers));
+    sent.push(keep({ answers }));
   }
-  return flush();
+  const gesture = remember(ids, sent);
+  flush();
+  return gesture;
 }
 
-/** Sends what is waiting, in its order, one group at a time; true once all is acknowledged. */
+/** Sends what is waiting, in its order, one group at a time; true once all was taken or refused. */
 export function flush() {
   sending ??= sendAll().finally(() => (sending = null));
   return sending;
@@ -163,48 +213,133 @@ export function flush() {
 async function sendAll() {
   while (unsent.value.length) {
     const group = unsent.value[0];
+    let [taken, fresh, pictures] = [true, 0, 0];
+    /** @type {api.Undone[]} */
+    let undone = [];
     try {
-      await api.sendAnswers(group.answers);
+      if (group.undoes) undone = await turn("undo", group.undoes);
+      else {
+        const reply = await api.sendAnswers(/** @type {Answer[]} */ (group.answers));
+        [fresh, pictures] = [reply.undo ? 1 : 0, reply.pictures];
+      }
     } catch (problem) {
-      const status = problem instanceof api.Problem ? problem.status : 0;
-      if (status === 401) locked.value = /** @type {Error} */ (problem).message;
+      if (!(problem instanceof api.Problem)) throw problem;
+      const { status, message } = problem;
+      if (status === 401) locked.value = message;
       // a studio that was just started knows its pictures one after the other
       const early = status === 404 && (await loadProject())?.indexing;
       if (early || status === 0 || status === 401 || status === 429 || status >= 500) {
         online.value = status !== 0;
+        trouble.value = status === 429 || status >= 500 ? capital(message).replace(/\.?$/, ".") : "";
         setTimeout(flush, 1500);
         return false;
       }
-      say(/** @type {Error} */ (problem).message, { bad: true });
+      taken = false;
+      say(message, { bad: true });
     }
     localStorage.removeItem(keyOf(group));
     batch(() => {
       online.value = true;
+      trouble.value = "";
       unsent.value = unsent.value.filter((each) => each.id !== group.id);
-      own.value += 1;
+      own.value += fresh;
+      if (!taken) returns.value += 1; // what is shown was not taken
     });
+    fates.get(group.id)?.(taken ? pictures : null);
+    fates.delete(group.id);
+    await tell("undo", undone);
   }
   loadProject();
   loadLabels();
   return true;
 }
 
+// --- undo -------------------------------------------------------------------------------------------------------------
+
+/** What waits until hands rest, and how it is taken back meanwhile. @type {Map<string, {timer: number, back: () => void}>} */
+const resting = new Map();
+/** Does something once keys and slider rest: held down, they would be an undo for every step. @param {string} key @param {() => void} run @param {() => void} back */
+export function rest(key, run, back) {
+  const before = resting.get(key);
+  clearTimeout(before?.timer);
+  resting.delete(key);
+  const timer = setTimeout(() => {
+    resting.delete(key);
+    run();
+  }, 400);
+  resting.set(key, { timer, back: before?.back ?? back });
+}
+
+/** Takes changes back, or does them again, each by ids one of which it has: one that never arrived (404) has none. @param {"undo" | "redo"} which @param {string[][]} changes */
+async function turn(which, changes) {
+  const done = [];
+  for (const ids of changes)
+    for (const id of ids) {
+      const turned = await api[which](id).catch((problem) => {
+        if (problem.status !== 404) throw problem;
+      });
+      if (turned) {
+        done.push(turned);
+        break;
+      }
+    }
+  return done;
+}
+
+/** Says what was taken back, or done again, and offers the contrary. @param {"undo" | "redo"} which @param {api.Undone[]} done */
+async function tell(which, done) {
+  if (!done.length) return;
+  await Promise.all([loadLabels(), loadProject()]);
+  const answers = done.reduce((sum, each) => sum + each.undone.length, 0);
+  const text = done[0].what.replace(/^[\d,]+ answers\b/, `${answers.toLocaleString("en")} answers`);
+  const other = which === "undo" ? "redo" : "undo";
+  const ids = done.map((each) => [each.id]).reverse();
+  const run = async () => tell(other, (await attempt(() => turn(other, ids))) ?? []);
+  say(`${text}.`, { action: { text: which === "undo" ? "Redo" : "Undo", run } });
+}
+
+/** Takes back a gesture, whatever was done since; it waits its turn where the studio is away. @param {Gesture} gesture */
+export async function takeBack(gesture) {
+  if (gesture.undone) return;
+  gesture.undone = true;
+  const done = keep({ undoes: gesture.ids });
+  if (!(await flush())) say("It is taken back as soon as the studio takes it.");
+  if (gesture.under && (await done) !== null) await turnBack("undo");
+}
+
 /** @param {"undo" | "redo"} which */
 async function turnBack(which) {
-  if (which === "undo" && !online.value && unsent.value.length) {
-    const group = /** @type {Group} */ (unsent.value.at(-1));
-    localStorage.removeItem(keyOf(group));
-    return void (unsent.value = unsent.value.slice(0, -1));
+  const [key, waiting] = [...resting].at(-1) ?? [];
+  if (which === "undo" && key && waiting) {
+    clearTimeout(waiting.timer);
+    resting.delete(key);
+    return waiting.back();
   }
-  await flush();
-  const done = await attempt(api[which]);
-  if (!done) return;
-  const back = which === "undo" ? { text: "Redo", run: redo } : { text: "Undo", run: undo };
-  await Promise.all([loadLabels(), loadProject()]);
-  say(`${done.what}.`, { action: back });
+  if (!(await flush())) {
+    // whether it arrived is not known: it is sent again, and taken back behind that
+    const last = gestures.findLast((each) => !each.settled && !each.undone);
+    return which === "undo" && last ? takeBack(last) : undefined;
+  }
+  const first = await attempt(() => api[which]());
+  if (!first) return;
+  const turned = new Set(first.undone.map((each) => each.id));
+  // one gesture may have been several changes
+  const gesture = gestures.find(({ ids }) => ids.length > 1 && ids.flat().some((id) => turned.has(id)));
+  const others = (gesture?.ids ?? []).filter((ids) => !ids.some((id) => turned.has(id)));
+  await tell(which, [first, ...((await attempt(() => turn(which, others))) ?? [])]);
+  if (gesture) gesture.undone = which === "undo";
+  if (gesture?.under && which === "undo") await turnBack("undo");
 }
 export const undo = () => turnBack("undo");
 export const redo = () => turnBack("redo");
+
+/** Says what became of a label. Such a change has no id here, so its Undo is for as long as it is the last one. @param {string} text @param {Gesture} [gesture] */
+export async function sayChange(text, gesture) {
+  await Promise.all([loadLabels(), loadProject()]);
+  const then = version.value;
+  const run = () => (version.value === then && !unsent.value.length ? (gesture ? takeBack(gesture) : undo()) : say("Something else was done since; Backspace takes back the last thing, then the one before.", { bad: true }));
+  say(text, { action: { text: "Undo", run } });
+}
 
 // --- lists --------------------------------------------------------------------------------------------------------
 
@@ -240,6 +375,7 @@ export class Listing {
 
   /** @param {number} place @returns {Cell | undefined} */
   at(place) {
+    void this.version.value; // who draws it draws it anew when a page comes
     return this.pages.get(Math.floor(place / PAGE))?.[place % PAGE];
   }
 
@@ -253,6 +389,15 @@ export class Listing {
     }
     return Promise.all(waits);
   }
+
+  /** Reads many pages one after the other: asked for at once they would hold up whatever else is said. @param {number} first @param {number} end */
+  async readOn(first, end) {
+    for (let place = first; place < end; place += PAGE) {
+      if (end - first > 5 * PAGE) say(`Reading ${place.toLocaleString("en")} of ${end.toLocaleString("en")}…`);
+      await this.need(place, Math.min(end, place + PAGE));
+    }
+  }
+
 
   /** @param {number} page */
   async read(page) {
@@ -280,12 +425,6 @@ export class Listing {
     for (const page of this.pages.keys()) if (!this.asked.has(page)) this.pages.delete(page);
   }
 
-  /** How many pictures these cells stand for. @param {string[]} digests */
-  count(digests) {
-    const cells = new Map([...this.pages.values()].flat().map((cell) => [cell.digest, cell]));
-    return digests.reduce((sum, digest) => sum + (cells.get(digest)?.stack ?? 1), 0);
-  }
-
   /** Shows answers before the server has them. @param {Iterable<string>} digests @param {string} label @param {import("./api.js").Verdict} verdict */
   mark(digests, label, verdict) {
     const wanted = new Set(digests);
@@ -299,4 +438,4 @@ export class Listing {
 }
 
 /** The list that the arrows of the Picture screen walk along, where one is in it, and how far its grid was scrolled. */
-export const walk = signal({ at: /** @type {(place: number) => string | undefined} */ (() => undefined), total: 0, place: 0, back: "#/", top: 0 });
+export const walk = signal({ at: /** @type {(place: number) => string | undefined} */ (() => undefined), need: /** @type {((place: number) => Promise<unknown>) | undefined} */ (undefined), total: 0, place: 0, back: "#/", top: 0 });

@@ -5,7 +5,6 @@ export interface Signal<T> {
   peek(): T;
   subscribe(listener: (value: T) => void): () => void;
 }
-export function Fragment(props: { children?: View }): View;
 export function html(strings: TemplateStringsArray, ...values: unknown[]): View;
 export function render(view: View, parent: Element): void;
 export function signal<T>(value: T): Signal<T>;
