@@ -92,8 +92,8 @@ export function Library() {
   /** @param {number} from @param {number} to */
   const range = async (from, to) => {
     const [low, high] = [Math.min(from, to), Math.max(from, to)];
-    await list.readOn(low, high + 1);
-    choose(Array.from({ length: high - low + 1 }, (_, step) => low + step));
+    const found = await list.readOn(low, high + 1);
+    if (listing.value === list) selection.value = new Set([...selection.value, ...found]);
   };
   const all = async () => {
     const found = await store.attempt(() => digestsOf(list.wanted));

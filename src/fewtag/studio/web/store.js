@@ -390,14 +390,18 @@ export class Listing {
     return Promise.all(waits);
   }
 
-  /** Reads many pages one after the other: asked for at once they would hold up whatever else is said. @param {number} first @param {number} end */
+  /** The digests of many cells, read page by page: asked for at once they would hold up whatever else is said. @param {number} first @param {number} end */
   async readOn(first, end) {
+    const digests = [];
     for (let place = first; place < end; place += PAGE) {
+      const stop = Math.min(end, place + PAGE);
       if (end - first > 5 * PAGE) say(`Reading ${place.toLocaleString("en")} of ${end.toLocaleString("en")}…`);
-      await this.need(place, Math.min(end, place + PAGE));
+      await this.need(place, stop);
+      // now: pages that are not on the screen go when the list is read again
+      for (let at = place; at < stop; at++) digests.push(this.at(at)?.digest);
     }
+    return digests.filter((digest) => digest !== undefined);
   }
-
 
   /** @param {number} page */
   async read(page) {
