@@ -77,26 +77,16 @@ def widest_difference(run: MeasuredRun, baseline: MeasuredRun, phase: str) -> Di
         ours, theirs = list(one.values()), [other[label] for label in one]
         if np.ptp(np.subtract(ours, theirs)) > 0:
             candidates.append(_tested(found.mean, stats.ttest_rel(ours, theirs), "labels"))
+    if any(each.seeded and len(each.by_seed(phase)) == 1 for each in (run, baseline)):
+        return max(candidates, key=lambda each: each.interval)._replace(p=1.0, over=ONE_SEED)
     ours, theirs = run.seed_means(phase), baseline.seed_means(phase)
     if len(ours) > 1 and len(theirs) > 1:
         candidates.append(_tested(found.mean, stats.ttest_ind(ours, theirs, equal_var=False), "seeds"))
     elif len(ours) > 1:
-        candidates.append(_over_seeds(found.mean, ours, baseline))
+        candidates.append(_tested(found.mean, stats.ttest_1samp(ours, theirs[0]), "seeds"))
     elif len(theirs) > 1:
-        candidates.append(_over_seeds(found.mean, theirs, run))
-    elif run.seeded or baseline.seeded:
-        widest = max(candidates, key=lambda each: each.interval)
-        return widest._replace(p=1.0, over=ONE_SEED)
+        candidates.append(_tested(found.mean, stats.ttest_1samp(theirs, ours[0]), "seeds"))
     return max(candidates, key=lambda each: each.interval)._replace(p=max(each.p for each in candidates))
-
-
-def _over_seeds(mean: float, several: Sequence[float], single: MeasuredRun) -> Difference:
-    """A run with several training seeds against one that has no seed, or a single one, whose spread then counts too."""
-    extra = 1.0 if single.seeded else 0.0
-    spread = float(np.std(several, ddof=1)) * math.sqrt(1 / len(several) + extra)
-    freedom = len(several) - 1
-    p = 2 * float(stats.t.sf(abs(mean) / spread, freedom)) if spread else float(mean == 0)
-    return Difference(mean, float(stats.t.ppf(0.975, freedom)) * spread, p, "seeds")
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
