@@ -43,7 +43,7 @@ export function Picture() {
     };
     ask();
     return () => void (late = true);
-  }, [digest, store.version.value, store.returns.value]);
+  }, [digest, store.version.value, store.returns.value, store.unsent.value.length === 0]);
   useEffect(() => {
     const up = (/** @type {KeyboardEvent} */ event) => event.key.toLowerCase() === "h" && (heated.value = false);
     addEventListener("keyup", up);
