@@ -20,6 +20,7 @@ Picture = str | Path | bytes | tuple[str, bytes]
 Pictures = str | Path | bytes | Iterable[Picture]
 """One picture or many."""
 _AT_ONCE, _BYTES_AT_ONCE = 64, 45_000_000
+_CHANGE_NOTHING = frozenset({"/v1/tag", "/v1/explain", "/v1/search"})
 _ENDED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)  # the second is raised by Windows
 _LOST = (*_ENDED, http.client.IncompleteRead, http.client.CannotSendRequest)
 
@@ -241,7 +242,7 @@ class Client:
         """One request; a change carries an idempotency key, so that it is not done twice if its reply was lost."""
         content = json.dumps(body).encode() if isinstance(body, dict) else body
         headers = self._headers() | ({} if content is None else {"Content-Type": kind})
-        if method != "GET":
+        if method != "GET" and path not in _CHANGE_NOTHING:
             headers["Idempotency-Key"] = str(uuid.uuid4())
         until = time.monotonic() + (self._patience if patience is None else patience)
         while True:

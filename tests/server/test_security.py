@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -581,6 +582,30 @@ def test_stored_replies_keep_to_their_bound(pets: Path, monkeypatch: pytest.Monk
         assert 0 < kept._size <= 20_000
         assert kept._size == sum(reply.size for reply in kept._replies.values())
         assert all(reply.size > 1_000 for reply in kept._replies.values())
+
+
+def test_only_the_oldest_replies_are_looked_at_and_none_in_progress_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[str] = []
+
+    class Watched(OrderedDict[str, idempotency._Reply]):
+        def items(self) -> Iterator[tuple[str, idempotency._Reply]]:  # type: ignore[override]
+            return ((key, value) for key, value in super().items() if not looked.append(key))
+
+    def kept(number: int) -> idempotency._Reply:
+        messages = [{"type": "http.response.start", "status": 200}] if number else []
+        return idempotency._Reply(b"", time.monotonic(), messages=messages, size=100 if number else 0)
+
+    store = idempotency.Idempotency(lambda *_: None)  # type: ignore[arg-type]
+    store._replies = Watched((str(number), kept(number)) for number in range(1_000))
+    store._size = sum(each.size for each in store._replies.values())
+    store._expire()
+    assert looked == ["0", "1"]
+    monkeypatch.setattr(idempotency, "KEPT_BYTES", store._size - 250)
+    store._expire()
+    assert list(store._replies) == ["0", *map(str, range(4, 1_000))]
+    assert store._size == sum(each.size for each in store._replies.values())
 
 
 def test_the_word_of_a_worker_that_was_taken_over_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,8 @@ class Front:
 
     async def _application(self) -> ASGIApp:
         try:
-            return await asyncio.shield(asyncio.wrap_future(self.app))
+            # once it is loaded, as for nearly all requests, without a turn of the event loop
+            return self.app.result() if self.app.done() else await asyncio.shield(asyncio.wrap_future(self.app))
         except InputError as error:
             raise HTTPException(503, str(error)) from error
 

@@ -74,11 +74,14 @@ class Idempotency:
             if not reply.messages:
                 self._forget(key)
             reply.done.set()
-        for known, each in list(self._replies.items()):
-            if self._size <= KEPT_BYTES and time.monotonic() - each.since < KEPT_SECONDS:
-                break
-            if each.messages:  # not one that is still in progress
-                self._forget(known)
+        self._expire()
+
+    def _expire(self) -> None:
+        """Forgets the oldest replies, but none in progress; looks no further, since tens of thousands may be kept."""
+        while (key := next((key for key, each in self._replies.items() if each.messages), None)) is not None:
+            if self._size <= KEPT_BYTES and time.monotonic() - self._replies[key].since < KEPT_SECONDS:
+                return
+            self._forget(key)
 
     def _forget(self, key: str) -> None:
         if (reply := self._replies.pop(key, None)) is not None:
