@@ -8,7 +8,8 @@
 A line of the table is an English name and the words for it, normalised as names are looked up, with "|" between and at
 the end. Of several meanings a word has the one that most languages and most of WordNet's texts speak for. A word that
 is English as well keeps its English meaning, and so do a given name and a word that is frequent in English, whatever
-it means there: they are left out, unless a letter is none of English ("båt"), and then stand there with "~".
+it means there: they are left out. A word with a letter that English has not ("båt", "träd") also stands there as it is
+written, after "~", if it means something else than without its accents.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from typing import NamedTuple
 from make_words import given_names
 
 from fewtag.files import write_atomically
-from fewtag.words.pieces import normalise, shipped_pieces, things
+from fewtag.words.pieces import accented, normalise, shipped_pieces, things
 
 TABLE = Path(__file__).parents[1] / "src" / "fewtag" / "models" / "translations.txt.gz"
 
@@ -102,24 +103,24 @@ def english_names(synsets: dict[str, Synset], counts: Counter[tuple[str, str]]) 
 
 
 def translate(omw: Path, english: dict[str, tuple[str, float]]) -> dict[str, str]:
-    """The English meaning of each word by all languages together; "~" is before those that English has unaccented."""
+    """The English meaning of each word by all languages together; "~" is before those written with their accents."""
     votes = defaultdict[str, dict[str, float]](lambda: defaultdict(float))
     for language in LANGUAGES:
         text = (omw / "wns" / "wikt" / f"wn-wikt-{language}.tab").read_text(encoding="utf-8")
         for number, word in re.findall(r"^(\d+)-n\t\S+\t([^\n\t]+)", text, re.MULTILINE):
             if number in english and (key := normalise(word)):
                 name, weight = english[number]
-                for each in (key,) if word.isascii() or not key.isascii() else (key, f"~{key}"):
+                for each in (key,) if word.isascii() or not key.isascii() else (key, f"~{accented(word)}"):
                     votes[each][name] += 3 * weight if language in MANY else weight
     meanings = {word: max(sorted(some), key=some.__getitem__) for word, some in votes.items()}
     rank, english_too = shipped_pieces()._places, things()[0] | given_names()
 
     def stays(word: str, meant: str) -> bool:
         if word.startswith("~"):
-            return meant not in (word[1:], found.get(word[1:]))
+            return meant not in (plain := normalise(word), found.get(plain))
         place = rank.get(word, math.inf)
-        plain = place == math.inf or (place >= FREQUENT and rank.get(meant, math.inf) < PLAIN)
-        return word != meant and word not in english_too and plain
+        foreign = place == math.inf or (place >= FREQUENT and rank.get(meant, math.inf) < PLAIN)
+        return word != meant and word not in english_too and foreign
 
     found = dict[str, str]()
     for word, meant in sorted(meanings.items()):  # "~" is after all letters of English

@@ -23,7 +23,7 @@ COUNTS = "dog%1:05:00:: 1 42\nhound%1:05:00:: 1 3\nspud%1:20:00:: 1 1\nbark%2:29
 WORDS = {
     "deu": [(1, "Hund"), (2, "Tasse"), (5, "Sau"), (7, "Idee"), (8, "Kartoffel"), (2, "Rosa"), (3, "Kindbat")],
     "dan": [(1, "hund"), (4, "hund")],
-    "swe": [(4, "båt"), (1, "dog"), (4, "kind")],
+    "swe": [(4, "båt"), (1, "dog"), (4, "kind"), (1, "tråd"), (2, "träd")],
     "jpn": [(1, "犬")],
 }
 
@@ -55,5 +55,7 @@ def test_words_mean_what_most_say_and_english_ones_are_left_out(
         "犬": "dog",
         "kartoffel": "potato",  # one text more for "spud" tells nothing
         "kindbat": "bat",
-        "~bat": "boat",  # English has it, but not with that letter
+        "~båt": "boat",  # English has it, but not with that letter
+        "trad": "dog",
+        "~träd": "cup",  # as it is written, not as the word that it is without its accents
     }, "rude words, what cannot be seen, given names and what is English too are left out"

@@ -273,23 +273,28 @@ def english(label: str) -> str | None:
     >>> [english(name) for name in ("Hund", "oiseaux", "båt", "自転車", "bat", "Rex")]
     ['dog', 'bird', 'boat', 'bicycle', None, None]
     """
-    if label.isascii() and names_a_thing(label):
-        return None
     word = normalise(label)
-    if not word:
+    if not word or (label.isascii() and names_a_thing(label)):
         return None
-    singulars = [
-        word.removesuffix(plural) + singular
-        for plural, singular in _PLURALS
-        if word.endswith(plural) and len(word) >= _SHORTEST
-    ]
-    marks = ("",) if label.isascii() else ("~", "")  # "~" marks entries that without their accent are English words
-    return next(filter(None, (_meaning(mark + each) for each in (word, *singulars) for mark in marks)), None)
+    exact = [] if label.isascii() else [f"~{each}" for each in _singulars(accented(label))]
+    keys = [*exact, *_singulars(word)]
+    return next(filter(None, map(_meaning, keys)), None)
 
 
 def normalise(name: str) -> str:
     """A name in the form in which it is looked up: its words in lower case, without accents and punctuation."""
     return " ".join(word for word in split_words(name) if word.isalnum())
+
+
+def accented(name: str) -> str:
+    """A name as `normalise` gives it, but with its accents: "träd" is a tree, "tråd" a thread."""
+    return " ".join(re.findall(r"\w+", unicodedata.normalize("NFC", name).lower()))
+
+
+def _singulars(word: str) -> list[str]:
+    """The word, and what it may be the plural of."""
+    endings = [each for each in _PLURALS if word.endswith(each[0]) and len(word) >= _SHORTEST]
+    return [word, *(word.removesuffix(plural) + singular for plural, singular in endings)]
 
 
 def _meaning(word: str) -> str | None:
