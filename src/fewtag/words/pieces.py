@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fewtag.errors import InputError, UnknownWordError
-from fewtag.words.spelling import halves, spelt_like, variants
+from fewtag.words.spelling import halves, singulars, spelt_like, variants
 
 FORMAT = 2
 HEADER = "fewtag-words"
@@ -274,11 +274,19 @@ def english(label: str) -> str | None:
     ['dog', 'bird', 'boat', 'bicycle', None, None]
     """
     word = normalise(label)
-    if not word or (label.isascii() and names_a_thing(label)):
-        return None
-    exact = [] if label.isascii() else [f"~{each}" for each in _singulars(accented(label))]
-    keys = [*exact, *_singulars(word)]
+    if not label.isascii():
+        keys = [*(f"~{each}" for each in _singulars(accented(label))), *_singulars(word)]
+    elif _is_english(word):
+        keys = []
+    else:  # "livre" is a book rather than a British liver; "tyres" are known by no other language as they are
+        keys = [word] if names_a_thing(label) else _singulars(word)
     return next(filter(None, map(_meaning, keys)), None)
+
+
+def _is_english(name: str) -> bool:
+    """Whether a name is an English noun, its plural, or ends with one."""
+    nouns = things()[0]
+    return name in nouns or any(each in nouns for each in singulars(name)) or (" " in name and names_a_thing(name) > 0)
 
 
 def normalise(name: str) -> str:

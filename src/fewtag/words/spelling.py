@@ -94,14 +94,23 @@ def variants(word: str) -> list[str]:
 
 
 def other_number(word: str) -> Iterator[str]:
-    """The singular of a plural, the plural of a singular."""
+    """The singular of a plural, the plural of a singular: both for a word in -s, which may be a singular (`bus`)."""
+    yield from singulars(word)
+    yield from _by_first_rule(word, PLURALS)
+
+
+def singulars(word: str) -> Iterator[str]:
+    """What a word may be the plural of; for an irregular singular its plural, too."""
     if word in IRREGULAR:
         yield IRREGULAR[word]
-    for rules in (SINGULARS, PLURALS):  # both for a word in -s, which may be a singular such as `bus`
-        for ending, replacement in rules:
-            if ending.search(word):
-                yield ending.sub(replacement, word)
-                break
+    yield from _by_first_rule(word, SINGULARS)
+
+
+def _by_first_rule(word: str, rules: Rules) -> Iterator[str]:
+    for ending, replacement in rules:
+        if ending.search(word):
+            yield ending.sub(replacement, word)
+            return
 
 
 def halves(word: str) -> Iterator[tuple[str, str]]:
