@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fewtag.files import write_atomically
-from fewtag.research.bench.report.comparison import difference
+from fewtag.research.bench.report.comparison import difference, widest_difference
+from fewtag.research.bench.report.results import MeasuredRun
 from fewtag.research.bench.results import mean_and_interval, read_rows
 
 ROOT = Path(__file__).parents[1]
@@ -149,7 +150,10 @@ def reliability(found: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def summarise(folder: Path) -> dict[str, Any]:
-    """Every run of the recipes, with the posterior's lead on it where both were measured on the same episodes."""
+    """Every run of the recipes, with the posterior's lead on it where both were measured on the same episodes.
+
+    A lead has its interval over episodes; that of macro-AP the one over labels, if that is wider.
+    """
     found: dict[str, Any] = {}
     for recipe in ("posterior", "rivals", "single", "curve"):
         for file in sorted((folder / recipe).glob("*.parquet")):
@@ -163,14 +167,25 @@ def summarise(folder: Path) -> dict[str, Any]:
             for metric in ("macro_ap", "micro_ap"):
                 mean, interval = mean_and_interval([100 * getattr(row, metric) for row in rows])
                 each |= {metric: round(mean, 2), f"{metric}_interval": round(interval, 2)}
-                if beside != file and beside.exists() and (lead := difference(read_rows(beside), rows, metric)):
-                    each[f"{metric}_lead"] = [round(100 * lead.mean, 2), round(100 * lead.interval, 2)]
+            if beside != file and beside.exists():
+                ours, theirs = (
+                    MeasuredRun(one.parent, one.name, "", {phase: read_rows(one)}) for one in (beside, file)
+                )
+                leads = {
+                    "macro_ap": widest_difference(ours, theirs, phase),
+                    "micro_ap": difference(ours.phases[phase], theirs.phases[phase], "micro_ap"),
+                }
+                each |= {
+                    f"{metric}_lead": [round(100 * lead.mean, 2), round(100 * lead.interval, 2)]
+                    for metric, lead in leads.items()
+                    if lead
+                }
             found[f"{recipe}, {name.removesuffix('-all')}, {shots}, {phase}"] = each
     return found
 
 
 def rivals(found: dict[str, Any], recipe: str, phase: str, title: str, tagger: dict[str, Any]) -> list[str]:
-    """On the network of `default`: macro- and micro-AP after so many examples; starred where one is not behind."""
+    """On the network of `default`: macro- and micro-AP after so many examples, marked where one is not behind."""
     columns = sorted(
         {int(key.split(", ")[2]) for key in found if key.startswith(f"{recipe}, ") and key.endswith(phase)}
     )
@@ -194,8 +209,11 @@ def short(row: dict[str, Any] | None) -> str:
     if row is None:
         return "–"
     leads = [row[f"{metric}_ap_lead"] for metric in ("macro", "micro") if f"{metric}_ap_lead" in row]
-    star = " \\*" if any(lead <= interval for lead, interval in leads) else ""
-    return f"{row['macro_ap']:.1f} / {row['micro_ap']:.1f}{star}"
+    if any(lead < -interval for lead, interval in leads):
+        mark = " †"
+    else:
+        mark = " \\*" if any(lead <= interval for lead, interval in leads) else ""
+    return f"{row['macro_ap']:.1f} / {row['micro_ap']:.1f}{mark}"
 
 
 def sessions(found: dict[str, Any]) -> list[str]:
