@@ -248,6 +248,15 @@ def test_rows_tell_their_draws(bench, cli: Cli, shapes: Path) -> None:
     assert digest("--set", "evaluation.episodes=4") != drawn
 
 
+def test_rows_of_draws_that_were_drawn_anew_are_not_taken_for_measured(bench, cli: Cli, shapes: Path) -> None:
+    saved = ("--set", "evaluation.draws.test=draws/shapes-test.json")
+    for seed in ("0", "0", "1"):
+        assert cli("draws", shapes / "recipe.toml", "--out", shapes / "draws", "--seed", seed).code == 0
+        said = bench(*saved)
+        assert (said.code, "of other draws" in said.err) == ((2, True) if seed == "1" else (0, False))
+    assert bench(*saved, "--force").code == 0
+
+
 def test_only_pictures_that_are_drawn_are_encoded(bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench().code == 0
     expected = rows_of(Path("results/recipe/protonet.test.parquet"))
