@@ -201,7 +201,7 @@ def _results_folder(fabric: Fabric, folder: Path) -> Iterator[None]:
 
 
 def measured_rows(kind: type[Row], files: Mapping[str, Path], experiment: Experiment) -> dict[str, list[Row]]:
-    """The rows of phases already measured; those of another recipe, of other data or draws are refused, not replaced."""
+    """The rows of phases already measured; those of another recipe, other data or draws are refused, not replaced."""
     found = {phase: rows for phase, path in files.items() if path.exists() and (rows := read_rows_of(kind, path))}
     for phase, rows in found.items():
         images, drawn = experiment.phase(phase), getattr(rows[0], "draws_digest", None)

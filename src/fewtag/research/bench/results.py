@@ -31,24 +31,24 @@ METRICS = tuple(f"{scope}_{name}" for scope in ("micro", "macro") for name in ("
 
 
 def episode_metrics(
-    probabilities: Float[np.ndarray, "images labels"],
+    scores: Float[np.ndarray, "images labels"],
     targets: Bool[np.ndarray, "images labels"],
     threshold: float = 0.5,
 ) -> dict[str, float]:
-    """Precision, recall, F1 and AP, micro and macro, of one episode's query images.
+    """Precision, recall, F1 and AP, micro and macro, of one episode's query images by their probabilities or logits.
 
     Macro-F1 is the harmonic mean of macro-precision and macro-recall, as in the paper, not the mean of the labels' F1.
     AP is not interpolated. A label that no image is tagged with has precision 0, one that no image shows has AP 0.
     """
-    predicted = probabilities > threshold
+    predicted = scores > threshold
     right, tagged, shown = (np.sum(each, axis=0) for each in (predicted & targets, predicted, targets))
     values = {
         "micro_precision": right.sum() / max(tagged.sum(), 1),
         "micro_recall": right.sum() / max(shown.sum(), 1),
-        "micro_ap": np.nan_to_num(average_precision(probabilities.ravel(), targets.ravel())),
+        "micro_ap": np.nan_to_num(average_precision(scores.ravel(), targets.ravel())),
         "macro_precision": np.mean(right / np.maximum(tagged, 1)),
         "macro_recall": np.mean(right / np.maximum(shown, 1)),
-        "macro_ap": np.mean(label_aps(probabilities, targets)),
+        "macro_ap": np.mean(label_aps(scores, targets)),
     }
     for scope in ("micro", "macro"):
         precision, recall = values[f"{scope}_precision"], values[f"{scope}_recall"]
@@ -56,11 +56,9 @@ def episode_metrics(
     return {name: float(values[name]) for name in METRICS}
 
 
-def label_aps(
-    probabilities: Float[np.ndarray, "images labels"], targets: Bool[np.ndarray, "images labels"]
-) -> list[float]:
+def label_aps(scores: Float[np.ndarray, "images labels"], targets: Bool[np.ndarray, "images labels"]) -> list[float]:
     """The average precision of each label, whose mean is macro-AP."""
-    return [float(value) for value in np.nan_to_num(average_precisions(probabilities.T, targets.T))]
+    return [float(value) for value in np.nan_to_num(average_precisions(scores.T, targets.T))]
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
