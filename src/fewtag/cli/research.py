@@ -156,7 +156,7 @@ def bench(
     fabric = open_fabric(accelerator, precision)
     with collective_refusal():
         recipes = _recipes(recipe, changes, only, data)
-    command = shlex.join(["fewtag", *sys.argv[1:]])
+    command = _command()
     found: dict[str, Any] = {}
     sessions: dict[str, Any] = {}
     experiment = None
@@ -188,6 +188,13 @@ def bench(
     for measured, over in ((found, "episodes"), (sessions, "seeds and labels")):
         if measured:
             show(measured, as_json=False, title=f"Measured, in percent (± 95 % interval over {over})")
+
+
+def _command() -> str:
+    """The command to give again: `fewtag`, or the file of a method of one's own, which is its own command."""
+    file = Path(sys.argv[0])
+    own = file.suffix == ".py" and file.name != "__main__.py"
+    return shlex.join([*(("python", str(file)) if own else ("fewtag",)), *sys.argv[1:]])
 
 
 def draws(
