@@ -67,6 +67,17 @@ def test_copies_of_a_picture_among_the_measured_are_told_of(bench, shapes: Path)
     assert f"are copies of others, such as {other!r} of {one!r}: one may be support" in said.err
 
 
+def test_queries_that_a_method_learnt_from_are_told_of(bench, shapes: Path) -> None:
+    learns, told = ("--set", "method.name=protonet-centred"), "are base pictures that the method learns from"
+    table, split = shapes / "labels.csv", json.loads((shapes / "split.json").read_text())
+    table.write_text(table.read_text().replace(",heart\n", ",heart;square\n"))
+    assert told in bench(*learns).err
+    assert told not in bench("--out", "learns-nothing").err
+    split["phases"]["train"]["must_not_show"] = ["novel"]
+    (shapes / "split.json").write_text(json.dumps(split))
+    assert told not in bench(*learns, "--out", "apart").err
+
+
 def test_rows_of_another_recipe_are_not_overwritten_unless_forced(bench) -> None:
     assert bench().code == 0
     (path,) = Path("results").glob("**/*.parquet")

@@ -71,6 +71,8 @@ def measure(
                 features = read_features(used, backbone, bench, phase)
                 if fabric.is_global_zero:
                     _warn_of_copies(used, features, phase)
+                    if "base_pictures" in facts:
+                        _warn_of_learnt(images, phase_draws, experiment.phase("train"), phase)
                 pictures = Pool.of(used, features, words[phase], fabric.device)
                 since = time.perf_counter()
                 advance = bench.begin(f"measuring {recipe.name} on {phase}", len(rank_share(fabric, numbered)))
@@ -91,6 +93,15 @@ def _warn_of_copies(images: LabelledImages, rows: Rows, phase: str) -> None:
         warnings.warn(
             f"{len(copies)} of the {len(images)} pictures of {phase!r} are copies of others, such as {other!r} of "
             f"{one!r}: one may be support and the other query of an episode; list each once, with all its labels",
+            stacklevel=2,
+        )
+
+
+def _warn_of_learnt(images: LabelledImages, draws: Sequence[Draw], base: LabelledImages, phase: str) -> None:
+    if learnt := {images.ids[row] for draw in draws for row in draw.query} & set(base.ids):
+        warnings.warn(
+            f"{len(learnt)} query pictures of {phase!r}, such as {min(learnt)!r}, are base pictures that the method "
+            "learns from; let the split's phase `train` name the novel labels in `must_not_show`",
             stacklevel=2,
         )
 
