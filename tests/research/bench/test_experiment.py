@@ -116,7 +116,7 @@ def test_draws_for_labels_in_another_order_are_refused(shapes: Path) -> None:
     split = json.loads((shapes / "split.json").read_text())
     split["groups"]["novel"].reverse()
     (shapes / "split.json").write_text(json.dumps(split))
-    with pytest.raises(InputError, match=r"in the place of label '\w+' that does not show it"):
+    with pytest.raises(InputError, match="in the place of a label that it does not show"):
         open_experiment(shapes, "evaluation.draws.test=test.json", "evaluation.episodes=2").test_draws("test")
 
 
@@ -178,7 +178,7 @@ def test_draws_that_show_a_label_too_seldom_are_refused(
 def test_draws_with_a_picture_on_the_wrong_side_are_refused(shapes: Path) -> None:
     turned = [Draw(draw.query, draw.support) for draw in at_least(shapes, queries=1).sample_draws("test")]
     save_at_least(at_least(shapes), turned)
-    with pytest.raises(InputError, match=r"'\w+\.png' in the support, but its source serves the other side"):
+    with pytest.raises(InputError, match=r"'\w+\.png' in the support, which its source does not serve"):
         at_least(shapes, **{"queries": 1, "draws.test": "test.json"}).test_draws("test")
 
 

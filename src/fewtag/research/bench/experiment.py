@@ -161,15 +161,7 @@ class Experiment:
             return self.sample_draws(phase)
         path = self.recipe_folder / saved
         draws = load_draws(path, images, evaluation.sampling)
-        if evaluation.sampling == "at-least":
-            self._check_at_least(path, draws, phase)
-        elif evaluation.sampling != "halves":  # whose supports and queries may have any size
-            self._check_per_label(path, draws, phase)
-        if len(draws) < evaluation.episodes:
-            raise InputError(
-                f"draws {path} hold {len(draws)} episodes, the recipe asks for {evaluation.episodes}; "
-                "name other draws or none"
-            )
+        self._check_draws(path, draws, phase)
         return draws[: evaluation.episodes]
 
     def sample_draws(self, phase: str, seed: int = 0) -> list[Draw]:
@@ -181,44 +173,30 @@ class Experiment:
         sampler = SAMPLERS[evaluation.sampling](images.targets, images.labels, seed=seed, **options)
         return [sampler.draw(index) for index in range(evaluation.episodes)]
 
-    def _check_per_label(self, path: Path, draws: Sequence[Draw], phase: str) -> None:
-        """Refuses saved draws with other numbers of pictures for each label, or for labels in another order."""
+    def _check_draws(self, path: Path, draws: Sequence[Draw], phase: str) -> None:
+        """Refuses saved draws that do not fit the recipe: too few, or with other pictures than it asks for."""
         evaluation, images = self.recipe.evaluation, self.phase(phase)
-        for number, draw in enumerate(draws):
-            for rows, asked, side in (
-                (draw.support, max(1, evaluation.shots), "support"),
-                (draw.query, evaluation.queries, "query"),
-            ):
-                wanted = np.repeat(np.arange(len(images.labels)), asked)
-                if len(rows) != len(wanted):
-                    raise InputError(
-                        f"draw {number} of {path} has {len(rows)} {side} images, the recipe asks for {len(wanted)}; "
-                        "name other draws or none"
-                    )
-                if not (shown := images.targets[list(rows), wanted]).all():
-                    label = images.labels[wanted[int(shown.argmin())]]
-                    raise InputError(
-                        f"draw {number} of {path} has a {side} image in the place of label {label!r} that does not "
-                        "show it: the split had its labels in another order; draw again"
-                    )
-
-    def _check_at_least(self, path: Path, draws: Sequence[Draw], phase: str) -> None:
-        """Refuses saved draws that show a label too rarely, or use a picture on the wrong side."""
-        evaluation, images = self.recipe.evaluation, self.phase(phase)
-        for side, asked in (("support", evaluation.shots), ("query", evaluation.queries)):
-            eligible = set(self._side(phase, side))
+        if len(draws) < evaluation.episodes:
+            found = f"{len(draws)} episodes, the recipe asks for {evaluation.episodes}"
+            raise InputError(f"draws {path} hold {found}; name other draws or none")
+        if evaluation.sampling == "halves":  # its supports and queries may have any size
+            return
+        for side, asked in (("support", max(1, evaluation.shots)), ("query", evaluation.queries)):
+            eligible, places = set(self._side(phase, side)), np.repeat(np.arange(len(images.labels)), asked)
             for number, draw in enumerate(draws):
-                rows = list(getattr(draw, side))
-                if strange := sorted(set(rows) - eligible):
-                    raise InputError(
-                        f"draws {path} have image {images.ids[strange[0]]!r} in the {side}, but its source serves the "
-                        "other side; name other draws, or mend the sources' `role`"
-                    )
-                if (fewest := int(images.targets[rows].sum(axis=0).min())) < asked:
-                    raise InputError(
-                        f"draw {number} of {path} shows a label in {fewest} {side} images, the recipe asks for at "
-                        f"least {asked}; name other draws or none"
-                    )
+                rows, wrong = list(getattr(draw, side)), ""
+                shown = images.targets[rows]
+                if strange := set(rows) - eligible:
+                    wrong = f"has image {images.ids[min(strange)]!r} in the {side}, which its source does not serve"
+                elif evaluation.sampling == "at-least":
+                    if (fewest := shown.sum(axis=0).min()) < asked:
+                        wrong = f"shows a label in {fewest} {side} images, the recipe asks for at least {asked}"
+                elif len(rows) != len(places):
+                    wrong = f"has {len(rows)} {side} images, the recipe asks for {len(places)}"
+                elif not shown[np.arange(len(rows)), places].all():
+                    wrong = f"has a {side} image in the place of a label that it does not show, as if labels were moved"
+                if wrong:
+                    raise InputError(f"draw {number} of {path} {wrong}; name other draws or none")
 
     def _sources(self, phase: str | None) -> list[tuple[int, Source]]:
         served = [
