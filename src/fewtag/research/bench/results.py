@@ -4,7 +4,7 @@ import json
 import math
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from io import BytesIO
@@ -72,14 +72,14 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
     return fmean(values), float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
 
 
-def means_by_label(values: Mapping[tuple[int, str], float]) -> Iterator[float]:
-    """Each label's mean over the sessions' seeds, which only split the same pictures anew: they are no new labels.
+def mean_over_labels(values: Mapping[tuple[int, str], float]) -> tuple[float, float]:
+    """Mean and interval over labels of a number per seed and label: seeds split the same pictures anew, no new labels.
 
-    >>> list(means_by_label({(0, "dog"): 1.0, (1, "dog"): 3.0, (0, "cat"): 5.0}))
-    [2.0, 5.0]
+    >>> mean_over_labels({(0, "dog"): 1.0, (1, "dog"): 3.0, (0, "cat"): 5.0})[0]
+    3.5
     """
-    for label in dict.fromkeys(label for _, label in values):
-        yield fmean(value for (_, other), value in values.items() if other == label)
+    labels = dict.fromkeys(label for _, label in values)
+    return mean_and_interval([fmean(each for (_, name), each in values.items() if name == label) for label in labels])
 
 
 Summary = dict[str, dict[str, float]]
@@ -159,6 +159,11 @@ class SessionRow(MeasuredRow):
     """Average precision on the half that measures."""
     least: float
     """The lowest average precision since the session began."""
+
+
+def session_aps(rows: Sequence[SessionRow], order: str, answers: int) -> dict[tuple[int, str], float]:
+    """AP of each seed and label after a number of answers."""
+    return {(row.session_seed, row.label): row.ap for row in rows if (row.order, row.answers) == (order, answers)}
 
 
 SESSIONS = ".sessions.parquet"
