@@ -155,9 +155,8 @@ def _beyond_section(results: Results, paper: Published, figures: Mapping[str, Pa
     if groups or curves:
         yield "## Beyond the paper\n"
         yield "Runs that no table of the paper has a place for, by shots, queries and episodes; the best first.\n"
-    for setting, runs in groups.items():
-        shots = plural(setting.shots, "shot")
-        yield f"### {setting.data}: {shots}, {setting.queries} queries, {setting.episodes} episodes\n"
+    for (data, _, shots, queries, episodes), runs in groups.items():
+        yield f"### {data}: {plural(shots, 'shot')}, {queries} queries, {episodes} episodes\n"
         yield from _notes(runs)
         yield from markdown.setting_table(runs)
         if on_test := sorted(tested(runs), key=lambda run: -run.mean()):
