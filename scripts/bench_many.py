@@ -90,9 +90,9 @@ def read_plan(plan: Path, recipes: Path) -> list[tuple[Task, Recipe]]:
         for recipe in found:
             if not recipe.not_measured:
                 wanted.setdefault(Task(stem, recipe.name, not recipe.backbone.frozen), recipe)
-    networks = {(each.backbone.name, each.backbone.weights, each.backbone.size) for each in wanted.values()}
+    networks = {each.backbone.model_dump_json(exclude={"frozen", "tuned"}) for each in wanted.values()}
     if len(networks) > 1:
-        raise InputError(f"the plan has runs on {len(networks)} networks or sizes; write a plan for each")
+        raise InputError(f"the plan has runs on {len(networks)} networks, sizes or grids; write a plan for each")
     return list(wanted.items())
 
 
@@ -134,6 +134,15 @@ def pictures_of(read: Mapping[str, Read]) -> dict[str, Picture]:
 
 def decode(size: int, pictures: list[Picture]) -> np.ndarray:
     return np.stack([picture.pixels(size) for picture in pictures])
+
+
+def open_network(recipe: Recipe, data: Path, recipes: Path) -> Backbone:
+    """The network of all runs of a plan."""
+    torch.manual_seed(recipe.seed)  # weights may be random
+    settings, weights = recipe.backbone, Experiment(recipe, data, recipes)._locate(str(recipe.backbone.weights))
+    network = open_backbone(settings.name, weights=weights, size=settings.size, grid=settings.grid)
+    assert isinstance(network, Backbone)
+    return network
 
 
 def encode_all(pictures: dict[str, Picture], network: Backbone, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -244,11 +253,7 @@ def main() -> None:
     arguments.runs.mkdir(parents=True, exist_ok=True)
     kept.write_bytes(pickle.dumps(read))
     print(f"{len(plan)} runs, {len(pictures)} pictures, {time.time() - begun:.0f} s", flush=True)
-    settings = plan[0][1].backbone
-    experiment = Experiment(plan[0][1], arguments.data, arguments.recipes)
-    torch.manual_seed(plan[0][1].seed)  # weights may be random
-    network = open_backbone(settings.name, weights=experiment._locate(str(settings.weights)), size=settings.size)
-    assert isinstance(network, Backbone)
+    network = open_network(plan[0][1], arguments.data, arguments.recipes)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     shared = Shared(*encode_all(pictures, network, device), kept)
     print(f"encoded after {time.time() - begun:.0f} s", flush=True)

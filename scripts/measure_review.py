@@ -27,8 +27,8 @@ from fewtag.core.metrics import average_precision
 from fewtag.core.posterior import Classifiers, Pictures, Places, unit
 from fewtag.files import write_atomically
 from fewtag.research.bench.recipe import SessionSettings
-from fewtag.research.bench.results import commit
-from fewtag.research.bench.sessions import Gallery, Problem, mean_over_labels, problems, run_sessions
+from fewtag.research.bench.results import commit, mean_over_labels
+from fewtag.research.bench.sessions import Gallery, Problem, problems, run_sessions
 from fewtag.research.methods import METHODS
 from fewtag.studio.project import FileRow, PictureRow, Project
 from fewtag.studio.studio import Studio
@@ -100,6 +100,7 @@ def main() -> None:
     with cached_places(model, arguments.cache) as space:
         places = np.concatenate(list(encode_stream(model, items_of(images.pictures), space=space)))
     started = problems(images.targets, images.labels, SessionSettings(examples=1, seeds=arguments.seeds), 0)
+    keys = [(each.seed, str(each.label)) for each in started]
     guides = model.word_prototypes(model.words.vectors(packs.names(images.labels)))
     usual = sessions(model, guides, places, started)
     found: dict[str, Any] = {
@@ -113,7 +114,8 @@ def main() -> None:
     for screen in arguments.screens:
         rows = [list(session(each, images.labels[each.label], model, digests, places, screen)) for each in started]
         ap = 100 * np.array(rows).T
-        gains = [[round(value, 2) for value in mean_over_labels(each.tolist(), started)] for each in ap - usual]
+        means = [mean_over_labels(dict(zip(keys, each.tolist(), strict=True))) for each in ap - usual]
+        gains = [[round(value, 2) for value in mean] for mean in means]
         name = "Review, picture after picture" if screen == 1 else f"Review, pages on a screen for {screen}"
         found[name] = {"ap": ap.mean(axis=1).round(2).tolist(), "less_sessions": gains}
         print(name, found[name], flush=True)

@@ -29,8 +29,8 @@ from fewtag.core.metrics import average_precision
 from fewtag.core.posterior import Classifiers, Pictures, Strengths
 from fewtag.files import write_atomically
 from fewtag.research.bench.recipe import SessionSettings
-from fewtag.research.bench.results import commit
-from fewtag.research.bench.sessions import Gallery, Problem, held_precision, mean_over_labels, problems, run_sessions
+from fewtag.research.bench.results import commit, mean_over_labels
+from fewtag.research.bench.sessions import Gallery, Problem, held_precision, problems, run_sessions
 from fewtag.research.methods import METHODS
 from fewtag.tagger.bank import THING
 from fewtag.tagger.model import load_model
@@ -109,6 +109,7 @@ def main() -> None:
     for examples, order in itertools.product(arguments.examples, arguments.orders):
         settings = SessionSettings(examples=examples, seeds=arguments.seeds)
         started = problems(bench.images.targets, bench.images.labels, settings, 0)
+        keys = [(each.seed, str(each.label)) for each in started]
         parts = list(archives(started, pictures)) if arguments.archive else [(pictures, started)]
         precisions = {}
         for name in ("closed-form", "posterior"):
@@ -126,7 +127,7 @@ def main() -> None:
             facts["least"] = round(float((every.mean(axis=1) - every[0].mean()).min()), 2)
             if name != "closed-form":
                 gains = precisions[name] - precisions["closed-form"]
-                means = [mean_over_labels(each.tolist(), started) for each in gains]
+                means = [mean_over_labels(dict(zip(keys, each.tolist(), strict=True))) for each in gains]
                 facts["gain"] = [[round(value, 2) for value in mean] for mean in means]
             found[f"{arguments.phase}, from {examples}, {order}, {name}"] = facts
             print(examples, order, name, facts, flush=True)

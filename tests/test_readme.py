@@ -230,12 +230,13 @@ def test_the_method_of_the_docs_keeps_the_contract_in_one_file(tmp_path: Path, m
     (recipe,), (mine, *_) = (blocks(ROOT / "docs" / page, "toml") for page in ("add-a-method.md", "protocol.md"))
     (tmp_path / "mine.toml").write_text(mine)
     (tmp_path / "mixed.toml").write_text(recipe)
-    assert [run.name for _, run in load_recipes(tmp_path / "mixed.toml")] == ["mixed-10.0", "mixed-20.0"]
+    names_of_runs = [f"mixed-{scale}-seed-{seed}" for scale in ("10.0", "20.0") for seed in range(5)]
+    assert [run.name for _, run in load_recipes(tmp_path / "mixed.toml")] == names_of_runs
 
     (tmp_path / "mixed.py").write_text(example + command)
-    asked = [sys.executable, "mixed.py", "bench", "mixed.toml", "--only", "mixed-30.0"]
+    asked = [sys.executable, "mixed.py", "bench", "mixed.toml", "--only", "mixed-30.0-seed-0"]
     said = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True)
-    assert "has no run 'mixed-30.0'; did you mean 'mixed-20.0'" in said.stderr
+    assert "has no run 'mixed-30.0-seed-0'; did you mean 'mixed-20.0-seed-0'" in said.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from fewtag.cli.research import _command
 from fewtag.research.bench.results import read_rows
 
 Cli = Callable[..., Any]
@@ -126,3 +127,18 @@ def test_of_several_runs_a_refusal_names_the_one_that_it_is_of(cli: Cli, shapes:
 def test_report_without_rows_says_what_to_do(cli: Cli) -> None:
     said = cli("report", "empty")
     assert (said.code, "measure some with fewtag bench RECIPE" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("started", "command"),
+    [
+        ("/usr/bin/fewtag", "fewtag bench r.toml --set 'a=[1, 2]'"),
+        ("/lib/fewtag/__main__.py", "fewtag bench r.toml --set 'a=[1, 2]'"),
+        ("mixed.py", "python mixed.py bench r.toml --set 'a=[1, 2]'"),
+    ],
+)
+def test_rows_tell_the_command_that_knows_the_method(
+    started: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [started, "bench", "r.toml", "--set", "a=[1, 2]"])
+    assert _command() == command

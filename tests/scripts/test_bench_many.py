@@ -8,6 +8,7 @@ from pathlib import Path
 import bench_many
 import pytest
 
+from fewtag.errors import InputError
 from fewtag.research.bench.results import read_rows
 
 MORE = """
@@ -68,3 +69,14 @@ def test_runs_side_by_side_have_the_rows_of_runs_one_by_one(cli, shapes: Path) -
         assert [row.macro_ap for row in many] == pytest.approx([row.macro_ap for row in one], abs=0.02)
         assert (many[0].draws_digest, many[0].recipe_digest) == (one[0].draws_digest, one[0].recipe_digest)
         assert many[0].command == f"fewtag bench recipes/recipe.toml --data DIR --only {run}"
+
+
+def test_a_plan_is_for_one_network_at_one_size_and_grid(shapes: Path) -> None:
+    coarser = '\n[[runs]]\nname = "coarser"\nmethod.name = "protonet"\nbackbone.grid = 1\n'
+    (shapes / "recipe.toml").write_text((shapes / "recipe.toml").read_text() + coarser)
+    (shapes / "plan.txt").write_text("recipe coarser\n")
+    ((_, recipe),) = bench_many.read_plan(shapes / "plan.txt", shapes)
+    assert bench_many.open_network(recipe, shapes, shapes).grid == 1
+    (shapes / "plan.txt").write_text("recipe protonet\nrecipe coarser\n")
+    with pytest.raises(InputError, match="runs on 2 networks, sizes or grids"):
+        bench_many.read_plan(shapes / "plan.txt", shapes)

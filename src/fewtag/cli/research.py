@@ -14,6 +14,9 @@ from fewtag.cli.terminal import AsJson, Bars, Cache, DataFolder, SkipBad, show
 from fewtag.errors import InputError, plural
 
 if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+    from fewtag.research.bench.distributed import Bench
     from fewtag.research.bench.experiment import Experiment
     from fewtag.research.bench.recipe import Recipe
 
@@ -105,8 +108,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe's method on the base labels, stopped early by the validation labels. Resumes."""
-    from fewtag.files import user_cache_folder
-    from fewtag.research.bench.distributed import Bench, collective_refusal, open_fabric
+    from fewtag.research.bench.distributed import collective_refusal, open_fabric
     from fewtag.research.bench.run_folder import RunFolder
     from fewtag.research.bench.train import train as train_run
 
@@ -119,14 +121,10 @@ def train(
     experiment = None
     for file, settings in recipes:
         experiment = _experiment(settings, file, data, experiment, skip_bad=skip_bad, compiled=compiled)
-        name = _title(file, settings, recipes)
-        with _naming(name, recipes), Bars(shown=fabric.is_global_zero) as bars:
+        with _running(experiment, file, recipes, fabric, cache) as (name, place):
             with collective_refusal():
                 run = RunFolder.of(experiment, runs)
-            summary = train_run(experiment, run, Bench(fabric, cache or user_cache_folder(), bars.begin))
-        if fabric.is_global_zero:
-            _tell_skipped(experiment)
-        summaries[name] = asdict(summary) | {"checkpoint": str(run.best)}
+            summaries[name] = asdict(train_run(experiment, run, place)) | {"checkpoint": str(run.best)}
     if fabric.is_global_zero:
         show(summaries, as_json=as_json, title="Training")
 
@@ -147,8 +145,7 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Measure a recipe's runs on their test episodes, training first where needed; writes a row an episode."""
-    from fewtag.files import user_cache_folder
-    from fewtag.research.bench.distributed import Bench, collective_refusal, open_fabric
+    from fewtag.research.bench.distributed import collective_refusal, open_fabric
     from fewtag.research.bench.measure import measure
     from fewtag.research.bench.results import summarise, write_reason
     from fewtag.research.bench.sessions import measure_sessions, summarise_sessions
@@ -156,21 +153,18 @@ def bench(
     fabric = open_fabric(accelerator, precision)
     with collective_refusal():
         recipes = _recipes(recipe, changes, only, data)
-    command = shlex.join(["fewtag", *sys.argv[1:]])
     found: dict[str, Any] = {}
     sessions: dict[str, Any] = {}
     experiment = None
     for file, settings in recipes:
-        name = _title(file, settings, recipes)
         if settings.not_measured:
             if fabric.is_global_zero:
                 write_reason(out / file.stem, settings)
-                typer.echo(f"{name} is not measured: {settings.not_measured}", err=True)
+                typer.echo(f"{_title(file, settings, recipes)} is not measured: {settings.not_measured}", err=True)
             continue
         experiment = _experiment(settings, file, data, experiment, skip_bad=skip_bad, compiled=compiled)
-        with _naming(name, recipes), Bars(shown=fabric.is_global_zero) as bars:
-            place = Bench(fabric, cache or user_cache_folder(), bars.begin)
-            common: dict[str, Any] = {"out": out / file.stem, "command": command, "force": force}
+        with _running(experiment, file, recipes, fabric, cache) as (name, place):
+            common: dict[str, Any] = {"out": out / file.stem, "command": _command(), "force": force}
             if settings.sessions is None:
                 for phase, rows in measure(experiment, place, runs=runs, **common).items():
                     found[f"{name} on {phase}"] = summarise(rows)
@@ -178,8 +172,6 @@ def bench(
                 for phase, answered in measure_sessions(experiment, place, **common).items():
                     for order, summary in summarise_sessions(answered).items():
                         sessions[f"{name} on {phase}, {order} first"] = summary
-        if fabric.is_global_zero:
-            _tell_skipped(experiment)
     if not fabric.is_global_zero:
         return
     if as_json:
@@ -188,6 +180,13 @@ def bench(
     for measured, over in ((found, "episodes"), (sessions, "seeds and labels")):
         if measured:
             show(measured, as_json=False, title=f"Measured, in percent (± 95 % interval over {over})")
+
+
+def _command() -> str:
+    """The command to give again: `fewtag`, or the file of a method of one's own, which is its own command."""
+    file = Path(sys.argv[0])
+    own = file.suffix == ".py" and file.name != "__main__.py"
+    return shlex.join([*(("python", str(file)) if own else ("fewtag",)), *sys.argv[1:]])
 
 
 def draws(
@@ -277,14 +276,26 @@ def _title(file: Path, settings: "Recipe", recipes: "list[tuple[Path, Recipe]]")
 
 
 @contextmanager
-def _naming(run: str, recipes: "list[tuple[Path, Recipe]]") -> Iterator[None]:
-    """Adds the run's name to an error, if there are several runs."""
+def _running(
+    experiment: "Experiment", file: Path, recipes: "list[tuple[Path, Recipe]]", fabric: "Fabric", cache: Path | None
+) -> "Iterator[tuple[str, Bench]]":
+    """A run's name and where it runs; tells of skipped pictures, and adds the name to an error if there are several."""
+    from fewtag.files import user_cache_folder
+    from fewtag.research.bench.distributed import Bench
+
+    name = _title(file, experiment.recipe, recipes)
     try:
-        yield
+        with Bars(shown=fabric.is_global_zero) as bars:
+            yield name, Bench(fabric, cache or user_cache_folder(), bars.begin)
     except InputError as error:
         if len(recipes) == 1:
             raise
-        raise InputError(f"run {run}: {error}") from error
+        raise InputError(f"run {name}: {error}") from error
+    reasons = dict.fromkeys(experiment.skipped)  # a picture may serve several phases
+    if reasons and fabric.is_global_zero:
+        for reason in reasons:
+            print(f"skipped: {reason}", file=sys.stderr)
+        print(f"skipped {plural(len(reasons), 'unreadable picture')}", file=sys.stderr)
 
 
 def _experiment(
@@ -300,14 +311,6 @@ def _experiment(
 
     experiment = Experiment(settings, data or file.parent, file.parent, skip_bad=skip_bad, compiled=compiled)
     return experiment.share(before)
-
-
-def _tell_skipped(experiment: "Experiment") -> None:
-    reasons = dict.fromkeys(experiment.skipped)  # a picture may serve several phases
-    for reason in reasons:
-        print(f"skipped: {reason}", file=sys.stderr)
-    if reasons:
-        print(f"skipped {plural(len(reasons), 'unreadable picture')}", file=sys.stderr)
 
 
 def explain_run(folder: Path, image: Path, labels: Sequence[str], out: Path, data: Path | None) -> None:

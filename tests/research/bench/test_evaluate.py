@@ -84,14 +84,18 @@ def test_the_same_draws_give_the_same_numbers_and_others_do_not() -> None:
 
 
 class Saturated(Method):
-    """Ranks the images without a fault, at logits that a single-precision sigmoid calls 1."""
+    """Ranks the images without a fault, at logits whose sigmoid is 1: in single precision, then in double."""
+
+    least = 20
 
     def adapt(self, support: Support) -> Classifier:
         del support
-        return lambda maps: 20 + maps[:, :3, 0, 0] / 1000
+        return lambda maps: self.least + maps[:, :3, 0, 0] / 1000
 
 
-def test_large_logits_keep_their_order() -> None:
+@pytest.mark.parametrize("least", [20, 60])
+def test_large_logits_keep_their_order(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Saturated, "least", least)
     pool = make_pool()
     maps = torch.zeros(60, 6, 1, 1)
     maps[:, :3, 0, 0] = pool.targets.float()

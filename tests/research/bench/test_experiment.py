@@ -97,15 +97,27 @@ def test_pictures_and_words_are_read_once_for_runs_that_share_them(shapes: Path)
 @pytest.mark.parametrize(
     ("episodes", "change", "message"),
     [
-        (2, "evaluation.episodes=3", r"hold 2 episodes with 2 support images, the recipe asks for 3 with 2"),
-        (2, "evaluation={episodes=2, shots=2, queries=2, draws.test='test.json'}", "asks for 2 with 4"),
-        (0, "evaluation.episodes=1", "hold 0 episodes with 0 support images"),
+        (2, "evaluation.episodes=3", "hold 2 episodes, the recipe asks for 3"),
+        (2, "evaluation.shots=2", "draw 0 .* has 2 support images, the recipe asks for 4"),
+        (2, "evaluation.queries=3", "draw 0 .* has 4 query images, the recipe asks for 6"),
+        (2, "evaluation.sampling=with-replacement", "are by sampling 'per-label', not 'with-replacement'"),
+        (0, "evaluation.episodes=1", "hold 0 episodes, the recipe asks for 1"),
     ],
 )
 def test_draws_that_do_not_fit_are_refused(shapes: Path, episodes: int, change: str, message: str) -> None:
     save_test_draws(open_experiment(shapes), episodes)
     with pytest.raises(InputError, match=message):
-        open_experiment(shapes, "evaluation.draws.test=test.json", change).test_draws("test")
+        open_experiment(shapes, "evaluation.draws.test=test.json", "evaluation.episodes=2", change).test_draws("test")
+
+
+def test_draws_for_labels_in_another_order_are_refused(shapes: Path) -> None:
+    """A support picture that names one label names the one whose place it has."""
+    save_test_draws(open_experiment(shapes), episodes=2)
+    split = json.loads((shapes / "split.json").read_text())
+    split["groups"]["novel"].reverse()
+    (shapes / "split.json").write_text(json.dumps(split))
+    with pytest.raises(InputError, match="in the place of a label that it does not show"):
+        open_experiment(shapes, "evaluation.draws.test=test.json", "evaluation.episodes=2").test_draws("test")
 
 
 def split_sides(shapes: Path) -> str:
@@ -135,7 +147,8 @@ def test_at_least_takes_support_and_query_from_their_own_sources(shapes: Path) -
 
 def save_at_least(experiment: Experiment, draws: list[Draw]) -> None:
     path = experiment.root / "test.json"
-    save_draws(path, draws, experiment.phase("test"), split="shapes", phase="test", shots=1, queries=2, seed=0)
+    about = {"split": "shapes", "phase": "test", "sampling": "at-least", "shots": 1, "queries": 2, "seed": 0}
+    save_draws(path, draws, experiment.phase("test"), **about)
 
 
 def test_draws_of_at_least_are_used_whatever_their_size(shapes: Path) -> None:
@@ -149,9 +162,9 @@ def test_draws_of_at_least_are_used_whatever_their_size(shapes: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"episodes": 6}, "hold 5 episodes with at least 2 support and 3 query images a label, .* for 6 with 1 and 2"),
-        ({"shots": 3}, "asks for 5 with 3 and 2; name other draws"),
-        ({"queries": 4}, "asks for 5 with 1 and 4; name other draws"),
+        ({"episodes": 6}, "hold 5 episodes, the recipe asks for 6"),
+        ({"shots": 3}, "shows a label in 2 support images, the recipe asks for at least 3; name other draws"),
+        ({"queries": 4}, "shows a label in 3 query images, the recipe asks for at least 4; name other draws"),
     ],
 )
 def test_draws_that_show_a_label_too_seldom_are_refused(
@@ -165,7 +178,7 @@ def test_draws_that_show_a_label_too_seldom_are_refused(
 def test_draws_with_a_picture_on_the_wrong_side_are_refused(shapes: Path) -> None:
     turned = [Draw(draw.query, draw.support) for draw in at_least(shapes, queries=1).sample_draws("test")]
     save_at_least(at_least(shapes), turned)
-    with pytest.raises(InputError, match=r"'\w+\.png' in the support, but its source serves the other side"):
+    with pytest.raises(InputError, match=r"'\w+\.png' in the support, which its source does not serve"):
         at_least(shapes, **{"queries": 1, "draws.test": "test.json"}).test_draws("test")
 
 

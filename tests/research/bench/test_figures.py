@@ -56,8 +56,8 @@ def test_systems_are_sorted_with_the_published_beside_the_measured(
         ("maml", 35.30),
         ("PLA", 30.61),
     ]
-    assert (marks[0].mean, marks[0].interval) == pytest.approx((50.0, 12.7062 * 10))  # deviation 14.1, over √2
-    assert marks[3].mean is None
+    assert marks[0].measured[:2] == pytest.approx((50.0, 12.7062 * 10))  # deviation 14.1, over √2
+    assert marks[3].measured is None
     assert len(marks) == 3 + 9 - 2
 
 
@@ -67,7 +67,7 @@ def test_heads_are_a_curve_beside_the_papers(write_run: WriteRun, draw: Callable
     write_run("heads/heads-16", [0.5, 0.5])
     _, along, curves, paper = draw()["heads.png"]
     assert along == "attention heads"
-    assert curves == {"measured": [Point(8, 40.0, 0.0), Point(16, 50.0, 0.0)]}
+    assert curves == {"measured": [Point(40.0, 0.0, 8), Point(50.0, 0.0, 16)]}
     assert [(point.at, point.mean) for point in paper][:2] == [(1, 30.06), (2, 35.42)]
     assert len(paper) == 9
 
@@ -77,9 +77,9 @@ def test_words_show_the_papers_and_ours_that_it_does_not_have(write_run: WriteRu
     write_run("words/mpnet", [0.5, 0.5])
     _, marks = draw()["words.png"]
     found = {mark.label: mark for mark in marks}
-    assert found["GloVe-300"] == Mark("GloVe-300", 40.0, 0.0, 42.84)
-    assert found["BERT"] == Mark("BERT", None, 0.0, 36.46)
-    assert found["MPNet (not in the paper)"] == Mark("MPNet (not in the paper)", 50.0, 0.0, None)
+    assert found["GloVe-300"] == Mark("GloVe-300", Point(40.0), 42.84)
+    assert found["BERT"] == Mark("BERT", None, 36.46)
+    assert found["MPNet (not in the paper)"] == Mark("MPNet (not in the paper)", Point(50.0), None)
     assert "MiniLM (not in the paper)" not in found
 
 
@@ -94,7 +94,7 @@ def test_shots_are_curves_of_one_method_and_backbone(write_run: WriteRun, draw: 
     write_run("shots/word-only-5-shots", [0.4, 0.4], shots=5, method="word-only")
     title, _, curves = draw()["coco-shots.png"]
     assert title == "COCO, more examples a label"
-    assert curves == {"knn": [Point(1, 30.0, 0.0), Point(2, 40.0, 0.0), Point(5, 50.0, 0.0)]}
+    assert curves == {"knn": [Point(30.0, 0.0, 1), Point(40.0, 0.0, 2), Point(50.0, 0.0, 5)]}
 
 
 def test_two_splits_of_one_data_set_have_a_plot_of_shots_each(write_run: WriteRun, draw: Callable[[], Drawn]) -> None:
@@ -122,12 +122,12 @@ def test_a_single_episode_has_a_mark_without_an_interval(write_run: WriteRun, dr
     write_run("coco/a", [0.4])
     write_run("coco/b", [0.5])
     _, marks = draw()["coco.png"]
-    assert [(mark.mean, mark.interval) for mark in marks[:2]] == [(50.0, 0.0), (40.0, 0.0)]
+    assert [mark.measured for mark in marks[:2]] == [Point(50.0), Point(40.0)]
 
 
 @pytest.mark.parametrize(
     ("mark", "ours", "paper"),
-    [(Mark("both", 43.0, 1.0, 30.0), True, True), (Mark("published", None, 0.0, 30.0), False, True)],
+    [(Mark("both", Point(43.0, 1.0), 30.0), True, True), (Mark("published", None, 30.0), False, True)],
 )
 def test_measured_and_published_have_their_colours(tmp_path: Path, mark: Mark, ours: bool, paper: bool) -> None:
     path = draw_marks(tmp_path / "plots" / "marks.png", "Title", [mark, mark])
@@ -140,9 +140,9 @@ def test_measured_and_published_have_their_colours(tmp_path: Path, mark: Mark, o
 
 
 def test_curves_are_drawn_whole_and_the_same_each_time(tmp_path: Path) -> None:
-    curves = {name: [Point(1, 40.0 + place, 1.0), Point(10, 50.0, 1.0)] for place, name in enumerate("abc")}
+    curves = {name: [Point(40.0 + place, 1.0, 1), Point(50.0, 1.0, 10)] for place, name in enumerate("abc")}
     first, second = (
-        draw_curves(tmp_path / f"{name}.png", "Title", "examples", curves, [Point(1, 30.0, 0.0), Point(10, 35.0, 0.0)])
+        draw_curves(tmp_path / f"{name}.png", "Title", "examples", curves, [Point(30.0, 0.0, 1), Point(35.0, 0.0, 10)])
         for name in ("first", "second")
     )
     assert first.read_bytes() == second.read_bytes()
@@ -153,9 +153,9 @@ def test_curves_are_drawn_whole_and_the_same_each_time(tmp_path: Path) -> None:
 
 
 def test_the_names_of_many_curves_stay_beside_their_plot(tmp_path: Path) -> None:
-    close = {f"curve {number}": [Point(1, 50, 1), Point(5, 80 + number / 10, 1)] for number in range(15)}
+    close = {f"curve {number}": [Point(50, 1, 1), Point(80 + number / 10, 1, 5)] for number in range(15)}
     heights = []
-    for curves in ({"curve": [Point(1, 50, 1), Point(5, 80, 1)]} | dict.fromkeys("ab", close["curve 0"]), close):
+    for curves in ({"curve": [Point(50, 1, 1), Point(80, 1, 5)]} | dict.fromkeys("ab", close["curve 0"]), close):
         with Image.open(draw_curves(tmp_path / "plot.png", "close at the end", "shots", curves)) as picture:
             blue = np.asarray(picture.convert("RGB"), dtype=int)
         (dark,) = np.nonzero((blue.sum(axis=-1) < 600).any(axis=1))

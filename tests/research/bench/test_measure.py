@@ -67,6 +67,17 @@ def test_copies_of_a_picture_among_the_measured_are_told_of(bench, shapes: Path)
     assert f"are copies of others, such as {other!r} of {one!r}: one may be support" in said.err
 
 
+def test_queries_that_a_method_learnt_from_are_told_of(bench, shapes: Path) -> None:
+    learns, told = ("--set", "method.name=protonet-centred"), "are base pictures that the method learns from"
+    table, split = shapes / "labels.csv", json.loads((shapes / "split.json").read_text())
+    table.write_text(table.read_text().replace(",heart\n", ",heart;square\n"))
+    assert told in bench(*learns).err
+    assert told not in bench("--out", "learns-nothing").err
+    split["phases"]["train"]["must_not_show"] = ["novel"]
+    (shapes / "split.json").write_text(json.dumps(split))
+    assert told not in bench(*learns, "--out", "apart").err
+
+
 def test_rows_of_another_recipe_are_not_overwritten_unless_forced(bench) -> None:
     assert bench().code == 0
     (path,) = Path("results").glob("**/*.parquet")
@@ -246,6 +257,15 @@ def test_rows_tell_their_draws(bench, cli: Cli, shapes: Path) -> None:
     assert digest(*saved, "--set", "seed=9") == drawn
     assert digest("--set", "seed=9") == drawn, "training seeds are compared on the same episodes"
     assert digest("--set", "evaluation.episodes=4") != drawn
+
+
+def test_rows_of_draws_that_were_drawn_anew_are_not_taken_for_measured(bench, cli: Cli, shapes: Path) -> None:
+    saved = ("--set", "evaluation.draws.test=draws/shapes-test.json")
+    for seed in ("0", "0", "1"):
+        assert cli("draws", shapes / "recipe.toml", "--out", shapes / "draws", "--seed", seed).code == 0
+        said = bench(*saved)
+        assert (said.code, "of other draws" in said.err) == ((2, True) if seed == "1" else (0, False))
+    assert bench(*saved, "--force").code == 0
 
 
 def test_only_pictures_that_are_drawn_are_encoded(bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,7 @@ def test_names_change_a_method_with_words_and_are_told_in_its_rows(cli: Cli, sha
     assert {row.names for row in rows("protonet", *NAMES)} == {None}, "it uses no words"
     whitened = rows("whitened", "space.size=16")
     assert {row.space for row in whitened} == {"16, shrinkage 2"}
+    assert whitened[0].base_pictures, "the space is solved on them"
     assert [row.micro_ap for row in whitened] != [row.micro_ap for row in rows("as-they-are")]
 
 

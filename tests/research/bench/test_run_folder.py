@@ -117,7 +117,7 @@ def test_a_default_that_changes_in_code_is_another_training(shapes: Path, monkey
 
 
 def test_best_weights_come_back_with_their_facts(run: RunFolder) -> None:
-    run.save_best(Tiny(3.0), STATE)
+    run.save_best(Tiny(3.0).state_dict(), STATE)
     method = Tiny()
     run.load_best(method)
     facts = read_facts(run.best)
@@ -134,7 +134,7 @@ def test_a_run_without_weights_says_how_to_train_it(run: RunFolder) -> None:
 
 @pytest.mark.parametrize("kept", [0, 4, 100, -1])
 def test_a_corrupt_checkpoint_is_named(run: RunFolder, kept: int) -> None:
-    run.save_best(Tiny(), STATE)
+    run.save_best(Tiny().state_dict(), STATE)
     run.best.write_bytes(run.best.read_bytes()[:kept])
     with pytest.raises(InputError, match=r"best\.safetensors cannot be read"):
         run.load_best(Tiny())
@@ -151,7 +151,7 @@ def test_somebody_elses_safetensors_are_refused(run: RunFolder) -> None:
 def test_the_state_comes_back_and_later_log_lines_are_dropped(run: RunFolder) -> None:
     for episode in (20, 40, 60):
         run.log({"episode": episode})
-    run.save_checkpoint(Checkpoint(STATE, {"weight": torch.ones(1)}, {"state": {}}))
+    run.save_checkpoint(Checkpoint(STATE, {"weight": torch.ones(1)}, {"state": {}}, {}))
     with (run.folder / "log.jsonl").open("a") as file:
         file.write('{"episode": 8')  # killed while writing
     loaded = run.load_checkpoint()
@@ -187,14 +187,14 @@ def test_loading_a_state_runs_no_code(run: RunFolder, tmp_path: Path) -> None:
 
 
 def test_another_number_of_processes_does_not_go_on(run: RunFolder) -> None:
-    run.save_checkpoint(Checkpoint(replace(STATE, processes=2), {}, {}))
+    run.save_checkpoint(Checkpoint(replace(STATE, processes=2), {}, {}, {}))
     with pytest.raises(InputError, match="begun by 2 processes, here are 1: go on with torchrun --nproc-per-node 2"):
         run.load_checkpoint(processes=1)
     assert run.load_checkpoint(processes=2) is not None
 
 
 def test_a_finished_run_has_a_summary_and_no_checkpoint(run: RunFolder) -> None:
-    run.save_checkpoint(Checkpoint(STATE, {}, {}))
+    run.save_checkpoint(Checkpoint(STATE, {}, {}, {}))
     assert run.summary is None
     summary = TrainingSummary(**vars(STATE), stopped_early=True, episodes_planned=60)
     run.finish(summary)

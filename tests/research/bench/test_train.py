@@ -401,6 +401,31 @@ def test_a_killed_run_goes_on_to_the_very_same_weights(shapes: Path) -> None:
     assert replace(resumed, seconds=0.0) == replace(whole, seconds=0.0)
 
 
+def test_a_run_that_goes_on_keeps_the_best_weights_of_its_checkpoint(shapes: Path, scripted: list[float]) -> None:
+    """Not those that the killed run saved after it: on another machine, or a GPU, they need not come again."""
+    changes = ("training.validate_every=2", "training.checkpoint_every=4", "training.episodes=8")
+    log = RunFolder.log
+
+    def log_or_die(run: RunFolder, facts: dict[str, float]) -> None:
+        log(run, facts)
+        if facts["episode"] == 6:
+            raise KeyboardInterrupt
+
+    scripted += [0.1, 0.2, 0.3, 0.9]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "log", log_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            go(shapes, *changes)
+    _, run = open_run(shapes, *changes)
+    assert read_facts(run.best)["best_episode"] == 6
+    scripted += [0.2, 0.2]
+    summary, run = go(shapes, *changes)
+    assert (summary.best_episode, summary.best, read_facts(run.best)["best_episode"]) == (4, 0.3, 4)
+    scripted += [0.1, 0.2, 0.3]
+    _, short = go(shapes, *changes[:2], "training.episodes=4", name="short")
+    assert same_tensors(run.best, short.best)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [SHORT, STAGES], ids=["plain", "stages"])
 def test_a_run_that_goes_on_ends_in_the_very_same_state(

@@ -52,7 +52,7 @@ def test_draws_of_different_sizes_come_back_as_they_were(images, tmp_path):
     draws = [Draw((0, 1), (2, 3, 4)), Draw((5,), (1, 0))]
     path = tmp_path / "sets.json"
     save_draws(path, draws, images, split="tiny", phase="test", sampling="at-least", shots=1, queries=1, seed=0)
-    assert load_draws(path, images) == draws
+    assert load_draws(path, images, "at-least") == draws
     assert json.loads(path.read_text())["sampling"] == "at-least"
 
 
@@ -60,7 +60,9 @@ def test_a_picture_may_come_twice_where_draws_are_with_replacement(images, tmp_p
     draws, path = [Draw((0, 0), (0, 3, 4))], tmp_path / "again.json"
     about = {"split": "tiny", "phase": "test", "shots": 1, "queries": 1, "seed": 0}
     save_draws(path, draws, images, sampling="with-replacement", **about)
-    assert load_draws(path, images) == draws
+    assert load_draws(path, images, "with-replacement") == draws
+    with pytest.raises(InputError, match="are by sampling 'with-replacement', not 'per-label'"):
+        load_draws(path, images)
 
 
 def test_draws_of_another_data_set_are_refused(saved, images):

@@ -49,7 +49,7 @@ def test_lasos_draws_have_at_least_so_many_pictures_a_label_each_side_from_its_o
     table, pack = packs / "coco" / "labels.tsv", ["test", "mixed"]
     images = Split.load("laso").phase(read_table(table, where={"pack": pack}), "test")
     halves = [read_table(table, where={"pack": pack, "split2014": [half]}) for half in ("train2014", "val2014")]
-    draws = load_draws(Path(__file__).parents[3] / "recipes" / "draws" / f"{file}.json", images)
+    draws = load_draws(Path(__file__).parents[3] / "recipes" / "draws" / f"{file}.json", images, "at-least")
     assert (len(images), len(draws)) == (6381, 10)
     assert (min(len(draw.support) for draw in draws), max(len(draw.support) for draw in draws)) == sizes
     for draw in draws:

@@ -124,9 +124,9 @@ def evaluate(
                     "a score is not a number, and would be ranked as if it were; look at the features, the weights and "
                     "the method's options"
                 )
-            # double: in single precision all logits over 17 have probability 1, a tie that would spoil the ranking
-            found = logits.cpu().double().sigmoid().numpy(), targets.cpu().numpy()
-            judged.append(Judged(episode_metrics(*found), label_aps(*found)))
+            # by logits: all over 37 have probability 1, a tie that would spoil the ranking
+            found = logits.cpu().double().numpy(), targets.cpu().numpy()
+            judged.append(Judged(episode_metrics(*found, threshold=0.0), label_aps(*found)))
             advance(1)
     method.train(was_training)
     return judged

@@ -157,23 +157,12 @@ class Experiment:
 
     def _shot_draws(self, phase: str) -> list[Draw]:
         evaluation, images = self.recipe.evaluation, self.phase(phase)
-        if saved := evaluation.draws.get(phase):
-            path = self.recipe_folder / saved
-            draws = load_draws(path, images)
-            if evaluation.sampling == "at-least":
-                self._check_at_least(path, draws, phase)
-                return draws[: evaluation.episodes]
-            found = len(draws[0].support) if draws else 0
-            # examples from a half may serve several labels at once, so their number is not known beforehand
-            halves = evaluation.sampling == "halves"
-            wanted = found if halves else len(images.labels) * max(1, evaluation.shots)
-            if len(draws) < evaluation.episodes or found != wanted:
-                raise InputError(
-                    f"draws {path} hold {len(draws)} episodes with {found} support images, the recipe "
-                    f"asks for {evaluation.episodes} with {wanted}; name other draws or none"
-                )
-            return draws[: evaluation.episodes]
-        return self.sample_draws(phase)
+        if not (saved := evaluation.draws.get(phase)):
+            return self.sample_draws(phase)
+        path = self.recipe_folder / saved
+        draws = load_draws(path, images, evaluation.sampling)
+        self._check_draws(path, draws, phase)
+        return draws[: evaluation.episodes]
 
     def sample_draws(self, phase: str, seed: int = 0) -> list[Draw]:
         """Test episodes drawn from a seed, for which no file is given."""
@@ -184,25 +173,30 @@ class Experiment:
         sampler = SAMPLERS[evaluation.sampling](images.targets, images.labels, seed=seed, **options)
         return [sampler.draw(index) for index in range(evaluation.episodes)]
 
-    def _check_at_least(self, path: Path, draws: Sequence[Draw], phase: str) -> None:
-        """Refuses saved draws that show a label too rarely, or use a picture on the wrong side."""
+    def _check_draws(self, path: Path, draws: Sequence[Draw], phase: str) -> None:
+        """Refuses saved draws that do not fit the recipe: too few, or with other pictures than it asks for."""
         evaluation, images = self.recipe.evaluation, self.phase(phase)
-        fewest = []
-        for side in ("support", "query"):
-            chosen = [list(getattr(draw, side)) for draw in draws]
-            strange = sorted({row for rows in chosen for row in rows} - set(self._side(phase, side)))
-            if strange:
-                raise InputError(
-                    f"draws {path} have image {images.ids[strange[0]]!r} in the {side}, but its source serves the "
-                    "other side; name other draws, or mend the sources' `role`"
-                )
-            fewest.append(min((int(images.targets[rows].sum(axis=0).min()) for rows in chosen), default=0))
-        if len(draws) < evaluation.episodes or fewest[0] < evaluation.shots or fewest[1] < evaluation.queries:
-            raise InputError(
-                f"draws {path} hold {len(draws)} episodes with at least {fewest[0]} support and {fewest[1]} query "
-                f"images a label, the recipe asks for {evaluation.episodes} with {evaluation.shots} and "
-                f"{evaluation.queries}; name other draws or none"
-            )
+        if len(draws) < evaluation.episodes:
+            found = f"{len(draws)} episodes, the recipe asks for {evaluation.episodes}"
+            raise InputError(f"draws {path} hold {found}; name other draws or none")
+        if evaluation.sampling == "halves":  # its supports and queries may have any size
+            return
+        for side, asked in (("support", max(1, evaluation.shots)), ("query", evaluation.queries)):
+            eligible, places = set(self._side(phase, side)), np.repeat(np.arange(len(images.labels)), asked)
+            for number, draw in enumerate(draws):
+                rows, wrong = list(getattr(draw, side)), ""
+                shown = images.targets[rows]
+                if strange := set(rows) - eligible:
+                    wrong = f"has image {images.ids[min(strange)]!r} in the {side}, which its source does not serve"
+                elif evaluation.sampling == "at-least":
+                    if (fewest := shown.sum(axis=0).min()) < asked:
+                        wrong = f"shows a label in {fewest} {side} images, the recipe asks for at least {asked}"
+                elif len(rows) != len(places):
+                    wrong = f"has {len(rows)} {side} images, the recipe asks for {len(places)}"
+                elif not shown[np.arange(len(rows)), places].all():
+                    wrong = f"has a {side} image in the place of a label that it does not show, as if labels were moved"
+                if wrong:
+                    raise InputError(f"draw {number} of {path} {wrong}; name other draws or none")
 
     def _sources(self, phase: str | None) -> list[tuple[int, Source]]:
         served = [

@@ -36,7 +36,7 @@ from fewtag.research.data.images import LabelledImages, refuse_unreadable
 from fewtag.research.data.sampling import Draw
 from fewtag.research.features.backbone import AnyBackbone
 from fewtag.research.features.rows import Rows, drop_features, feature_rows, find_copies, take_all
-from fewtag.research.methods import METHODS, Base, ClassNames, EndToEnd, Method
+from fewtag.research.methods import Base, ClassNames, EndToEnd, Method
 from fewtag.research.types import pool
 
 _base_features: dict[tuple[tuple[str, ...], str, str], Tensor] = {}
@@ -60,9 +60,9 @@ def measure(
         run = None if recipe.training is None else RunFolder.of(experiment, runs)
     with _results_folder(fabric, out):
         facts = {} if run is None else _train(experiment, run, bench, out)
-        if run is not None or METHODS[recipe.method.name].base_stage == "features":
-            facts["base_pictures"] = len(experiment.phase("train"))
         with _ready(experiment, run, bench) as (backbone, method):
+            if run is not None or method.base_stage == "features":
+                facts["base_pictures"] = len(experiment.phase("train"))
             if method.base_stage == "features":
                 solve(method, experiment, backbone, bench)
             for phase, phase_draws in draws.items():
@@ -71,6 +71,8 @@ def measure(
                 features = read_features(used, backbone, bench, phase)
                 if fabric.is_global_zero:
                     _warn_of_copies(used, features, phase)
+                    if "base_pictures" in facts:
+                        _warn_of_learnt(images, phase_draws, experiment.phase("train"), phase)
                 pictures = Pool.of(used, features, words[phase], fabric.device)
                 since = time.perf_counter()
                 advance = bench.begin(f"measuring {recipe.name} on {phase}", len(rank_share(fabric, numbered)))
@@ -91,6 +93,15 @@ def _warn_of_copies(images: LabelledImages, rows: Rows, phase: str) -> None:
         warnings.warn(
             f"{len(copies)} of the {len(images)} pictures of {phase!r} are copies of others, such as {other!r} of "
             f"{one!r}: one may be support and the other query of an episode; list each once, with all its labels",
+            stacklevel=2,
+        )
+
+
+def _warn_of_learnt(images: LabelledImages, draws: Sequence[Draw], base: LabelledImages, phase: str) -> None:
+    if learnt := {images.ids[row] for draw in draws for row in draw.query} & set(base.ids):
+        warnings.warn(
+            f"{len(learnt)} query pictures of {phase!r}, such as {min(learnt)!r}, are base pictures that the method "
+            "learns from; let the split's phase `train` name the novel labels in `must_not_show`",
             stacklevel=2,
         )
 
@@ -201,14 +212,18 @@ def _results_folder(fabric: Fabric, folder: Path) -> Iterator[None]:
 
 
 def measured_rows(kind: type[Row], files: Mapping[str, Path], experiment: Experiment) -> dict[str, list[Row]]:
-    """The rows of phases already measured; those of another recipe or of other pictures are refused, not replaced."""
+    """The rows of phases already measured; those of another recipe, other data or draws are refused, not replaced."""
     found = {phase: rows for phase, path in files.items() if path.exists() and (rows := read_rows_of(kind, path))}
     for phase, rows in found.items():
-        same_recipe = rows[0].recipe_digest == experiment.recipe.digest
-        if not same_recipe or rows[0].data_digest != experiment.phase(phase).digest:
+        images, drawn = experiment.phase(phase), getattr(rows[0], "draws_digest", None)
+        same = (rows[0].recipe_digest, rows[0].data_digest) == (experiment.recipe.digest, images.digest)
+        # draws that are not saved follow from the recipe and the data; a file of draws may have been written anew
+        if same and drawn is not None and experiment.recipe.evaluation.draws.get(phase):
+            same = drawn == draws_digest(experiment.test_draws(phase), images)
+        if not same:
             raise InputError(
-                f"{files[phase]} holds rows of another recipe or of other data; name another --out, or --force to "
-                "replace them"
+                f"{files[phase]} holds rows of another recipe, of other data or of other draws; name another --out, or "
+                "--force to replace them"
             )
     return found
 

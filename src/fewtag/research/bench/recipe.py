@@ -93,14 +93,6 @@ class BackboneSettings(Settings):
     tuned: str | None = None
     """The one stage of the network that is trained, given by the prefix of its parameters' names; all by default."""
 
-    @model_validator(mode="after")
-    def tune_what_is_not_frozen(self) -> "BackboneSettings":
-        if self.frozen and self.tuned is not None:
-            raise InputError(
-                f"tuned = {self.tuned!r} of a frozen backbone; write frozen = false beside it, or remove it"
-            )
-        return self
-
 
 class WordSettings(Settings):
     """The labels' word vectors."""
@@ -226,6 +218,9 @@ class Recipe(Settings):
                 f"a source has the role {roles[0]!r}, which evaluation.sampling = {evaluation.sampling!r} does not "
                 'look at; write sampling = "at-least" in [evaluation], or remove the role'
             )
+        if self.backbone.frozen and self.backbone.tuned is not None:
+            found = f"tuned = {self.backbone.tuned!r} of a frozen backbone"
+            raise InputError(f"{found}; write frozen = false beside it, or remove it")
         if self.training is not None and self.training.backbone_share != 1.0 and self.backbone.frozen:
             raise InputError("training.backbone_share is of a backbone that learns; remove it, or set frozen = false")
         if self.training is not None and (self.space is not None or self.sessions is not None):

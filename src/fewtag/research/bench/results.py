@@ -4,7 +4,7 @@ import json
 import math
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from io import BytesIO
@@ -31,24 +31,24 @@ METRICS = tuple(f"{scope}_{name}" for scope in ("micro", "macro") for name in ("
 
 
 def episode_metrics(
-    probabilities: Float[np.ndarray, "images labels"],
+    scores: Float[np.ndarray, "images labels"],
     targets: Bool[np.ndarray, "images labels"],
     threshold: float = 0.5,
 ) -> dict[str, float]:
-    """Precision, recall, F1 and AP, micro and macro, of one episode's query images.
+    """Precision, recall, F1 and AP, micro and macro, of one episode's query images by their probabilities or logits.
 
     Macro-F1 is the harmonic mean of macro-precision and macro-recall, as in the paper, not the mean of the labels' F1.
     AP is not interpolated. A label that no image is tagged with has precision 0, one that no image shows has AP 0.
     """
-    predicted = probabilities > threshold
+    predicted = scores > threshold
     right, tagged, shown = (np.sum(each, axis=0) for each in (predicted & targets, predicted, targets))
     values = {
         "micro_precision": right.sum() / max(tagged.sum(), 1),
         "micro_recall": right.sum() / max(shown.sum(), 1),
-        "micro_ap": np.nan_to_num(average_precision(probabilities.ravel(), targets.ravel())),
+        "micro_ap": np.nan_to_num(average_precision(scores.ravel(), targets.ravel())),
         "macro_precision": np.mean(right / np.maximum(tagged, 1)),
         "macro_recall": np.mean(right / np.maximum(shown, 1)),
-        "macro_ap": np.mean(label_aps(probabilities, targets)),
+        "macro_ap": np.mean(label_aps(scores, targets)),
     }
     for scope in ("micro", "macro"):
         precision, recall = values[f"{scope}_precision"], values[f"{scope}_recall"]
@@ -56,11 +56,9 @@ def episode_metrics(
     return {name: float(values[name]) for name in METRICS}
 
 
-def label_aps(
-    probabilities: Float[np.ndarray, "images labels"], targets: Bool[np.ndarray, "images labels"]
-) -> list[float]:
+def label_aps(scores: Float[np.ndarray, "images labels"], targets: Bool[np.ndarray, "images labels"]) -> list[float]:
     """The average precision of each label, whose mean is macro-AP."""
-    return [float(value) for value in np.nan_to_num(average_precisions(probabilities.T, targets.T))]
+    return [float(value) for value in np.nan_to_num(average_precisions(scores.T, targets.T))]
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -74,14 +72,14 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
     return fmean(values), float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
 
 
-def means_by_label(values: Mapping[tuple[int, str], float]) -> Iterator[float]:
-    """Each label's mean over the sessions' seeds, which only split the same pictures anew: they are no new labels.
+def mean_over_labels(values: Mapping[tuple[int, str], float]) -> tuple[float, float]:
+    """Mean and interval over labels of a number per seed and label: seeds split the same pictures anew, no new labels.
 
-    >>> list(means_by_label({(0, "dog"): 1.0, (1, "dog"): 3.0, (0, "cat"): 5.0}))
-    [2.0, 5.0]
+    >>> mean_over_labels({(0, "dog"): 1.0, (1, "dog"): 3.0, (0, "cat"): 5.0})[0]
+    3.5
     """
-    for label in dict.fromkeys(label for _, label in values):
-        yield fmean(value for (_, other), value in values.items() if other == label)
+    labels = dict.fromkeys(label for _, label in values)
+    return mean_and_interval([fmean(each for (_, name), each in values.items() if name == label) for label in labels])
 
 
 Summary = dict[str, dict[str, float]]
@@ -161,6 +159,11 @@ class SessionRow(MeasuredRow):
     """Average precision on the half that measures."""
     least: float
     """The lowest average precision since the session began."""
+
+
+def session_aps(rows: Sequence[SessionRow], order: str, answers: int) -> dict[tuple[int, str], float]:
+    """AP of each seed and label after a number of answers."""
+    return {(row.session_seed, row.label): row.ap for row in rows if (row.order, row.answers) == (order, answers)}
 
 
 SESSIONS = ".sessions.parquet"

@@ -50,6 +50,8 @@ class Checkpoint(NamedTuple):
     state: TrainingState
     method: dict[str, Tensor]
     optimizer: dict[str, Any]
+    best: dict[str, Tensor]
+    """The best weights so far: those in the file may be of a later episode, which need not turn out so again."""
     averaged: dict[str, Tensor] | None = None
 
 
@@ -84,8 +86,7 @@ class RunFolder:
         write_atomically(self._summary, json.dumps(asdict(summary), indent=2).encode())
         self._last.unlink(missing_ok=True)
 
-    def save_best(self, method: Method, state: TrainingState) -> None:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in method.state_dict().items()}
+    def save_best(self, tensors: dict[str, Tensor], state: TrainingState) -> None:
         text = json.dumps({**asdict(state), "recipe": self.recipe.effective.model_dump(mode="json")})
         with replacing(self.best) as part, _saving(self.best):
             save_file(tensors, part, metadata={"fewtag": text})

@@ -25,9 +25,9 @@ from fewtag.research.bench.results import (
     SESSIONS,
     SessionRow,
     Summary,
-    mean_and_interval,
-    means_by_label,
+    mean_over_labels,
     run_columns,
+    session_aps,
     write_rows,
 )
 from fewtag.research.data.sampling import halve
@@ -192,20 +192,10 @@ def measure_sessions(
     return rows
 
 
-def mean_over_labels(values: Sequence[float], started: Sequence[Problem]) -> tuple[float, float]:
-    """The mean of one number per session, and its 95 % interval over labels."""
-    by_problem = {(each.seed, str(each.label)): value for each, value in zip(started, values, strict=True)}
-    return mean_and_interval(list(means_by_label(by_problem)))
-
-
 def summarise_sessions(rows: Sequence[SessionRow]) -> dict[str, Summary]:
     """By order: the mean AP after each number of answers, with its 95 % interval over labels."""
-    found: dict[str, Summary] = {}
-    for order in dict.fromkeys(row.order for row in rows):
-        mine = [row for row in rows if row.order == order]
-        found[order] = {}
-        for answers in sorted({row.answers for row in mine}):
-            reached = {(row.session_seed, row.label): row.ap for row in mine if row.answers == answers}
-            mean, interval = mean_and_interval(list(means_by_label(reached)))
-            found[order][f"AP after {answers}"] = {"mean": mean, "interval": interval}
+    found: dict[str, Summary] = {row.order: {} for row in rows}
+    for order, answers in sorted({(row.order, row.answers) for row in rows}):
+        mean, interval = mean_over_labels(session_aps(rows, order, answers))
+        found[order][f"AP after {answers}"] = {"mean": mean, "interval": interval}
     return found

@@ -66,6 +66,7 @@ def train(experiment: Experiment, run: RunFolder, bench: Bench) -> TrainingSumma
         on_rank_zero(fabric, run.claim)
         if checkpoint := on_rank_zero(fabric, lambda: run.load_checkpoint(processes=fabric.world_size)):
             learner.load(checkpoint)
+            on_rank_zero(fabric, lambda: run.save_best(learner.best, learner.state))
         state = learner.state
         advance = bench.begin(f"training {recipe.name}", training.episodes)
         advance(state.episode)
@@ -102,6 +103,7 @@ class Learner:
         mean = get_swa_avg_fn()  # type: ignore[no-untyped-call]
         self.averaged = AveragedModel(method, avg_fn=mean, use_buffers=True) if training.cycle else None
         self.state = TrainingState(processes=fabric.world_size)
+        self.best: dict[str, Tensor] = {}
         self._begun = time.perf_counter()
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -110,7 +112,7 @@ class Learner:
         self.optimizer.load_state_dict(checkpoint.optimizer)
         if self.averaged is not None and checkpoint.averaged is not None:
             self.averaged.load_state_dict(checkpoint.averaged)
-        self.state = checkpoint.state
+        self.state, self.best = checkpoint.state, checkpoint.best
         self._begun = time.perf_counter() - self.state.seconds
 
     @property
@@ -120,7 +122,7 @@ class Learner:
 
     def checkpoint(self) -> Checkpoint:
         averaged = None if self.averaged is None else self.averaged.state_dict()
-        return Checkpoint(self.state, self.method.state_dict(), self.optimizer.state_dict(), averaged)
+        return Checkpoint(self.state, self.method.state_dict(), self.optimizer.state_dict(), self.best, averaged)
 
     @property
     def kept(self) -> Method:
@@ -201,7 +203,10 @@ class Learner:
         with collective_refusal():
             if self.fabric.is_global_zero:
                 if better:
-                    run.save_best(self.kept, state)
+                    weights = self.kept.state_dict().items()
+                    # a copy, which training leaves as it is
+                    self.best = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in weights}
+                    run.save_best(self.best, state)
                 run.log({"episode": state.episode, **told, "seconds": round(state.seconds, 2), **scores})
 
 

@@ -293,8 +293,8 @@ def save_draws(
     write_atomically(path, text.encode())
 
 
-def load_draws(path: Path, images: LabelledImages) -> list[Draw]:
-    """Read draws of this very data set; those of another are refused."""
+def load_draws(path: Path, images: LabelledImages, sampling: str = "per-label") -> list[Draw]:
+    """Read draws of this very data set, made by this sampling; others are refused."""
     content = read_json(path, "file of draws")
     if not isinstance(content, dict) or not isinstance(content.get("draws"), list):
         raise InputError(f'{path} is no file of draws: it has no list "draws"; check the path')
@@ -305,7 +305,9 @@ def load_draws(path: Path, images: LabelledImages) -> list[Draw]:
             f"the draws {path} are of another data set (its digest is {content.get('data')!r}, this one's "
             f"{images.digest!r}); load the data set, split and phase they were drawn from, or draw again"
         )
-    again = content.get("sampling") == "with-replacement"
+    if (made_by := content.get("sampling", "per-label")) != sampling:
+        raise InputError(f"the draws {path} are by sampling {made_by!r}, not {sampling!r}; name other draws or none")
+    again = sampling == "with-replacement"
     return [_draw(f"draw {number} of {path}", raw, images, again) for number, raw in enumerate(content["draws"])]
 
 

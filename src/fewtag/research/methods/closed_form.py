@@ -23,6 +23,8 @@ from fewtag.research.types import Encoded, Logits, Maps, Words, places, pool
 
 Vector = NDArray[np.float32]
 """space"""
+Shown = NDArray[np.bool_]
+"""images, or images × labels"""
 ENOUGH = 8
 """Rejected pictures after which a prototype has moved as far as it ever will; with fewer, in proportion."""
 
@@ -70,7 +72,7 @@ class WordMapped(Method):
         basis = torch.block_diag(*(torch.from_numpy(space.basis) for space in spaces))  # type: ignore[no-untyped-call]
         return core.Space(np.concatenate([space.mean for space in spaces]), basis.numpy())
 
-    def base_prototypes(self, projected: core.Features, targets: NDArray[np.bool_]) -> Vectors:
+    def base_prototypes(self, projected: core.Features, targets: Shown) -> Vectors:
         """The base labels' mean images in the whitened space, as unit vectors."""
         # sums instead of means: only their direction counts, and a label without images has no mean
         return core.unit(targets.T.astype(np.float64) @ projected).astype(np.float32)
@@ -126,7 +128,7 @@ class ClosedForm(WordMapped, Precoded):
         chosen = {each.name: getattr(self, each.name) for each in fields(core.Strengths) if hasattr(self, each.name)}
         self.strengths = core.Strengths(**chosen)
 
-    def base_prototypes(self, projected: core.Features, targets: NDArray[np.bool_]) -> Vectors:
+    def base_prototypes(self, projected: core.Features, targets: Shown) -> Vectors:
         """Prototypes by least squares rather than by means, which separates labels that occur together."""
         return core.base_prototypes(projected, targets, self.strengths.separation)
 
@@ -142,23 +144,21 @@ class ClosedForm(WordMapped, Precoded):
         classifiers = self.classifiers(to_array(support.maps), to_array(support.targets), self.guides(support.words))
         return lambda encoded: to_tensor(classifiers.logits(to_array(encoded), self.strengths), encoded)
 
-    def classifiers(self, local: Places, shown: NDArray[np.bool_], guides: Vectors) -> core.Classifiers:
+    def classifiers(self, local: Places, shown: Shown, guides: Vectors) -> core.Classifiers:
         """The labels' classifiers, from the places of images that show them and from what their words suggest."""
         pictures = Pictures.of(local)
         return core.Classifiers.of([self.fit(pictures, *label) for label in zip(shown.T, guides, strict=True)])
 
-    def fit(self, pictures: Pictures, shown: NDArray[np.bool_], guide: Vector) -> core.Fitted:
+    def fit(self, pictures: Pictures, shown: Shown, guide: Vector) -> core.Fitted:
         """One label's classifier: the cosine with its prototype, scaled."""
         scaled = replace(self.strengths, kappa=self.scale, offset=0.0)
         return core.prior(self.prototype(pictures, shown, guide), scaled)
 
-    def prototype(
-        self, pictures: Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+    def prototype(self, pictures: Pictures, shown: Shown, guide: Vector) -> Vector:
         """The mean of the images' attended features, with what the word suggests mixed in."""
         return core.prototype(pictures.take(shown), guide, 1.0, self.strengths)
 
-    def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: Vector) -> core.Fitted:
+    def fit_answers(self, pictures: Pictures, shown: Shown, guide: Vector) -> core.Fitted:
         """One label's classifier from pictures that a person said show it or not; the latter are ignored."""
         return core.prior(self.prototype(pictures, shown, guide), self.strengths)
 
@@ -197,11 +197,11 @@ class Posterior(ClosedForm):
             self.name_right, self.name_wrong, self.name_between, self.name_within, self.name_prior
         )
 
-    def fit(self, pictures: Pictures, shown: NDArray[np.bool_], guide: Vector) -> core.Fitted:
+    def fit(self, pictures: Pictures, shown: Shown, guide: Vector) -> core.Fitted:
         weights = np.where(shown, 1.0, 1.0 if self.complete else self.strengths.unnamed).astype(np.float32)
         return core.fit_label(pictures, shown, weights, guide, self.strengths, self.evidence)
 
-    def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: Vector) -> core.Fitted:
+    def fit_answers(self, pictures: Pictures, shown: Shown, guide: Vector) -> core.Fitted:
         """One label's classifier from pictures that a person said show it or not, each with full weight."""
         ones = np.ones(len(shown), np.float32)
         return core.fit_label(pictures, shown, ones, guide, self.strengths, self.evidence, compared=ones == 0)
@@ -216,9 +216,7 @@ class Rocchio(ClosedForm):
 
     rejection: float = 0.4
 
-    def prototype(
-        self, pictures: Pictures, shown: NDArray[np.bool_], guide: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+    def prototype(self, pictures: Pictures, shown: Shown, guide: Vector) -> Vector:
         before = super().prototype(pictures, shown, guide)
         rejected = pictures.take(~shown).attend(before, self.strengths.query_focus)
         away: Vector = core.unit(rejected.sum(axis=0)) * np.float32(self.rejection * min(len(rejected) / ENOUGH, 1))
@@ -267,7 +265,7 @@ class Whitened(Precoded):
             return self.method.adapt_encoded(support)
         return self.method.adapt(support)
 
-    def fit_answers(self, pictures: Pictures, shown: NDArray[np.bool_], guide: Vector) -> core.Fitted:
+    def fit_answers(self, pictures: Pictures, shown: Shown, guide: Vector) -> core.Fitted:
         """One label's logistic regression on pictures' normalised means; its name is not used."""
         if not isinstance(self.method, LogisticRegression) or not self.method.unit_length:
             raise InputError(

@@ -1,7 +1,7 @@
 """The report's plots: scores with their intervals, and the paper's numbers as hollow marks beside them."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from itertools import pairwise
@@ -33,21 +33,20 @@ _COLUMNS = (1.08, 1.25)
 _SERIES = (OURS, "#2a8a5f", "#8a4fa3", "#b0324f", "#6b6b6b", "#a07a12", "#1d8ea3")
 
 
+class Point(NamedTuple):
+    """A score in percent; on a curve, with its place."""
+
+    mean: float
+    interval: float = 0.0
+    at: float = 0.0
+
+
 class Mark(NamedTuple):
-    """A line of a plot, in percent: a measured score, a published one, or both."""
+    """A line of a plot: a measured score, a published one in percent, or both."""
 
     label: str
-    mean: float | None
-    interval: float
+    measured: Point | None
     published: float | None
-
-
-class Point(NamedTuple):
-    """A point of a curve, in percent."""
-
-    at: float
-    mean: float
-    interval: float
 
 
 def draw_figures(results: Results, paper: Published, folder: Path) -> dict[str, Path]:
@@ -65,15 +64,15 @@ def draw_figures(results: Results, paper: Published, folder: Path) -> dict[str, 
         if sum(run is not None for run in variants.values()) < 2:
             continue
         if table.figure == "marks":
-            marks = [_mark(name, run, numbers[name]) for name, run in variants.items()]
+            marks = [Mark(name, _point(run) if run else None, numbers[name]) for name, run in variants.items()]
             drawn[table.name] = draw_marks(path, table.title, marks)
         elif table.figure == "curve":
-            measured = [_point(float(name), run) for name, run in variants.items() if run]
-            printed = [Point(float(name), number, 0.0) for name, number in numbers.items() if number]
+            measured = [_point(run, float(name)) for name, run in variants.items() if run]
+            printed = [Point(number, at=float(name)) for name, number in numbers.items() if number]
             drawn[table.name] = draw_curves(path, table.title, table.along, {"measured": measured}, printed)
     for data_set, curves in shot_curves(results.runs).items():
         points = {
-            name: [_point(float(shots), run) for shots, run in curve.items() if "test" in run.phases]
+            name: [_point(run, shots) for shots, run in curve.items() if "test" in run.phases]
             for name, curve in curves.items()
         }
         points = {name: curve for name, curve in points.items() if len(curve) > 1}
@@ -95,20 +94,12 @@ def _title(paper: Published, data_set: DataSet) -> str:
     return table.title.partition(":")[0] if table and table.data == data_set.data else data_set.name
 
 
-def _system_marks(runs: Iterable[MeasuredRun], table: PublishedTable | None) -> list[Mark]:
+def _system_marks(runs: Sequence[MeasuredRun], table: PublishedTable | None) -> list[Mark]:
     """Measured runs, the best first, then the published systems without a run."""
-    if table is None:
-        return [_mark(run.run, run, None) for run in runs]
-    marks, seen = [], set()
-    for run in runs:
-        system = table.system_of(run)
-        seen.add(system.system if system else "")
-        marks.append(_mark(run.run, run, table.number(system, "macro_ap") if system else None))
-    alone = [
-        Mark(name, None, 0.0, number)
-        for name, number in _numbers(table).items()
-        if name not in seen and number is not None
-    ]
+    numbers = _numbers(table) if table else {}
+    beside = [system.system if table and (system := table.system_of(run)) else "" for run in runs]
+    marks = [Mark(run.run, _point(run), numbers.get(name)) for run, name in zip(runs, beside, strict=True)]
+    alone = [Mark(name, None, number) for name, number in numbers.items() if name not in beside and number is not None]
     return marks + sorted(alone, key=lambda mark: -(mark.published or 0.0))
 
 
@@ -123,16 +114,9 @@ def _numbers(table: PublishedTable) -> dict[str, float | None]:
     return {row.system: table.number(row, "macro_ap") for row in table.rows}
 
 
-def _mark(name: str, run: MeasuredRun | None, published: float | None) -> Mark:
-    if run is None:
-        return Mark(name, None, 0.0, published)
-    point = _point(0.0, run)
-    return Mark(name, point.mean, point.interval, published)
-
-
-def _point(at: float, run: MeasuredRun) -> Point:
+def _point(run: MeasuredRun, at: float = 0.0) -> Point:
     mean, interval = mean_and_interval(run.values())
-    return Point(at, 100 * mean, 0.0 if math.isnan(interval) else 100 * interval)
+    return Point(100 * mean, 0.0 if math.isnan(interval) else 100 * interval, at)
 
 
 def draw_marks(path: Path, title: str, marks: Sequence[Mark]) -> Path:
@@ -140,9 +124,9 @@ def draw_marks(path: Path, title: str, marks: Sequence[Mark]) -> Path:
     with _axes(path, title, height=0.95 + 0.27 * len(marks)) as axes:
         heights = [float(height) for height in range(len(marks))][::-1]
         for height, mark in zip(heights, marks, strict=True):
-            if mark.mean is not None:
-                axes.errorbar(mark.mean, height, xerr=mark.interval, fmt="o", color=OURS, markersize=5, linewidth=1.6)
-                _write(axes, _COLUMNS[0], height, mark.mean, OURS)
+            if point := mark.measured:
+                axes.errorbar(point.mean, height, xerr=point.interval, fmt="o", color=OURS, markersize=5, linewidth=1.6)
+                _write(axes, _COLUMNS[0], height, point.mean, OURS)
             if mark.published is not None:
                 axes.plot(mark.published, height, "o", markerfacecolor="none", color=PAPER, markersize=6.5, zorder=3)
                 _write(axes, _COLUMNS[1], height, mark.published, PAPER)
@@ -171,13 +155,13 @@ def draw_curves(
     with _axes(path, title, height=max(3.6, 0.3 * len(curves))) as axes:
         ends: list[tuple[float, str, str]] = []
         for number, (name, points) in enumerate(curves.items()):
-            at, means, intervals = zip(*points, strict=True)
+            means, intervals, at = zip(*points, strict=True)
             colour, dotted = _SERIES[number % len(_SERIES)], number >= len(_SERIES)
             style = "s:" if dotted else "o-"
             axes.errorbar(at, means, yerr=intervals, fmt=style, color=colour, markersize=4.5, linewidth=1.6)
             ends.append((means[-1], f"{name} (dotted)" if dotted else name, colour))
         if published:
-            at, means, _ = zip(*published, strict=True)
+            means, _, at = zip(*published, strict=True)
             axes.plot(at, means, "o--", color=PAPER, markerfacecolor="white", markersize=5.5, linewidth=1.2)
             ends.append((means[-1], "published", PAPER))
         ticks = sorted({point.at for points in (*curves.values(), published) for point in points})

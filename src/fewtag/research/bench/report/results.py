@@ -376,14 +376,8 @@ def shot_curves(runs: Iterable[MeasuredRun], *, fewest: int = 2) -> dict[DataSet
     return curves
 
 
-class Setting(NamedTuple):
-    """What the runs of one table have in common."""
-
-    data: str
-    split: str
-    shots: int
-    queries: int
-    episodes: int
+Setting = tuple[str, str, int, int, int]
+"""Data, split, shots, queries and episodes, which the runs of one table have in common."""
 
 
 def beyond(results: Results, paper: Published) -> dict[Setting, list[MeasuredRun]]:
@@ -395,5 +389,5 @@ def beyond(results: Results, paper: Published) -> dict[Setting, list[MeasuredRun
     for run in results.runs:
         if run not in shown:
             row, episodes = run.shared, len(next(iter(run.phases.values())))
-            groups.setdefault(Setting(row.data, row.split, row.shots, row.queries, episodes), []).append(run)
+            groups.setdefault((row.data, row.split, row.shots, row.queries, episodes), []).append(run)
     return dict(sorted(groups.items()))
