@@ -2,6 +2,7 @@
 
 import copy
 import io
+import multiprocessing
 import pickle
 import tempfile
 import threading
@@ -677,6 +678,22 @@ def test_writers_do_not_lose_each_others_examples(tagger: Tagger, draw: Draw) ->
     for writer in writers:
         writer.join()
     assert tagger.counts_ == {"dog": 8}
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+def test_a_fork_of_a_process_that_has_tagged_can_tag_too(model: Model, draw: Draw) -> None:
+    """It inherits none of the network's threads, and waited for them for ever."""
+    network, squares = Network(model.network.graph, "cpu", threads=2), [squash(draw(0), model.size)] * 5
+    before = network(squares, model.space)
+    fork = multiprocessing.get_context("fork")
+    answers: multiprocessing.Queue[bytes] = fork.Queue()
+    child = fork.Process(target=lambda: answers.put(network(squares, model.space).tobytes()))
+    child.start()
+    try:
+        assert answers.get(timeout=60) == before.tobytes()
+    finally:
+        child.kill()
+        child.join()
 
 
 def test_threads_and_batches_give_the_network_the_same_pictures(model: Model, draw: Draw) -> None:
