@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from fewtag import files
 from fewtag.errors import InputError
 from fewtag.files import (
     digest,
@@ -27,6 +28,18 @@ from fewtag.files import (
 KIND = "fewtag-thing"
 ARRAYS = {"codes": np.arange(24, dtype=np.int8).reshape(2, 3, 4), "scales": np.linspace(0, 1, 6, dtype=np.float32)}
 HEADER = {"format": 2, "labels": [{"name": "café"}, {"name": "dog"}]}
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "thing"
+    write_arrays(path, KIND, HEADER, ARRAYS)
+    before = path.read_bytes()
+    monkeypatch.setattr(files, "MOST_HEADER_BYTES", 1000)
+    with pytest.raises(InputError, match="would have more facts than can be read again"):
+        write_arrays(path, KIND, {**HEADER, "more": "x" * 1000}, ARRAYS)
+    assert path.read_bytes() == before
+    monkeypatch.undo()
+    assert files.MOST_HEADER_BYTES <= 100_000_000, "safetensors' own limit"
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ LOCK_SECONDS = 60.0
 LIMIT_VARIABLE = "FEWTAG_CACHE_LIMIT"
 LIMIT = "10GB"
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+MOST_HEADER_BYTES = 100_000_000
+"""The longest header that safetensors reads."""
 _SUM = "sha256"
 
 
@@ -190,6 +192,8 @@ def write_arrays(path: Path, kind: str, header: Mapping[str, Any], arrays: Mappi
     size = int.from_bytes(content[:8], "little")
     facts = json.dumps(json.loads(content[8 : 8 + size]), sort_keys=True).encode()
     facts += b" " * (-len(facts) % 8)
+    if len(facts) > MOST_HEADER_BYTES:
+        raise InputError(f"{path} would have more facts than can be read again; teach fewer pictures, or several files")
     write_atomically(path, len(facts).to_bytes(8, "little") + facts + content[8 + size :])
 
 

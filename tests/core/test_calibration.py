@@ -275,6 +275,11 @@ def test_shares_are_found_that_labels_were_drawn_with() -> None:
     assert np.abs(found - other).max() < 1e-3
 
 
+def test_log_odds_are_finite_where_single_precision_has_no_share() -> None:
+    assert np.isfinite(log_odds(np.array([1e-50, 1 - 1e-12], np.float32))).all()
+    assert log_odds(np.array([0.25], np.float32))[0] == pytest.approx(-np.log(3))
+
+
 def test_a_small_sample_without_any_sign_leaves_a_small_share_not_none() -> None:
     found = estimate_shares(np.full((100, 1), -20, np.float32), np.full(1, 0.3, np.float32))
     assert found[0] == pytest.approx(0.01 * 100 / 200, rel=1e-3)

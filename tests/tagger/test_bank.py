@@ -467,6 +467,17 @@ def test_what_a_label_is_like_is_looked_up_again_by_an_upgrade(model: Model, oth
     np.testing.assert_array_equal(moved["of one that is gone"].vector, older["of one that is gone"].vector)
 
 
+def test_a_label_like_another_means_the_same_after_an_upgrade(model: Model, other_file: Path, tmp_path: Path) -> None:
+    """Whichever comes first by name: "a mark" was looked up before "sofa" was, and so like a sofa."""
+    tagger = Tagger(model).define("sofa", like="lens, eye").define("a mark", like="sofa").define("B", like="a mark")
+    tagger.define("first", like="dog").define("last", like="first").define("first", like="last")  # a circle
+    tagger.save(tmp_path / "bank")
+    moved = Tagger.load(tmp_path / "bank", model=str(other_file), upgrade=True).definitions_
+    for label, other in (("a mark", "sofa"), ("B", "sofa")):
+        np.testing.assert_allclose(moved[label].vector, moved[other].vector, atol=1e-6)
+    assert str(moved["first"]) == "like last"
+
+
 def test_a_bank_without_copies_cannot_move(model: Model, other_file: Path, draw: Draw, tmp_path: Path) -> None:
     Tagger(model, keep_pictures=False).fit([draw(1, "dog")], ["dog"]).save(tmp_path / "bank")
     with pytest.raises(InputError, match="keeps no copies of 1 of its 1 examples, so it cannot move"):

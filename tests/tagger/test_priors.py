@@ -99,6 +99,15 @@ def test_shares_are_estimated_from_a_sample_and_the_bank_stays_as_it_is(
     assert pets.bank_ is before
 
 
+def test_an_estimate_does_not_depend_on_the_priors_so_far(pets: Tagger, draw: Draw) -> None:
+    """A rare label's curve is steeper, and its evidence was taken as if that were so for any share."""
+    sample = [draw(number, "dog") for number in range(30, 70)]
+    before = pets.estimate_priors(sample)
+    assert pets.set_priors(dict.fromkeys(pets.classes_, 0.001)).estimate_priors(sample) == pytest.approx(
+        before, rel=1e-3
+    )
+
+
 def test_no_picture_is_no_sample(pets: Tagger) -> None:
     with pytest.raises(InputError, match="no picture to estimate priors from"):
         pets.estimate_priors([])

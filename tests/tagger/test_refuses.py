@@ -108,6 +108,10 @@ ASKING: dict[str, tuple[Callable[[Tagger], object], str]] = {
     "explain unknown": (lambda tagger: tagger.explain(GOOD, "cta"), "did you mean 'cat'"),
     "examples unknown": (lambda tagger: tagger.examples_("cta"), "did you mean 'cat'"),
     "predict over one": (lambda tagger: tagger.predict(GOOD, threshold=1.5), "threshold is 1.5; give one from 0 to 1"),
+    "predict over no number": (
+        lambda tagger: tagger.predict(GOOD, threshold=float("nan")),
+        "threshold is nan; give one from 0 to 1, or none to take each label's own",
+    ),
     "tag below zero": (lambda tagger: list(tagger.tag(GOOD, threshold=-1.0)), "threshold is -1.0"),
     "bad file": (lambda tagger: tagger.predict([GOOD, __file__]), r"test_refuses\.py cannot be decoded"),
     "missing file": (lambda tagger: tagger.predict_proba("dog.jpg"), r"dog\.jpg: there is no such file"),
@@ -219,6 +223,18 @@ def test_labels_are_names() -> None:
         told_of(None, None, False)
     with pytest.raises(InputError, match="is no text that could be written"):
         label_name(os.fsdecode(b"caf\xe9"))
+
+
+@pytest.mark.parametrize("name", ["red \x1b[31mdog", "do\x07g", "dog\x7f", "do\x00g", "d\x9bog"])
+def test_a_name_has_no_control_characters(name: str) -> None:
+    with pytest.raises(InputError, match="has a control character"):
+        label_name(name)
+
+
+def test_a_name_may_have_joiners_and_marks() -> None:
+    """Emoji of families and Persian need the former, many scripts the latter."""
+    for name in ("👩‍🚀", "می‌خواهم", "नमस्ते"):
+        assert label_name(name) == name
 
 
 def test_one_spelling_of_each_name() -> None:

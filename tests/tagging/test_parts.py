@@ -93,7 +93,7 @@ def test_other_files_are_never_mixed_with_parts(tmp_path: Path) -> None:
         Parts(str(tmp_path), "parquet").manifest()
     with pytest.raises(InputError, match="is a file; name a folder"):
         Parts(str(tmp_path / "notes.txt"), "parquet").manifest()
-    for content in ("{", "[]", "{}", '{"shard": "many"}', "\xff"):
+    for content in ("{", "[]", "{}", '{"shard": "many"}', "\xff", 100_000 * "["):
         (tmp_path / MANIFEST).write_bytes(content.encode("latin-1"))
         with pytest.raises(InputError, match="is damaged; delete"):
             Parts(str(tmp_path), "parquet").manifest()

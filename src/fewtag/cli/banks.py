@@ -151,7 +151,7 @@ def learn(
     tell_meanings(bank, tagger, new)
     warn_of_names(bank, tagger, {name for each in shown for name in each.labels})
     for reason in skipped:
-        print(f"skipped: {reason}", file=sys.stderr)
+        print(f"skipped: {printable(str(reason))}", file=sys.stderr)
     learnt, total = len(shown) - len(skipped), len(tagger.classes_)
     left_out = f", {len(skipped)} skipped" if skipped else ""
     sentence = f"{plural(learnt, 'picture')} learnt{left_out}; {plural(total, 'label')}, {len(new)} of them new"
@@ -405,6 +405,7 @@ def examples(
             for number, each in enumerate(members, 1)
         ]
         write_page(page, f"{name}: {plural(len(members), 'example')}", str(bank), cards)
+        print(f"the page: {page}", file=sys.stderr)
     show(rows, as_json=as_json, title=f"{name}: {plural(len(members), 'example')}")
 
 

@@ -329,7 +329,7 @@ def explain(
     tagger, picture = Tagger.load(model), Picture(image).open()
     heats, chances = tagger.explain_all(picture, labels)
     save_heat(out, picture, heats, chances)
-    said = ", ".join(f"{label} {chance:.0%}" for label, chance in chances.items())
+    said = printable(", ".join(f"{label} {chance:.0%}" for label, chance in chances.items()))
     typer.echo(json.dumps({"out": str(out), "probabilities": chances}) if as_json else f"{out}: {said}")
 
 

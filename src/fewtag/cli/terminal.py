@@ -177,7 +177,7 @@ def show(found: dict[str, dict[str, Any]], *, as_json: bool, title: str) -> None
 
 def tell(bank: Path, sentence: str, facts: dict[str, Any], *, as_json: bool) -> None:
     """Reports what was done to a bank: a line for a person, or an object for a machine."""
-    typer.echo(json.dumps({"bank": str(bank), **facts}) if as_json else f"{bank}: {sentence}")
+    typer.echo(json.dumps({"bank": str(bank), **facts}) if as_json else printable(f"{bank}: {sentence}"))
 
 
 def _without_nan(value: Any) -> Any:

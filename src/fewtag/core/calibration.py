@@ -122,8 +122,9 @@ def steepness(steeper: NDArray[np.float32], shares: NDArray[np.floating]) -> NDA
 
 
 def log_odds(shares: NDArray[np.floating]) -> NDArray[np.float32]:
-    """The logit of shares: log(share / (1 - share))."""
-    return np.asarray(np.log(shares / (1 - shares)), np.float32)
+    """The logit of shares: log(share / (1 - share)); finite even for those that single precision rounds to 0 or 1."""
+    inside = np.clip(shares, 1e-7, 1 - 1e-7)
+    return np.asarray(np.log(inside / (1 - inside)), np.float32)
 
 
 def estimate_shares(

@@ -300,9 +300,13 @@ class Bank:
             raise InputError(f"{len(found)} pictures that speak of label {label!r} are called {example!r}; give {ways}")
         return found
 
+    def spelt(self, label: object) -> str:
+        """A known label's name as it is, since older banks have names that are refused now; any other normalised."""
+        return label if isinstance(label, str) and label in self.definitions else label_name(label)
+
     def find(self, label: object) -> str:
         """A label by its name; raises MissingError if it is unknown."""
-        name = label_name(label)
+        name = self.spelt(label)
         if name not in self.definitions:
             raise MissingError(f"there is no label {name!r}; {nearest(name, self.definitions)}")
         return name
@@ -528,6 +532,12 @@ def _name_sets(names: object, what: str, one: bool) -> list[frozenset[str]]:
     return found
 
 
+def check_threshold(threshold: object) -> None:
+    """Refuses what is neither a probability nor None."""
+    if threshold is not None and not is_share(threshold):
+        raise InputError(f"the threshold is {threshold!r}; give one from 0 to 1, or none to take each label's own")
+
+
 def is_share(value: object) -> bool:
     """Whether a value is a number from 0 to 1, of any numeric library."""
     return isinstance(value, Real) and 0 <= float(value) <= 1
@@ -559,6 +569,8 @@ def label_name(name: object, where: str = "") -> str:
         raise InputError(f"a label{where} is empty; give it a name")
     if not cleaned.isascii() and cleaned.encode(errors="replace").decode() != cleaned:  # a folder in Latin 1, say
         raise InputError(f"label {cleaned!r}{where} is no text that could be written; name it otherwise")
+    if not cleaned.isprintable() and any(unicodedata.category(letter) == "Cc" for letter in cleaned):
+        raise InputError(f"label {cleaned!r}{where} has a control character, which others could not read; take it out")
     if ";" in cleaned:
         raise InputError(f'label {cleaned!r} contains ";", which separates labels in tables; name it otherwise')
     if cleaned.startswith("!"):

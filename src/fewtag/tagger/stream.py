@@ -14,14 +14,24 @@ from numpy.typing import NDArray
 from PIL import __version__ as pillow_version
 
 from fewtag.cache import ArrayRows, Cache, content_digest
-from fewtag.core.calibration import estimate_shares, log_odds, match_shares, sigmoid
+from fewtag.core.calibration import estimate_shares, log_odds, match_shares, sigmoid, steepness
 from fewtag.core.posterior import Classifiers, Places, unit
 from fewtag.errors import InputError, plural, warn
 from fewtag.files import digest
 from fewtag.pictures.decode import DECODING, Decoded, Square, decode, pixel_digest, squash, squash_bytes, thumbnail
 from fewtag.pictures.files import as_text, encoded_bytes, file_name, open_image, several
 from fewtag.pictures.prefetch import batches, prefetch
-from fewtag.tagger.bank import Bank, Definition, Example, Told, by_names_or_none, check_told, define, is_share, words_of
+from fewtag.tagger.bank import (
+    Bank,
+    Definition,
+    Example,
+    Told,
+    by_names_or_none,
+    check_threshold,
+    check_told,
+    define,
+    words_of,
+)
 from fewtag.tagger.model import Model
 
 BATCH = 32
@@ -68,8 +78,7 @@ class Scorer:
     ):
         if not bank.classes:
             raise InputError("no label is known yet; learn one from a picture, or define one by its name")
-        if threshold is not None and not is_share(threshold):
-            raise InputError(f"the threshold is {threshold!r}; give one from 0 to 1, or None for each label's own")
+        check_threshold(threshold)
         self.labels = bank.classes
         self.counts, fitted = bank.counts, [bank.classifier(model, label) for label in bank.classes]
         self.classifiers, self._strengths = Classifiers.of(fitted), model.strengths
@@ -219,7 +228,9 @@ def estimate_priors(
 
     If a share is `said`, each label gets the prior under which these pictures' mean probability equals it.
     """
-    evidence = [scorer.logits(batch) - log_odds(scorer.shares) for batch in places]
+    # without the steepness, which is that of the shares assumed so far
+    steep = steepness(scorer.steeper, scorer.shares)
+    evidence = [(scorer.logits(batch) - log_odds(scorer.shares)) / steep for batch in places]
     if not evidence:
         return {}, 0
     every = np.concatenate(evidence)
@@ -403,8 +414,8 @@ def migrated(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.
         )
     same_words = not model.facts["own_words"] and not facts["own_words"] and facts["words"] == model.words_name
     definitions: dict[str, Definition] = {}
-    # labels defined as like others come last, when those have their new meaning
-    for label, each in sorted(bank.definitions.items(), key=lambda item: item[1].kind == "like"):
+    # a label that is defined as like others comes after those, when they have their new meaning
+    for label, each in sorted(bank.definitions.items(), key=lambda item: _depth(bank, item[0])):
         if each.kind == "like" and not (same_words and _forgotten(each.words, model, definitions)):
             meaning = define(label, model, definitions, like=each.words, vector=None, words=True)
         elif same_words and each.kind != "name" and each.vector is not None:
@@ -423,6 +434,14 @@ def migrated(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.
         for (key, old), places in zip(group, model.encode(pixels), strict=True):
             examples[key] = Example.of(old.said, places, old.name, old.picture)
     return Bank().learn(definitions, examples, afresh=False)
+
+
+def _depth(bank: Bank, label: str, above: tuple[str, ...] = ()) -> int:
+    """How many definitions by other labels lead from a label to known words; a circle ends where it closes."""
+    definition = bank.definitions.get(label)
+    if definition is None or definition.kind != "like" or label in above:
+        return 0
+    return 1 + max(_depth(bank, word, (*above, label)) for word in definition.words)
 
 
 def _forgotten(words: Iterable[str], model: Model, definitions: Mapping[str, Definition]) -> bool:

@@ -176,7 +176,7 @@ class Tagger:
         ('animals/heron',)
         """
         with self._lock:
-            known, old, new = self._bank.definitions, label_name(label), label_name(name)
+            known, old, new = self._bank.definitions, self._bank.spelt(label), label_name(name)
             names = renamed(known, old, new, merge=merge)
             if not names:
                 self._bank.find(old)
@@ -338,7 +338,7 @@ class Tagger:
         It is measured by how much the label's log-odds drop when the part is hidden, in 37 passes of the network. The
         scale is the same for all labels: a label that is not there stays dark.
         """
-        return self.explain_all(image, [label])[0][label_name(label)]
+        return next(iter(self.explain_all(image, [label])[0].values()))
 
     def explain_all(self, image: ImageLike, labels: Sequence[str]) -> tuple[dict[str, Heat], dict[str, float]]:
         """The heat-maps of several labels, and their probabilities."""

@@ -67,7 +67,7 @@ class Parts:
         try:
             manifest = json.loads(read_file(where))
             int(manifest["shard"])
-        except (ValueError, OSError, LookupError, TypeError) as error:
+        except (ValueError, OSError, LookupError, TypeError, RecursionError) as error:
             raise InputError(f"{where} is damaged; delete {self.folder} to begin anew") from error
         return manifest
 
@@ -155,7 +155,7 @@ class Parts:
             note = self._note(read_file(f"{self.folder}/{self.name(shard.number)}"))
             same = note["digest"] == shard.digest and note["tagged"] + note["failed"] == shard.size
             return Counts(int(note["tagged"]), int(note["failed"])) if same else None
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None
 
     def _note(self, content: bytes) -> dict[str, Any]:

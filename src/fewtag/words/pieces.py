@@ -210,7 +210,7 @@ def read_pieces(path: Path, name: str) -> PieceVectors:
             text, rows, scales = (file.get_tensor(key) for key in ("pieces", "rows", "scales"))
         pieces = text.tobytes().decode().split("\n")
         written = (header["format"], header["crc32"])
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, MemoryError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, MemoryError, RecursionError) as error:
         raise InputError(
             f"words {str(path)!r} cannot be read ({type(error).__name__}); get the file again"
         ) from None  # the cause may quote the file
