@@ -138,11 +138,12 @@ class Source:
         ]
 
     def sample(self, count: int, batch: int) -> list[Item]:
-        """A random sample of the pictures, the same each time; from tables, runs of consecutive rows."""
+        """A random sample of the pictures, the same in whatever order they come; from tables, runs of rows."""
         random = np.random.default_rng(0)
         if self.entries:
-            chosen = random.choice(len(self.entries), min(len(self.entries), count), replace=False)
-            return [self.entries[number].item() for number in sorted(chosen)]
+            by_name = sorted(self.entries, key=lambda entry: entry.name)
+            chosen = random.choice(len(by_name), min(len(by_name), count), replace=False)
+            return [by_name[number].item() for number in sorted(chosen)]
         shards = self.shards(count // _STRETCHES)
         order = random.permutation(len(shards))
         enough = int(np.searchsorted(np.cumsum([shards[number].size for number in order]), count)) + 1
