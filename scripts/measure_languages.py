@@ -38,8 +38,8 @@ class Named(Bench):
 
     def __init__(self, packs: Packs, model: Model, cache: Path, phase: str) -> None:
         self.packs, self.model, self.phase, self.images = packs, model, phase, packs.images(phase)
-        with cached_places(model, cache) as space:
-            self.places = np.concatenate(list(encode_stream(model, items_of(self.images.pictures), space=space)))
+        with cached_places(model, cache) as cached:
+            self.places = np.concatenate(list(encode_stream(model, items_of(self.images.pictures), cache=cached)))
         self.called: list[str] = []
         self.meanings: dict[str, Definition] = {}
 

@@ -22,7 +22,7 @@ from packs import Packs, packs_parser
 from fewtag.core.calibration import estimate_shares, log_odds, sigmoid, steepness
 from fewtag.files import write_atomically
 from fewtag.research.bench.results import commit
-from fewtag.tagger.bank import Bank, Definition, Example, Told
+from fewtag.tagger.bank import Annotation, Bank, Definition, Example
 from fewtag.tagger.model import Model, load_model
 from fewtag.tagger.stream import Scorer
 from fewtag.words.pieces import names_a_thing
@@ -51,7 +51,7 @@ def bank_of(
     }
     examples = {
         hashlib.sha256(f"many {row}".encode()).hexdigest(): Example.of(
-            Told(frozenset(mine), complete=True), places[row]
+            Annotation(frozenset(mine), complete=True), places[row]
         )
         for row, mine in shown.items()
     }

@@ -136,7 +136,7 @@ class Cache:
         while idle:
             idle.pop()[1].close()
 
-    def space(self, kind: str, what: str, key: str, shape: Sequence[int], dtype: str) -> "ArrayRows":
+    def arrays(self, kind: str, what: str, key: str, shape: Sequence[int], dtype: str) -> "ArrayRows":
         """Rows that are arrays of this shape and type."""
         import numpy as np
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from fewtag import InputError, Tagger
 from fewtag.pictures.files import encoded_bytes, open_image, several
-from fewtag.tagger.bank import label_name, told_of
+from fewtag.tagger.bank import annotations_of, label_name
 from fewtag.tagger.model import Model
 
 Draw = Callable[..., Image.Image]
@@ -216,11 +216,11 @@ def test_a_damaged_pil_image_is_named(tmp_path: Path) -> None:
 
 def test_labels_are_names() -> None:
     with pytest.raises(InputError, match="label of image number 2 is 7, of type int"):
-        told_of([["dog"], ["dog", 7]], None, False)
+        annotations_of([["dog"], ["dog", 7]], None, False)
     with pytest.raises(InputError, match="labels of image number 1 are 7"):
-        told_of([7], None, False)
+        annotations_of([7], None, False)
     with pytest.raises(InputError, match="found None"):
-        told_of(None, None, False)
+        annotations_of(None, None, False)
     with pytest.raises(InputError, match="is no text that could be written"):
         label_name(os.fsdecode(b"caf\xe9"))
 

@@ -157,7 +157,7 @@ def test_workers_use_the_shares_that_were_estimated_before_them(
     cli: Cli, bank: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In their processes a sample is as large as ever: an estimate of their own would find too few pictures."""
-    monkeypatch.setattr("fewtag.tagging.run.SMALLEST_SAMPLE", 2)
+    monkeypatch.setattr("fewtag.tagging.run.SMALLEST_PRIOR_SAMPLE", 2)
     assert cli("tag", bank, photos, "--out", "here.csv", "--scores").code == 0
     assert cli("tag", bank, photos, "--out", "there.csv", "--scores", "--engine", "ray", "--workers", 1).code == 0
     here, there = (json.loads(Path(f"{name}.csv.run.json").read_text())["shares"] for name in ("here", "there"))

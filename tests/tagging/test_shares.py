@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("small_sample")
 @pytest.fixture
 def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve pictures are a sample, of a source of at least ten."""
-    monkeypatch.setattr(run, "SAMPLE", 16)
-    monkeypatch.setattr(run, "SMALLEST_SAMPLE", 10)
+    monkeypatch.setattr(run, "PRIOR_SAMPLE", 16)
+    monkeypatch.setattr(run, "SMALLEST_PRIOR_SAMPLE", 10)
 
 
 @pytest.fixture

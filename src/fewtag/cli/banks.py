@@ -392,7 +392,7 @@ def examples(
     name = contents.find(label)
     members = [contents.examples[key] for key in contents.members[name]]
     rows: dict[str, dict[str, Any]] = {
-        str(number): {"name": example.name, "shows": ", ".join(sorted(example.said.labels))}
+        str(number): {"name": example.name, "shows": ", ".join(sorted(example.annotation.labels))}
         for number, example in enumerate(members, 1)
     }
     if page is not None:
@@ -400,7 +400,7 @@ def examples(
             Card(
                 f"{number}  {each.name}",
                 embed_bytes(each.picture),
-                [(each_label, "tag") for each_label in sorted(each.said.labels)],
+                [(each_label, "tag") for each_label in sorted(each.annotation.labels)],
             )
             for number, each in enumerate(members, 1)
         ]

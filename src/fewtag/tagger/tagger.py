@@ -17,8 +17,15 @@ from fewtag.files import StrPath, digest, locked
 from fewtag.pictures.decode import Decoded, Square, pixel_digest, squash
 from fewtag.pictures.files import ImageLike, is_one, open_image, several
 from fewtag.tagger import hub, stream
-from fewtag.tagger.bank import Bank, Definition, by_names_or_none, define, is_share, label_name, renamed, told_of
-from fewtag.tagger.bank_file import prototypes, read_bank, read_header, refuse_derived, refuse_examples, write_bank
+from fewtag.tagger.bank import Bank, Definition, annotations_of, by_names_or_none, define, is_share, label_name, renamed
+from fewtag.tagger.bank_file import (
+    read_bank,
+    read_header,
+    refuse_derived,
+    refuse_examples,
+    without_examples,
+    write_bank,
+)
 from fewtag.tagger.explain import Heat, heat_map, hide_parts
 from fewtag.tagger.model import Model, load_model, load_model_of
 from fewtag.tagger.stream import BATCH, Scorer, Tagged
@@ -314,8 +321,8 @@ class Tagger:
         scorer, items = self.scorer(threshold), stream.items_of(images)
 
         def rows() -> Iterator[Tagged]:
-            with stream.cached_places(self.model, cache) as space:
-                for some in stream.tag_stream(self.model, scorer, items, batch=batch, space=space):
+            with stream.cached_places(self.model, cache) as cached:
+                for some in stream.tag_stream(self.model, scorer, items, batch=batch, cache=cached):
                     yield from some
                     if progress is not None:
                         progress(len(some))
@@ -377,7 +384,7 @@ class Tagger:
             same = self._saved is not None and self._saved[0] == target.resolve()
             if same and target.exists():
                 self._catch_up(target)
-            kept = self._bank if examples else prototypes(self._bank, self.model)
+            kept = self._bank if examples else without_examples(self._bank, self.model)
             write_bank(target, kept, self.model, self.thresholds_)
             if examples or same:
                 self._note_saved(target, read_header(target))
@@ -436,11 +443,13 @@ class Tagger:
     from_pretrained = classmethod(hub.from_pretrained)
 
     def _learn(self, images: Images, said: Saying, afresh: bool, on_error: OnError, progress: Progress) -> Self:
-        pictures, told = several(images), told_of(*said, one=is_one(images))
-        names = sorted(frozenset().union(*(each.labels for each in told)))
+        pictures, annotations = several(images), annotations_of(*said, one=is_one(images))
+        names = sorted(frozenset().union(*(each.labels for each in annotations)))
         known = self._bank.examples
-        refused = self._bank.definitions_of_absent(told, names, afresh)
-        learnt = stream.encode_examples(self.model, pictures, told, known, self.keep_pictures, on_error, progress)
+        refused = self._bank.definitions_of_absent(annotations, names, afresh)
+        learnt = stream.encode_examples(
+            self.model, pictures, annotations, known, self.keep_pictures, on_error, progress
+        )
         if not afresh:
             stream.warn_of_contradictions(known, learnt)
         with self._lock:

@@ -136,8 +136,8 @@ def check_bank(
         more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
         raise InputError(f"none of the pictures shows a label of the bank: they show {', '.join(unknown[:5])}{more}")
     rows, targets, skipped = [], [], []
-    with cached_places(tagger.model, cache) as space:
-        batches = tag_stream(tagger.model, scorer, items_of([each.picture for each in shown]), space=space)
+    with cached_places(tagger.model, cache) as cached:
+        batches = tag_stream(tagger.model, scorer, items_of([each.picture for each in shown]), cache=cached)
         for row, each in zip(itertools.chain.from_iterable(batches), shown, strict=True):
             progress(1)
             if row.failure:
@@ -161,7 +161,7 @@ class _LeakCountingScorer(Scorer):
 
     def __init__(self, bank: Bank, model: Model, shares: Mapping[str, float] | None) -> None:
         super().__init__(bank, model, shares=shares)
-        self._examples, self.taught = np.array([each.seen[1] for each in bank.examples.values()], np.float32), [0]
+        self._examples, self.taught = np.array([each.pooled.mean for each in bank.examples.values()], np.float32), [0]
 
     def probabilities(self, places: Places) -> NDArray[np.float32]:
         if len(self._examples):

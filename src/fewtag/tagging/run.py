@@ -26,7 +26,7 @@ LOCAL_SHARD = 256
 # several, so that a slow worker takes fewer shards, instead of all others waiting for its last one
 _SHARDS_A_WORKER = 4
 _DOWNLOADS_AT_ONCE = 16
-SAMPLE, SMALLEST_SAMPLE = 256, 100
+PRIOR_SAMPLE, SMALLEST_PRIOR_SAMPLE = 256, 100
 """Pictures by which the labels' shares are estimated, and the fewest that are enough."""
 
 
@@ -120,8 +120,8 @@ def tag(
             if missing:
                 advance = begin(output.task, sum(shard.size for shard in missing))
                 work = Work(b"", scored, options, output.parts, output.shares)
-                with cached_places(tagger.model, options.cache) as space:
-                    output.done |= finish_shards(tagger.model, scorer, missing, work, space, advance)
+                with cached_places(tagger.model, options.cache) as cached:
+                    output.done |= finish_shards(tagger.model, scorer, missing, work, cached, advance)
         ended = time.time()
         if look is not None:
             look(output.rows(source))
@@ -189,8 +189,8 @@ def tag_rows(bank: Path, sources: Sequence[str] | Source, options: Options) -> R
                 yield item
 
     scorer = tagger.scorer(options.threshold, shares)
-    with cached_places(tagger.model, options.cache) as space:
-        for rows in tag_stream(tagger.model, scorer, items(), batch=options.batch, space=space):
+    with cached_places(tagger.model, options.cache) as cached:
+        for rows in tag_stream(tagger.model, scorer, items(), batch=options.batch, cache=cached):
             yield from ((waiting.popleft(), row) for row in rows)
 
 
@@ -201,15 +201,15 @@ def shares_in(source: Source, tagger: Tagger, options: Options, begin: Begin = u
     same for every run and engine, and in the cache afterwards. A label with its own threshold is left out, and keeps
     the probabilities that the threshold was chosen by.
     """
-    if options.prior == "bank" or (options.prior == "estimate" and len(source) < SMALLEST_SAMPLE):
+    if options.prior == "bank" or (options.prior == "estimate" and len(source) < SMALLEST_PRIOR_SAMPLE):
         return {}
     known = tagger.definitions_
     asked = [label for label in tagger.classes_ if known[label].prior is None and known[label].threshold is None]
     said = None if options.prior == "estimate" else options.prior
     unless_seen = {} if said is None else dict.fromkeys(asked, said)
-    if not asked or len(source) < SMALLEST_SAMPLE:
+    if not asked or len(source) < SMALLEST_PRIOR_SAMPLE:
         return unless_seen
-    items = source.sample(SAMPLE, options.batch)
+    items = source.sample(PRIOR_SAMPLE, options.batch)
     advance = begin("estimating how common each label is", len(items))
 
     def counted(batches: Iterator[Places]) -> Iterator[Places]:
@@ -217,10 +217,10 @@ def shares_in(source: Source, tagger: Tagger, options: Options, begin: Begin = u
             advance(len(batch))
             yield batch
 
-    with cached_places(tagger.model, options.cache) as space:
-        places = stream.encode_stream(tagger.model, items, batch=options.batch, space=space, skip_bad=True)
+    with cached_places(tagger.model, options.cache) as cached:
+        places = stream.encode_stream(tagger.model, items, batch=options.batch, cache=cached, skip_bad=True)
         found, count = stream.estimate_priors(tagger.scorer(), counted(places), said)
-    return {label: round(found[label], 6) for label in asked} if count >= SMALLEST_SAMPLE // 2 else unless_seen
+    return {label: round(found[label], 6) for label in asked} if count >= SMALLEST_PRIOR_SAMPLE // 2 else unless_seen
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def finish_shards(
     scorer: Scorer,
     shards: Sequence[Shard],
     work: Work,
-    space: ArrayRows | None,
+    cache: ArrayRows | None,
     advance: Advance = lambda _: None,
 ) -> dict[int, Counts]:
     """Writes each shard's rows as a part; the network does not idle between shards."""
@@ -258,7 +258,7 @@ def finish_shards(
     rows: list[Tagged] = []
     waiting = list(reversed(shards))
     finished = {}
-    for batch in tag_stream(model, scorer, items, batch=options.batch, scores=scores, space=space, loaders=loaders):
+    for batch in tag_stream(model, scorer, items, batch=options.batch, scores=scores, cache=cache, loaders=loaders):
         rows += batch
         advance(len(batch))
         while waiting and len(rows) >= waiting[-1].size:
