@@ -440,9 +440,9 @@ class ArrayRows(Blobs):
         import numpy as np
 
         found = self.get_bytes(digests)
-        there = [place for place, digest in enumerate(digests) if digest in found]
-        whole = b"".join([found[digests[place]] for place in there])
-        return there, np.frombuffer(whole, self.dtype).reshape(len(there), *self.shape)
+        there = [index for index, digest in enumerate(digests) if digest in found]
+        joined = b"".join([found[digests[index]] for index in there])
+        return there, np.frombuffer(joined, self.dtype).reshape(len(there), *self.shape)
 
     def put_many(self, digests: Sequence[bytes], rows: "np.ndarray") -> None:
         """Stores the rows that are not there yet, as many as fit, in one transaction."""

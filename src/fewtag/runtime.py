@@ -77,8 +77,8 @@ class Network:
         if self.wanted != "auto":
             return self.wanted
         spec = find_spec("onnxruntime")
-        places = (spec and spec.submodule_search_locations) or ()
-        return "cuda" if any(next(Path(place).glob("capi/*providers_cuda*"), None) for place in places) else "cpu"
+        folders = (spec and spec.submodule_search_locations) or ()
+        return "cuda" if any(next(Path(folder).glob("capi/*providers_cuda*"), None) for folder in folders) else "cpu"
 
     @property
     def device(self) -> str:

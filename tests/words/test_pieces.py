@@ -235,7 +235,7 @@ def test_a_batch_is_its_rows(shipped: PieceVectors) -> None:
 
 
 def test_a_thousand_names_take_no_time(shipped: PieceVectors) -> None:
-    words = [piece for piece in shipped._places if piece.isalpha() and len(piece) > 3]
+    words = [piece for piece in shipped._row_of if piece.isalpha() and len(piece) > 3]
     labels = [f"{words[3 * number]} {words[7 * number]}s" for number in range(1_000)]
     shortest = min(_seconds(shipped, labels) for _ in range(3))
     assert shortest < 10  # 0.06, without the tests' checks of every argument

@@ -109,8 +109,8 @@ class Parts:
             ).encode()
             content = json.dumps(note | {"sum": digest(lines)}).encode() + b"\n" + lines
         else:
-            buffer, failed = io.BytesIO(), [(place, row) for place, row in enumerate(rows) if row.failure]
-            note["failures"] = [(place, as_text(row.image), row.failure) for place, row in failed]
+            buffer, failed = io.BytesIO(), [(position, row) for position, row in enumerate(rows) if row.failure]
+            note["failures"] = [(position, as_text(row.image), row.failure) for position, row in failed]
             parquet.write_records(buffer, (record(row, labels) for row in good), labels, note)
             content = buffer.getvalue()
         # a checksum detects lines lost in a power cut, which are then made again, so there is no need to wait 20 ms for
@@ -126,8 +126,8 @@ class Parts:
                 facts = [json.loads(line) for line in content.decode().split("\n")[1:] if line]
             else:
                 facts = parquet.open_part(content).read().to_pylist()
-                for place, image, why in self._note(content)["failures"]:
-                    facts.insert(place, {"image": image, "failure": why})
+                for position, image, why in self._note(content)["failures"]:
+                    facts.insert(position, {"image": image, "failure": why})
             for row in facts:
                 tags, scores = tuple(row.get("tags", ())), row.get("scores") or {}
                 yield Tagged(row["image"], tags, scores, row.get("failure", ""))
@@ -162,7 +162,7 @@ class Parts:
         """The metadata of a part; raises ValueError if it is damaged."""
         if self.ending == "parquet":
             note = json.loads(parquet.open_part(content).metadata.metadata[parquet.NOTE])
-            sound = len([place for place, _image, _why in note["failures"]]) == note["failed"]
+            sound = len([position for position, _image, _why in note["failures"]]) == note["failed"]
         else:
             first, _, rows = content.partition(b"\n")
             note = json.loads(first)
