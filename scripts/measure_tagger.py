@@ -19,7 +19,7 @@ from make_models import Encoded
 from numpy.typing import NDArray
 from packs import Packs, packs_parser
 
-from fewtag.core.calibration import best_threshold, estimate_shares, log_odds, match_shares, sigmoid, steepness
+from fewtag.core.calibration import best_threshold, estimate_priors, log_odds, match_priors, sigmoid, steepness
 from fewtag.core.metrics import average_precision, precision_recall_f1
 from fewtag.core.posterior import Vectors
 from fewtag.files import write_atomically
@@ -157,12 +157,12 @@ def rare(bench: Bench, guides: Vectors, shots: int, pools: dict[str, Any], *, es
         scorer, logits, shown = bench.scored(bank, rows)
         mine = scorer.labels.index(pool["label"])
         sample = np.random.default_rng(0).permutation(len(rows))[:PRIOR_SAMPLE]
-        evidence = logits - log_odds(scorer.shares)
+        evidence = logits - log_odds(scorer.priors)
         rare_share = np.full(len(scorer.labels), RARE, np.float32)
         shares = (
-            estimate_shares(evidence[sample], scorer.shares)
+            estimate_priors(evidence[sample], scorer.priors)
             if estimate
-            else match_shares(evidence[sample], scorer.steeper, rare_share)
+            else match_priors(evidence[sample], scorer.steeper, rare_share)
         )
         moved = steepness(scorer.steeper, shares) * evidence + log_odds(shares)
         chances = sigmoid(moved[:, mine].astype(np.float64))

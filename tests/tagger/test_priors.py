@@ -68,8 +68,8 @@ def test_a_share_that_is_none_is_refused(pets: Tagger, share: float) -> None:
 
 def test_a_scorer_takes_shares_for_labels_without_a_prior_of_their_own(pets: Tagger) -> None:
     pets.set_priors({"dog": 0.02})
-    scorer = pets.scorer(shares={"dog": 0.9, "cat": 0.9})
-    assert dict(zip(scorer.labels, scorer.shares.tolist(), strict=True)) == pytest.approx(
+    scorer = pets.scorer(priors={"dog": 0.9, "cat": 0.9})
+    assert dict(zip(scorer.labels, scorer.priors.tolist(), strict=True)) == pytest.approx(
         {"cat": 0.9, "dog": 0.02, "sofa": 0.3, "zebra": 0.3}
     )
     assert pets.priors_["cat"] == pytest.approx(0.3), "the bank stays as it is"

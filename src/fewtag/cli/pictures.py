@@ -247,7 +247,7 @@ def check(
     """
     from fewtag.cli.banks import check_writable
     from fewtag.tagger.tagger import Tagger
-    from fewtag.tagging.check import check_bank, shares_of
+    from fewtag.tagging.check import check_bank, priors_of
     from fewtag.tagging.examples import missing, read_examples, without_guesses
     from fewtag.tagging.run import Options
 
@@ -268,9 +268,9 @@ def check(
         print(f"fewtag: left out {guesses}; --all-rows counts these too, if they are right", file=sys.stderr)
     tagger = Tagger.load(bank)
     with Bars() as bars:
-        shares = shares_of(shown, tagger, Options(prior=asked, cache=kept), bars.begin)
+        priors = priors_of(shown, tagger, Options(prior=asked, cache=kept), bars.begin)
         measure = partial(check_bank, tagger, shown, cache=kept, skip_bad=skip_bad)
-        found = measure(prior=asked, shares=shares, progress=bars.begin("checking", len(shown)))
+        found = measure(prior=asked, priors=priors, progress=bars.begin("checking", len(shown)))
         if set_priors:
             tagger.set_priors(found.priors)
         if set_priors and set_thresholds:  # thresholds must fit the probabilities under the new priors

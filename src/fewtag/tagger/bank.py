@@ -553,11 +553,11 @@ def _name_sets(names: object, what: str, one: bool) -> list[frozenset[str]]:
 
 def check_threshold(threshold: object) -> None:
     """Refuses what is neither a probability nor None."""
-    if threshold is not None and not is_share(threshold):
+    if threshold is not None and not is_probability(threshold):
         raise InputError(f"the threshold is {threshold!r}; give one from 0 to 1, or none to take each label's own")
 
 
-def is_share(value: object) -> bool:
+def is_probability(value: object) -> bool:
     """Whether a value is a number from 0 to 1, of any numeric library."""
     return isinstance(value, Real) and 0 <= float(value) <= 1
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import __version__ as pillow_version
 
 from fewtag.cache import ArrayRows, Cache, content_digest
-from fewtag.core.calibration import estimate_shares, log_odds, match_shares, sigmoid, steepness
+from fewtag.core.calibration import estimate_priors, log_odds, match_priors, sigmoid, steepness
 from fewtag.core.posterior import Classifiers, Places, unit
 from fewtag.errors import InputError, plural, warn
 from fewtag.files import digest
@@ -69,12 +69,11 @@ class Item(NamedTuple):
 class Scorer:
     """A snapshot of a bank's labels, ready to score; later teaching does not change it.
 
-    `threshold` replaces each label's own; `shares` are the shares of pictures that show labels, where the bank has none
-    of its own.
+    `threshold` replaces each label's own; `priors` are for labels for which the bank has none of its own.
     """
 
     def __init__(
-        self, bank: Bank, model: Model, threshold: float | None = None, shares: Mapping[str, float] | None = None
+        self, bank: Bank, model: Model, threshold: float | None = None, priors: Mapping[str, float] | None = None
     ):
         if not bank.classes:
             raise InputError("no label is known yet; learn one from a picture, or define one by its name")
@@ -83,13 +82,13 @@ class Scorer:
         self.counts, fitted = bank.counts, [bank.classifier(model, label) for label in bank.classes]
         self.classifiers, self._strengths = Classifiers.of(fitted), model.strengths
         calibration, own = model.calibration, [bank.definitions[label] for label in bank.classes]
-        usual = [(shares or {}).get(label, calibration.share) for label in bank.classes]
+        usual = [(priors or {}).get(label, calibration.share) for label in bank.classes]
         given = [each.prior if each.prior is not None else other for each, other in zip(own, usual, strict=True)]
-        self.shares = np.array(given, np.float32)
+        self.priors = np.array(given, np.float32)
         noes, coherence = np.array([[each.noes, each.coherence] for each in fitted], np.float32).T
         self.steeper = calibration.steeper(self.counts, coherence)
-        self.slopes, self.offsets = calibration.curves(self.counts, noes, self.shares, coherence)
-        self.thresholds = calibration.threshold(self.counts, self.shares)
+        self.slopes, self.offsets = calibration.curves(self.counts, noes, self.priors, coherence)
+        self.thresholds = calibration.threshold(self.counts, self.priors)
         for column, each in enumerate(own):
             if threshold is not None or each.threshold is not None:
                 self.thresholds[column] = threshold if threshold is not None else each.threshold
@@ -221,23 +220,23 @@ def encode_stream(
             yield places_of(model, good, cache)
 
 
-def estimate_priors(
+def priors_by_sample(
     scorer: Scorer, places: Iterable[Places], said: float | None = None
 ) -> tuple[dict[str, float], int]:
     """The estimated share of pictures like these that show each label, and how many pictures there were.
 
     If a share is `said`, each label gets the prior under which these pictures' mean probability equals it.
     """
-    # without the steepness, which is that of the shares assumed so far
-    steep = steepness(scorer.steeper, scorer.shares)
-    evidence = [(scorer.logits(batch) - log_odds(scorer.shares)) / steep for batch in places]
+    # without the steepness, which is that of the priors assumed so far
+    steep = steepness(scorer.steeper, scorer.priors)
+    evidence = [(scorer.logits(batch) - log_odds(scorer.priors)) / steep for batch in places]
     if not evidence:
         return {}, 0
     every = np.concatenate(evidence)
     if said is None:
-        found = estimate_shares(every, scorer.shares)
+        found = estimate_priors(every, scorer.priors)
     else:
-        found = match_shares(every, scorer.steeper, np.full(len(scorer.labels), said, np.float32))
+        found = match_priors(every, scorer.steeper, np.full(len(scorer.labels), said, np.float32))
     return dict(zip(scorer.labels, found.tolist(), strict=True)), sum(map(len, evidence))
 
 

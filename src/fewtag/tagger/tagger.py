@@ -17,7 +17,16 @@ from fewtag.files import StrPath, digest, locked
 from fewtag.pictures.decode import Decoded, Square, pixel_digest, squash
 from fewtag.pictures.files import ImageLike, is_one, open_image, several
 from fewtag.tagger import hub, stream
-from fewtag.tagger.bank import Bank, Definition, annotations_of, by_names_or_none, define, is_share, label_name, renamed
+from fewtag.tagger.bank import (
+    Bank,
+    Definition,
+    annotations_of,
+    by_names_or_none,
+    define,
+    is_probability,
+    label_name,
+    renamed,
+)
 from fewtag.tagger.bank_file import (
     read_bank,
     read_header,
@@ -197,7 +206,7 @@ class Tagger:
     def set_thresholds(self, thresholds: Mapping[str, float | None]) -> Self:
         """Set the probabilities from which these labels are given; None restores the model's own threshold."""
         for label, value in thresholds.items():
-            if value is not None and not is_share(value):
+            if value is not None and not is_probability(value):
                 raise InputError(f"the threshold of label {label!r} is {value!r}; give one from 0 to 1, or None")
         return self._set("threshold", thresholds)
 
@@ -207,7 +216,7 @@ class Tagger:
         Probabilities change with it (prior shift), and so do thresholds that were not set explicitly.
         """
         for label, value in priors.items():
-            if value is not None and (not is_share(value) or value in {0, 1}):
+            if value is not None and (not is_probability(value) or value in {0, 1}):
                 raise InputError(f"the share of pictures with label {label!r} is {value!r}; give one between 0 and 1")
         return self._set("prior", priors)
 
@@ -246,7 +255,7 @@ class Tagger:
     @property
     def priors_(self) -> Mapping[str, float]:
         """The share of pictures that are assumed to show each label."""
-        return self._scored("shares")
+        return self._scored("priors")
 
     @property
     def definitions_(self) -> Mapping[str, Definition]:
@@ -264,7 +273,7 @@ class Tagger:
         """The probability from which each label is given."""
         return self._scored("thresholds")
 
-    def _scored(self, what: Literal["shares", "thresholds"]) -> Mapping[str, float]:
+    def _scored(self, what: Literal["priors", "thresholds"]) -> Mapping[str, float]:
         if not self._bank.classes:
             return MappingProxyType({})
         scorer = self.scorer()
@@ -332,9 +341,9 @@ class Tagger:
     def estimate_priors(self, images: Images) -> dict[str, float]:
         """The share of pictures like these that show each label, by expectation maximisation on their probabilities.
 
-        A random sample of a few hundred pictures is enough. The bank is not changed: `set_priors` stores the shares.
+        A random sample of a few hundred pictures is enough. The bank is not changed: `set_priors` stores them.
         """
-        found, count = stream.estimate_priors(self.scorer(), stream.encode_stream(self.model, stream.items_of(images)))
+        found, count = stream.priors_by_sample(self.scorer(), stream.encode_stream(self.model, stream.items_of(images)))
         if not count:
             raise InputError("there is no picture to estimate priors from; give some hundred")
         return found
@@ -479,6 +488,6 @@ class Tagger:
     def _note_saved(self, path: Path, header: dict[str, Any]) -> None:
         self._saved, self._changes = (path.resolve(), header), []
 
-    def scorer(self, threshold: float | None = None, shares: Mapping[str, float] | None = None) -> Scorer:
+    def scorer(self, threshold: float | None = None, priors: Mapping[str, float] | None = None) -> Scorer:
         """A snapshot of the labels, ready to score; `threshold` replaces each label's own."""
-        return Scorer(self._bank, self.model, threshold, shares)
+        return Scorer(self._bank, self.model, threshold, priors)

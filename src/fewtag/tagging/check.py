@@ -20,7 +20,7 @@ from fewtag.tagger.model import Model
 from fewtag.tagger.stream import SAME, Scorer, cached_places, items_of, tag_stream
 from fewtag.tagger.tagger import Tagger
 from fewtag.tagging.examples import Shown
-from fewtag.tagging.run import Options, shares_in
+from fewtag.tagging.run import Options, priors_in
 from fewtag.tagging.sources import Entry, Source
 
 BINS = 5
@@ -66,7 +66,7 @@ class Check:
     unknown: list[str] = field(default_factory=list)
     """Labels of the pictures that the bank does not know; they are not counted."""
     prior: str = "bank"
-    """Source of the shares of labels for which the bank has none: "bank", "estimate", or a number."""
+    """Source of the priors of labels for which the bank has none: "bank", "estimate", or a number."""
     shares: dict[str, float] = field(default_factory=dict)
     """The share of pictures that are assumed to show each label."""
     taught: int = 0
@@ -111,11 +111,11 @@ _PRIORS = {
 }
 
 
-def shares_of(shown: Sequence[Shown], tagger: Tagger, options: Options, begin: Begin = unwatched) -> dict[str, float]:
-    """The shares that `tag` would assume for these pictures."""
+def priors_of(shown: Sequence[Shown], tagger: Tagger, options: Options, begin: Begin = unwatched) -> dict[str, float]:
+    """The priors that `tag` would assume for these pictures."""
     pictures = [each.picture for each in shown]
     entries = [Entry(str(each), str(each.path.absolute()), None, each.offset, each.size) for each in pictures]
-    return shares_in(Source(entries), tagger, options, begin)
+    return priors_in(Source(entries), tagger, options, begin)
 
 
 def check_bank(
@@ -123,13 +123,13 @@ def check_bank(
     shown: Sequence[Shown],
     *,
     prior: float | str = "bank",
-    shares: Mapping[str, float] | None = None,
+    priors: Mapping[str, float] | None = None,
     cache: Path | None = None,
     skip_bad: bool = False,
     progress: Callable[[int], None] = lambda _count: None,
 ) -> Check:
-    """Scores every label of the bank on every picture; `shares`, made by `prior`, are for labels without a prior."""
-    scorer = _LeakCountingScorer(tagger.bank_, tagger.model, shares=shares)
+    """Scores every label of the bank on every picture; `priors`, made by `prior`, are for labels without one."""
+    scorer = _LeakCountingScorer(tagger.bank_, tagger.model, priors=priors)
     labels = scorer.labels
     unknown = sorted({name for each in shown for name in each.labels} - set(labels))
     if unknown and not set(labels) & {name for each in shown for name in each.labels}:
@@ -150,17 +150,17 @@ def check_bank(
     if not rows:
         raise InputError(f"none of the {len(shown)} pictures can be read; the first: {skipped[0]}")
     thresholds = dict(zip(labels, scorer.thresholds.tolist(), strict=True))
-    taken = {label: round(share, 6) for label, share in zip(labels, scorer.shares.tolist(), strict=True)}
+    taken = {label: round(prior, 6) for label, prior in zip(labels, scorer.priors.tolist(), strict=True)}
     found = _check(np.array(rows, np.float32), np.array(targets, bool), thresholds, skipped)
-    whence = str(prior) if shares else "bank"
+    whence = str(prior) if priors else "bank"
     return replace(found, unknown=unknown, prior=whence, shares=taken, taught=sum(scorer.taught))
 
 
 class _LeakCountingScorer(Scorer):
     """A scorer that counts pictures that the bank was taught with, whose scores say nothing about other pictures."""
 
-    def __init__(self, bank: Bank, model: Model, shares: Mapping[str, float] | None) -> None:
-        super().__init__(bank, model, shares=shares)
+    def __init__(self, bank: Bank, model: Model, priors: Mapping[str, float] | None) -> None:
+        super().__init__(bank, model, priors=priors)
         self._examples, self.taught = np.array([each.pooled.mean for each in bank.examples.values()], np.float32), [0]
 
     def probabilities(self, places: Places) -> NDArray[np.float32]:

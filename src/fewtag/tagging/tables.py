@@ -177,7 +177,7 @@ class Output:
 
     `begun` is the manifest of an earlier run of the same command, if there was one; `done` are the finished shards, of
     which that run finished `finished_before`; `task` is the text of the progress bar, which mentions them. The labels'
-    `shares` are set before the first row, and from then on are those of the manifest.
+    `priors` are set before the first row, and from then on are those of the manifest, there called `shares`.
     """
 
     def __init__(self, out: str, table: Path | None, about: dict[str, Any], shard: int | None) -> None:
@@ -186,7 +186,7 @@ class Output:
         self.done: dict[int, Counts] = {}
         self.finished_before, self.task = 0, "tagging"
         self.begun = self.parts.begun(about, shard)
-        self.shares: dict[str, float] = {} if self.begun is None else dict(self.begun.get("shares", {}))
+        self.priors: dict[str, float] = {} if self.begun is None else dict(self.begun.get("shares", {}))
 
     def missing(self, source: Source, size: int) -> list[Shard]:
         """The unfinished shards, of `size` pictures each unless an earlier run used another size.
@@ -194,7 +194,7 @@ class Output:
         Called once all checks have passed, since it is the first to write: a refused command leaves nothing behind.
         """
         if self.begun is None:
-            self.begun = self._about | {"shares": self.shares, "shard": size}
+            self.begun = self._about | {"shares": self.priors, "shard": size}
             self.parts.begin(self.begun)
             return source.shards(size)
         shards = source.shards(int(self.begun["shard"]))
@@ -236,7 +236,7 @@ class Output:
             # table
             ours = [_sum(path) for path in (part, out) if path.exists()]
             # pictures of several sources are named relative to the working directory
-            facts = {**self._about, "cwd": str(Path.cwd()), "shares": self.shares, "tables": ours}
+            facts = {**self._about, "cwd": str(Path.cwd()), "shares": self.priors, "tables": ours}
             facts |= {"labels": list(given), "rows": guesses.getvalue()}
             write_atomically(record_of(out), json.dumps(facts, indent=2).encode())
 
