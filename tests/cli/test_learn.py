@@ -488,7 +488,7 @@ def test_in_a_complete_table_an_empty_row_shows_nothing(cli: Cli, learn: Cli, al
     assert learn(album / "labels.csv").out == "new.fewtag: 1 picture learnt; 1 label, 1 of them new\n"
     assert learn(album / "labels.csv", "--complete").out == "new.fewtag: 3 pictures learnt; 1 label, 0 of them new\n"
     examples = Tagger.load("new.fewtag").bank_.examples.values()
-    assert sorted((sorted(each.annotation.labels), each.annotation.complete) for each in examples) == [
+    assert sorted((sorted(each.labels), each.complete) for each in examples) == [
         ([], True),
         ([], True),
         (["dog"], True),
@@ -668,7 +668,7 @@ def test_no_pictures_holds_for_these_pictures_where_others_have_copies(cli: Cli,
     assert learn(album / "dog0.png", "--label", "dog").code == 0
     assert cli("learn", "new.fewtag", album / "cat1.png", "--label", "cat", "--no-pictures").code == 0
     tagger = Tagger.load("new.fewtag")
-    assert {name: bool(each.picture) for each in tagger.bank_.examples.values() for name in each.annotation.labels} == {
+    assert {name: bool(each.picture) for each in tagger.bank_.examples.values() for name in each.labels} == {
         "dog": True,
         "cat": False,
     }

@@ -165,8 +165,8 @@ def test_complete_pictures_count_in_full_up_to_a_limit_of_their_own(
     examples = numbered(model, 300, lambda number: Annotation(frozenset({"dog"}), complete=number % 2 == 0))
     said = Bank().learn(names, examples, afresh=False).fit_set("cat")
     assert (len(said.no), len(said.complete), len(said.unnamed)) == (0, 100, UNNAMED)
-    assert all(examples[key].annotation.complete for key in said.complete)
-    assert not any(examples[key].annotation.complete for key in said.unnamed)
+    assert all(examples[key].complete for key in said.complete)
+    assert not any(examples[key].complete for key in said.unnamed)
 
 
 def test_a_fit_looks_at_the_weights_of_each_kind(model: Model, draw: Draw, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from fewtag.cli.terminal import (
     Root,
     SkipBad,
     check_page,
+    note,
     printable,
     refuse_given,
     show,
@@ -200,7 +201,7 @@ def _to_terminal(
             facts = {"image": row.image, "failure": row.failure} if row.failure else record(row, list(row.scores))
             print(json.dumps(facts), flush=True)
         elif row.failure:
-            print(f"fewtag: {printable(row.failure)}", file=sys.stderr)
+            note(row.failure)
         else:
             shown = [name for name in row.scores if name in row.tags] if not options.scores else list(row.scores)
             ranked = sorted(shown, key=lambda name: -row.scores[name])
@@ -265,7 +266,7 @@ def check(
         raise InputError(f"{truth} is as `fewtag tag` wrote it, no truth; mend it, or give --all-rows if it is right")
     if guesses and not all_rows:
         shown = own
-        print(f"fewtag: left out {guesses}; --all-rows counts these too, if they are right", file=sys.stderr)
+        note(f"left out {guesses}; --all-rows counts these too, if they are right")
     tagger = Tagger.load(bank)
     with Bars() as bars:
         priors = priors_of(shown, tagger, Options(prior=asked, cache=kept), bars.begin)

@@ -50,6 +50,11 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
+def note(sentence: str) -> None:
+    """A sentence beside the result, on standard error."""
+    print(f"fewtag: {printable(sentence)}", file=sys.stderr)
+
+
 def check_page(page: Path, out: str | None = None) -> None:
     """Refuses a --page that would replace something other than a page: a picture, a bank, the table itself."""
     if page.suffix.lower() not in {".html", ".htm"}:

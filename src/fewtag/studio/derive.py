@@ -184,10 +184,7 @@ class Deriver:
                 repr((name, each.kind, each.words, each.threshold, each.prior))
                 for name, each in bank.definitions.items()
             ),
-            *(
-                repr((key, sorted(each.annotation.labels), sorted(each.annotation.absent)))
-                for key, each in bank.examples.items()
-            ),
+            *(repr((key, sorted(each.labels), sorted(each.absent))) for key, each in bank.examples.items()),
         )
         if state == self._written and self.path.exists():
             return False
@@ -213,9 +210,7 @@ class Deriver:
         if not self.path.exists():
             return f"there is no {BANK}; it is made anew at the next change"
         on_disk = self._on_disk()
-        mine = {
-            key: (sorted(each.annotation.labels), sorted(each.annotation.absent)) for key, each in bank.examples.items()
-        }
+        mine = {key: (sorted(each.labels), sorted(each.absent)) for key, each in bank.examples.items()}
         if on_disk == mine:
             return ""
         return f"{BANK} holds {len(on_disk)} examples, the answers make {len(mine)}; it is made anew at the next change"

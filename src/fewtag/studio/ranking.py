@@ -179,7 +179,7 @@ class Scores:
             todo.setdefault(self._same.get(key, (0, []))[0], []).append(key)
         for checked, some in todo.items():
             if checked < count:  # all new rows in one product, so that the library is read once
-                seen = np.stack([bank.examples[key].pooled.mean for key in some])
+                seen = np.stack([bank.examples[key].features.pooled.mean for key in some])
                 alike = self.library.features.whole[checked:count] @ seen.T > SAME
                 for key, column in zip(some, alike.T, strict=True):
                     rows = (np.flatnonzero(column) + checked).tolist()

@@ -45,8 +45,7 @@ class Definition:
     vector: NDArray[np.float32] | None = None
     """The label's word vector; None if it is learnt from pictures alone."""
     prototype: NDArray[np.float32] | None = None
-    """The prototype that the vector maps to; stored, so that examples can change without loading the word table. In
-    files it is one of the `guides`."""
+    """The vector's, one of the `guides` in files: stored, so that examples can change without loading the words."""
     explicit: bool = False
     """Whether a person defined the label: it then outlives its examples."""
     threshold: float | None = None
@@ -133,12 +132,20 @@ class Example:
         return cls(annotation, Quantised.of(places), name, picture)
 
     @property
-    def places(self) -> NDArray[np.float32]:
-        return self.features.places
+    def labels(self) -> frozenset[str]:
+        return self.annotation.labels
 
     @property
-    def pooled(self) -> Pooled:
-        return self.features.pooled
+    def absent(self) -> frozenset[str]:
+        return self.annotation.absent
+
+    @property
+    def complete(self) -> bool:
+        return self.annotation.complete
+
+    @property
+    def places(self) -> NDArray[np.float32]:
+        return self.features.places
 
     def annotated(self, more: Annotation) -> "Example":
         """The example with more said about it; for each label the latest statement counts."""
@@ -198,7 +205,7 @@ class Bank:
     def _by_label(self, side: Literal["labels", "absent"]) -> Mapping[str, tuple[str, ...]]:
         found: dict[str, list[str]] = {label: [] for label in self.definitions}
         for key, example in self.examples.items():
-            for label in getattr(example.annotation, side):
+            for label in getattr(example, side):
                 found[label].append(key)
         return {label: tuple(keys) for label, keys in found.items()}
 
@@ -233,19 +240,18 @@ class Bank:
         places = np.empty((len(chosen), model.places, space), np.float32)
         for row, example in zip(places, chosen, strict=True):
             row[:] = example.places
-        lengths = np.array([each.pooled.lengths for each in chosen], np.float32).reshape(places.shape[:2])
-        means = np.array([each.pooled.mean for each in chosen], np.float32).reshape(len(chosen), space)
+        lengths = np.array([each.features.pooled.lengths for each in chosen], np.float32).reshape(places.shape[:2])
+        means = np.array([each.features.pooled.mean for each in chosen], np.float32).reshape(len(chosen), space)
         evidence = replace(model.evidence, prior=OTHER + definition.thing * (THING - OTHER))
         pictures, meant = Pictures(places, lengths, means), definition.prototype
-        # not against refused examples: people are asked about pictures that look like the label more often than others
-        # do
+        # not against refused examples: people are asked more often about pictures that look like the label
         impostors = np.zeros(len(chosen), np.bool_)
         impostors[len(fit_set.yes) + len(fit_set.no) :][:MOST_IMPOSTORS] = True
         fitted = fit_label(
             pictures, shown, weights, meant, model.strengths, evidence, impostors, leave_out=self.leave_out
         )
         # the stand-ins of a bank without examples have the same vector at every place, so their coherence means nothing
-        known = [each.pooled.coherence for each in chosen if each.pooled.coherence < 0.999]
+        known = [found for each in chosen if (found := each.features.pooled.coherence) < 0.999]
         coherence = (sum(known) + USUAL * model.calibration.coherence) / (len(known) + USUAL)
         return fitted._replace(coherence=float(np.float32(coherence)))  # in the precision of a bank file
 
@@ -275,7 +281,7 @@ class Bank:
 
     @cached_property
     def _complete(self) -> NDArray[np.bool_]:
-        return np.array([each.annotation.complete for each in self.examples.values()], np.bool_)
+        return np.array([each.complete for each in self.examples.values()], np.bool_)
 
     @cached_property
     def _lots(self) -> NDArray[np.uint64]:
@@ -289,11 +295,7 @@ class Bank:
 
     def speaking_of(self, label: str) -> tuple[str, ...]:
         """The digests of the examples that show a label, followed by those that do not."""
-        silent = (
-            key
-            for key, each in self.examples.items()
-            if each.annotation.complete and label not in each.annotation.labels
-        )
+        silent = (key for key, each in self.examples.items() if each.complete and label not in each.labels)
         return tuple(dict.fromkeys((*self.members[label], *self.refused[label], *silent)))
 
     def called(self, label: str, example: str | int) -> list[str]:
@@ -328,12 +330,12 @@ class Bank:
         """The definitions that stay whatever is learnt now; if `afresh`, only those that a person gave."""
         return {label: each for label, each in self.definitions.items() if each.explicit or not afresh}
 
-    def definitions_of_absent(
-        self, annotations: Sequence[Annotation], names: Sequence[str], afresh: bool
+    def absent_definitions(
+        self, said: Sequence[Annotation], names: Sequence[str], afresh: bool
     ) -> dict[str, Definition]:
         """Definitions of labels that are only said to be absent; an unknown one is taken for a typo, and refused."""
         known = self.definitions_to_keep(afresh)
-        wanted = sorted(frozenset().union(*(each.absent for each in annotations)) - set(names))
+        wanted = sorted(frozenset().union(*(each.absent for each in said)) - set(names))
         for label in wanted:
             if label not in known:
                 hint = nearest(label, {*known, *names})
@@ -343,9 +345,7 @@ class Bank:
     def learn(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example], afresh: bool) -> "Bank":
         """The bank with these examples added; statements about known pictures are merged. `afresh` drops all others."""
         known: dict[str, Example] = {} if afresh else dict(self.examples)
-        known |= {
-            key: known[key].annotated(each.annotation) if key in known else each for key, each in examples.items()
-        }
+        known |= {key: known[key].annotated(new.annotation) if key in known else new for key, new in examples.items()}
         return self._change({**definitions, **self.definitions_to_keep(afresh)}, known)
 
     def define(self, label: str, definition: Definition) -> "Bank":
@@ -389,7 +389,7 @@ class Bank:
         for key, each in self.examples.items():
             shown, absent = (frozenset(names.get(label, label) for label in side) for side in each.annotation[:2])
             # a picture that shows one of two merged labels shows the result
-            examples[key] = replace(each, annotation=Annotation(shown, absent - shown, each.annotation.complete))
+            examples[key] = replace(each, annotation=Annotation(shown, absent - shown, each.complete))
         return self._change(definitions, examples)
 
     def set(self, values: Mapping[str, Mapping[str, Any]]) -> "Bank":
@@ -399,9 +399,7 @@ class Bank:
 
     def _change(self, definitions: Mapping[str, Definition], examples: Mapping[str, Example]) -> "Bank":
         """A new bank of these; a label that nobody defined is dropped with its last example."""
-        named = {
-            label for example in examples.values() for label in (*example.annotation.labels, *example.annotation.absent)
-        }
+        named = {label for example in examples.values() for label in (*example.labels, *example.absent)}
         kept = {label: each for label, each in sorted(definitions.items()) if each.explicit or label in named}
         # sorted, so that the order of learning leaves no trace, not even in the last bit of a sum
         spoken = {key: each for key, each in sorted(examples.items()) if each.annotation}
@@ -436,7 +434,7 @@ def by_name(name: str, model: "Model", *, explicit: bool = False) -> Definition 
     return Definition("name", words, vector, prototype, explicit, thing=thing if len(words) == 1 else FOREIGN * thing)
 
 
-def by_names_or_none(names: Collection[str], model: "Model") -> dict[str, Definition]:
+def by_names(names: Collection[str], model: "Model") -> dict[str, Definition]:
     """Definitions by name; unknown names are learnt from pictures alone, with one warning for all of them."""
     found = {name: by_name(name, model) for name in names}
     if silent := [name for name, meaning in found.items() if meaning is None]:

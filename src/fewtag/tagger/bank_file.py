@@ -82,9 +82,9 @@ def write_bank(path: Path, bank: Bank, model: "Model", thresholds: Mapping[str, 
     examples = [
         {
             "digest": key,
-            "labels": sorted(column[label] for label in example.annotation.labels),
-            "absent": sorted(column[label] for label in example.annotation.absent),
-            "complete": example.annotation.complete,
+            "labels": sorted(column[label] for label in example.labels),
+            "absent": sorted(column[label] for label in example.absent),
+            "complete": example.complete,
             "name": example.name,
             "bytes": len(example.picture),
         }
@@ -109,7 +109,7 @@ def without_examples(bank: Bank, model: "Model") -> Bank:
     examples = {}
     for label, keys in bank.members.items():
         if keys:
-            mean = np.mean([bank.examples[key].pooled.mean for key in keys], axis=0, dtype=np.float32)
+            mean = np.mean([bank.examples[key].features.pooled.mean for key in keys], axis=0, dtype=np.float32)
             stand_in = Example.of(Annotation(frozenset([label])), np.tile(mean, (model.places, 1)))
             for number in range(len(keys)):
                 examples[_stand_in(number, label)] = stand_in

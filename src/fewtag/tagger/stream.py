@@ -26,7 +26,7 @@ from fewtag.tagger.bank import (
     Bank,
     Definition,
     Example,
-    by_names_or_none,
+    by_names,
     check_annotation,
     check_threshold,
     define,
@@ -92,12 +92,12 @@ class Scorer:
         for column, each in enumerate(own):
             if threshold is not None or each.threshold is not None:
                 self.thresholds[column] = threshold if threshold is not None else each.threshold
-        refused = [each for each in bank.examples.values() if each.annotation.absent]
-        self._refused = np.array([each.pooled.mean for each in refused], np.float32)
+        refused = [each for each in bank.examples.values() if each.absent]
+        self._refused = np.array([each.features.pooled.mean for each in refused], np.float32)
         self._absent = np.zeros((len(refused), len(bank.classes)), np.bool_)
         column_of = {label: column for column, label in enumerate(bank.classes)}
         for row, example in zip(self._absent, refused, strict=True):
-            row[[column_of[label] for label in example.annotation.absent if label in column_of]] = True
+            row[[column_of[label] for label in example.absent if label in column_of]] = True
 
     def logits(self, places: Places) -> NDArray[np.float32]:
         """Calibrated log-odds, images × labels."""
@@ -394,8 +394,8 @@ def warn_of_contradictions(known: Mapping[str, Example], learnt: Mapping[str, Ex
     left = [
         (before.name or "a picture", label)
         for key, each in learnt.items()
-        if each.annotation.complete and (before := known.get(key))
-        for label in sorted(before.annotation.labels - each.annotation.labels - each.annotation.absent)
+        if each.complete and (before := known.get(key))
+        for label in sorted(before.labels - each.labels - each.absent)
     ]
     if left:
         warn(
@@ -413,8 +413,8 @@ def migrated(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.
         )
     same_words = not model.facts["own_words"] and not facts["own_words"] and facts["words"] == model.words_name
     definitions: dict[str, Definition] = {}
-    # a label that is defined as like others comes after those, when they have their new meaning
-    for label, each in sorted(bank.definitions.items(), key=lambda item: _depth(bank, item[0])):
+    for label in _others_first(bank.definitions):
+        each = bank.definitions[label]
         if each.kind == "like" and not (same_words and _forgotten(each.words, model, definitions)):
             meaning = define(label, model, definitions, like=each.words, vector=None, words=True)
         elif same_words and each.kind != "name" and each.vector is not None:
@@ -425,7 +425,7 @@ def migrated(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.
                     f"label {label!r} had a vector of its own, which means nothing among the words "
                     f"{model.words_name!r}: its name stands for it now; define it again"
                 )
-            meaning = Definition("none") if each.kind == "none" else by_names_or_none([label], model)[label]
+            meaning = Definition("none") if each.kind == "none" else by_names([label], model)[label]
         definitions[label] = replace(meaning, explicit=each.explicit, threshold=each.threshold, prior=each.prior)
     examples: dict[str, Example] = {}
     for group in batches(iter(bank.examples.items()), BATCH):
@@ -435,12 +435,21 @@ def migrated(bank: Bank, model: Model, facts: Mapping[str, Any], path: str | os.
     return Bank().learn(definitions, examples, afresh=False)
 
 
-def _depth(bank: Bank, label: str, above: tuple[str, ...] = ()) -> int:
-    """How many definitions by other labels lead from a label to known words; a circle ends where it closes."""
-    definition = bank.definitions.get(label)
-    if definition is None or definition.kind != "like" or label in above:
-        return 0
-    return 1 + max(_depth(bank, word, (*above, label)) for word in definition.words)
+def _others_first(definitions: Mapping[str, Definition]) -> Iterable[str]:
+    """The labels, each after those that it is defined as like; a circle is cut where it closes."""
+    order: dict[str, None] = {}
+    for label in definitions:
+        path = {} if label in order else {label: None}
+        while path:
+            last = next(reversed(path))
+            words = definitions[last].words if definitions[last].kind == "like" else ()
+            if other := next(
+                (word for word in words if word in definitions and word not in order and word not in path), None
+            ):
+                path[other] = None
+            else:
+                order[last] = path.pop(last)
+    return order
 
 
 def _forgotten(words: Iterable[str], model: Model, definitions: Mapping[str, Definition]) -> bool:

@@ -16,25 +16,8 @@ from fewtag.errors import InputError
 from fewtag.files import StrPath, digest, locked
 from fewtag.pictures.decode import Decoded, Square, pixel_digest, squash
 from fewtag.pictures.files import ImageLike, is_one, open_image, several
-from fewtag.tagger import hub, stream
-from fewtag.tagger.bank import (
-    Bank,
-    Definition,
-    annotations_of,
-    by_names_or_none,
-    define,
-    is_probability,
-    label_name,
-    renamed,
-)
-from fewtag.tagger.bank_file import (
-    read_bank,
-    read_header,
-    refuse_derived,
-    refuse_examples,
-    without_examples,
-    write_bank,
-)
+from fewtag.tagger import bank_file, hub, stream
+from fewtag.tagger.bank import Bank, Definition, annotations_of, by_names, define, is_probability, label_name, renamed
 from fewtag.tagger.explain import Heat, heat_map, hide_parts
 from fewtag.tagger.model import Model, load_model, load_model_of
 from fewtag.tagger.stream import BATCH, Scorer, Tagged
@@ -199,7 +182,7 @@ class Tagger:
             if new == old:
                 return self
             anew = old in known and known[old].by_name and new not in known
-            meanings = {old: by_names_or_none([new], self.model)[new]} if anew else {}
+            meanings = {old: by_names([new], self.model)[new]} if anew else {}
             self._do(partial(Bank.rename, names=names, meanings=meanings))
         return self
 
@@ -386,17 +369,17 @@ class Tagger:
         examples.
         """
         target = Path(path)
-        refuse_derived(target)
+        bank_file.refuse_derived(target)
         with self._lock, locked(target):
             if not examples:
-                refuse_examples(target)
+                bank_file.refuse_examples(target)
             same = self._saved is not None and self._saved[0] == target.resolve()
             if same and target.exists():
                 self._catch_up(target)
-            kept = self._bank if examples else without_examples(self._bank, self.model)
-            write_bank(target, kept, self.model, self.thresholds_)
+            kept = self._bank if examples else bank_file.without_examples(self._bank, self.model)
+            bank_file.write_bank(target, kept, self.model, self.thresholds_)
             if examples or same:
-                self._note_saved(target, read_header(target))
+                self._note_saved(target, bank_file.read_header(target))
 
     @classmethod
     def load(
@@ -411,7 +394,7 @@ class Tagger:
         """Load what `save` wrote. `model` is the model's file, if it has moved; `words` is the file of one's own word
         vectors, which only new names need. With `upgrade` a bank of another model is migrated to this one: its
         examples' small copies go through the network again."""
-        header, bank = read_bank(Path(path))
+        header, bank = bank_file.read_bank(Path(path))
         facts = header["model"]
         if not isinstance(model, Model):
             model = load_model_of(facts, path, model, words=words, device=device)
@@ -455,7 +438,7 @@ class Tagger:
         pictures, annotations = several(images), annotations_of(*said, one=is_one(images))
         names = sorted(frozenset().union(*(each.labels for each in annotations)))
         known = self._bank.examples
-        refused = self._bank.definitions_of_absent(annotations, names, afresh)
+        refused = self._bank.absent_definitions(annotations, names, afresh)
         learnt = stream.encode_examples(
             self.model, pictures, annotations, known, self.keep_pictures, on_error, progress
         )
@@ -464,7 +447,7 @@ class Tagger:
         with self._lock:
             kept = self._bank.definitions_to_keep(afresh)
             # known labels too: another process may have forgotten them by the time this is saved
-            new = by_names_or_none([name for name in names if name not in kept], self.model)
+            new = by_names([name for name in names if name not in kept], self.model)
             definitions = {name: kept.get(name) or new[name] for name in names}
             self._do(partial(Bank.learn, definitions={**refused, **definitions}, examples=learnt, afresh=afresh))
         return self
@@ -476,14 +459,14 @@ class Tagger:
 
     def _catch_up(self, path: Path) -> None:
         """Replays what was taught since the file was read on the bank that is there now, if that has changed."""
-        header = read_header(path)
+        header = bank_file.read_header(path)
         if self._saved == (path.resolve(), header):
             return
         if header["model"]["fingerprint"] != self.model.fingerprint:
             raise InputError(
                 f"bank {path} is now one of another model {header['model']['name']!r}; load it again, or save elsewhere"
             )
-        self._bank = reduce(lambda bank, change: change(bank), self._changes, read_bank(path)[1])
+        self._bank = reduce(lambda bank, change: change(bank), self._changes, bank_file.read_bank(path)[1])
 
     def _note_saved(self, path: Path, header: dict[str, Any]) -> None:
         self._saved, self._changes = (path.resolve(), header), []

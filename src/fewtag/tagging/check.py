@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtag.core.calibration import best_threshold, calibration_error
+from fewtag.core.calibration import best_threshold, calibration_error, reliability
 from fewtag.core.metrics import average_precision, precision_recall_f1
 from fewtag.core.posterior import Places, unit
 from fewtag.errors import InputError, nearest, plural
@@ -161,7 +161,10 @@ class _LeakCountingScorer(Scorer):
 
     def __init__(self, bank: Bank, model: Model, priors: Mapping[str, float] | None) -> None:
         super().__init__(bank, model, priors=priors)
-        self._examples, self.taught = np.array([each.pooled.mean for each in bank.examples.values()], np.float32), [0]
+        self._examples, self.taught = (
+            np.array([each.features.pooled.mean for each in bank.examples.values()], np.float32),
+            [0],
+        )
 
     def probabilities(self, places: Places) -> NDArray[np.float32]:
         if len(self._examples):
@@ -185,7 +188,8 @@ def _check(
     scored = [each.average_precision for each in found.values() if each.average_precision is not None]
     macro = round(float(np.mean(scored)), 6) if scored else None
     error = round(calibration_error(flat, true), 6)
-    return Check(len(targets), skipped, found, micro, macro, error, _bins(flat, true))
+    bins = [Bin(round(said, 4), round(so, 4), pairs) for said, so, pairs in reliability(flat, true, BINS)]
+    return Check(len(targets), skipped, found, micro, macro, error, bins)
 
 
 def _measured(
@@ -193,16 +197,6 @@ def _measured(
 ) -> LabelCheck:
     precision, recall, f1 = map(_number, precision_recall_f1(given, shown))
     return LabelCheck(pictures, precision, recall, f1, _number(average_precision(probabilities, shown)))
-
-
-def _bins(probabilities: NDArray[np.float32], shown: NDArray[np.bool_]) -> list[Bin]:
-    bin_of = np.minimum((probabilities * BINS).astype(np.int64), BINS - 1)
-    inside = [bin_of == number for number in range(BINS)]
-    return [
-        Bin(round(float(probabilities[some].mean()), 4), round(float(shown[some].mean()), 4), int(some.sum()))
-        for some in inside
-        if some.any()
-    ]
 
 
 def _number(value: float) -> float | None:
