@@ -129,7 +129,7 @@ def check_bank(
     progress: Callable[[int], None] = lambda _count: None,
 ) -> Check:
     """Scores every label of the bank on every picture; `priors`, made by `prior`, are for labels without one."""
-    scorer = _LeakCountingScorer(tagger.bank_, tagger.model, priors=priors)
+    scorer = _MeasuringScorer(tagger.bank_, tagger.model, priors=priors)
     labels = scorer.labels
     unknown = sorted({name for each in shown for name in each.labels} - set(labels))
     if unknown and not set(labels) & {name for each in shown for name in each.labels}:
@@ -156,21 +156,23 @@ def check_bank(
     return replace(found, unknown=unknown, prior=whence, shares=taken, taught=sum(scorer.taught))
 
 
-class _LeakCountingScorer(Scorer):
-    """A scorer that counts pictures that the bank was taught with, whose scores say nothing about other pictures."""
+class _MeasuringScorer(Scorer):
+    """A scorer that rounds nothing, since rare labels' probabilities differ in later digits, and that counts pictures
+    that the bank was taught with, whose scores say nothing about other pictures."""
 
     def __init__(self, bank: Bank, model: Model, priors: Mapping[str, float] | None) -> None:
         super().__init__(bank, model, priors=priors)
-        self._examples, self.taught = (
-            np.array([each.features.pooled.mean for each in bank.examples.values()], np.float32),
-            [0],
-        )
+        self._examples = np.array([each.features.pooled.mean for each in bank.examples.values()], np.float32)
+        self.taught = [0]
 
     def probabilities(self, places: Places) -> NDArray[np.float32]:
         if len(self._examples):
             # one number per batch, since several threads score
             self.taught.append(int((unit(places.mean(axis=1)) @ self._examples.T > SAME).any(axis=1).sum()))
         return super().probabilities(places)
+
+    def scores(self, probabilities: NDArray[np.float32]) -> list[dict[str, float]]:
+        return [dict(zip(self.labels, values, strict=True)) for values in probabilities.tolist()]
 
 
 def _check(
