@@ -65,6 +65,8 @@ TABLES = {
     "another word for image": PLAIN.replace("image,", "filename,").encode(),
     "more columns": PLAIN.replace("\n", ",x\n").replace("labels,x", "labels,note").encode(),
     "a byte-order mark": b"\xef\xbb\xbf" + PLAIN.encode(),
+    "a separator that Excel is told": b'sep=;\nimage;labels\ndog0.png;dog\ncat1.png;cat\ndog3.png;"dog;sofa"\n',
+    "empty lines first": b"\r\n\n" + PLAIN.encode(),
     "UTF-16": PLAIN.replace(",", "\t").encode("utf-16"),
     "tabs": PLAIN.replace(",", "\t").encode(),
     "old Mac": PLAIN.encode().replace(b"\n", b"\r\n"),
