@@ -365,8 +365,8 @@ class Tagger:
         If another process has since changed the bank file that this tagger was loaded from or saved to, what was taught
         here is added to that, and nothing is lost. Any other file is replaced. Without `examples` it is a copy to
         share: it contains no pictures or file names, and of their features only the mean for each label, and gives the
-        same probabilities, except for pictures that someone said 'no' to. Such a copy never replaces a bank that has
-        examples.
+        same probabilities, except for pictures that someone said 'no' to. Taught further, it fits its labels to those
+        means: better teach the original. Such a copy never replaces a bank that has examples.
         """
         target = Path(path)
         bank_file.refuse_derived(target)
@@ -435,13 +435,11 @@ class Tagger:
     from_pretrained = classmethod(hub.from_pretrained)
 
     def _learn(self, images: Images, said: Saying, afresh: bool, on_error: OnError, progress: Progress) -> Self:
-        pictures, annotations = several(images), annotations_of(*said, one=is_one(images))
-        names = sorted(frozenset().union(*(each.labels for each in annotations)))
+        pictures, each_said = several(images), annotations_of(*said, one=is_one(images))
+        names = sorted(frozenset().union(*(each.labels for each in each_said)))
         known = self._bank.examples
-        refused = self._bank.absent_definitions(annotations, names, afresh)
-        learnt = stream.encode_examples(
-            self.model, pictures, annotations, known, self.keep_pictures, on_error, progress
-        )
+        refused = self._bank.absent_definitions(each_said, names, afresh)
+        learnt = stream.encode_examples(self.model, pictures, each_said, known, self.keep_pictures, on_error, progress)
         if not afresh:
             stream.warn_of_contradictions(known, learnt)
         with self._lock:

@@ -113,8 +113,7 @@ class Parts:
             note["failures"] = [(position, as_text(row.image), row.failure) for position, row in failed]
             parquet.write_records(buffer, (record(row, labels) for row in good), labels, note)
             content = buffer.getvalue()
-        # a checksum detects lines lost in a power cut, which are then made again, so there is no need to wait 20 ms for
-        # fsync
+        # a checksum detects lines lost in a power cut, which are then made again: no need to wait 20 ms for fsync
         write_file(f"{self.folder}/{self.name(shard.number)}", content, sync=self.ending != "jsonl")
         return counts
 
@@ -232,8 +231,7 @@ class Output:
                     yield row
 
         def note(part: Path) -> None:
-            # written before the table is replaced, with the digests of both files: a kill in between leaves a known
-            # table
+            # written before the table is replaced, with both files' digests: a kill in between leaves a known table
             ours = [_sum(path) for path in (part, out) if path.exists()]
             # pictures of several sources are named relative to the working directory
             facts = {**self._about, "cwd": str(Path.cwd()), "shares": self.priors, "tables": ours}
