@@ -75,7 +75,7 @@ LETTERS = st.characters(max_codepoint=0x052F, exclude_categories=["Cs", "Cn"]) |
 
 @pytest.fixture(scope="module")
 def vocabulary(shipped: PieceVectors) -> dict[str, int]:
-    return dict(shipped._places)
+    return dict(shipped._row_of)
 
 
 @pytest.mark.slow
