@@ -275,15 +275,11 @@ def best_threshold(
     return float((ranked[best] + below) / 2)
 
 
-def reliability(
-    probabilities: NDArray[np.float32], shown: NDArray[np.bool_], bins: int
-) -> list[tuple[float, float, int]]:
+def reliability(chances: NDArray[np.float32], shown: NDArray[np.bool_], bins: int) -> list[tuple[float, float, int]]:
     """Mean probability, frequency and number of pairs in each bin of equal width that has any."""
-    bin_of = np.clip((probabilities.astype(np.float64) * bins).astype(np.int64), 0, bins - 1)
+    bin_of = np.clip((chances.astype(np.float64) * bins).astype(np.int64), 0, bins - 1)
     each = (bin_of == number for number in range(bins))
-    return [
-        (float(probabilities[some].mean()), float(shown[some].mean()), int(some.sum())) for some in each if some.any()
-    ]
+    return [(float(chances[some].mean()), float(shown[some].mean()), int(some.sum())) for some in each if some.any()]
 
 
 def calibration_error(probabilities: NDArray[np.float32], shown: NDArray[np.bool_], bins: int = 15) -> float:

@@ -443,10 +443,9 @@ def _others_first(definitions: Mapping[str, Definition]) -> Iterable[str]:
         while path:
             last = next(reversed(path))
             words = definitions[last].words if definitions[last].kind == "like" else ()
-            if other := next(
-                (word for word in words if word in definitions and word not in order and word not in path), None
-            ):
-                path[other] = None
+            ahead = [word for word in words if word in definitions and word not in order and word not in path]
+            if ahead:
+                path[ahead[0]] = None
             else:
                 order[last] = path.pop(last)
     return order
