@@ -320,6 +320,9 @@ def test_files_that_are_no_table_are_refused(tmp_path: Path) -> None:
         (tmp_path / "a.safetensors").write_bytes(content)
         with pytest.raises(InputError, match="cannot be read"):
             load_words(str(tmp_path / "a.safetensors"))
+    save_file({"pieces": np.zeros(1, np.uint8)}, tmp_path / "a.safetensors", metadata={HEADER: 100_000 * "["})
+    with pytest.raises(InputError, match="cannot be read"):
+        load_words(str(tmp_path / "a.safetensors"))
 
 
 @pytest.mark.processes
